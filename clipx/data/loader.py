@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
+from clipx.data.crops import Crops
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
+from clipx.data.transform import Crop
 from clipx.data.views import View, shared_rows
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
@@ -39,8 +41,14 @@ class SecondView:
 class TargetSource(Protocol):
     """Targets of each sample for the objective. Pickled to loader processes, so it must not hold open files."""
 
-    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
-        """Returns the target rows of a sample and its drawn caption. Raises BadSample if it has none."""
+    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+        """Draws one of the crops of a sample that have targets. Returns (its number, its box).
+
+        Returns (0, rng) if the targets do not depend on the crop: it is drawn from `rng`. Raises BadSample.
+        """
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
+        """Returns the target rows of a sample and its drawn caption and crop. Raises BadSample if it has none."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +108,10 @@ class TrainBatches(Dataset["Batch | DataError"]):
         for _ in range(_MAX_SUBSTITUTES):
             try:
                 sample = self.source.read(index)
-                self.view.load(sample.image, rng, *outs)
+                number, crop = (0, rng) if self.targets is None else self.targets.draw_crop(index, rng)
+                self.view.load(sample.image, crop, *outs)
                 caption = sample.draw_caption(rng)
-                return index, caption, () if self.targets is None else self.targets.rows(index, sample, caption)
+                return index, caption, () if self.targets is None else self.targets.rows(index, sample, caption, number)
             except BadSample as error:
                 bad.append(BadRecord(self.source.key(index), str(error)))
                 index = self.order.substitute(position, rng)
@@ -215,7 +224,8 @@ def train_loader(
 class EvalBatch:
     """The m good samples of one evaluation batch. index_m: their indices in the source.
 
-    image_m3SS uint8, or image_mF float32 for stored features.
+    image_m3SS uint8, or image_mF float32 for stored features. With V crops of each sample, image has the crops of the
+    first sample, then those of the second, and boxes is [m, V, 4].
     """
 
     image: Tensor
@@ -223,22 +233,29 @@ class EvalBatch:
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
     bad: Sequence[BadRecord]
+    boxes: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _EvalBatches(Dataset["EvalBatch | DataError"]):
     source: Source
     view: View
+    crops: Crops | None = None
 
     def __getitem__(self, indices: range) -> EvalBatch | DataError:
         good: list[tuple[int, Sample, Tensor]] = []
+        boxes = list[Tensor]()
         bad: list[BadRecord] = []
         try:
             prefetch_samples(self.source, indices)
             for index in indices:
                 try:
                     sample = self.source.read(index)
-                    row = self.view.load_for_evaluation(sample.image)
+                    if self.crops is None:
+                        row = self.view.load_for_evaluation(sample.image)
+                    else:
+                        row, box = self.crops.load(self.view, index, sample.image)
+                        boxes.append(box)
                 except BadSample as error:
                     bad.append(BadRecord(self.source.key(index), str(error)))
                 else:
@@ -246,12 +263,15 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
         except DataError as error:
             return error
         rows = default_collate([row for _, _, row in good]) if good else self.view.allocate(0)[0]
+        if boxes:
+            rows = rows.flatten(0, 1)
         return EvalBatch(
             image=self.view.batch(rows),
             index=[i for i, _, _ in good],
             captions=[s.captions for _, s, _ in good],
             labels=[s.label for _, s, _ in good],
             bad=bad,
+            boxes=torch.stack(boxes) if boxes else None,
         )
 
 
@@ -268,7 +288,10 @@ def eval_loader(
 
 
 def eval_batch_loader(
-    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int
+    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int, crops: Crops | None = None
 ) -> DataLoader[EvalBatch]:
-    """Returns a loader with one evaluation batch for each of the given index ranges of the source."""
-    return ProcessLoader(_EvalBatches(source, view), batches, workers, prefetch)
+    """Returns a loader with one batch for each of the given index ranges of the source.
+
+    Images are preprocessed as in evaluation, or `crops` of each are cut.
+    """
+    return ProcessLoader(_EvalBatches(source, view, crops), batches, workers, prefetch)

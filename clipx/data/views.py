@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,7 +25,7 @@ from clipx.data.batch import PART_SAMPLES
 from clipx.data.image_format import NPY
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, check_takes_features
-from clipx.data.transform import decode, eval_transform, train_transform
+from clipx.data.transform import Box, Crop, decode, eval_transform, train_transform
 from clipx.errors import DataError
 from clipx.model.tower_spec import ImageTowerSpec
 
@@ -41,8 +40,11 @@ class View(Protocol):
         loader process they are valid until the next call: see empty_rows.
         """
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
-        """Reads a training sample into its row of each allocated tensor. Raises BadSample."""
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box | None:
+        """Reads a training sample into its row of each allocated tensor. Raises BadSample.
+
+        Returns the box of the crop; None for a view without crops.
+        """
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         """Returns the row of an evaluation sample. Raises BadSample."""
@@ -82,8 +84,8 @@ class ImageView:
         sizes = [self.size] if second_size in (None, self.size) else [self.size, second_size]
         return [empty_rows((samples, size, size, 3), torch.uint8) for size in sizes]
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
-        train_transform(encoded, self.crop_scale, self.max_pixels, rng, *outs)
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box:
+        return train_transform(encoded, self.crop_scale, self.max_pixels, crop, *outs)
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         return torch.tensor(eval_transform(decode(encoded, self.max_pixels), self.size, self.stretch))
@@ -105,7 +107,7 @@ class FeatureView:
         assert second_size is None, "a teacher model reads images"
         return [empty_rows((samples, self.width), torch.float32)]
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> None:
         outs[0].copy_(self.load_for_evaluation(encoded))
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
