@@ -113,6 +113,16 @@ def test_two_ranks_continue_a_killed_single_rank_with_identical_files(
     assert contents(tmp_path) == contents(uninterrupted)
 
 
+def test_a_killed_command_with_views_continues_to_identical_files(trained: Path, tmp_path: Path) -> None:
+    options = (f"run={trained}", "samples_per_shard=24", "batch_size=10", "views=3")
+    assert (
+        run(sys.executable, *KILLED, "8", *options, f"out={tmp_path}/killed", check=False).returncode == -signal.SIGKILL
+    )
+    written(trained, tmp_path / "killed", "views=3")
+    written(trained, tmp_path / "whole", "views=3")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
 def test_only_damaged_shards_are_rewritten(trained: Path, uninterrupted: Path, tmp_path: Path) -> None:
     written(trained, tmp_path)
     kept = (tmp_path / "00000.json").stat().st_ino
