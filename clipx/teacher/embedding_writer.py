@@ -138,13 +138,16 @@ def _finish(
     class_files = write_classes(store, classes)
     store.put_json(MANIFEST, {**plan, "captions": captions, "bad": len(bad), "shards": records})
     console = stdout_console()
+    in_views = f" in {plan['views']} views" if "views" in plan else ""
     console.print(
-        f"{plan['samples'] - len(bad):,} images and {captions:,} captions in {len(records):,} shards, {len(bad):,} bad "
-        f"samples: {store.out}",
+        f"{plan['samples'] - len(bad):,} images{in_views} and {captions:,} captions in {len(records):,} shards, "
+        f"{len(bad):,} bad samples: {store.out}",
         highlight=False,
     )
     if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
-        console.print(f"distill from them: objective=distillation teacher.embeddings={store.out}")
+        crops = f" data.crop_scale=[{','.join(map(str, plan['crop_scale']))}]" if in_views else ""
+        line = f"distill from them: objective=distillation teacher.embeddings={store.out}{crops}"
+        console.print(line, highlight=False, soft_wrap=True)
     if plan["format"] == "webdataset":
         labels = sum(record["labels"] for record in records) == plan["samples"] - len(bad)
         line = usage(store.out, plan["split"], plan["width"], labels, class_files)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ class CaptionTables:
     """Weight of each column."""
 
     access: Access
+    prepared: bool = False
+    """Whether all tables were read by `prepare`, which reports missing captions."""
 
     def captions(self, url: str, size: int, index: ShardIndex, place: int) -> list[tuple[float, Sequence[str]]]:
         """Returns (weight, captions) of each column that has captions for a sample.
@@ -58,17 +60,18 @@ class CaptionTables:
             path = self._file(url, size, index)
             if not path.is_file():
                 self._store(path, url, size, index)
-                if missing := _missing(path):
-                    _report(self.place, f"{url}: {self._note(missing, size)}")
+            if not self.prepared and (missing := _missing(path)):
+                _report(self.place, f"{url}: {self._note(missing, size)}")
             _used[key] = str(path)
         table = _map(_used[key])
         found = ((weight, _texts(table[column][place].as_py())) for column, weight in self.weights.items())
         return [(weight, texts) for weight, texts in found if texts]
 
-    def prepare(self, urls: Sequence[str], indices: Sequence[ShardIndex]) -> tuple[str, list[BadRecord]]:
+    def prepare(self, urls: Sequence[str], indices: Sequence[ShardIndex]) -> tuple[CaptionTables, str, list[BadRecord]]:
         """Reads the tables that are not in the cache, with a progress bar.
 
-        Returns a digest of their texts, and a note if samples have no caption in them. Raises DataError.
+        Returns the prepared tables, a digest of their texts, and a note if samples have no caption in them. Raises
+        DataError.
         """
         sizes = [index.samples for index in indices]
         with ThreadPoolExecutor(_LOOKUPS) as pool:
@@ -81,7 +84,7 @@ class CaptionTables:
             digest.update(_map(str(path)).schema.metadata[_DIGEST])
         missing = {url: count for url, count in zip(urls, map(_missing, paths), strict=True) if count}
         notes = [BadRecord(next(iter(missing)), self._note(sum(missing.values()), sum(sizes)))] if missing else []
-        return digest.hexdigest()[:16], notes
+        return replace(self, prepared=True), digest.hexdigest()[:16], notes
 
     def _note(self, missing: int, size: int) -> str:
         named = f"data.caption_table={self.place}"

@@ -90,7 +90,7 @@ class Shards:
         if tables is not None:
             texts, further = "-".join(tables.weights), list[BadRecord]()
             if counts is None:
-                texts, further = tables.prepare(urls, indices)
+                tables, texts, further = tables.prepare(urls, indices)
             digest, notes = f"{digest}-captions-{texts}", [*notes, *further]
         return cls(
             urls=urls,

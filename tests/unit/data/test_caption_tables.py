@@ -57,7 +57,11 @@ def expected(i: int) -> list[str]:
 
 @pytest.mark.parametrize("options", [{}, {"samples_per_shard": 20}], ids=["indexed", "listed"])
 def test_rows_are_found_by_key_and_missing_ones_leave_the_other_captions(
-    folder: Path, options: dict[str, Any], capfd: pytest.CaptureFixture[str], tmp_path: Path
+    folder: Path,
+    options: dict[str, Any],
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moved = tmp_path / "moved"  # whose tables are not in the cache
     shutil.copytree(folder, moved)
@@ -66,6 +70,10 @@ def test_rows_are_found_by_key_and_missing_ones_leave_the_other_captions(
     line = "2 of 20 samples have no caption in data.caption_table=shards, and their other captions are drawn"
     if options:
         assert f"{line}; further shards are not reported" in capfd.readouterr().err
+        monkeypatch.setattr("clipx.data.selection.captions._reported", set[str]())
+        monkeypatch.setattr("clipx.data.selection.captions._used", dict[str, str]())
+        opened(moved, **options).train.read(0)
+        assert line in capfd.readouterr().err, "another process, which finds the tables in the cache"
     else:
         assert any("4 of 40 samples have no caption in data.caption_table=shards" in note for note in found.notes)
 
