@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -93,6 +94,19 @@ def test_tables_in_another_folder_have_rows_in_order_without_a_key(folder: Path,
     found = opened(folder, caption_table=str(tmp_path)).train
     assert captions(found)[2:4] == ["caption 1", "in order 1"]
     assert found.read(39).captions[-1] == "in order 39"
+
+
+def test_tables_are_read_from_a_url(folder: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    for k in range(2):
+        fs.pipe_file(f"/recaptions/{k:05d}.parquet", (folder / f"{k:05d}.parquet").read_bytes())
+    for options in ({}, {"samples_per_shard": 20}):
+        found = opened(folder, caption_table="memory://recaptions/", **options).train
+        assert [list(found.read(i).captions) for i in (0, 3, 39)] == [expected(i) for i in (0, 3, 39)]
+    with pytest.raises(
+        DataError, match=r"table memory://other/00000\.parquet of .*00000\.tar does not exist: write it"
+    ):
+        opened(folder, caption_table="memory://other")
 
 
 def test_held_out_samples_keep_their_own_captions(folder: Path) -> None:
