@@ -6,7 +6,6 @@ Shape suffixes: m encoded images of a part of a batch, N bytes of their files to
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.transform import Box, plain_jpeg, random_box
+from clipx.data.transform import Box, Crop, box_of, plain_jpeg
 
 LARGEST = 2**24
 """Pixels of the largest image that the device decodes: 50 MB. libjpeg-turbo shrinks a larger one while decoding."""
@@ -24,7 +23,7 @@ _BASELINE, _SCAN = 0xC0, 0xDA  # kinds of JPEG segments
 _TAIL = 1024  # bytes at the end of a file that are searched for its end marker
 
 
-class Crop(NamedTuple):
+class DeviceCrop(NamedTuple):
     """Crop of an encoded image that the device decodes."""
 
     file: bytes
@@ -63,7 +62,7 @@ class EncodedImages:
     table_m10: Tensor  # int64
 
     @classmethod
-    def of(cls, crops: Sequence[tuple[Place, Crop]], shared: Callable[[Tensor], Tensor]) -> EncodedImages:
+    def of(cls, crops: Sequence[tuple[Place, DeviceCrop]], shared: Callable[[Tensor], Tensor]) -> EncodedImages:
         """Returns the images at these places, their files in memory of `shared`."""
         stops = itertools.accumulate(len(crop.file) for _, crop in crops)
         table = [(*place, stop, *crop.wh, *crop.box) for (place, crop), stop in zip(crops, stops, strict=True)]
@@ -88,15 +87,16 @@ class EncodedImages:
         return replace(self, data_N=self.data_N.clone(), table_m10=table)
 
 
-def device_crop(encoded: bytes, scale: Sequence[float], max_pixels: int, rng: random.Random) -> Crop | None:
-    """Draws the crop of an image that the device decodes: a plain, complete baseline JPEG of at most LARGEST pixels.
+def device_crop(encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop) -> DeviceCrop | None:
+    """Returns the crop of an image that the device decodes: a plain, complete baseline JPEG of at most LARGEST pixels.
 
-    Returns None for any other image, without a draw. The draws are those of `train_transform`.
+    Returns None for any other image, without a draw. The draws are those of `train_transform`. Raises BadSample for a
+    box that is not inside of the image.
     """
     wh = plain_jpeg(encoded, min(max_pixels, LARGEST))
     if wh is None or not _is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0:
         return None
-    return Crop(encoded, wh, random_box(wh, scale, rng))
+    return DeviceCrop(encoded, wh, box_of(crop, wh, scale))
 
 
 def _is_baseline(encoded: bytes) -> bool:
@@ -109,7 +109,7 @@ def _is_baseline(encoded: bytes) -> bool:
         kind = encoded[at + 1]
         if kind == _SCAN:
             return baseline
-        if kind == 0xEE and encoded[at + 4 : at + 9] == b"Adobe" and encoded[at + 15] != 1:
+        if kind == 0xEE and encoded[at + 4 : at + 9] == b"Adobe" and encoded[at + 15 : at + 16] != b"\1":
             return False  # no YCbCr, which nvJPEG converts from
         baseline = baseline or kind == _BASELINE
         at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")

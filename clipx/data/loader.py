@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
+from clipx.data.crops import Crops
 from clipx.data.device_decoder import DeviceDecoder, warn_of_few
-from clipx.data.encoded import Crop, EncodedImages, Place
+from clipx.data.encoded import DeviceCrop, EncodedImages, Place
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
+from clipx.data.transform import Crop
 from clipx.data.views import ImageView, View, shared_rows
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
@@ -41,18 +43,24 @@ class SecondView:
 class TargetSource(Protocol):
     """Targets of each sample for the objective. Pickled to loader processes, so it must not hold open files."""
 
-    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
-        """Returns the target rows of a sample and its drawn caption. Raises BadSample if it has none."""
+    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+        """Draws one of the crops of a sample that have targets. Returns (its number, its box).
+
+        Returns (0, rng) if the targets do not depend on the crop: it is drawn from `rng`. Raises BadSample.
+        """
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
+        """Returns the target rows of a sample and its drawn caption and crop. Raises BadSample if it has none."""
 
 
 @dataclass(slots=True)
 class Drawn:
-    """Sample at a position of the stream. `crop`: see View.load."""
+    """Sample at a position of the stream. `crop`: that which the device decodes; None if the image was read."""
 
     index: int
     caption: str
     targets: tuple[Tensor, ...]
-    crop: Crop | None
+    crop: DeviceCrop | None
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
         torch would replace the message of an exception raised here by a stack trace.
         """
         captions, indices, targets, bad = [], [], [], list[BadRecord]()
-        crops = list[tuple[Place, Crop]]()
+        crops = list[tuple[Place, DeviceCrop]]()
         try:
             views = self.view.allocate(len(positions), None if self.second is None else self.second.size)
             wanted = [self.order(position) for position in positions]
@@ -115,15 +123,18 @@ class TrainBatches(Dataset["Batch | DataError"]):
         """
         rng, first, known = self.rng(position), index, len(bad)
         for _ in range(_MAX_SUBSTITUTES):
-            crop = None
+            device_crop = None
             try:
                 sample = self.source.read(index)
-                crop = self.view.load(sample.image, rng, *outs)
+                number, crop = (0, rng) if self.targets is None else self.targets.draw_crop(index, rng)
+                device_crop = self.view.device_crop(sample.image, crop)
+                if device_crop is None:
+                    self.view.load(sample.image, crop, *outs)
                 caption = sample.draw_caption(rng)
-                targets = () if self.targets is None else self.targets.rows(index, sample, caption)
-                return Drawn(index, caption, targets, crop)
+                targets = () if self.targets is None else self.targets.rows(index, sample, caption, number)
+                return Drawn(index, caption, targets, device_crop)
             except BadSample as error:
-                if crop is not None:  # it has no targets: whether its image is bad, too, decides on the next draws
+                if device_crop is not None:  # no targets: whether its image is bad, too, decides on the next draws
                     del bad[known:]
                     return replace(self, view=self.view.on_cpu()).draw(position, first, bad, *outs)
                 bad.append(BadRecord(self.source.key(index), str(error)))
@@ -251,7 +262,8 @@ def train_loader(
 class EvalBatch:
     """The m good samples of one evaluation batch. index_m: their indices in the source.
 
-    image_m3SS uint8, or image_mF float32 for stored features.
+    image_m3SS uint8, or image_mF float32 for stored features. With V crops of each sample, image has the crops of the
+    first sample, then those of the second, and boxes is [m, V, 4].
     """
 
     image: Tensor
@@ -259,22 +271,29 @@ class EvalBatch:
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
     bad: Sequence[BadRecord]
+    boxes: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _EvalBatches(Dataset["EvalBatch | DataError"]):
     source: Source
     view: View
+    crops: Crops | None = None
 
     def __getitem__(self, indices: range) -> EvalBatch | DataError:
         good: list[tuple[int, Sample, Tensor]] = []
+        boxes = list[Tensor]()
         bad: list[BadRecord] = []
         try:
             prefetch_samples(self.source, indices)
             for index in indices:
                 try:
                     sample = self.source.read(index)
-                    row = self.view.load_for_evaluation(sample.image)
+                    if self.crops is None:
+                        row = self.view.load_for_evaluation(sample.image)
+                    else:
+                        row, box = self.crops.load(self.view, index, sample.image)
+                        boxes.append(box)
                 except BadSample as error:
                     bad.append(BadRecord(self.source.key(index), str(error)))
                 else:
@@ -282,12 +301,15 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
         except DataError as error:
             return error
         rows = default_collate([row for _, _, row in good]) if good else self.view.allocate(0)[0]
+        if boxes:
+            rows = rows.flatten(0, 1)
         return EvalBatch(
             image=self.view.batch(rows),
             index=[i for i, _, _ in good],
             captions=[s.captions for _, s, _ in good],
             labels=[s.label for _, s, _ in good],
             bad=bad,
+            boxes=torch.stack(boxes) if boxes else None,
         )
 
 
@@ -304,7 +326,10 @@ def eval_loader(
 
 
 def eval_batch_loader(
-    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int
+    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int, crops: Crops | None = None
 ) -> DataLoader[EvalBatch]:
-    """Returns a loader with one evaluation batch for each of the given index ranges of the source."""
-    return ProcessLoader(_EvalBatches(source, view), batches, workers, prefetch)
+    """Returns a loader with one batch for each of the given index ranges of the source.
+
+    Images are preprocessed as in evaluation, or `crops` of each are cut.
+    """
+    return ProcessLoader(_EvalBatches(source, view, crops), batches, workers, prefetch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,11 +22,11 @@ from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import get_worker_info
 
 from clipx.data.batch import PART_SAMPLES
-from clipx.data.encoded import Crop, device_crop
+from clipx.data.encoded import DeviceCrop, device_crop
 from clipx.data.image_format import NPY
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, Decoder, check_takes_features
-from clipx.data.transform import decode, eval_transform, train_transform
+from clipx.data.transform import Box, Crop, decode, eval_transform, train_transform
 from clipx.errors import DataError
 from clipx.model.tower_spec import ImageTowerSpec
 
@@ -37,7 +36,7 @@ class View(Protocol):
 
     @property
     def on_device(self) -> bool:
-        """Returns whether `load` leaves images to the device (data.decode=gpu)."""
+        """Returns whether the device decodes images (data.decode=gpu)."""
 
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
         """Returns uninitialised tensors for the inputs of so many samples, sample by sample.
@@ -46,10 +45,16 @@ class View(Protocol):
         loader process they are valid until the next call: see empty_rows.
         """
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> Crop | None:
+    def device_crop(self, encoded: bytes, crop: Crop) -> DeviceCrop | None:
+        """Returns the crop of a training sample that the device decodes; None for one that `load` has to read.
+
+        Raises BadSample.
+        """
+
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box | None:
         """Reads a training sample into its row of each allocated tensor. Raises BadSample.
 
-        Returns its crop instead, and reads nothing, if the device decodes it.
+        Returns the box of the crop; None for a view without crops.
         """
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
@@ -98,11 +103,11 @@ class ImageView:
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
         return [empty_rows((samples, size, size, 3), torch.uint8) for size in self.sizes(second_size)]
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> Crop | None:
-        crop = device_crop(encoded, self.crop_scale, self.max_pixels, rng) if self.on_device else None
-        if crop is None:
-            train_transform(encoded, self.crop_scale, self.max_pixels, rng, *outs)
-        return crop
+    def device_crop(self, encoded: bytes, crop: Crop) -> DeviceCrop | None:
+        return device_crop(encoded, self.crop_scale, self.max_pixels, crop) if self.on_device else None
+
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box:
+        return train_transform(encoded, self.crop_scale, self.max_pixels, crop, *outs)
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         return torch.tensor(eval_transform(decode(encoded, self.max_pixels), self.size, self.stretch))
@@ -128,7 +133,10 @@ class FeatureView:
         assert second_size is None, "a teacher model reads images"
         return [empty_rows((samples, self.width), torch.float32)]
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
+    def device_crop(self, encoded: bytes, crop: Crop) -> None:
+        return None
+
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> None:
         outs[0].copy_(self.load_for_evaluation(encoded))
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:

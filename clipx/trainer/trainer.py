@@ -36,7 +36,7 @@ from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
 from clipx.storage.traffic import NO_TRAFFIC
 from clipx.teacher.live import Teacher
-from clipx.teacher.stored import StoredEmbeddings
+from clipx.teacher.stored import StoredTeachers
 from clipx.trainer.backends import Backends, prepare_backends
 from clipx.trainer.batches import check_loading, remaining_batches
 from clipx.trainer.counters import counters, restore_counters
@@ -74,8 +74,8 @@ class Trainer:
     total: int  # samples of the run
     learning_rate: LearningRate
     learner: Learner  # model, objective, optimizer and their step
-    stored: StoredEmbeddings | None
-    teacher: Teacher | StoredEmbeddings | None
+    stored: StoredTeachers | None
+    teacher: Teacher | StoredTeachers | None
     utilisation: Utilisation | None
     rundir: RunDir
     lock: RunLock
@@ -144,7 +144,7 @@ class Trainer:
             *(spec, comm, self.length, varying, classes, self._warn, self._roll_back),
             before_update=lambda: self.checkpoints.hold_updates(),
         )
-        self.stored = spec.teacher.open(self.dataset.train, spec.objective.teacher_logits)
+        self.stored = spec.teacher.open(self.dataset.train, spec.data.crop_scale, spec.objective.teacher_logits)
         self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
             comm.require_equal(teacher=self.teacher.digest)
