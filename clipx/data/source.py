@@ -156,14 +156,20 @@ class WrappedSource:
     def fingerprint(self) -> str:
         return self.source.fingerprint
 
+    def source_index(self, index: int) -> int:
+        """Returns the index in the source of a sample."""
+        return index
+
     def key(self, index: int) -> str:
-        return self.source.key(index)
+        return self.source.key(self.source_index(index))
 
     def read(self, index: int) -> Sample:
         raise NotImplementedError
 
     def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
-        prefetch_samples(self.source, indices, later, done)
+        prefetch_samples(
+            self.source, *([self.source_index(index) for index in some] for some in (indices, later, done))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +263,9 @@ def split(source: Source, share: float) -> tuple[Source, Source | None]:
 
 
 def whole_index(source: Source, index: int) -> int:
-    """Returns the number of a sample before a share of the samples is held out: among training and held-out ones."""
+    """Returns the number of a sample before some are selected or held out: among all samples of the data."""
     while isinstance(source, Split | WrappedSource):
-        index = source.source_index(index) if isinstance(source, Split) else index
-        source = source.source
+        index, source = source.source_index(index), source.source
     return index
 
 

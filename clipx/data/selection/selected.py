@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipx.data.source import BadRecord, Sample, Source, WrappedSource, prefetch_samples
+from clipx.data.source import BadRecord, Sample, Source, WrappedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,11 @@ class Selected(WrappedSource):
     def fingerprint(self) -> str:
         return f"{self.source.fingerprint}-selected-{self.digest}"
 
-    def key(self, index: int) -> str:
-        return self.source.key(self._source_index(index))
+    def source_index(self, index: int) -> int:
+        return int(self.indices.load()[index])
 
     def read(self, index: int) -> Sample:
-        return self.source.read(self._source_index(index))
-
-    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
-        prefetch_samples(
-            self.source, *([self._source_index(index) for index in some] for some in (indices, later, done))
-        )
-
-    def _source_index(self, index: int) -> int:
-        return int(self.indices.load()[index])
+        return self.source.read(self.source_index(index))
 
 
 def cumulative_weights(source: Source) -> NDArray[np.float64] | None:

@@ -28,7 +28,7 @@ from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Decoder
-from clipx.data.transform import resize, train_transform
+from clipx.data.transform import Crop, resize, train_transform
 from clipx.data.views import ImageView, view_of
 from clipx.errors import ConfigError, DataError
 from clipx.model.packer import TextPacker
@@ -81,12 +81,20 @@ BAD = {3, 11, 12, 20, 33, 44}
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of all samples but two, of which one has a damaged image."""
+    """Targets of all samples but two, of which one has a damaged image. `stored`: they are of stored crops."""
 
-    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
+    stored: bool = False
+
+    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+        if not self.stored:
+            return 0, rng
+        crop = rng.randrange(2)
+        return crop, ((3, 2, 30, 29), (0, 1, 38, 30 if index % 7 else 999))[crop]  # one of them is not in the image
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         if index in (20, 21):
             raise BadSample("no target")
-        return torch.tensor(index), torch.full((3,), len(caption) / 7)
+        return torch.tensor(index), torch.full((3,), len(caption) / 7 + crop)
 
 
 def loaded(on_device: bool, **options: Any) -> list[Batch]:
@@ -170,8 +178,10 @@ def test_a_later_start_and_ranks_give_the_same_batches(on_device: list[Batch]) -
             assert torch.equal(half.image, whole.image[rows_of])
 
 
-@pytest.mark.parametrize("changed", [{"second": None}, {"targets": None}, {"second": SecondView(SIDE, Tokenizer(9))}])
-def test_batches_without_second_image_or_targets(changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changed", [
+    {"second": None}, {"targets": None}, {"targets": Targets(stored=True)}, {"second": SecondView(SIDE, Tokenizer(9))},
+])  # fmt: skip
+def test_batches_with_other_views_and_targets(changed: dict[str, Any]) -> None:
     assert_same_samples(loaded(True, **changed), loaded(False, **changed))
 
 
