@@ -61,7 +61,7 @@ def options(folder: str, uids: bool) -> dict[str, dict[str, Any]]:
         "all samples": {},
         "keep: true and false": {"keep": mask},
         "keep: indices": {"keep": f"{folder}/indices.npy"},
-        "keep: indices, shuffled": {"keep": f"{folder}/shuffled.npy"},
+        "keep: indices in random order": {"keep": f"{folder}/drawn.npy"},
         "where: table in order": {"where": _WHERE, "table": table},
         "weights": {"weights": f"{folder}/weights.npy"},
         "keep, where and weights": every,
@@ -78,7 +78,7 @@ def write_inputs(comm: Comm, folder: str, shards: int, per_shard: int, uids: boo
 
     samples, half, out = shards * per_shard, shards * per_shard // 2, Path(folder)
     indices = np.lib.format.open_memmap(out / "indices.npy", "w+", "<i8", (half,))
-    shuffled = np.lib.format.open_memmap(out / "shuffled.npy", "w+", "<i8", (half,))
+    drawn = np.lib.format.open_memmap(out / "drawn.npy", "w+", "<i8", (half,))
     mask = np.lib.format.open_memmap(out / "mask.npy", "w+", bool, (samples,))
     weights = np.lib.format.open_memmap(out / "weights.npy", "w+", "<f4", (samples,))
     with pq.ParquetWriter(out / "table.parquet", pa.schema({"similarity": pa.float32()})) as table:
@@ -89,7 +89,7 @@ def write_inputs(comm: Comm, folder: str, shards: int, per_shard: int, uids: boo
             mask[part], weights[part] = np.arange(start, part.stop) % 2 == 0, similarity + 0.01
             halves = slice(start // 2, min(half, part.stop // 2))
             indices[halves] = 2 * np.arange(halves.start, halves.stop)
-            shuffled[halves] = indices[half - halves.stop : half - halves.start][::-1]
+            drawn[halves] = 2 * rng.integers(half, size=halves.stop - halves.start)
     if uids:
         _write_uids(out, shards, per_shard, seed)
 

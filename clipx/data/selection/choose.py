@@ -38,7 +38,7 @@ from clipx.data.selection.tables import JsonTables, ShardSamples, SidecarTables,
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source, Split
 from clipx.errors import DataError, require
-from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.local import cache_folder
 
 _TOGETHER = 64  # shards whose tables are read at the same time
 _THREADS = 16
@@ -167,8 +167,10 @@ class _Chooser:
         self._check(count)
         for suffix, part_path in parts.items():
             part_path.replace(path.with_suffix(f".{suffix}"))
+        description = self.work / "json"
         meta = {"count": count, "dtype": dtype, "digest": digest.hexdigest()[:16], "notes": self._notes(count, before)}
-        write_atomically(path, lambda temporary: Path(temporary).write_text(json.dumps(meta)))
+        description.write_text(json.dumps(meta))
+        description.replace(path)
 
     def _open(self) -> None:
         choice, samples = self.choice, self.samples

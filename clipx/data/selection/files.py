@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from clipx.data.selection.expression import Condition
 from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, ids_of, is_sorted, write_sorted
-from clipx.data.selection.tables import batches, check_columns, parquet, require_data
+from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import errors_as, file_system, is_local, local_path, retry
 
@@ -137,8 +137,7 @@ def _by_index(parts: Iterable[NDArray[Any]], path: str, key: str, reading: Readi
 def _text_ids(path: str, key: str, reading: Reading) -> ById:
     """Reads a key or uid from each line. They are uids if the first one has 32 hexadecimal digits."""
     with errors_as(ConfigError, f"{key}={path} cannot be read", _FIX):
-        fs, place = file_system(path)
-        opened = retry(path, reading.retry_s, lambda: fs.open(place, "rb"))
+        opened = open_retried(path, reading.retry_s)
     with opened as file:
         try:
             lines = (line for line in (line.decode("utf-8-sig").strip() for line in file) if line)
