@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +25,15 @@ SHARDS, PER_SHARD = 4, 12
 TOTAL = SHARDS * PER_SHARD
 STEPS = 6
 TRAIN = (
-    *(*VIT, "data.batch_size=8", "data.workers=0", f"duration={STEPS}st", "schedule.warmup=2st", "log_every=1st"),
+    *(
+        *VIT,
+        "data=webdataset",
+        "data.batch_size=8",
+        "data.workers=0",
+        f"duration={STEPS}st",
+        "schedule.warmup=2st",
+        "log_every=1st",
+    ),
     *("logger=[]", "report=false", "checkpoint.every=1st", "checkpoint.keep_last=9", "evaluator.retrieval.every=2st"),
 )
 
@@ -46,11 +56,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def selected(folder: Path, keep: str, table: str, weights: str) -> tuple[str, ...]:
-    return (
-        *("data=webdataset", f"data.shards={folder}/*.tar", "data.held_out_share=0.2", "data.where='score > 0.2'"),
-        *(f"data.keep={folder}/{keep}", f"data.table={folder}/{table}", f"data.weights={folder}/{weights}"),
-    )
+def selected(folder: Path, keep: str, table: str, weights: str) -> dict[str, Any]:
+    """Returns the options of data."""
+    files = {"keep": keep, "table": table, "weights": weights}
+    paths = {name: f"{folder}/{file}" for name, file in files.items()}
+    return {"shards": f"{folder}/*.tar", "held_out_share": 0.2, "where": "score > 0.2", **paths}
 
 
 # ------------------------------------------------------------------------------------- while it is made
@@ -62,22 +72,22 @@ def test_a_selection_that_is_killed_is_made_again_with_the_same_files(
     """Kills while ids are sorted, while shards are read, and between the renames at the end."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
     folder, script = tmp_path / "selection", str(SCRIPTS / "killed_while_selecting.py")
-    options = selected(data, "keys.txt", "by_key.parquet", "weights.parquet")
+    options = json.dumps(selected(data, "keys.txt", "by_key.parquet", "weights.parquet"))
 
     def files() -> dict[str, bytes]:
         found = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock")
         return {path.name: path.read_bytes() for path in found}
 
-    changes = int(run(sys.executable, script, str(10**9), *options).stdout)
+    changes = int(run(sys.executable, script, str(10**9), options).stdout)
     expected, unfinished = files(), set[str]()
     assert {Path(name).suffix for name in expected} == {".indices", ".weights", ".json"}
     for number in (changes // 2, changes - 4, changes - 2, changes - 1):
         shutil.rmtree(folder)
-        done = run(sys.executable, script, str(number), *options, check=False)
+        done = run(sys.executable, script, str(number), options, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
         assert not list(folder.glob("*.json")), "the description is written last"
         unfinished |= files().keys()
-        run(sys.executable, script, str(10**9), *options)
+        run(sys.executable, script, str(10**9), options)
         assert files() == expected
     assert {"data.keep.ids", "indices"} <= unfinished, "some kills left temporary files"
 
@@ -87,7 +97,8 @@ def test_a_selection_that_is_killed_is_made_again_with_the_same_files(
 
 @pytest.mark.parametrize("ranks", slow_except([1, 2], 1))
 def test_a_killed_run_on_selected_samples_resumes_bit_for_bit(data: Path, tmp_path: Path, ranks: int) -> None:
-    options = last_of_each((*TRAIN, *selected(data, "ids.npy", "in_order.parquet", "weights.npy")))
+    chosen = selected(data, "ids.npy", "in_order.parquet", "weights.npy")
+    options = (*TRAIN, *(f"data.{key}='{value}'" for key, value in chosen.items()))
     command = ("-m", "clipx.train", *options)
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     torchrun(ranks, *command, f"run_dir={straight}")
@@ -105,8 +116,8 @@ def test_a_killed_run_on_selected_samples_resumes_bit_for_bit(data: Path, tmp_pa
 def test_a_run_whose_selection_has_changed_does_not_resume(data: Path, tmp_path: Path) -> None:
     ids = tmp_path / "ids.npy"
     np.save(ids, np.arange(3, TOTAL))
-    command = ("-m", "clipx.train", *TRAIN, "data=webdataset", f"data.shards={data}/*.tar", f"data.keep={ids}")
-    command = (sys.executable, *last_of_each((*command, f"run_dir={tmp_path}/run", "duration=2st")))
+    options = (f"data.shards={data}/*.tar", f"data.keep={ids}", "duration=2st", f"run_dir={tmp_path}/run")
+    command = (sys.executable, "-m", "clipx.train", *last_of_each((*TRAIN, *options)))
     run(*command)
     np.save(ids, np.arange(4, TOTAL))
     changed = "the samples that data.keep, data.where and data.weights select differ from those of"

@@ -1,15 +1,16 @@
-"""Opens the training data of a run, killed by SIGKILL before a change of the selection's files: NUMBER OVERRIDES...
+"""Opens WebDataset shards, killed by SIGKILL before a change of the selection's files: NUMBER OPTIONS, as JSON.
 
 A change is the opening of a file for writing, or a rename. Prints the number of changes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 
-from helpers.runs import compose
+from clipx.data.webdataset import WebDatasetSpec
 
 left, changes = int(sys.argv[1]), 0
 
@@ -23,7 +24,6 @@ def count(event: str, details: tuple[object, ...]) -> None:
         changes += 1
 
 
-spec = compose(*sys.argv[2:])
 sys.addaudithook(count)
-spec.data.open()
+WebDatasetSpec(name="selected", **json.loads(sys.argv[2])).open()
 print(changes)
