@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,8 @@ def _by_index(parts: Iterable[NDArray[Any]], path: str, key: str, reading: Readi
 def _text_ids(path: str, key: str, reading: Reading) -> ById:
     """Reads a key or uid from each line. They are uids if the first one has 32 hexadecimal digits."""
     with errors_as(ConfigError, f"{key}={path} cannot be read", _FIX):
-        opened = open_retried(path, reading.retry_s)
+        raw: Any = open_retried(path, reading.retry_s)
+        opened = io.BufferedReader(raw)  # fsspec's files would copy 5 MiB for each line
     with opened as file:
         try:
             lines = (line for line in (line.decode("utf-8-sig").strip() for line in file) if line)

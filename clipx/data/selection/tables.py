@@ -94,7 +94,8 @@ def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 def parquet(url: str, retry_s: float) -> pq.ParquetFile:
     """Opens a Parquet file. Failed requests are repeated, also while it is read. Raises DataError."""
     with errors_as(DataError, f"table {url} cannot be read", _FIX):
-        return pq.ParquetFile(open_retried(url, retry_s))
+        # By default pyarrow holds all bytes of a column until the last batch has been read.
+        return pq.ParquetFile(open_retried(url, retry_s), pre_buffer=False)
 
 
 def open_retried(url: str, retry_s: float) -> IO[bytes]:
