@@ -80,6 +80,6 @@ def _table(samples: int, starts: Mapping[str, Start]) -> Table:
     for name, start in starts.items():
         seconds = (f"{start.first_s:.1f}", f"{start.first_cpu_s:.1f}")
         memory = (f"{start.first_own_mib:.0f}", f"{start.first_resident_mib:.0f}")
-        later = (f"{start.later_s:.2f}", f"{start.later_own_mib:.0f}", f"{start.worker_own_mib:.1f}")
-        table.rows.append((name, f"{start.selected:,}", *seconds, *memory, *later, f"{start.cache_mib:.0f}"))
+        again = (f"{start.later_s:.2f}", f"{start.later_own_mib:.0f}", f"{start.worker_own_mib:.1f}")
+        table.rows.append((name, f"{start.selected:,}", *seconds, *memory, *again, f"{start.cache_mib:.0f}"))
     return table

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clipx.bench.measure import resident
 from clipx.bench.processes import Processes
@@ -77,10 +78,10 @@ def write_inputs(comm: Comm, folder: str, shards: int, per_shard: int, uids: boo
     import pyarrow.parquet as pq
 
     samples, half, out = shards * per_shard, shards * per_shard // 2, Path(folder)
-    indices = np.lib.format.open_memmap(out / "indices.npy", "w+", "<i8", (half,))
-    drawn = np.lib.format.open_memmap(out / "drawn.npy", "w+", "<i8", (half,))
-    mask = np.lib.format.open_memmap(out / "mask.npy", "w+", bool, (samples,))
-    weights = np.lib.format.open_memmap(out / "weights.npy", "w+", "<f4", (samples,))
+    indices = _array(out / "indices.npy", "<i8", half)
+    drawn = _array(out / "drawn.npy", "<i8", half)
+    mask = _array(out / "mask.npy", bool, samples)
+    weights = _array(out / "weights.npy", "<f4", samples)
     with pq.ParquetWriter(out / "table.parquet", pa.schema({"similarity": pa.float32()})) as table:
         for start in range(0, samples, _GROUP):
             rng, part = np.random.default_rng((seed, 0, start)), slice(start, min(samples, start + _GROUP))
@@ -92,6 +93,11 @@ def write_inputs(comm: Comm, folder: str, shards: int, per_shard: int, uids: boo
             drawn[halves] = 2 * rng.integers(half, size=halves.stop - halves.start)
     if uids:
         _write_uids(out, shards, per_shard, seed)
+
+
+def _array(path: Path, dtype: Any, count: int) -> NDArray[Any]:
+    """Creates a .npy file that is mapped into memory."""
+    return np.lib.format.open_memmap(path, "w+", dtype, (count,))  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _write_uids(out: Path, shards: int, per_shard: int, seed: int) -> None:

@@ -16,8 +16,6 @@ rows = []
 for index in range(samples):
     sample = noisy.read(index)
     mismatched = noisy.partner(index) != index
-    rows.append(
-        {"image": sample.image, "captions": sample.captions, "label": sample.label, "mismatched": mismatched}
-    )
+    rows.append({"image": sample.image, "captions": sample.captions, "label": sample.label, "mismatched": mismatched})
 pq.write_table(pa.Table.from_pylist(rows), out)
 print(f"{out}: {samples:,} samples, {sum(row['mismatched'] for row in rows):,} with the captions of another")
