@@ -93,9 +93,9 @@ def peak_memory(step: Callable[[], object], device: torch.device) -> int:
         return max(_PAGE, torch.cuda.max_memory_allocated(device) - before)
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
-    before = _resident("VmRSS") if _reset_high_water() else _resident("VmHWM")
+    before = resident("VmRSS") if _reset_high_water() else resident("VmHWM")
     step()
-    return max(_PAGE, _resident("VmHWM") - before)
+    return max(_PAGE, resident("VmHWM") - before)
 
 
 def _reset_high_water() -> bool:
@@ -106,8 +106,8 @@ def _reset_high_water() -> bool:
     return True
 
 
-def _resident(field: str) -> int:
-    """Returns VmRSS or VmHWM of /proc/self/status in bytes."""
+def resident(field: str) -> int:
+    """Returns a field of /proc/self/status in bytes: VmRSS, VmHWM or RssAnon."""
     status = Path("/proc/self/status")
     if not status.is_file():
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -33,8 +33,14 @@ def check_sources(
     `fingerprint`: of the data. `teacher`: digest of the teacher, None without one.
     """
     if state["data"] != fingerprint:
+        (whole, _, chosen), (whole_before, _, chosen_before) = (
+            text.partition("-selected-") for text in (fingerprint, state["data"])
+        )
+        what = "the data differs from that"
+        if whole == whole_before and (chosen or chosen_before):
+            what = "the samples that data.keep, data.where and data.weights select differ from those"
         raise CheckpointError(
-            f"the data differs from that of {run_dir} (fingerprint {fingerprint}, in the checkpoint {state['data']}): "
+            f"{what} of {run_dir} (fingerprint {fingerprint}, in the checkpoint {state['data']}): "
             "restore it, or start a new run"
         )
     if teacher is not None and state.get("teacher") != teacher:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from clipx.data.selection.files import (
     ById,
     Indices,
     Ordered,
+    Reading,
     Values,
     passing,
     read_condition,
@@ -36,7 +38,7 @@ from clipx.data.selection.tables import JsonTables, ShardSamples, SidecarTables,
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source, Split
 from clipx.errors import DataError, require
-from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.local import cache_folder
 
 _TOGETHER = 64  # shards whose tables are read at the same time
 _THREADS = 16
@@ -77,11 +79,24 @@ def choose(choice: Choice, samples: ShardSamples, train: Source, side: Side) -> 
     path = cache_folder("selection") / f"{name}.json"
     with FileLock(path.with_suffix(".lock")):  # one process of a machine does the work
         if not path.is_file():
-            _Chooser(choice, samples, side).write(path, sum(train.sizes))
+            _make(path, _Chooser(choice, samples, side, path.with_suffix(".part")), sum(train.sizes))
     meta = json.loads(path.read_text())
     indices = ArrayFile(str(path.with_suffix(".indices")), meta["dtype"], meta["count"])
     cumulative = ArrayFile(str(path.with_suffix(".weights")), "<f8", meta["count"]) if choice.weights else None
     return Selected.of(train, indices, meta["digest"], cumulative), meta["notes"]
+
+
+def _make(path: Path, chooser: _Chooser, before: int) -> None:
+    """Writes the files of a selection by way of a folder of temporary files. Raises ConfigError or DataError."""
+    fix = "make room, or set CLIPX_CACHE to another folder"
+    shutil.rmtree(chooser.work, ignore_errors=True)  # of a killed process
+    try:
+        chooser.work.mkdir()
+        chooser.write(path, before)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror or error}): {fix}") from None
+    finally:
+        shutil.rmtree(chooser.work, ignore_errors=True)
 
 
 def side_of(train: Source, own: Sequence[str], urls: Sequence[str], sizes: Sequence[int]) -> Side:
@@ -117,6 +132,8 @@ class _Chooser:
     choice: Choice
     samples: ShardSamples
     side: Side
+    work: Path
+    """Folder of temporary files."""
     starts: Sequence[int] = ()
     conditions: list[tuple[str, Ordered | ById]] = field(default_factory=list)
     weights: Ordered | ById | None = None
@@ -130,7 +147,7 @@ class _Chooser:
         self._open()
         dtype = "<u4" if before < 2**32 - 1 else "<i8"
         digest, count, total = hashlib.sha256(), 0, 0.0
-        parts = {suffix: path.with_suffix(f".{suffix}.part") for suffix in ("indices", "weights")}
+        parts = {suffix: self.work / suffix for suffix in ("indices", "weights")}
         with parts["indices"].open("wb") as out, parts["weights"].open("wb") as out_weights:
             for shard, part in self._parts():
                 places = np.flatnonzero(part.mask)
@@ -150,21 +167,23 @@ class _Chooser:
         self._check(count)
         for suffix, part_path in parts.items():
             part_path.replace(path.with_suffix(f".{suffix}"))
+        description = self.work / "json"
         meta = {"count": count, "dtype": dtype, "digest": digest.hexdigest()[:16], "notes": self._notes(count, before)}
-        write_atomically(path, lambda temporary: Path(temporary).write_text(json.dumps(meta)))
+        description.write_text(json.dumps(meta))
+        description.replace(path)
 
     def _open(self) -> None:
-        choice, samples, total = self.choice, self.samples, self.samples.total
+        choice, samples = self.choice, self.samples
+        reading = Reading(samples.total, choice.retry_s, self.work)
         self.starts = [end - size for end, size in zip(accumulate(samples.sizes), samples.sizes, strict=True)]
         if choice.keep is not None:
-            self.conditions.append((f"data.keep={choice.keep}", read_ids(choice.keep, choice.retry_s, "data.keep")))
+            self.conditions.append((f"data.keep={choice.keep}", read_ids(choice.keep, "data.keep", reading)))
         if choice.weights is not None:
-            self.weights = read_weights(choice.weights, choice.retry_s, "data.weights", total)
+            self.weights = read_weights(choice.weights, "data.weights", reading)
         if choice.where is not None and choice.table not in (None, "shards"):
             assert choice.table is not None
             urls = expand(choice.table, "data.table", "table")
-            found = read_condition(choice.where, urls, choice.retry_s, total)
-            self.conditions.append((f"data.where={choice.where.text}", found))
+            self.conditions.append((f"data.where={choice.where.text}", read_condition(choice.where, urls, reading)))
         else:
             self.where = choice.where
         by = {found.by for found in [*(c for _, c in self.conditions), self.weights] if isinstance(found, ById)}
@@ -247,8 +266,11 @@ class _Chooser:
                     lines.append(f"{name}: {unknown:,} of {len(found.ids.ids):,} {found.by}s are not in the data")
                 if found.repeated:
                     lines.append(f"{name}: {found.repeated:,} {found.by}s are repeated")
-            elif found.indices is not None and (beyond := int((found.indices >= self.samples.total).sum())):
-                lines.append(f"{name}: {beyond:,} of {len(found.indices):,} indices are not in the data")
+                continue
+            if found.unknown:
+                lines.append(f"{name}: {found.unknown:,} of {found.given:,} indices are not in the data")
+            if found.repeated:
+                lines.append(f"{name}: {found.repeated:,} indices are repeated")
         return lines
 
     def _notes(self, count: int, before: int) -> list[str]:

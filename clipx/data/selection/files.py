@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from clipx.data.selection.expression import Condition
-from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, ids_of, is_sorted, write_sorted
-from clipx.data.selection.tables import batches, check_columns, parquet, require_data
+from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, ids_of, is_sorted, write_sorted
+from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.local import cache_folder, write_atomically
 from clipx.storage.remote import errors_as, file_system, is_local, local_path, retry
 
 Indices = NDArray[np.int64]
@@ -29,27 +28,34 @@ _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified")
 _FIX = "check the path"
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Settings of all files: the number of samples, retries, and a folder for temporary files."""
+
+    total: int
+    retry_s: float
+    folder: Path
+
+
 @dataclass(slots=True)
 class Ordered:
-    """Samples by their place in the data: sorted `indices`, each once, or a bit or a value for each sample.
+    """Samples by their place in the data: a bit or a value for each sample.
 
-    With values and bits, the bits are of the samples that have a value.
+    With values and bits, the bits are of the samples that have a value. The bits of a list of `given` indices:
+    `unknown` of these are not in the data, `repeated` were there before.
     """
 
-    indices: Indices | None = None
     bits: NDArray[np.uint8] | None = None
-    values: Values | None = None
+    values: NDArray[Any] | None = None
+    given: int = 0
+    unknown: int = 0
+    repeated: int = 0
 
     def mask(self, start: int, size: int) -> NDArray[np.bool_]:
         """Returns whether each of `size` samples from `start` is selected."""
-        if self.bits is not None:
-            part = np.unpackbits(self.bits[start >> 3 : (start + size + 7) >> 3])
-            return part[start & 7 : (start & 7) + size].astype(bool)
-        found = np.zeros(size, dtype=bool)
-        if self.indices is not None:
-            low, high = np.searchsorted(self.indices, np.array([start, start + size], dtype=self.indices.dtype))
-            found[self.indices[low:high].astype(np.int64) - start] = True
-        return found
+        assert self.bits is not None
+        part = np.unpackbits(self.bits[start >> 3 : (start + size + 7) >> 3])
+        return part[start & 7 : (start & 7) + size].astype(bool)
 
 
 @dataclass(slots=True)
@@ -75,22 +81,22 @@ def _info(url: str) -> dict[str, Any]:
     return found
 
 
-def read_ids(path: str, retry_s: float, key: str) -> Ordered | ById:
+def read_ids(path: str, key: str, reading: Reading) -> Ordered | ById:
     """Reads a file of ids. Raises ConfigError or DataError."""
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
-        return _npy_ids(path, key)
+        return _npy_ids(path, key, reading)
     if suffix == ".txt":
-        return _text_ids(path, retry_s, key)
+        return _text_ids(path, key, reading)
     require(suffix == ".parquet", f"{key}={path} must end with .npy, .parquet or .txt")
-    names = parquet(path, retry_s).schema_arrow.names
+    names = parquet(path, reading.retry_s).schema_arrow.names
     by = next((name for name in ("index", "key", "uid") if name in names), None)
     require(by is not None, f"{key}={path} has the columns {', '.join(names)}: name one of them index, key or uid")
     assert by is not None
-    columns = (batch.column(0) for batch in batches(path, [by], f"{key}={path}", retry_s))
+    columns = (batch.column(0) for batch in batches(path, [by], f"{key}={path}", reading.retry_s))
     if by == "index":
-        return Ordered(_sorted_indices(np.concatenate([np.asarray(c, dtype=np.int64) for c in columns]), path, key))
-    return _by_id(by, ((ids_of(column, by, path), None) for column in columns), path, key)
+        return _by_index((np.asarray(column) for column in columns), path, key, reading)
+    return _by_id(by, ((ids_of(column, by, path), None) for column in columns), path, key, reading)
 
 
 def _npy(path: str, key: str) -> NDArray[Any]:
@@ -101,36 +107,40 @@ def _npy(path: str, key: str) -> NDArray[Any]:
     return array
 
 
-def _npy_ids(path: str, key: str) -> Ordered | ById:
+def _npy_ids(path: str, key: str, reading: Reading) -> Ordered | ById:
     array = _npy(path, key)
+    parts = (array[at : at + _CHUNK] for at in range(0, len(array), _CHUNK))
     if array.dtype.names is not None and [array.dtype[name] for name in array.dtype.names] == [np.dtype("u8")] * 2:
-        ids = array.view(ID)
-        if is_sorted(ids):
+        if is_sorted(ids := array.view(ID)):
             return ById("uid", IdSet(ids))
-        return _by_id("uid", ((ids[at : at + _CHUNK], None) for at in range(0, len(ids), _CHUNK)), path, key)
+        return _by_id("uid", ((part.view(ID), None) for part in parts), path, key, reading)
     if array.dtype == bool:
+        _check_rows(len(array), reading.total, key, [path])
         return Ordered(bits=np.packbits(array))
-    require(
-        array.dtype.kind in "iu",
-        f"{key}={path} holds {array.dtype}: give integers (indices), true and false for each sample, or u8,u8 "
-        "(uids, as DataComp)",
-    )
-    return Ordered(_sorted_indices(array, path, key))
+    return _by_index(parts, path, key, reading)
 
 
-def _sorted_indices(indices: NDArray[Any], path: str, key: str) -> Indices:
-    """Returns the indices themselves if they are sorted, else a sorted copy."""
-    require(len(indices) > 0, f"{key}={path} is empty")
-    if all(bool((np.diff(indices[at : at + _CHUNK + 1]) > 0).all()) for at in range(0, len(indices), _CHUNK)):
-        return indices
-    return np.unique(indices)
+def _by_index(parts: Iterable[NDArray[Any]], path: str, key: str, reading: Reading) -> Ordered:
+    """Sets the bits of indices in any order."""
+    bits, given, known = np.zeros(-(-reading.total // 8), dtype=np.uint8), 0, 0
+    for part in parts:
+        require(
+            part.dtype.kind in "iu",
+            f"{key}={path} holds {part.dtype}: give integers (indices), true and false for each sample, or u8,u8 "
+            "(uids, as DataComp)",
+        )
+        indices = part[(part >= 0) & (part < reading.total)].astype(np.int64)
+        np.bitwise_or.at(bits, indices >> 3, (128 >> (indices & 7)).astype(np.uint8))
+        given, known = given + len(part), known + len(indices)
+    require(given > 0, f"{key}={path} is empty")
+    return Ordered(bits=bits, given=given, unknown=given - known, repeated=known - count_bits(bits))
 
 
-def _text_ids(path: str, retry_s: float, key: str) -> ById:
+def _text_ids(path: str, key: str, reading: Reading) -> ById:
     """Reads a key or uid from each line. They are uids if the first one has 32 hexadecimal digits."""
     with errors_as(ConfigError, f"{key}={path} cannot be read", _FIX):
-        fs, place = file_system(path)
-        opened = retry(path, retry_s, lambda: fs.open(place, "rb"))
+        raw: Any = open_retried(path, reading.retry_s)
+        opened = io.BufferedReader(raw)  # fsspec's files would copy 5 MiB for each line
     with opened as file:
         try:
             lines = (line for line in (line.decode("utf-8-sig").strip() for line in file) if line)
@@ -138,7 +148,7 @@ def _text_ids(path: str, retry_s: float, key: str) -> ById:
             require(bool(first), f"{key}={path} is empty")
             by = "uid" if re.fullmatch("[0-9a-fA-F]{32}", first) else "key"
             chunks = _chunks([first], lines)
-            return _by_id(by, ((ids_of(pa.array(chunk), by, path), None) for chunk in chunks), path, key)
+            return _by_id(by, ((ids_of(pa.array(chunk), by, path), None) for chunk in chunks), path, key, reading)
         except UnicodeError:
             raise DataError(f"{key}={path} is not UTF-8: give one key or uid per line") from None
 
@@ -149,44 +159,28 @@ def _chunks(first: list[str], lines: Iterator[str]) -> Iterator[list[str]]:
         first = []
 
 
-def _by_id(by: str, chunks: Iterable[tuple[Ids, Values | None]], identity: str, key: str) -> ById:
-    """Sorts ids into a file of the cache, which the caller uses once."""
-    digest = hashlib.sha256(f"{by} {identity} {key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    path = cache_folder("selection") / f"{digest}.ids"
-    repeated = 0
-
-    def write(temporary: str) -> None:
-        nonlocal repeated
-        repeated = write_sorted(temporary, chunks)
-        values = Path(f"{temporary}.values")
-        if values.exists():
-            values.replace(f"{path}.values")
-
-    Path(f"{path}.values").unlink(missing_ok=True)
-    write_atomically(path, write)
-    if path.stat().st_size <= HEADER_BYTES:
-        path.unlink()
-        raise ConfigError(f"{key} selects nothing: {identity}")
-    found = IdSet.open(str(path))
-    for file in (path, Path(f"{path}.values")):
-        file.unlink(missing_ok=True)  # its memory map remains
-    return ById(by, found, repeated)
+def _by_id(by: str, chunks: Iterable[tuple[Ids, Values | None]], identity: str, key: str, reading: Reading) -> ById:
+    """Sorts ids into a temporary file."""
+    path = reading.folder / f"{key}.ids"
+    repeated = write_sorted(str(path), chunks)
+    require(path.stat().st_size > HEADER_BYTES, f"{key} selects nothing: {identity}")
+    return ById(by, IdSet.open(str(path)), repeated)
 
 
-def read_condition(condition: Condition, urls: Sequence[str], retry_s: float, total: int) -> Ordered | ById:
+def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) -> Ordered | ById:
     """Returns the samples whose row of a table satisfies the condition.
 
     Without a column key or uid, the rows of all files together must be the samples in their order.
     """
-    key = "data.table"
-    names = parquet(urls[0], retry_s).schema_arrow.names
+    key, total = "data.table", reading.total
+    names = parquet(urls[0], reading.retry_s).schema_arrow.names
     check_columns(names, condition.columns, key, urls[0])
     by = next((name for name in ("key", "uid") if name in names), None)
     columns = list(dict.fromkeys([*condition.columns, *([by] if by else [])]))
-    parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, retry_s))
+    parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, reading.retry_s))
     if by is not None:
         kept = ((ids_of(t.filter(passing(condition, t))[by].combine_chunks(), by, urls[0]), None) for t in parts)
-        return _by_id(by, kept, f"{urls[0]} {condition.text}", key)
+        return _by_id(by, kept, f"{urls[0]} {condition.text}", key, reading)
     bits, start = np.zeros(-(-total // 8), dtype=np.uint8), 0
     for table in parts:
         if start + len(table) <= total:
@@ -205,42 +199,50 @@ def _check_rows(rows: int, total: int, key: str, urls: Sequence[str]) -> None:
     )
 
 
-def read_weights(path: str, retry_s: float, key: str, total: int) -> Ordered | ById:
+def read_weights(path: str, key: str, reading: Reading) -> Ordered | ById:
     """Reads a file of weights: a .npy of one number per sample, or a .parquet with the column weight."""
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
         array = _npy(path, key)
         require(array.dtype.kind in "fiu", f"{key}={path} holds {array.dtype}: give one number per sample")
-        _check_rows(len(array), total, key, [path])
+        _check_rows(len(array), reading.total, key, [path])
         return Ordered(values=array)
     require(suffix == ".parquet", f"{key}={path} must end with .npy or .parquet")
-    names = parquet(path, retry_s).schema_arrow.names
+    names = parquet(path, reading.retry_s).schema_arrow.names
     by = next((name for name in ("key", "uid", "index") if name in names), None)
-    parts = batches(path, ["weight", *([by] if by else [])], key, retry_s)
+    parts = batches(path, ["weight", *([by] if by else [])], key, reading.retry_s)
     weights = ((batch, np.asarray(batch.column(0).cast(pa.float64()), dtype=np.float64)) for batch in parts)
     if by == "index":
-        chunks = ((np.asarray(batch.column(1), dtype=np.int64), values) for batch, values in weights)
-        return _by_index(chunks, path, key, total)
+        by_index = ((np.asarray(batch.column(1), dtype=np.int64), values) for batch, values in weights)
+        return _weights_by_index(by_index, path, key, reading)
     if by is not None:
-        return _by_id(by, ((ids_of(batch.column(1), by, path), values) for batch, values in weights), path, key)
-    values = np.concatenate([np.zeros(0), *(values for _, values in weights)])
-    _check_rows(len(values), total, key, [path])
-    return Ordered(values=values)
+        chunks = ((ids_of(batch.column(1), by, path), values) for batch, values in weights)
+        return _by_id(by, chunks, path, key, reading)
+    stored, rows = reading.folder / f"{key}.values", 0
+    with stored.open("wb") as file:
+        for _, values in weights:
+            values.tofile(file)
+            rows += len(values)
+    _check_rows(rows, reading.total, key, [path])
+    return Ordered(values=np.memmap(stored, dtype=np.float64, mode="r").view(np.ndarray))
 
 
-def _by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: str, total: int) -> Ordered:
-    """Returns the values of some of the samples, and which samples have one. Raises DataError."""
-    values, given, rows = np.zeros(total), np.zeros(total, dtype=bool), 0
+def _weights_by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: str, reading: Reading) -> Ordered:
+    """Writes the values of some of the samples into a temporary file. Raises DataError."""
+    total, rows = reading.total, 0
+    bits = np.zeros(-(-total // 8), dtype=np.uint8)
+    values = np.memmap(reading.folder / f"{key}.values", dtype=np.float64, mode="w+", shape=(total,))
     for indices, chunk in chunks:
         if len(wrong := indices[(indices < 0) | (indices >= total)]):
             raise DataError(
                 f"{key}={path} has the index {wrong[0]}, but the shards have {total:,} samples: write the file of "
                 "these shards"
             )
-        values[indices], given[indices] = chunk, True
+        values[indices] = chunk
+        np.bitwise_or.at(bits, indices >> 3, (128 >> (indices & 7)).astype(np.uint8))
         rows += len(indices)
-    require_data(int(given.sum()) == rows, f"{key}={path} repeats an index: give each sample one weight")
-    return Ordered(bits=np.packbits(given), values=values)
+    require_data(count_bits(bits) == rows, f"{key}={path} repeats an index: give each sample one weight")
+    return Ordered(bits=bits, values=values.view(np.ndarray))
 
 
 def passing(condition: Condition, table: pa.Table) -> NDArray[np.bool_]:

@@ -114,6 +114,11 @@ def is_sorted(ids: Ids) -> bool:
     return True
 
 
+def count_bits(packed: NDArray[np.uint8]) -> int:
+    """Returns the number of bits that are set, with the memory of a part of them."""
+    return sum(int(np.unpackbits(packed[at : at + _CHUNK]).sum()) for at in range(0, len(packed), _CHUNK))
+
+
 class IdSet:
     """A sorted set of ids in a file, which counts those that were found. Memory: one bit for each id.
 
@@ -153,7 +158,7 @@ class IdSet:
     @property
     def unknown(self) -> int:
         """Number of ids that were not found yet."""
-        return len(self.ids) - int(np.unpackbits(self._found).sum())
+        return len(self.ids) - count_bits(self._found)
 
     def _lower_bound(self, wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Returns the first position whose first half is not below the wanted one.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from clipx.data.selection.ids import ID, Ids, IdSet, ids_of
 from clipx.data.shards.cache import Access, ShardFile
 from clipx.data.shards.index import ShardIndex, index_shards, load_table
-from clipx.data.shards.remote import fetch, prefetch_spans
+from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
 from clipx.data.shards.tar import JSON
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadSample
@@ -92,14 +92,22 @@ def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 
 
 def parquet(url: str, retry_s: float) -> pq.ParquetFile:
-    """Opens a Parquet file. Raises DataError."""
-
-    def call() -> pq.ParquetFile:
-        fs, path = file_system(url)
-        return pq.ParquetFile(path if is_local(url) else fs.open(path))
-
+    """Opens a Parquet file. Failed requests are repeated, also while it is read. Raises DataError."""
     with errors_as(DataError, f"table {url} cannot be read", _FIX):
-        return retry(url, retry_s, call)
+        # By default pyarrow holds all bytes of a column until the last batch has been read.
+        return pq.ParquetFile(open_retried(url, retry_s), pre_buffer=False)
+
+
+def open_retried(url: str, retry_s: float) -> IO[bytes]:
+    """Opens a file for sequential reading, whose failed requests are repeated. Raises the file system's errors."""
+    if is_local(url):
+        return open_sequential(url, 0, retry_s)
+
+    def size() -> int:
+        fs, path = file_system(url)
+        return int(fs.info(path)["size"])
+
+    return open_sequential(url, retry(url, retry_s, size), retry_s)
 
 
 def batches(url: str, columns: Sequence[str], key: str, retry_s: float) -> Iterator[pa.RecordBatch]:

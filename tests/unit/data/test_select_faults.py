@@ -1,0 +1,153 @@
+"""Selection with files that are damaged, of another length, or on a storage that fails."""
+
+from __future__ import annotations
+
+import hashlib
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.s3_server import FaultyProxy, admin, forget_sessions
+from helpers.samples import captions, img2dataset, write_tar
+
+from clipx.data.selection.expression import Condition
+from clipx.data.selection.files import Ordered, Reading, passing, read_condition
+from clipx.data.spec import Dataset
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ClipxError, ConfigError, DataError
+
+TOTAL = 24
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shards")
+    for shard in range(2):
+        write_tar(folder / f"{shard:05d}.tar", img2dataset(range(12 * shard, 12 * shard + 12)))
+    return folder
+
+
+def opened(shards: Path, **options: Any) -> Dataset:
+    return WebDatasetSpec(name="mine", shards=f"{shards}/*.tar", held_out_share=0.0, **options).open()
+
+
+def write_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Writes a file of each format. Returns the options that use it."""
+    keys = [f"{i:09d}" for i in range(TOTAL)]
+    uids = [hashlib.md5(key.encode(), usedforsecurity=False).hexdigest() for key in keys]
+    np.save(folder / "ids.npy", np.arange(TOTAL))
+    np.save(folder / "weights.npy", np.ones(TOTAL))
+    pq.write_table(pa.table({"key": keys}), folder / "ids.parquet")
+    pq.write_table(pa.table({"score": np.arange(TOTAL) / TOTAL}), folder / "table.parquet")
+    pq.write_table(pa.table({"weight": np.ones(TOTAL)}), folder / "weights.parquet")
+    (folder / "uids.txt").write_text("\n".join(uids))
+    found = {name: {name.partition(".")[0]: str(folder / name)} for name in ("weights.npy", "weights.parquet")}
+    found |= {name: {"keep": str(folder / name)} for name in ("ids.npy", "ids.parquet", "uids.txt")}
+    return {**found, "table.parquet": {"where": "score >= 0.5", "table": str(folder / "table.parquet")}}
+
+
+NAMES = ("ids.npy", "ids.parquet", "uids.txt", "table.parquet", "weights.npy", "weights.parquet")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_truncated_file_is_a_one_line_error_that_names_it(shards: Path, tmp_path: Path, name: str) -> None:
+    options, path = write_files(tmp_path)[name], tmp_path / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
+    with pytest.raises(ClipxError, match="cannot be read|is not 32 hexadecimal digits") as failed:
+        opened(shards, **options)
+    assert str(path) in str(failed.value) and "\n" not in str(failed.value)
+
+
+def test_indices_in_any_order_are_counted_once(shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "ids.npy"
+    np.save(path, np.array([20, 3, 3, -1, 24, 3, 11]))
+    data = opened(shards, keep=str(path))
+    assert captions(data.train) == ["caption 3", "caption 11", "caption 20"]
+    assert data.notes == [
+        "3 of 24 training samples are selected",
+        f"data.keep={path}: 2 of 7 indices are not in the data",
+        f"data.keep={path}: 2 indices are repeated",
+    ]
+
+
+@pytest.mark.parametrize("rows", [TOTAL - 1, TOTAL + 1, TOTAL + 100])
+def test_true_and_false_of_another_length_are_an_error(shards: Path, tmp_path: Path, rows: int) -> None:
+    np.save(tmp_path / "mask.npy", np.ones(rows, dtype=bool))
+    with pytest.raises(DataError, match=f"has {rows} rows, but the shards have 24 samples: give one row for each"):
+        opened(shards, keep=f"{tmp_path}/mask.npy")
+
+
+def test_an_empty_list_of_indices_is_an_error(shards: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"index": pa.array([], pa.int64())}), tmp_path / "ids.parquet")
+    with pytest.raises(ConfigError, match="ids.parquet is empty"):
+        opened(shards, keep=f"{tmp_path}/ids.parquet")
+
+
+def test_a_table_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of 8 MiB in groups of 0.5 MiB. All of it would be allocated at the last batch."""
+    rows, held = 1 << 20, list[int]()
+    table = pa.table({"score": np.random.default_rng(0).random(rows)})
+    pq.write_table(table, tmp_path / "table.parquet", row_group_size=rows >> 4)
+    tracemalloc.start()
+
+    def allocated() -> int:
+        return int(pa.total_allocated_bytes()) + tracemalloc.get_traced_memory()[0]
+
+    before = allocated()
+
+    def recorded(condition: Condition, part: pa.Table) -> np.ndarray[Any, Any]:
+        held.append(allocated() - before)
+        return passing(condition, part)
+
+    monkeypatch.setattr("clipx.data.selection.files.passing", recorded)
+    reading = Reading(rows, 1.0, tmp_path)
+    found = read_condition(Condition.parse("data.where", "score < 0.5"), [f"{tmp_path}/table.parquet"], reading)
+    tracemalloc.stop()
+    assert isinstance(found, Ordered)
+    assert found.mask(0, rows).tolist() == (table["score"].to_numpy() < 0.5).tolist()
+    assert len(held) == 16 and max(held) < 6 << 20
+
+
+@pytest.fixture
+def bucket(endpoint: str, own_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Files on S3, read in blocks of 4 KiB, so that each needs several requests."""
+    rng, storage = np.random.default_rng(0), admin(endpoint)
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("clipx.data.shards.remote.BLOCK", 1 << 12)
+    rows = [f"{i:09d}" for i in range(TOTAL)] + [f"other {i}" for i in range(5000)]
+    pq.write_table(pa.table({"key": rows, "score": rng.random(len(rows))}), tmp_path / "table.parquet")
+    (tmp_path / "keys.txt").write_text("\n".join(rows))
+    for name in ("table.parquet", "keys.txt"):
+        storage.put_file(str(tmp_path / name), f"{own_bucket.removeprefix('s3://')}/{name}")
+    return own_bucket
+
+
+REMOTE = {"table.parquet": {"where": "score < 2", "table": "{}"}, "keys.txt": {"keep": "{}"}}
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_file_is_read_through_an_outage_of_its_storage(
+    shards: Path, bucket: str, proxy: FaultyProxy, name: str
+) -> None:
+    options = {key: value.format(f"{bucket}/{name}") for key, value in REMOTE[name].items()}
+    proxy.set("some", 3)  # every third request fails
+    data = opened(shards, **options)
+    assert sum(data.train.sizes) == TOTAL
+    assert proxy.requests > 20
+    assert any(f"5,000 of {TOTAL + 5000:,} keys are not in the data" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_a_storage_that_stays_down_is_a_one_line_error(
+    shards: Path, bucket: str, proxy: FaultyProxy, name: str
+) -> None:
+    options = {key: value.format(f"{bucket}/{name}") for key, value in REMOTE[name].items()}
+    proxy.set("status", 503)
+    forget_sessions()
+    with pytest.raises(ClipxError, match=rf"{name}.*cannot be read: the storage failed for .* raise retry_s=0.5") as failed:  # fmt: skip
+        opened(shards, **options, retry_s=0.5)
+    assert "\n" not in str(failed.value)
