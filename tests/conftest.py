@@ -12,6 +12,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from helpers.hub_server import hub  # noqa: F401  # fixture
 from helpers.s3_server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 
 from clipx.config import plugins

@@ -18,12 +18,20 @@ def read_saved(path: Path, what: str = "a saved configuration") -> dict[str, Any
     keys.
     """
     try:
-        values = yaml.load(read_regular(path).decode(), _PlainLoader)
-    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, impossible numbers
+        values = plain_values(read_regular(path).decode())
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8
         raise ConfigError(f"{path} cannot be read as {what}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{path} is not {what}, which is a mapping: restore it")
     return values
+
+
+def plain_values(text: str) -> Any:
+    """Returns the values of YAML text. Raises ValueError for objects to construct, aliases and repeated keys."""
+    try:
+        return yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: impossible numbers
+        raise ValueError(" ".join(str(error).split())) from None
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types

@@ -80,6 +80,15 @@ class MixtureSpec(DataSpec):
                 f"{did_you_mean(self.held_out, names)}",
             )
 
+    def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
+        before = saved.get("sources") or {}
+        pinned = {
+            name: _of(name, source, lambda data: data.pinned(before.get(name) or {}))  # noqa: B023  # called at once
+            for name, source in self._sorted()
+        }
+        same = all(pinned[name] is source for name, source in self.sources.items())
+        return self if same else dataclasses.replace(self, sources=pinned)
+
     @property
     def published(self) -> int | None:
         return _sum([source.published for source in self.sources.values()])

@@ -79,14 +79,20 @@ class ParquetSpec(DataSpec):
             held_out = expand(self.held_out_path, "data.held_out_path", "file")
         return self.open_files(expand(self.path, "data.path", "file"), held_out)
 
-    def open_files(self, urls: Sequence[str], held_out: Sequence[str] | None) -> Dataset:
-        """Opens files. `held_out`: files to evaluate on. None: a share of `urls` is held out."""
-        groups = self._find(urls)
+    def open_files(
+        self, urls: Sequence[str], held_out: Sequence[str] | None, columns: RowColumns | None = None
+    ) -> Dataset:
+        """Opens files.
+
+        `held_out`: files to evaluate on. None: a share of `urls` is held out. `columns`: None for those of the options.
+        """
+        columns = columns or self._columns
+        groups = self._find(urls, columns)
         kept, held = groups.split(0.0 if held_out is not None else self.held_out_share)
         train = kept.open(self._access)
         sides: tuple[Source, Source | None]
         if held_out is not None:
-            sides = train, self._find(held_out).open(self._access)
+            sides = train, self._find(held_out, columns).open(self._access)
         elif held is not None:
             sides = train, held.open(self._access)
         else:
@@ -109,10 +115,10 @@ class ParquetSpec(DataSpec):
 
         return RowColumns(self.image_column, caption_columns(self.caption_column), self.label_column)
 
-    def _find(self, urls: Sequence[str]) -> RowGroups:
+    def _find(self, urls: Sequence[str], columns: RowColumns) -> RowGroups:
         from clipx.data.shards.row_groups import RowGroups
 
-        return RowGroups.find(urls, self._columns, self.retry_s)
+        return RowGroups.find(urls, columns, self.retry_s)
 
 
 def caption_columns(value: Any) -> tuple[tuple[str, float], ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from clipx.config import limits
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING
+from clipx.config.saved import to_dict
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -200,6 +201,14 @@ class DataSpec:
         """
         return self.published
 
+    def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
+        """Returns the options with names that may move, such as a branch, replaced by what they mean now.
+
+        `saved`: pinned options of the run that is resumed, or of rank 0, as `to_dict` returns them; their versions are
+        kept. {}: the newest. Raises DataError.
+        """
+        return self
+
     def open(self) -> Dataset:
         """Opens the data, after writing or indexing it if needed. Raises ConfigError or DataError."""
         raise NotImplementedError
@@ -303,13 +312,19 @@ def exchange_captions(dataset: Dataset, data: DataSpec, seed: int) -> Dataset:
 def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
     """Opens the data on rank 0, which writes or indexes it if needed and logs its notes, then on the other ranks.
 
-    Collective. An error on rank 0 is raised on all ranks.
+    Collective. An error on rank 0 is raised on all ranks. All ranks read the versions that rank 0 has found.
     """
     opened: list[Dataset] = []
-    comm.run_on_main(lambda: opened.append(open_one(data)))
+
+    def open_first() -> dict[str, Any]:
+        pinned = data.pinned({})
+        opened.append(open_one(pinned))
+        return to_dict(pinned)
+
+    first = comm.run_on_main(open_first)
     for note in opened[0].notes if opened else ():
         log.warning("%s: %s", data.name, note)
-    return opened[0] if opened else open_one(data)
+    return opened[0] if opened else open_one(data.pinned(first))
 
 
 def all_held_out(dataset: Dataset) -> Dataset:

@@ -190,10 +190,17 @@ class WebDatasetSpec(DataSpec):
         if self.shards is None and manifest is None:
             raise ConfigError(self._missing_shards())
         urls = list(manifest.shards if manifest else ()) if self.shards is None else expand(self.shards, "data.shards")
+        held_out = None if self.held_out_shards is None else expand(self.held_out_shards, "data.held_out_shards")
+        return self.open_files(urls, held_out, manifest)
+
+    def open_files(
+        self, urls: Sequence[str], held_out_urls: Sequence[str] | None, manifest: Manifest | None = None
+    ) -> Dataset:
+        """Opens shards. `held_out_urls`: shards to evaluate on. None: a share of the samples is held out."""
         counts = self._counts(urls, manifest)
         remote = self.weights is None and not all(map(is_local, urls))
         whole = self.read == "stream" or (self.read == "auto" and remote)
-        share = 0.0 if self.held_out_shards is not None else self.held_out_share
+        share = 0.0 if held_out_urls is not None else self.held_out_share
         if counts is not None and int(len(urls) * share):  # evaluation would otherwise fetch every shard
             held = [int((i + 1) * share) > int(i * share) for i in range(len(urls))]
             train = self._open(*counts.select(urls, [not out for out in held]), whole, tables=True)
@@ -203,16 +210,14 @@ class WebDatasetSpec(DataSpec):
             opened = [self._open(urls, counts, whole, tables=True)]
             kept, held_out = split(opened[0], share)
             sides = kept, split(opened[0].by_ranges().without_tables(), share)[1] if held_out else None
-        every = urls
-        if self.held_out_shards is not None:
-            urls = expand(self.held_out_shards, "data.held_out_shards")
-            opened.append(self._open(urls, self._counts(urls, None), whole=False))
+        if held_out_urls is not None:
+            opened.append(self._open(held_out_urls, self._counts(held_out_urls, None), whole=False))
             sides = sides[0], opened[-1]
         notes = count_reasons([note for shards in opened for note in shards.notes])
         size = opened[0].first_shard_bytes() / max(1, opened[0].sizes[0]) if whole else 0.0
         samples, held_out = sides
         if self.selects:
-            selected, lines = self._select(every, counts, opened[0], samples)
+            selected, lines = self._select(urls, counts, opened[0], samples)
             size *= sum(samples.sizes) / sum(selected.sizes)
             samples, notes = selected, [*notes, *lines]
         return Dataset(samples, held_out, published=self.published, notes=notes, whole_shards=whole, sample_bytes=size)

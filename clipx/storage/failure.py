@@ -39,12 +39,13 @@ _CODES = {  # error codes of S3 whose kind differs from that of their HTTP statu
     "XAmzContentSHA256Mismatch": FailureKind.outage,
     "InvalidObjectState": FailureKind.object,  # archived
 }
-_CLASSES = {  # names of exceptions without a response: of botocore, google.auth, azure.core and aiohttp
+_CLASSES = {  # names of exceptions without a response: of botocore, google.auth, azure.core, aiohttp, huggingface_hub
     **dict.fromkeys(("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"), FailureKind.access),
     **dict.fromkeys(("ProfileNotFound", "TokenRetrievalError", "SSOError", "RefreshError"), FailureKind.access),
     **dict.fromkeys(("DefaultCredentialsError", "ClientAuthenticationError"), FailureKind.access),
     **dict.fromkeys(("TooManyRedirects", "NoRegionError", "InvalidRegionError"), FailureKind.location),
     "ParamValidationError": FailureKind.object,
+    "OfflineModeIsEnabled": FailureKind.access,  # before any request
 }
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, ImportError)
 _FINAL_ERRNO = {errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENAMETOOLONG}
@@ -70,14 +71,13 @@ class Failure:
             if isinstance(response, dict) and isinstance(response.get("Error"), dict):
                 return cls._of_s3(response)
         for each in chain:
-            # named so by aiohttp, gcsfs and azure
-            status = next(
-                (s for key in ("status", "status_code", "code") if isinstance(s := vars(each).get(key), int)), 0
-            )
-            if status >= 300:
+            if (status := _status(each)) >= 300:
                 kind = _kind_of_status(status)
                 single = kind is FailureKind.access and url.startswith(("http://", "https://"))  # each URL has its own
-                return cls(FailureKind.object if single else kind, error_text(error))
+                reason = error_text(error)
+                if url.startswith("hf://"):  # "401 Client Error. Repository Not Found for url: …" and advice
+                    reason = error_text(each).partition(" for url")[0]
+                return cls(FailureKind.object if single else kind, reason)
         if any(isinstance(each, RecursionError) for each in chain):
             # botocore then asks for the region, and is redirected again, without end
             return cls(FailureKind.location, "it redirects all requests and does not name the bucket's region")
@@ -109,6 +109,8 @@ class Failure:
 
     def fix(self, url: str) -> str:
         """Returns what to correct after a failure that refuses all requests, without secrets."""
+        if url.startswith("hf://"):
+            return _hub_fix()
         if not url.startswith(("s3://", "s3a://")):
             return "check the URL, and the credentials and options that this storage takes from the environment"
         if self.kind is FailureKind.bucket:
@@ -145,6 +147,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen = seen.__cause__ or context
 
 
+def _status(error: BaseException) -> int:
+    """Returns the HTTP status of an exception: of aiohttp, gcsfs, azure, or with a response as httpx and requests."""
+    values = vars(error)
+    named = (values.get(key) for key in ("status", "status_code", "code"))
+    answered = getattr(values.get("response"), "status_code", None)
+    return next((status for status in (*named, answered) if isinstance(status, int)), 0)
+
+
 def _kind_of_status(status: int) -> FailureKind:
     if status in (401, 403, 407):
         return FailureKind.access
@@ -158,6 +168,14 @@ def _endpoint() -> str:
     """Describes the server that S3 requests go to."""
     name = next((name for name in _ENDPOINTS if os.environ.get(name)), None)
     return f"{name}={redacted(os.environ[name])}" if name else "Amazon S3, since AWS_ENDPOINT_URL is not set"
+
+
+def _hub_fix() -> str:
+    """Returns what to correct if the Hugging Face hub refuses all requests."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "unset HF_HUB_OFFLINE, or download the repository and give its folder"
+    token = "set HF_TOKEN to one that may" if not os.environ.get("HF_TOKEN") else "check that the token HF_TOKEN may"
+    return f"check the name, {token} read the repository, and accept its conditions on its page if it is gated"
 
 
 def _credentials() -> str:

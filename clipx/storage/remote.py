@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from clipx.errors import ClipxError, DataError, StorageError, StorageRefused
 from clipx.escape import print_stderr
 from clipx.storage.failure import Failure, FailureKind, error_text
+from clipx.storage.hub_repository import HubFile
 from clipx.storage.traffic import count_read
 
 T = TypeVar("T")
@@ -187,12 +188,36 @@ def read_range(url: str, start: int, end: int, retry_s: float, patient: bool = F
 
 
 def _read(url: str, retry_s: float, patient: bool = False, **span: int) -> bytes:
+    hub = HubFile.parse(url)
+
     def call() -> bytes:
-        fs, path = file_system(url)
-        content: bytes = fs.cat_file(path, **span)
+        if hub is not None:
+            content = hub.read(**span)
+        else:
+            fs, path = file_system(url)
+            content = fs.cat_file(path, **span)
         if not is_local(url):
             count_read(1, len(content))
         return content
+
+    return retry(url, retry_s, call, patient)
+
+
+def file_info(url: str, retry_s: float, patient: bool = False) -> dict[str, Any]:
+    """Returns fsspec's facts on a file: its type, its size, and what changes with its content.
+
+    Costs a request, but none for a file of a commit on the Hugging Face hub. Raises as `read_range`.
+    """
+    hub = HubFile.parse(url)
+
+    def call() -> dict[str, Any]:
+        if hub is not None and (known := hub.info()) is not None:
+            return known
+        fs, path = file_system(url)
+        found: dict[str, Any] = fs.info(path)
+        if not is_local(url):
+            count_read(1)
+        return found
 
     return retry(url, retry_s, call, patient)
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.safe_yaml import read_saved
-from clipx.config.saved import from_dict
+from clipx.config.saved import from_dict, to_dict
+from clipx.data.spec import Dataset, open_on_all_ranks
+from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, NotSynced
 from clipx.run.directory import RunDir
 from clipx.trainer.spec import RunSpec
@@ -23,6 +26,21 @@ def load_run(run_dir: Path) -> RunSpec:
     if not path.is_file():
         raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")
     return from_dict(RunSpec, read_saved(path))
+
+
+def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
+    """Opens the training data: what moves, such as a branch of a repository, as the resumed run read it. Collective.
+
+    `spec.data` gets the pinned versions, which are saved with the run.
+    """
+
+    def pin() -> dict[str, Any]:
+        config = RunDir(Path(spec.run_dir)).config
+        resumed = Resume.parse(spec.resume).enabled and config.is_file()
+        return to_dict(spec.data.pinned((read_saved(config).get("data") or {}) if resumed else {}))
+
+    spec.data = spec.data.pinned(comm.run_on_main(pin))  # keeps what differs between ranks, which is an error
+    return open_on_all_ranks(spec.data, comm)
 
 
 def check_sources(

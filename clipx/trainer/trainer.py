@@ -17,7 +17,7 @@ from clipx.data.bad_samples import BadSampleCounter, check_opened
 from clipx.data.batch import Batch
 from clipx.data.order import SampleOrder
 from clipx.data.prefetch import DevicePrefetcher
-from clipx.data.spec import Dataset, exchange_captions, open_on_all_ranks, training_order
+from clipx.data.spec import Dataset, exchange_captions, training_order
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import Exit, Stopped, require
@@ -48,7 +48,7 @@ from clipx.trainer.metrics import Meter
 from clipx.trainer.monitors import Monitors
 from clipx.trainer.out_of_memory import report_out_of_memory
 from clipx.trainer.profiler import Profiler
-from clipx.trainer.saved_run import check_sources, finish_uploads
+from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
 from clipx.trainer.summary import check_final_loss, facts, metrics_row, report_profile, write_summary
@@ -110,7 +110,7 @@ class Trainer:
         spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
         check_ranks(spec.stages, spec.data, comm.world)
         check_loading(spec.data, comm)
-        self.dataset = open_on_all_ranks(spec.data, comm)
+        self.dataset = open_pinned_data(spec, comm)
         train = self.dataset.train
         # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
         same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}

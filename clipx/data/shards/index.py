@@ -18,8 +18,7 @@ from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord
 from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
-from clipx.storage.remote import errors_as, file_system, is_local, retry
-from clipx.storage.traffic import count_read
+from clipx.storage.remote import errors_as, file_info, is_local
 
 if TYPE_CHECKING:
     import numpy as np
@@ -189,17 +188,9 @@ class FoundShard:
 
 def find_shard(captions: Sequence[int], retry_s: float, url: str, patient: bool = False) -> FoundShard:
     """Looks up a shard's size and version. Raises DataError, and MissingShard if it does not exist."""
-
-    def call() -> dict[str, Any]:
-        fs, path = file_system(url)
-        found: dict[str, Any] = fs.info(path)
-        if not is_local(url):
-            count_read(1)
-        return found
-
     try:
         with errors_as(DataError, f"shard {url} cannot be opened", _FIX, FileNotFoundError):
-            info = retry(url, retry_s, call, patient)
+            info = file_info(url, retry_s, patient)
     except FileNotFoundError:
         raise MissingShard(f"shard {url} does not exist: check the path") from None
     if info["type"] == "directory":

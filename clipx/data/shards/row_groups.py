@@ -46,7 +46,7 @@ class UnreadableGroup(DataError):
 
 @dataclass(frozen=True, slots=True)
 class RowColumns:
-    """Names of the columns of images, captions and labels. Captions have weights."""
+    """Names of the columns of images, captions and labels. Captions have weights; without any, a sample has none."""
 
     image: str
     captions: tuple[tuple[str, float], ...]
@@ -59,48 +59,48 @@ class RowColumns:
 
     def check(self, url: str, schema: Schema) -> None:
         """Raises ConfigError if a column is missing or has values of another type."""
-        for name, _ in self.captions:
+        for name in [name for name, _ in self.captions] or [self.image]:
             check_columns(url, schema.names, (self.image, name, self.label), "data")
         kind = schema.field(self.image).type
         require(
-            _is_image(kind),
+            is_image(kind),
             f"data.image_column={self.image} of {url} holds {kind}, not the bytes of images: for paths use data=csv, "
             "or name the column with the bytes",
         )
         for name, _ in self.captions:
             kind = schema.field(name).type
             require(
-                _is_text(kind) or _is_list_of_text(kind),
+                is_text(kind) or is_list_of_text(kind),
                 f"data.caption_column={name} of {url} holds {kind}, not texts or lists of texts: name another column",
             )
         if self.label is not None:
             kind = schema.field(self.label).type
             require(
-                _is_text(kind) or _is_index(kind),
+                is_text(kind) or _is_index(kind),
                 f"data.label_column={self.label} of {url} holds {kind}, neither indices nor names: name another column",
             )
 
 
-def _is_image(kind: DataType) -> bool:
+def is_image(kind: DataType) -> bool:
     from pyarrow import types
 
     if types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and _is_image(kind.field("bytes").type)
+        return kind.get_field_index("bytes") >= 0 and is_image(kind.field("bytes").type)
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
-def _is_text(kind: DataType) -> bool:
+def is_text(kind: DataType) -> bool:
     from pyarrow import types
 
     if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
+        return is_text(kind.value_type)
     return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
-def _is_list_of_text(kind: DataType) -> bool:
+def is_list_of_text(kind: DataType) -> bool:
     from pyarrow import types
 
-    return bool(types.is_list(kind) or types.is_large_list(kind)) and _is_text(kind.value_type)
+    return bool(types.is_list(kind) or types.is_large_list(kind)) and is_text(kind.value_type)
 
 
 def _is_index(kind: DataType) -> bool:
@@ -154,7 +154,7 @@ class RowGroupFile(ShardFile):
         captions = [cells[name] for name, _ in self.columns.captions]
         if not image:
             return "image is missing or empty"
-        if not any(any(cell) if isinstance(cell, list) else cell for cell in captions):
+        if captions and not any(any(cell) if isinstance(cell, list) else cell for cell in captions):
             return "caption is missing or empty"
         if self.columns.label is not None and cells[self.columns.label] in (None, ""):
             return "label is missing"

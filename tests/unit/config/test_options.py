@@ -90,7 +90,7 @@ def test_every_field_of_a_run_is_a_value_or_a_group() -> None:
 
 def test_the_documented_models_and_data_sets_exist() -> None:
     models = "rn50 rn101 vit_s16 vit_b32 vit_b16 vit_l14 vit_h14 vit_g14 vit_bigg14 convnext_base_w tiny"
-    data = "shapes digits csv parquet webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp_small datacomp_medium datacomp1b"
+    data = "shapes digits csv parquet hf webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp_small datacomp_medium datacomp1b"
     assert set(names("model")) >= set(models.split())
     assert set(names("data")) >= set(data.split())
 
@@ -312,7 +312,8 @@ def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("csv", "data.path"), ("parquet", "data.path"), ("webdataset", "data.shards")]
+    ("name", "key"),
+    [("csv", "data.path"), ("parquet", "data.path"), ("hf", "data.path"), ("webdataset", "data.shards")],
 )
 def test_user_data_requires_its_path(name: str, key: str) -> None:
     with pytest.raises(ConfigError, match=rf"^{key} has no value: give .* e\.g\. .?{key}="):

@@ -1,0 +1,280 @@
+"""Data sets of Hugging Face, on the hub or in a folder with the same layout: Parquet files or WebDataset tars.
+
+This option finds the files of a split (hf_layout.py) and the columns of images, captions and labels (hf_features.py).
+data=parquet and data=webdataset read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clipx.config.registry import option
+from clipx.data.benchmark import PromptedShards
+from clipx.data.class_names import fill, read_templates
+from clipx.data.hf_features import Columns
+from clipx.data.hf_layout import CARD, Repository, single_format
+from clipx.data.parquet import ParquetSpec, caption_columns
+from clipx.data.shards.cache import check_access
+from clipx.data.source import check_held_out_share
+from clipx.data.spec import Classes, Dataset, DataSpec
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ClipxError, ConfigError, DataError, require
+from clipx.storage.hub_repository import HubFile
+from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, read_range, retry
+from clipx.storage.url import check_folder_url, check_url
+
+_CARD_BYTES = 1 << 20
+_PARQUET_ONLY = ("image_column", "templates")
+_TEMPLATE = "a photo of a {}."
+
+log = logging.getLogger(__name__)
+
+
+@option("data")
+@dataclass(kw_only=True, slots=True)
+class HfSpec(DataSpec):
+    """A data set of Hugging Face, in a folder or on the hub (hf://): Parquet files or WebDataset tars."""
+
+    kind: str = "hf"
+    """Kind of data: a data set of Hugging Face."""
+
+    path: str | None = None
+    """Folder of the data set, or hf://datasets/OWNER/NAME, with @REVISION for a branch, tag or commit. Required. The
+    hub and the token to read it are taken from HF_ENDPOINT and HF_TOKEN."""
+
+    revision: str | None = None
+    """Commit of the repository on the hub, 40 hexadecimal digits. null: that of path when the run starts. It is saved
+    with the run, so a resumed run reads the same files."""
+
+    config: str | None = None
+    """Name of the configuration (subset). null: the only one, or the default one."""
+
+    split: str = "train"
+    """Name of the split to train on."""
+
+    held_out_split: str | None = None
+    """Name of the split to evaluate on, such as validation or test. null: held_out_share of split is held out."""
+
+    held_out_share: float = 0.05
+    """Share held out for evaluation, evenly spread, in [0, 0.5]: as in data=parquet or data=webdataset. 0: none. Has no
+    effect with held_out_split."""
+
+    image_column: str | None = None
+    """Name of the column with the images, in Parquet files. null: the only column of images."""
+
+    caption_column: Any = None  # OmegaConf has no type for a string or a dictionary
+    """Name of the column with the captions, or several with weights, {caption:0.3,recaption:0.7}; of tars txt or
+    json.KEY. null: the only column of texts, templates with the class name if there is none; of tars txt."""
+
+    label_column: str | None = None
+    """Name of the column with the class of each image, for zero-shot evaluation; of tars cls or json.KEY. null: the
+    only column with class names, if there is one; of tars no labels."""
+
+    templates: str | None = None
+    """Templates of class names, in Parquet files that have them: openai_imagenet (80), simple (7), or a file with one
+    per line, with {} for the class name. null: a photo of a {}."""
+
+    samples_per_shard: int | None = None
+    """Number of samples in each tar, which are then not indexed at the start: see data=webdataset. null: as there."""
+
+    retry_s: float = 120.0
+    """Seconds for which a failed read of a remote file is repeated before the run ends, at most 604800 (a week); 0
+    tries once."""
+
+    cache_gb: float = 0.0
+    """Size limit of the local cache of row groups or whole remote tars, in GB. 0: as in data=parquet and
+    data=webdataset."""
+
+    cache_dir: str | None = None
+    """Folder of the cache, best on a local disk. null: shards in clipx's cache folder."""
+
+    def __post_init__(self) -> None:
+        DataSpec.__post_init__(self)
+        check_held_out_share(self.held_out_share)
+        check_access(self.retry_s, self.cache_gb)
+        if self.path is not None:
+            self._check_path(self.path)
+        if self.revision is not None:
+            require(self._hub is not None, f"data.revision={self.revision} has no effect without hf://: remove it")
+            require(
+                HubFile("dataset", "", self.revision, "").pinned,
+                f"data.revision={self.revision} is not a commit of 40 hexadecimal digits: give a branch or tag as "
+                "data.path=hf://datasets/OWNER/NAME@REVISION",
+            )
+        if self.caption_column is not None:
+            caption_columns(self.caption_column)
+
+    def _check_path(self, path: str) -> None:
+        if not path.startswith("hf://"):
+            (check_url if is_local(path) else check_folder_url)("data.path", path)
+            return
+        check_url("data.path", path)
+        hub = HubFile.parse(path.rstrip("/"))
+        require(
+            hub is not None and hub.kind == "dataset" and not hub.path,
+            f"data.path={path} is not a data set on the hub: give hf://datasets/OWNER/NAME, or data=parquet "
+            "data.path=hf://…/*.parquet for files",
+        )
+
+    @property
+    def _hub(self) -> HubFile | None:
+        hub = HubFile.parse((self.path or "").rstrip("/"))
+        return hub if hub is None or self.revision is None else replace(hub, revision=self.revision)
+
+    def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
+        if self._hub is None or self.revision is not None:
+            return self
+        if saved.get("path") == self.path and isinstance(saved.get("revision"), str):
+            return replace(self, revision=saved["revision"])
+        return replace(self, revision=self._commit(self._hub))
+
+    def _commit(self, hub: HubFile) -> str:
+        if hub.pinned:
+            return hub.revision
+        with self._hub_errors():
+            commit = retry(hub.root, self.retry_s, hub.commit)
+        log.info("%s: %s is commit %s", self.name, self.path, commit)
+        return commit
+
+    def open(self) -> Dataset:
+        repository = self._repository()
+        splits = repository.splits(self.config)
+        train = repository.files_of(splits, "data.split", self.split)
+        held_out = None
+        if self.held_out_split is not None:
+            held_out = repository.files_of(splits, "data.held_out_split", self.held_out_split)
+            require(
+                self.held_out_split != self.split,
+                f"data.held_out_split={self.held_out_split} is data.split: name another, or null for held_out_share",
+            )
+        opened = self._open(train, held_out)
+        return replace(opened, notes=[*opened.notes, *repository.notes(splits)])
+
+    def open_for_evaluation(self) -> Dataset:
+        """Opens held_out_split, or split without one. No other split needs to exist."""
+        repository = self._repository()
+        key = "split" if self.held_out_split is None else "held_out_split"
+        urls = repository.files_of(repository.splits(self.config), f"data.{key}", self.held_out_split or self.split)
+        opened = replace(self, held_out_share=0.0)._open(urls, None, training=False)
+        return replace(opened, held_out=opened.train)
+
+    def _repository(self) -> Repository:
+        """Lists the files of the data set, and reads its card."""
+        if self.path is None:
+            raise ConfigError(
+                "data.path has no value: give the folder of a data set or its repository on the hub, e.g. "
+                "data.path=hf://datasets/OWNER/NAME"
+            )
+        root, found = self._listed(self.path) if self._hub is None else self._listed_on_hub(self._hub)
+        card, size = None, min(found.get(CARD, 0), _CARD_BYTES)
+        if size:
+            with errors_as(DataError, f"{root}/{CARD} cannot be read", "check the permission to read it"):
+                card = read_range(f"{root}/{CARD}", 0, size, self.retry_s).decode("utf-8-sig", "replace")
+        return Repository(root, self.path, list(found), card)
+
+    def _listed(self, path: str) -> tuple[str, Mapping[str, int]]:
+        """Returns the root of a folder, and the size of each file by its path below it."""
+        root = (local_path(path) if is_local(path) else path).rstrip("/") or "/"
+        require(not is_local(path) or Path(root).is_dir(), f"data.path={path} is no folder: check the path")
+        with errors_as(DataError, f"data.path={path} cannot be listed", "check the path and the permission to read it"):
+            found = _local_files(root) if is_local(root) else retry(root, self.retry_s, StorageFolder(root).files)
+        require(bool(found), f"data.path={path} is no folder with files: check the path")
+        return root, found
+
+    def _listed_on_hub(self, hub: HubFile) -> tuple[str, Mapping[str, int]]:
+        """Returns the URL of a commit, and the size of each of its files by path."""
+        pinned = replace(hub, revision=self._commit(hub))
+        with self._hub_errors():
+            return pinned.root, retry(pinned.root, self.retry_s, pinned.files)
+
+    def _hub_errors(self) -> AbstractContextManager[None]:
+        fix = "check the names of the data set and of the revision, and set HF_TOKEN if it is private"
+        return errors_as(DataError, f"data.path={self.path} cannot be listed on the hub", fix)
+
+    def _open(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool = True) -> Dataset:
+        tars = single_format([*urls, *(held_out or ())], str(self.path)) == ".tar"
+        without_effect = _PARQUET_ONLY if tars else ("samples_per_shard",)
+        for key in without_effect:
+            value = getattr(self, key)
+            form = "tars" if tars else "Parquet files"
+            require(value is None, f"data.{key}={value} has no effect on {form}: remove it")
+        return self._open_tars(urls, held_out, training) if tars else self._open_parquet(urls, held_out, training)
+
+    def _open_tars(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool) -> Dataset:
+        try:
+            spec = WebDatasetSpec(
+                **self._shared(),
+                held_out_share=self.held_out_share,
+                caption_key="txt" if self.caption_column is None else self.caption_column,
+                label_key=self.label_column,
+                samples_per_shard=self.samples_per_shard,
+                read="auto" if training else "range",
+            )
+            return spec.open_files(urls, held_out)
+        except ClipxError as error:  # with the keys of data=webdataset
+            text = re.sub(r"\bdata\.(caption|label)_key\b", r"data.\1_column", str(error))
+            if text == str(error):
+                raise
+            raise type(error)(text) from None
+
+    def _open_parquet(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool) -> Dataset:
+        from clipx.data.shards.footer import open_parquet_file
+        from clipx.data.shards.row_groups import RowColumns
+
+        schema = open_parquet_file(urls[0], self.retry_s).metadata().schema.to_arrow_schema()
+        found = Columns.of(urls[0], schema)
+        label = found.label(self.label_column)
+        captions = found.caption(self.caption_column, labelled=bool(found.class_names))
+        found.check_label(label, captions)
+        columns = RowColumns(
+            found.image(self.image_column), () if captions is None else caption_columns(captions), label
+        )
+        classes = self._classes(found.class_names.get(label or "", ()))
+        spec = ParquetSpec(**self._shared(), held_out_share=self.held_out_share)
+        opened = replace(spec.open_files(urls, held_out, columns), classes=classes)
+        if captions is not None:
+            return opened
+        require(
+            classes is not None,
+            f"data.label_column={label} of {urls[0]} has no class names, of which captions are made: name a column of "
+            "captions with data.caption_column=…",
+        )
+        assert classes is not None
+        prompts = [[fill(template, name) for template in classes.templates] for name in classes.names]
+        held = opened.held_out
+        return replace(
+            opened,
+            train=PromptedShards(opened.train, prompts, training),
+            held_out=None if held is None else PromptedShards(held, prompts, trained_on=False),
+        )
+
+    def _classes(self, names: Sequence[str]) -> Classes | None:
+        require(
+            bool(names) or self.templates is None,
+            f"data.templates={self.templates} has no effect without a column of labels with class names: remove it",
+        )
+        templates = read_templates(self.templates, "data.templates") if self.templates else (_TEMPLATE,)
+        return Classes([name.replace("_", " ") for name in names], templates) if names else None
+
+    def _shared(self) -> dict[str, Any]:
+        """Returns the options that data=parquet and data=webdataset have, too."""
+        names = [f.name for f in dataclasses.fields(DataSpec) if f.name != "kind"]
+        return {name: getattr(self, name) for name in (*names, "retry_s", "cache_gb", "cache_dir")}
+
+
+def _local_files(root: str) -> dict[str, int]:
+    """Returns the size of each file below a folder. Links to files are followed: the cache of the hub has these."""
+
+    def fail(error: OSError) -> None:
+        raise error  # os.walk would leave out a folder that cannot be read
+
+    files = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
+    return {str(file.relative_to(root)): file.stat().st_size for file in files if file.is_file()}

@@ -1,0 +1,436 @@
+"""Data sets of Hugging Face: splits and columns are found, in folders and on a hub, whose commit is pinned."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.hub_server import Hub
+from helpers.runs import VIT, compose, run, tensors, torchrun
+from helpers.samples import jpeg, write_tar
+
+from clipx.data.hf import HfSpec
+from clipx.data.shards import cache, first_use, footer, row_groups
+from clipx.data.source import Source
+from clipx.data.spec import Dataset, DataSpec
+from clipx.errors import ClipxError, ConfigError, DataError
+from clipx.storage import hub_repository
+
+IMAGE, TEXT = {"_type": "Image"}, {"dtype": "string", "_type": "Value"}
+COLOURS = {"names": ["dark_red", "green", "blue"], "_type": "ClassLabel"}
+CAPTIONED = {"image": IMAGE, "caption": TEXT}
+LABELLED = {"image": IMAGE, "label": COLOURS}
+NAME = "owner/set"
+PATH = f"hf://datasets/{NAME}"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    clear_caches()
+    yield
+    clear_caches()
+
+
+def clear_caches() -> None:
+    """Forgets what this process knows of files: it then reads as a new one."""
+    for cached in (cache._cache_dir, cache._background, first_use._process, footer._metadata, row_groups._content):
+        cached.cache_clear()
+    hub_repository._listed.cache_clear()
+
+
+def parquet(numbers: range, features: dict[str, Any] | None = None, group: int = 10) -> bytes:
+    """Returns a file as push_to_hub writes it."""
+    features = CAPTIONED if features is None else features
+    rows = [
+        {
+            name: {"bytes": jpeg(i), "path": f"{i}.jpg"}
+            if feature == IMAGE
+            else i % 3
+            if "names" in feature
+            else f"{name} {i}"
+            for name, feature in features.items()
+        }
+        for i in numbers
+    ]
+    table = pa.Table.from_pylist(rows)
+    out = io.BytesIO()
+    pq.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}),
+        out,
+        row_group_size=group,
+    )
+    return out.getvalue()
+
+
+def tar(tmp_path: Path, numbers: range) -> bytes:
+    members = [
+        (f"{i}.{ending}", content) for i in numbers for ending, content in (("jpg", jpeg(i)), ("txt", b"text %d" % i))
+    ]
+    return write_tar(tmp_path / "scratch.tar", members).read_bytes()
+
+
+def folder(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    for path, content in files.items():
+        (tmp_path / "set" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / path).write_bytes(content)
+    return tmp_path / "set"
+
+
+def spec(path: object, **options: Any) -> HfSpec:
+    return HfSpec(**{"name": "hf", "path": str(path), "held_out_share": 0.0, **options})
+
+
+def captions(source: Source | None) -> list[str]:
+    assert source is not None
+    return [source.read(i).captions[0] for i in range(sum(source.sizes))]
+
+
+def numbers(source: Source | None) -> list[int]:
+    return [int(caption.split()[-1]) for caption in captions(source)]
+
+
+def error(call: Any, kind: type[ClipxError]) -> str:
+    with pytest.raises(kind) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+# ------------------------------------------------------------------------------------------------------- layouts
+
+ONE = parquet(range(2))
+TWO = parquet(range(2, 5))
+
+
+def test_splits_follow_from_the_names_of_the_files(tmp_path: Path) -> None:
+    root = folder(
+        tmp_path,
+        {
+            "data/train-00000-of-00002.parquet": ONE,
+            "data/train-00001-of-00002.parquet": TWO,
+            "data/test-00000-of-00001-0123456789abcdef.parquet": ONE,
+            ".cache/huggingface/train-00000-of-00001.parquet": b"hidden",
+        },
+    )
+    opened = spec(root, held_out_split="test").open()
+    assert (numbers(opened.train), numbers(opened.held_out)) == ([0, 1, 2, 3, 4], [0, 1])
+    assert numbers(spec(root, held_out_split="test").open_for_evaluation().held_out) == [0, 1]
+    assert numbers(spec(root).open_for_evaluation().held_out) == [0, 1, 2, 3, 4]
+    half = spec(root, held_out_share=0.5).open()
+    assert half.held_out is not None and sum(half.held_out.sizes) in (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "split"),
+    [
+        ("train.parquet", "valid.parquet", "validation"),
+        ("set-training.parquet", "set_dev_1.parquet", "validation"),
+        ("train/0.parquet", "evaluation/0.parquet", "test"),
+        ("english/train/0000.parquet", "english/partial-test/0000.parquet", "test"),
+        ("latest.parquet", None, None),  # "test" inside of a word is no split
+        ("contrain/a.parquet", None, None),
+    ],
+)
+def test_splits_of_other_layouts(tmp_path: Path, train: str, held_out: str | None, split: str | None) -> None:
+    root = folder(tmp_path, {train: ONE, **({held_out: TWO} if held_out else {})})
+    opened = spec(root, held_out_split=split).open()
+    assert numbers(opened.train) == [0, 1]
+    assert held_out is None or numbers(opened.held_out) == [2, 3, 4]
+
+
+def test_files_of_no_split_are_reported_and_links_are_read(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train-00000-of-00001.parquet": ONE, "more.parquet": TWO, "README.md": b""})
+    (root / "test-00000-of-00001.parquet").symlink_to(root / "more.parquet")  # as in the cache of the hub
+    opened = spec(root, held_out_split="test").open()
+    assert (numbers(opened.train), numbers(opened.held_out)) == ([0, 1], [2, 3, 4])
+    assert opened.notes == ["1 files belong to no split and are not read, e.g. more.parquet"]
+
+
+CARD = b"""---
+license: mit
+configs:
+- config_name: small
+  data_files: small/*.parquet
+- config_name: large
+  default: true
+  data_files:
+  - split: train
+    path: [large/a.parquet, "large/b*"]
+  - split: test
+    path: large/**/c.parquet
+- config_name: folder
+  data_dir: large
+---
+# Data set
+"""
+
+
+def test_the_card_names_configurations_and_their_files(tmp_path: Path) -> None:
+    files = {"README.md": CARD, "small/x.parquet": ONE, "large/a.parquet": TWO, "large/b1.parquet": ONE}
+    root = folder(tmp_path, {**files, "large/deep/c.parquet": TWO})
+    opened = spec(root, held_out_split="test").open()
+    assert (numbers(opened.train), numbers(opened.held_out)) == ([2, 3, 4, 0, 1], [2, 3, 4])
+    assert numbers(spec(root, config="small").open().train) == [0, 1]
+    assert numbers(spec(root, config="folder").open().train) == [2, 3, 4, 0, 1, 2, 3, 4]
+    text = error(lambda: spec(root, config="smal").open(), ConfigError)
+    assert "data.config=smal is not in" in text and "small, large, folder" in text and "did you mean small" in text
+    text = error(lambda: spec(root, held_out_split="dev").open(), ConfigError)
+    assert text.startswith(f"data.held_out_split=dev is not in data.path={root}: choose one of train, test")
+
+
+def test_a_card_may_not_name_files_elsewhere_or_build_objects(tmp_path: Path) -> None:
+    for value in (
+        "https://example.org/a.parquet",
+        "../a.parquet",
+        "/etc/a.parquet",
+        "{train: 5}",
+        '"' + 9 * "**/" + '"',
+    ):
+        root = folder(tmp_path, {"README.md": f"---\nconfigs:\n- data_files: {value}\n---".encode(), "a.parquet": ONE})
+        assert "correct it to a path in the repository" in error(lambda root=root: spec(root).open(), DataError)
+    for value in ("!!python/object/apply:os.getcwd []", "[", "&a [1]\nb: *a"):
+        root = folder(tmp_path, {"README.md": f"---\nconfigs: {value}\n---".encode()})
+        assert "the header of README.md cannot be read" in error(lambda root=root: spec(root).open(), DataError)
+
+
+def test_a_folder_for_each_configuration(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"de/train/0.parquet": ONE, "en/train/0.parquet": TWO, "en/test/0.parquet": ONE})
+    assert numbers(spec(root, config="en").open().train) == [2, 3, 4]
+    assert "choose one of de, en with data.config=" in error(lambda: spec(root).open(), ConfigError)
+
+
+def test_webdataset_tars(tmp_path: Path) -> None:
+    one, two, three = (tar(tmp_path, range(k, k + 2)) for k in (0, 2, 4))
+    root = folder(tmp_path, {"train-000.tar": one, "train-001.tar": two, "test-000.tar": three})
+    opened = spec(root, held_out_split="test").open()
+    assert (numbers(opened.train), numbers(opened.held_out)) == ([0, 1, 2, 3], [4, 5])
+    text = error(lambda: spec(root, image_column="jpg").open(), ConfigError)
+    assert text == "data.image_column=jpg has no effect on tars: remove it"
+    assert "data.caption_column=text is not a member" in error(
+        lambda: spec(root, caption_column="text").open(), ConfigError
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["dataset_dict.json", "train/data-00000-of-00001.arrow", "train/state.json"], "to_parquet('train.parquet')"),
+        (["metadata.csv", "a.jpg"], "give data=csv data.path={root}/metadata.csv data.image_column=file_name"),
+        (["metadata.jsonl", "a.jpg"], "write that as a table, and give data=csv"),
+        (["train/cat/a.jpg"], "give data=folder for class folders"),
+        (["set.py", "README.md"], "holds a loading script, which clipx does not execute"),
+        (["a.json", "b.zip"], "holds neither Parquet files nor tars (only .json, .zip)"),
+        (["train.parquet", "train.tar"], "has Parquet files and tars in the same split"),
+    ],
+)
+def test_other_formats_are_errors_that_name_the_fix(tmp_path: Path, files: list[str], expected: str) -> None:
+    root = folder(tmp_path, dict.fromkeys(files, b"x"))
+    assert expected.format(root=root) in error(lambda: spec(root).open(), DataError)
+
+
+def test_a_folder_that_does_not_exist_or_is_empty_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(exist_ok=True)
+    assert "is no folder: check the path" in error(lambda: spec(tmp_path / "none").open(), ConfigError)
+    assert "is no folder with files: check the path" in error(lambda: spec(tmp_path / "cache").open(), ConfigError)
+
+
+# ------------------------------------------------------------------------------------------------------- columns
+
+
+def opened(tmp_path: Path, features: dict[str, Any], **options: Any) -> Dataset:
+    return spec(folder(tmp_path, {"train.parquet": parquet(range(4), features)}), **options).open()
+
+
+def test_captions_of_a_labelled_set_are_templates_with_its_class_names(tmp_path: Path) -> None:
+    data = opened(tmp_path, LABELLED)
+    assert captions(data.train) == [f"a photo of a {name}." for name in ("dark red", "green", "blue", "dark red")]
+    assert data.classes is not None and data.classes.names == ["dark red", "green", "blue"]
+    assert [data.train.read(i).label for i in range(4)] == [0, 1, 2, 0]
+    other = opened(tmp_path, LABELLED, templates="simple")
+    assert other.train.fingerprint != data.train.fingerprint and len(other.train.read(0).captions) == 7
+
+
+def test_captions_and_labels_of_the_same_set(tmp_path: Path) -> None:
+    data = opened(tmp_path, {**CAPTIONED, "label": COLOURS})
+    assert (numbers(data.train), data.train.read(2).label) == ([0, 1, 2, 3], 2)
+    assert data.classes is not None
+    two = opened(tmp_path, {**CAPTIONED, "label": COLOURS, "other": COLOURS})
+    assert (two.train.read(2).label, two.classes) == (None, None)
+
+
+def test_several_candidates_are_listed_with_the_key(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({**CAPTIONED, "url": TEXT}, "several columns of captions: caption, url; name one with data.caption_column=…"),
+        ({**CAPTIONED, "mask": IMAGE}, "several columns of images: image, mask; name one with data.image_column=…"),
+        ({**LABELLED, "other": COLOURS}, "several columns of labels: label, other; name one with data.label_column=…"),
+        ({"caption": TEXT}, "has no column of images"),
+        ({"image": IMAGE}, "has neither texts nor a column of labels with class names"),
+    ]
+    for features, expected in cases:
+        assert expected in error(lambda features=features: opened(tmp_path, features), ConfigError)
+    both = {**CAPTIONED, "url": TEXT, "mask": IMAGE}
+    assert numbers(opened(tmp_path, both, caption_column="url", image_column="mask").train) == [0, 1, 2, 3]
+    text = error(lambda: opened(tmp_path, CAPTIONED, caption_column="text"), ConfigError)
+    assert "data.caption_column=text is not a column of" in text
+
+
+def test_files_without_features_are_judged_by_their_types(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([{"jpg": jpeg(1), "texts": ["one 1"], "size": 5}]), out)
+    assert captions(spec(folder(tmp_path, {"a.parquet": out.getvalue()})).open().train) == ["one 1"]
+
+
+# ----------------------------------------------------------------------------------------------------------- hub
+
+
+def pinned(data: DataSpec) -> HfSpec:
+    found = data.pinned({})
+    assert isinstance(found, HfSpec)
+    return found
+
+
+def test_a_repository_on_the_hub_equals_a_folder_and_is_read_by_need(hub: Hub, tmp_path: Path) -> None:
+    files = {f"data/train-0000{k}-of-00004.parquet": parquet(range(20 * k, 20 * k + 20)) for k in range(4)}
+    files["README.md"] = b"# A card without a header"
+    commit = hub.commit(NAME, files)
+    data = pinned(spec(PATH))
+    assert data.revision == commit
+    far, near = data.open().train, spec(folder(tmp_path, files)).open().train
+    assert (far.fingerprint, far.sizes) == (near.fingerprint, near.sizes)
+    assert (hub.count("/revision/"), hub.count("/tree/")) == (1, 2), "six entries in pages of three"
+    assert hub.count("/storage/") == 1 + 4, "the card and four footers"
+    assert (far.read(25), far.key(25)) == (near.read(25), f"{PATH}@{commit}/data/train-00001-of-00004.parquet#0:5")
+    assert hub.count("/storage/") == 5 + 2, "image and caption of one row group"
+    hub.requests.clear()
+    clear_caches()  # another process of the machine
+    again = data.open().train
+    assert again.fingerprint == far.fingerprint
+    assert [path for _, path in hub.requests if "/storage/" not in path and "/resolve/" not in path] == []
+
+
+def test_a_commit_stays_pinned_when_the_branch_moves(hub: Hub) -> None:
+    old = hub.commit(NAME, {"train.parquet": ONE})
+    data = pinned(spec(PATH))
+    new = hub.commit(NAME, {"train.parquet": TWO})
+    saved = {"path": PATH, "revision": old}
+    assert numbers(data.open().train) == [0, 1]
+    resumed = spec(PATH).pinned(saved)
+    assert isinstance(resumed, HfSpec) and resumed.revision == old
+    assert pinned(spec(PATH)).revision == new
+    assert pinned(spec(f"{PATH}@{old}")).revision == old
+    assert spec(PATH).pinned({**saved, "path": "other"}).revision == new  # type: ignore[attr-defined]
+
+
+def test_the_parquet_branch_of_the_hub(hub: Hub) -> None:
+    hub.commit(NAME, {"set.py": b"raise SystemExit"})
+    hub.commit(NAME, {"default/train/0000.parquet": ONE, "default/test/0000.parquet": TWO}, "refs/convert/parquet")
+    text = error(lambda: pinned(spec(PATH)).open(), DataError)
+    assert f"give data.path={PATH}@refs/convert/parquet" in text
+    opened = pinned(spec(f"{PATH}@refs/convert/parquet", held_out_split="test")).open()
+    assert (numbers(opened.train), numbers(opened.held_out)) == ([0, 1], [2, 3, 4])
+
+
+def test_tars_on_the_hub(hub: Hub, tmp_path: Path) -> None:
+    hub.commit(NAME, {f"data/train/{k}.tar": tar(tmp_path, range(3 * k, 3 * k + 3)) for k in range(2)})
+    data = pinned(spec(PATH)).open()
+    assert numbers(data.train) == list(range(6))
+    assert hub.count("sizes.json") == hub.count("_stats.json") == 0, "files that the commit does not list"
+    clear_caches()
+    hub.requests.clear()
+    listed = pinned(spec(PATH, samples_per_shard=3)).open()
+    assert (listed.train.sizes, hub.count("/storage/")) == ([3, 3], 0)
+
+
+def test_refusals_are_one_line_with_the_fix(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = error(lambda: pinned(spec("hf://datasets/owner/none")), DataError)
+    assert "set HF_TOKEN to one that may read the repository" in text and "check the name" in text
+    hub.commit(NAME, {"train.parquet": ONE})
+    hub.tokens[NAME] = "hf_right"
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+    text = error(lambda: pinned(spec(PATH)), DataError)
+    assert f"data.path={PATH} cannot be listed on the hub" in text and "set HF_TOKEN if it is private" in text
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert numbers(pinned(spec(PATH)).open().train) == [0, 1]
+    assert "cannot be listed" in error(lambda: pinned(spec(f"{PATH}@none")), DataError)
+    hub.commit(NAME, {"train.parquet": TWO})
+    hub.gated.add(NAME)
+    text = error(lambda: pinned(spec(PATH)).open(), DataError)
+    assert "accept its conditions on its page if it is gated" in text
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.requests.clear()
+    assert "unset HF_HUB_OFFLINE" in error(lambda: pinned(spec(PATH)), DataError)
+    assert hub.requests == []
+
+
+def test_outages_and_cut_answers_are_retried_and_a_long_outage_is_an_error(hub: Hub) -> None:
+    hub.commit(NAME, {"train.parquet": parquet(range(20))})
+    left = {"/revision/": 1, "/tree/": 1, "/resolve/": 1, "/storage/": 2}
+
+    def fault(path: str) -> int | str | None:
+        part = next(part for part in left if part in path)
+        left[part] -= 1
+        return None if left[part] < 0 else "cut" if part == "/storage/" else 503
+
+    hub.fault = fault
+    source = pinned(spec(PATH)).open().train
+    assert source.read(3).captions == ["caption 3"]
+    assert max(left.values()) < 0, "all faults were met"
+    short = pinned(spec(PATH, retry_s=0.2)).open().train
+    hub.fault = lambda path: 503
+    assert "the storage failed for" in error(lambda: short.read(13), DataError)
+    hub.fault = lambda path: None
+    assert short.read(13).captions == ["caption 13"]
+
+
+def test_options_that_do_not_fit_are_errors(tmp_path: Path) -> None:
+    for path in ("hf://datasets/owner", "hf://owner/model", f"{PATH}/data/train.parquet", "hf://buckets/owner/name"):
+        assert "is not a data set on the hub" in error(lambda path=path: spec(path), ConfigError)
+    assert "data.revision=main is not a commit" in error(lambda: spec(PATH, revision="main"), ConfigError)
+    assert "has no effect without hf://" in error(lambda: spec(tmp_path, revision="0" * 40), ConfigError)
+    root = folder(tmp_path, {"train.parquet": ONE})
+    assert "has no effect on Parquet files" in error(lambda: spec(root, samples_per_shard=3).open(), ConfigError)
+    assert "data.templates=simple has no effect" in error(lambda: spec(root, templates="simple").open(), ConfigError)
+    assert "is data.split" in error(lambda: spec(root, held_out_split="train").open(), ConfigError)
+
+
+def test_a_mixture_pins_its_sources(hub: Hub) -> None:
+    old = hub.commit(NAME, {"train.parquet": ONE})
+    data = compose("data=mixture", "+data@data.sources.a=hf", f"data.sources.a.path={PATH}", "evaluator=[]").data
+    first = data.pinned({})
+    hub.commit(NAME, {"train.parquet": TWO})
+    saved = {"sources": {"a": {"path": PATH, "revision": first.sources["a"].revision}}}  # type: ignore[attr-defined]
+    assert data.pinned(saved).sources["a"].revision == old  # type: ignore[attr-defined]
+    assert data.sources["a"].revision is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_the_ranks_of_a_machine_ask_the_hub_once(hub: Hub, tmp_path: Path) -> None:
+    hub.commit(NAME, {"data/train-00000-of-00001.parquet": parquet(range(80))})
+    command = ["-m", "clipx.train", "data=hf", f"data.path={PATH}", *VIT, "data.batch_size=16", "duration=2st"]
+    torchrun(2, *command, "logger=[]", "evaluator=[]", "report=false", f"run_dir={tmp_path}/run", "data.workers=2")
+    assert (hub.count("/revision/"), hub.count("/tree/")) == (1, 1)
+
+
+def test_a_resumed_run_reads_the_commit_of_its_start_bit_for_bit(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.commit(NAME, {"data/train-00000-of-00001.parquet": parquet(range(80))})
+    command = [sys.executable, "-m", "clipx.train", "data=hf", f"data.path={PATH}", *VIT, "data.batch_size=16"]
+    command += ["data.shuffle_window=40", "data.streams=4", "data.workers=1", "schedule=constant", "log_every=1st"]
+    command += ["logger=[]", "evaluator=[]", "report=false", "resume=auto"]
+    run(*command, f"run_dir={tmp_path}/whole", "duration=6st")
+    run(*command, f"run_dir={tmp_path}/parts", "duration=3st")
+    assert f"revision: {commit}" in (tmp_path / "parts" / "config.yaml").read_text()
+    hub.commit(NAME, {"data/train-00000-of-00001.parquet": parquet(range(40, 120))})
+    run(*command, f"run_dir={tmp_path}/parts", "duration=6st")
+    one, other = tensors(tmp_path / "whole", 6), tensors(tmp_path / "parts", 6)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,76 @@
+"""Files of the Hugging Face hub: their URLs, and reads by range without a list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.hub_server import Hub
+
+from clipx.errors import DataError
+from clipx.storage import hub_repository
+from clipx.storage.hub_repository import HubFile
+from clipx.storage.remote import file_info, read_file, read_range
+from clipx.storage.traffic import take_traffic
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
+    hub_repository._listed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("url", "parts"),
+    [
+        ("hf://datasets/o/n/a/b.tar", ("dataset", "o/n", "main", "a/b.tar")),
+        ("hf://datasets/o/n@dev/b.tar", ("dataset", "o/n", "dev", "b.tar")),
+        ("hf://datasets/o/n@refs/convert/parquet/a/b.tar", ("dataset", "o/n", "refs/convert/parquet", "a/b.tar")),
+        ("hf://datasets/o/n@refs%2Fpr%2F3/b.tar", ("dataset", "o/n", "refs/pr/3", "b.tar")),
+        ("hf://o/n/b.tar", ("model", "o/n", "main", "b.tar")),
+        ("hf://spaces/o/n", ("space", "o/n", "main", "")),
+    ],
+)
+def test_urls_of_files(url: str, parts: tuple[str, str, str, str]) -> None:
+    found = HubFile.parse(url)
+    assert found == HubFile(*parts)
+    assert HubFile.parse(f"{found.root}/{found.path}") == found
+
+
+@pytest.mark.parametrize("url", ["hf://datasets/o", "hf://buckets/o/n/a", "s3://o/n", "/o/n", "hf://"])
+def test_other_urls(url: str) -> None:
+    assert HubFile.parse(url) is None
+
+
+def test_a_range_costs_one_read_and_no_list(hub: Hub) -> None:
+    hub.commit("o/n", {"a b#.bin": bytes(range(200))})
+    take_traffic()
+    assert read_range("hf://datasets/o/n/a b#.bin", 10, 20, 5.0) == bytes(range(10, 20))
+    traffic = take_traffic()
+    assert (traffic.requests, traffic.bytes, hub.count("/api/datasets/")) == (1, 10, 0)
+
+
+def test_files_of_a_commit_are_known_by_one_list(hub: Hub) -> None:
+    url = f"hf://datasets/o/n@{hub.commit('o/n', {f'{k}.bin': bytes(k) for k in range(5)})}"
+    assert [file_info(f"{url}/{k}.bin", 5.0)["size"] for k in range(5)] == [0, 1, 2, 3, 4]
+    assert read_file(f"{url}/3.bin", 5.0) == bytes(3)
+    with pytest.raises(FileNotFoundError):
+        read_file(f"{url}/9.bin", 5.0)
+    assert (hub.count("/tree/"), hub.count("/resolve/")) == (2, 1), "two pages, and the file that exists"
+
+
+def test_a_commit_whose_list_is_damaged_is_listed_again(hub: Hub, tmp_path: Path) -> None:
+    url = f"hf://datasets/o/other@{hub.commit('o/other', {'a.bin': b'123'})}/a.bin"
+    assert file_info(url, 5.0)["size"] == 3
+    (record,) = (tmp_path / "hub").glob("*.json")
+    record.write_text("{")
+    hub_repository._listed.cache_clear()
+    assert file_info(url, 5.0)["size"] == 3
+    assert hub.count("/tree/") == 2
+
+
+def test_a_server_without_ranges_is_an_error(hub: Hub) -> None:
+    hub.commit("o/n", {"a.bin": bytes(100)})
+    hub.fault = lambda path: "whole"
+    with pytest.raises(DataError, match="ignores range requests"):
+        read_range("hf://datasets/o/n/a.bin", 0, 10, 5.0)
