@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 
 from clipx.bench.pipelines import training_stream
+from clipx.data.shared_memory import copy_to_shared
 from clipx.data.transform import decode_shrunk, plain_jpeg, random_box, resize
-from clipx.data.views import ImageView, copy_to_shared
+from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 
 PARTS = {
