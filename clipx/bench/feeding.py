@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from clipx.bench.decoding import WorkerView
 from clipx.bench.pipelines import photograph
 from clipx.bench.shards import caption_of
 from clipx.data.batch import Batch
@@ -23,7 +24,7 @@ from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.shared_memory import copy_to_shared
-from clipx.data.views import FeatureView, ImageView, View
+from clipx.data.views import FeatureView, View
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
 
@@ -105,5 +106,5 @@ def _encoded(kind: Kind, seed: int) -> tuple[str, bytes]:
 
 def _stream(path: str, name: str, seed: int) -> TrainBatches:
     source = Shards.open([path], "txt", None)
-    view: View = FeatureView(_FEATURES) if name == "features" else ImageView(_SIZE, _CROP, 10**8)
+    view: View = FeatureView(_FEATURES) if name == "features" else WorkerView(_SIZE, _CROP, 10**8)
     return TrainBatches(source, Order(source.sizes, seed, 200_000), view, Tokenizer(_CONTEXT), seed)

@@ -53,7 +53,7 @@ def _storage(size: int) -> torch.UntypedStorage:
     kept = _kept(os.getpid())
     unused = sorted((os.fstat(file).st_size, file) for file in kept if _is_unused(file))
     if not unused:
-        storage = torch.UntypedStorage._new_shared(size)
+        storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)
         if len(kept) < _KEPT:
             with suppress(OSError):  # without /proc all memory is new
                 kept.append(_reopened(storage._share_fd_cpu_()[0]))
@@ -63,9 +63,10 @@ def _storage(size: int) -> torch.UntypedStorage:
         os.posix_fallocate(file, 0, size)
     opened = _reopened(file)
     try:
-        return torch.UntypedStorage._new_shared_fd_cpu(opened, size)
+        again: torch.UntypedStorage = torch.UntypedStorage._new_shared_fd_cpu(opened, size)  # type: ignore[attr-defined]
     finally:
         os.close(opened)
+    return again
 
 
 @lru_cache(maxsize=1)
