@@ -74,7 +74,8 @@ class EmbeddingDtype(StrEnum):
 class EmbedSpec:
     """Options of clipx.embed.
 
-    Images are preprocessed as in evaluation: usually resized by the shorter side and cropped to the centre.
+    Images are preprocessed as in evaluation: usually resized by the shorter side and cropped to the centre. With
+    `views`, random crops are embedded instead.
     """
 
     kind: str = "embed"
@@ -100,6 +101,15 @@ class EmbedSpec:
 
     dtype: EmbeddingDtype = EmbeddingDtype.float32
     """Number format of the stored embeddings: `float16`, `float32` or `float64`."""
+
+    views: int = 0
+    """Number of random crops of each image that are embedded and stored with their boxes, of the area data.crop_scale,
+    at most batch_size. Training on them cuts exactly these boxes. 0: one embedding of the image as in evaluation.
+    Needs format=npy."""
+
+    seed: int | None = None
+    """Seed of the crops, at least 0. The crops of a sample depend on this seed, its number and its image, not on the
+    model: equal for all teachers of an ensemble. null: 0. Needs views."""
 
     samples_per_shard: int = 50_000
     """Number of samples per output shard, at least 1. A shard is held in memory until it is written."""
@@ -133,8 +143,25 @@ class EmbedSpec:
         for key, number in (("samples_per_shard", self.samples_per_shard), ("batch_size", self.batch_size)):
             require(number >= 1, f"{key}={number} must be at least 1")
         limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)
+        self._check_views()
         limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
+
+    def _check_views(self) -> None:
+        require(
+            0 <= self.views <= self.batch_size,
+            f"views={self.views} must be in [0, {self.batch_size}]: the crops of an image are embedded in one batch of "
+            "batch_size; 10 to 30 are usual",
+        )
+        require(
+            not self.views or self.format is EmbeddingFormat.npy,
+            f"views={self.views} needs format=npy, not {self.format}: remove one of them",
+        )
+        require(
+            self.seed is None or self.views > 0,
+            f"seed={self.seed} has no effect without views: give views, or remove it",
+        )
+        require((self.seed or 0) >= 0, f"seed={self.seed} must be at least 0")
 
 
 def embed(spec: EmbedSpec) -> None:

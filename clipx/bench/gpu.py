@@ -41,7 +41,7 @@ PARTS = {
     "vit_b32_small": Part(_STEPS, 150, ("vit_b32", 256, ("compiled", "eager"), ("compiled",))),
     "checkpoint": Part("clipx.bench.gpu_parts.storage:save", 120),
     "run": Part("clipx.bench.gpu_parts.runs:profiled", 150),
-    "images": Part("clipx.bench.gpu_parts.storage:images", 150),
+    "images": Part("clipx.bench.gpu_parts.storage:images", 180),
     "vit_b32_large": Part(_STEPS, 150, ("vit_b32", 4096, ("compiled", "bf16"), ("compiled",))),
     "vit_h14": Part(_STEPS, 150, ("vit_h14", 192, ("bf16",), ("compiled",))),
 }

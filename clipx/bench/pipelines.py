@@ -73,11 +73,12 @@ def _source(folder: str) -> Source:
     return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
 
 
-def training_stream(folder: str, seed: int) -> TrainBatches:
-    """Returns the training stream of a folder of photographs: crops of 224 pixels."""
+def training_stream(folder: str, seed: int, on_device: bool = False) -> TrainBatches:
+    """Returns the training stream of a folder of photographs: crops of 224 pixels. `on_device`: data.decode=gpu."""
     source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
-    return TrainBatches(source, order, ImageView(_SIZE, _CROP, 10**8), Tokenizer(_CONTEXT), seed)
+    view = ImageView(_SIZE, _CROP, 10**8, on_device=on_device)
+    return TrainBatches(source, order, view, Tokenizer(_CONTEXT), seed)
 
 
 def fork_workers() -> None:
@@ -97,7 +98,7 @@ def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -
     return batch * count / (time.perf_counter() - start)
 
 
-def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> Iterable[object]:
+def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> Iterable[Batch]:
     """Builds the endless training loader of one rank."""
     return train_loader(
         stream.source,
@@ -121,6 +122,11 @@ def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: in
     return _per_second(
         _loader(training_stream(folder, seed), batch, workers, _PREFETCH), batch, count, workers * _PREFETCH
     )
+
+
+def encoded_batches(folder: str, batch: int, workers: int, seed: int) -> Iterator[Batch]:
+    """Returns the endless training batches of one rank with data.decode=gpu. `Batch.to` decodes them."""
+    return iter(_loader(training_stream(folder, seed, on_device=True), batch, workers, _PREFETCH))
 
 
 def clipx_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clipx.data.encoded import EncodedImages
 from clipx.data.source import BadRecord
 from clipx.model.packer import TextPacker
 from clipx.storage.traffic import NO_TRAFFIC, Traffic
@@ -25,13 +26,21 @@ PART_SAMPLES = 512
 _INLINE_BYTES = 2**20
 
 
+class BatchDecoder(Protocol):
+    """Decoder of the images that loader processes leave to the device."""
+
+    def __call__(self, batch: Batch, device: torch.device) -> Batch:
+        """Returns the batch on the device, with all images in pixels. Raises DataError."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Batch of b samples of this rank. image_b3SS uint8, or image_bF float32 for stored features; tokens_bL int64;
     index_b int64, the indices in the source.
 
     Tokens and indices stay on the host, where reading them needs no synchronisation. `targets` are the rows that the
-    objective compares with, one per sample: labels, or a teacher's embeddings.
+    objective compares with, one per sample: labels, or a teacher's embeddings. With data.decode=gpu a batch on the host
+    has most images in `encoded`: `image` and `second_image` hold the others, in the order of the samples.
     """
 
     image: Tensor
@@ -45,6 +54,13 @@ class Batch:
     second_packing: tuple[Any, ...] = ()
     text_tokens: int = 0  # number of tokens in `packing`, see TextPacker.count
     traffic: Traffic = NO_TRAFFIC  # with remote storage, since the batch before of the same process
+    encoded: tuple[EncodedImages, ...] = ()  # of each part; without data.decode=gpu none
+    decoder: BatchDecoder | None = None  # of `encoded`
+
+    @property
+    def images(self) -> list[Tensor]:
+        """`image`, and `second_image` if the batch has it."""
+        return [self.image] if self.second_image is None else [self.image, self.second_image]
 
     def without_texts(self) -> Batch:
         """Returns the batch with tokens [b, 0], for which a model computes no text embedding."""
@@ -52,10 +68,15 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Returns the batch with all tensors that `to` moves in pinned memory."""
-        return self._with_inputs(Tensor.pin_memory)
+        return self._with_inputs(lambda x: x.pin_memory() if x.numel() else x)
 
     def to(self, device: torch.device) -> Batch:
-        """Moves all tensors but tokens and indices, without waiting for the device if they are pinned."""
+        """Moves all tensors but tokens and indices, without waiting for the device if they are pinned.
+
+        Decodes the images that are encoded, see DeviceDecoder.
+        """
+        if self.decoder is not None:
+            return self.decoder(self, device)
         return self._with_inputs(lambda x: x.to(device, non_blocking=True))
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -165,7 +186,8 @@ class Part:
 class JoinedBatch:
     """A batch of `size` samples whose parts arrive in any order.
 
-    Images are copied on arrival, to free the shared memory that they arrive in.
+    Images are copied on arrival, to free the shared memory that they arrive in: pixels to their rows, encoded images
+    and the pixels beside them by part.
     """
 
     def __init__(self, size: int, packers: Packers, pin: bool) -> None:
@@ -177,8 +199,7 @@ class JoinedBatch:
     def add(self, part: Part) -> None:
         batch = part.batch
         if len(batch.index) < self.size:
-            self._copy_images(batch, part.place.first)
-            self._parts[part.place.first] = replace(batch, image=batch.image[:0].clone(), second_image=None)
+            self._parts[part.place.first] = self._without_images(batch, part.place.first)
             if sum(len(part.index) for part in self._parts.values()) < self.size:
                 return
             batch = self.packers(self._whole())
@@ -194,15 +215,22 @@ class JoinedBatch:
         assert batch is not None
         return batch
 
-    def _copy_images(self, batch: Batch, first: int) -> None:
-        images = [batch.image] if batch.second_image is None else [batch.image, batch.second_image]
-        self._images = self._images or [_empty_like(image, self.size, self.pin) for image in images]
-        for whole, image in zip(self._images, images, strict=True):
+    def _without_images(self, batch: Batch, first: int) -> Batch:
+        """Copies the images of a part that begins at row `first`. Returns the part without memory of its images."""
+        if batch.encoded:
+            image, *others = [image.clone() for image in batch.images]
+            encoded = tuple(part.moved(first) for part in batch.encoded)
+            return replace(batch, image=image, second_image=others[0] if others else None, encoded=encoded)
+        self._images = self._images or [_empty_like(image, self.size, self.pin) for image in batch.images]
+        for whole, image in zip(self._images, batch.images, strict=True):
             whole[first : first + len(image)].copy_(image)
+        return replace(batch, image=batch.image[:0].clone(), second_image=None)
 
     def _whole(self) -> Batch:
         parts = [self._parts[first] for first in sorted(self._parts)]
         second = [part.second_tokens for part in parts if part.second_tokens is not None]
+        if parts[0].encoded:
+            self._images = [torch.cat(images) for images in zip(*(part.images for part in parts), strict=True)]
         image, *others = self._images
         self._parts, self._images = {}, []
         return Batch(
@@ -214,6 +242,7 @@ class JoinedBatch:
             second_image=others[0] if others else None,
             second_tokens=torch.cat(second) if second else None,
             traffic=reduce(Traffic.plus, [part.traffic for part in parts]),
+            encoded=tuple(images for part in parts for images in part.encoded),
         )
 
 

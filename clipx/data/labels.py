@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clipx.data.source import BadSample, Sample
+from clipx.data.transform import Crop
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,10 @@ class Labels:
 
     names: Sequence[str]
 
-    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
+    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+        return 0, rng
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         return (torch.tensor(self.number(sample.label)),)
 
     def number(self, label: int | str | None) -> int:

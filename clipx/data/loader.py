@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -13,10 +13,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
+from clipx.data.crops import Crops
+from clipx.data.device_decoder import DeviceDecoder, warn_of_few
+from clipx.data.encoded import DeviceCrop, EncodedImages, Place
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
-from clipx.data.views import View, shared_rows
+from clipx.data.transform import Crop
+from clipx.data.views import ImageView, View, shared_rows
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
@@ -39,8 +43,24 @@ class SecondView:
 class TargetSource(Protocol):
     """Targets of each sample for the objective. Pickled to loader processes, so it must not hold open files."""
 
-    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
-        """Returns the target rows of a sample and its drawn caption. Raises BadSample if it has none."""
+    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+        """Draws one of the crops of a sample that have targets. Returns (its number, its box).
+
+        Returns (0, rng) if the targets do not depend on the crop: it is drawn from `rng`. Raises BadSample.
+        """
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
+        """Returns the target rows of a sample and its drawn caption and crop. Raises BadSample if it has none."""
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Sample at a position of the stream. `crop`: that which the device decodes; None if the image was read."""
+
+    index: int
+    caption: str
+    targets: tuple[Tensor, ...]
+    crop: DeviceCrop | None
 
 
 @dataclass(frozen=True)
@@ -61,16 +81,22 @@ class TrainBatches(Dataset["Batch | DataError"]):
         torch would replace the message of an exception raised here by a stack trace.
         """
         captions, indices, targets, bad = [], [], [], list[BadRecord]()
+        crops = list[tuple[Place, DeviceCrop]]()
         try:
             views = self.view.allocate(len(positions), None if self.second is None else self.second.size)
             wanted = [self.order(position) for position in positions]
             prefetch_samples(self.source, wanted, *self.order.read_ahead(positions))
-            for position, first, *outs in zip(positions, wanted, *views, strict=True):
-                index, caption, rows = self.draw(position, first, bad, *outs)
-                captions.append(caption)
-                indices.append(index)
-                targets.append(rows)
-            image, *others = map(self.view.batch, map(shared_rows, views))
+            for row, (position, first) in enumerate(zip(positions, wanted, strict=True)):
+                known = len(bad)
+                drawn = self.draw(position, first, bad, *(rows[row - len(crops)] for rows in views))
+                captions.append(drawn.caption)
+                indices.append(drawn.index)
+                targets.append(drawn.targets)
+                if drawn.crop is not None:
+                    crops.append((Place(row, position, len(bad) - known), drawn.crop))
+            pixels = len(positions) - len(crops)
+            image, *others = (self.view.batch(shared_rows(rows[:pixels])) for rows in views)
+            encoded = (EncodedImages.of(crops, shared_rows),) if self.view.on_device else ()
         except DataError as error:
             return error
         return Batch(
@@ -82,28 +108,35 @@ class TrainBatches(Dataset["Batch | DataError"]):
             second_image=others[0] if others else None,
             second_tokens=None if self.second is None else self.second.tokenizer(captions),
             traffic=take_traffic(),
+            encoded=encoded,
         )
 
     def rng(self, position: int) -> random.Random:
         """Returns the generator of the crop and the caption at a position."""
         return random.Random(f"{self.seed}/{position}")
 
-    def draw(
-        self, position: int, index: int, bad: list[BadRecord], *outs: Tensor
-    ) -> tuple[int, str, tuple[Tensor, ...]]:
+    def draw(self, position: int, index: int, bad: list[BadRecord], *outs: Tensor) -> Drawn:
         """Reads sample `index` into its row of each allocated tensor, with the draws of a position of the stream.
 
-        Returns (index, caption, target rows) of the sample, or of its first usable substitute. Appends the bad ones to
-        `bad`. Raises DataError if all substitutes are bad.
+        Returns the sample, or its first usable substitute. Appends the bad ones to `bad`. Raises DataError if all
+        substitutes are bad.
         """
-        rng = self.rng(position)
+        rng, first, known = self.rng(position), index, len(bad)
         for _ in range(_MAX_SUBSTITUTES):
+            device_crop = None
             try:
                 sample = self.source.read(index)
-                self.view.load(sample.image, rng, *outs)
+                number, crop = (0, rng) if self.targets is None else self.targets.draw_crop(index, rng)
+                device_crop = self.view.device_crop(sample.image, crop)
+                if device_crop is None:
+                    self.view.load(sample.image, crop, *outs)
                 caption = sample.draw_caption(rng)
-                return index, caption, () if self.targets is None else self.targets.rows(index, sample, caption)
+                targets = () if self.targets is None else self.targets.rows(index, sample, caption, number)
+                return Drawn(index, caption, targets, device_crop)
             except BadSample as error:
+                if device_crop is not None:  # no targets: whether its image is bad, too, decides on the next draws
+                    del bad[known:]
+                    return replace(self, view=self.view.on_cpu()).draw(position, first, bad, *outs)
                 bad.append(BadRecord(self.source.key(index), str(error)))
                 index = self.order.substitute(position, rng)
         raise DataError(f"{_MAX_SUBSTITUTES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
@@ -151,23 +184,37 @@ class TrainLoader:
     """Loader of this rank's batches. Each batch is joined from its parts, in pinned memory with `pin`."""
 
     def __init__(self, parts: _Parts, sampler: _PartSampler, workers: int, prefetch: int, pin: bool) -> None:
-        self.sampler = sampler
+        self.sampler, self.decoder = sampler, _device_decoder(parts)
         # Each process keeps `prefetch` parts ready, and all processes together `prefetch` batches.
         ready = max(prefetch, -(-prefetch * sampler.parts // workers)) if workers else prefetch
         self.items: ProcessLoader[Part | JoinedBatch] = ProcessLoader(parts, sampler, workers, ready, pin)
 
     def __iter__(self) -> Iterator[Batch]:
-        missing = self.sampler.parts
+        missing, warned = self.sampler.parts, False
         for item in self.items:
             joined = item.join()
             del item  # frees the shared memory of the part
             missing -= 1
             if not missing:
                 missing = self.sampler.parts
-                yield joined.take()
+                batch = replace(joined.take(), decoder=self.decoder)
+                if self.decoder is not None and not warned:
+                    warned = True
+                    warn_of_few(batch, self.sampler.rank)
+                yield batch
+                del batch
 
     def __len__(self) -> int:
         return len(self.sampler.firsts)
+
+
+def _device_decoder(parts: _Parts) -> DeviceDecoder | None:
+    """Returns the decoder of the batches if their images are left to the device."""
+    stream, view = parts.stream, parts.stream.view
+    if not isinstance(view, ImageView) or not view.on_device:
+        return None
+    sizes = view.sizes(None if stream.second is None else stream.second.size)
+    return DeviceDecoder(replace(stream, view=view.on_cpu()), parts.packers, sizes)
 
 
 def check_workers(workers: int, comm: Comm) -> None:
@@ -215,7 +262,8 @@ def train_loader(
 class EvalBatch:
     """The m good samples of one evaluation batch. index_m: their indices in the source.
 
-    image_m3SS uint8, or image_mF float32 for stored features.
+    image_m3SS uint8, or image_mF float32 for stored features. With V crops of each sample, image has the crops of the
+    first sample, then those of the second, and boxes is [m, V, 4].
     """
 
     image: Tensor
@@ -223,22 +271,29 @@ class EvalBatch:
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
     bad: Sequence[BadRecord]
+    boxes: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class _EvalBatches(Dataset["EvalBatch | DataError"]):
     source: Source
     view: View
+    crops: Crops | None = None
 
     def __getitem__(self, indices: range) -> EvalBatch | DataError:
         good: list[tuple[int, Sample, Tensor]] = []
+        boxes = list[Tensor]()
         bad: list[BadRecord] = []
         try:
             prefetch_samples(self.source, indices)
             for index in indices:
                 try:
                     sample = self.source.read(index)
-                    row = self.view.load_for_evaluation(sample.image)
+                    if self.crops is None:
+                        row = self.view.load_for_evaluation(sample.image)
+                    else:
+                        row, box = self.crops.load(self.view, index, sample.image)
+                        boxes.append(box)
                 except BadSample as error:
                     bad.append(BadRecord(self.source.key(index), str(error)))
                 else:
@@ -246,12 +301,15 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
         except DataError as error:
             return error
         rows = default_collate([row for _, _, row in good]) if good else self.view.allocate(0)[0]
+        if boxes:
+            rows = rows.flatten(0, 1)
         return EvalBatch(
             image=self.view.batch(rows),
             index=[i for i, _, _ in good],
             captions=[s.captions for _, s, _ in good],
             labels=[s.label for _, s, _ in good],
             bad=bad,
+            boxes=torch.stack(boxes) if boxes else None,
         )
 
 
@@ -268,7 +326,10 @@ def eval_loader(
 
 
 def eval_batch_loader(
-    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int
+    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int, crops: Crops | None = None
 ) -> DataLoader[EvalBatch]:
-    """Returns a loader with one evaluation batch for each of the given index ranges of the source."""
-    return ProcessLoader(_EvalBatches(source, view), batches, workers, prefetch)
+    """Returns a loader with one batch for each of the given index ranges of the source.
+
+    Images are preprocessed as in evaluation, or `crops` of each are cut.
+    """
+    return ProcessLoader(_EvalBatches(source, view, crops), batches, workers, prefetch)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
 from clipx.errors import DataError, require
 from clipx.storage.local import ensure_folder, write_atomically
 from clipx.storage.url import check_path
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
 
 _SUFFIXES = (".npy", ".parquet", ".txt")
 _DUPLICATES = {"exact": "duplicate_of", "near": "near_duplicate_of"}
@@ -63,6 +57,19 @@ class SelectSpec:
     per_cluster: bool = False
     """Selects the share `top` of each cluster (column `cluster`) instead of all samples together."""
 
+    balance: int | None = None
+    """Balanced sampling of MetaCLIP (arXiv:2309.16671) of the samples that meet the conditions above: of an entry that
+    more samples match, this number is kept in expectation, and further ones that match rarer entries. Column
+    `entries`; a sample without an entry is not selected. At least 1."""
+
+    seed: int = 0
+    """Seed of `balance`, at least 0. Whether a sample is kept is a function of the seed, its index, and the number of
+    samples of its entries."""
+
+    weights: bool = False
+    """Writes a .parquet file for data.weights instead of drawing: the columns index and weight of the samples with an
+    entry, the weight being the probability with which `balance` keeps the sample."""
+
     out: str = MISSING
     """File to write: .npy (indices, int64), .parquet (columns key and index), or .txt (a key per line). An existing
     file is replaced."""
@@ -92,175 +99,57 @@ class SelectSpec:
             require(
                 Path(self.within).suffix in (".npy", ".parquet"), f"within={self.within} must end in .npy or .parquet"
             )
+        self._check_balance()
+
+    def _check_balance(self) -> None:
+        if self.balance is None:
+            require(not self.seed, f"seed={self.seed} has no effect without balance: give balance=…, or remove it")
+            require(not self.weights, "weights=true has no effect without balance: give balance=…, or remove it")
+            return
+        require(self.balance >= 1, f"balance={self.balance} must be at least 1")
+        require(self.seed >= 0, f"seed={self.seed} is negative: give 0 or more")
+        if self.weights:
+            require(not self.seed, f"seed={self.seed} has no effect with weights=true, which draws nothing: remove it")
+            require(
+                Path(self.out).suffix == ".parquet",
+                f"out={self.out} has no weights: give a .parquet file, or remove weights=true",
+            )
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns that the conditions read."""
-        named = [*(self.least or {}), *(self.most or {}), *(["script"] if self.scripts else [])]
-        named += [_DUPLICATES[name] for name in self.without]
-        named += [self.by] if self.by else []
+        """Names of the columns that the conditions on single samples read."""
+        return ["reason", *(self.least or {}), *(self.most or {}), *(["script"] if self.scripts else [])]
+
+    @property
+    def compared(self) -> list[str]:
+        """Names of the columns by which samples are compared, whose values are held in memory."""
+        named = [*self.duplicates.values(), *([self.by] if self.by else [])]
         return list(dict.fromkeys([*named, *(["cluster"] if self.per_cluster else [])]))
+
+    @property
+    def duplicates(self) -> dict[str, str]:
+        """Columns of the duplicates to remove, by their name in `without`."""
+        return {name: _DUPLICATES[name] for name in self.without}
 
 
 def select(spec: SelectSpec) -> None:
     """Reads the columns that the conditions need, and writes the ids. Raises ConfigError or DataError."""
-    import numpy as np
-
+    from clipx.data.score_table import ScoreTable, balance_rows, compare_rows, filter_rows, write_ids
     from clipx.report.console import stdout_console
 
     out = Path(spec.out).expanduser()
     ensure_folder(out.parent, f"the folder of out={spec.out}", "give out in")
-    keyed = out.suffix != ".npy"
-    table = _read(spec, ["index", "reason", *(["key"] if keyed else []), *spec.columns])
-    steps = Steps(table["reason"].is_null().to_numpy())
-    steps.note("usable")
-    _choose(spec, table, steps)
-    rows = np.flatnonzero(steps.chosen)
-    if not len(rows):
-        raise DataError(f"scores={spec.scores}: no sample meets the conditions ({steps.text()}): relax them")
-    chosen = table.select(["key", "index"] if keyed else ["index"]).take(rows)
-    write_atomically(out, lambda path: _write(path, out, chosen), _FIX)
+    keyed = out.suffix != ".npy" and not spec.weights
+    further = [*(["key"] if keyed else []), *(["entries"] if spec.balance is not None else [])]
+    table = ScoreTable.open(spec.scores, ["index", *spec.columns, *spec.compared, *further])
+    rows = filter_rows(spec, table)
+    compare_rows(spec, rows)
+    weights = None if spec.balance is None else balance_rows(spec, table, rows)
+    if not rows.mask.any():
+        raise DataError(f"scores={spec.scores}: no sample meets the conditions ({rows.text()}): relax them")
+    write_atomically(out, lambda path: write_ids(path, out, table, rows, weights), _FIX)
     console = stdout_console()
-    console.print(f"{steps.text()}, of {len(table):,} samples: {spec.out}", highlight=False, soft_wrap=True)
-
-
-class Steps:
-    """Mask of the selected rows, [N] bool, and the number of rows that each condition has left."""
-
-    def __init__(self, chosen: NDArray[np.bool_]) -> None:
-        self.chosen = chosen
-        self._counts = list[str]()
-
-    def note(self, name: str) -> None:
-        self._counts.append(f"{int(self.chosen.sum()):,} {name}")
-
-    def text(self) -> str:
-        return ", ".join(self._counts)
-
-
-def _choose(spec: SelectSpec, table: pa.Table, steps: Steps) -> None:
-    """Applies the conditions in the order of the options."""
-    import numpy as np
-    import pyarrow.compute as pc
-
-    index = table["index"].to_numpy()
-    if spec.within is not None:
-        steps.chosen &= np.isin(index, _indices(spec.within))
-        steps.note(f"in {spec.within}")
-    for name, limit in (spec.least or {}).items():
-        steps.chosen &= _numbers(table, name) >= limit  # NaN, a missing value, is not
-        steps.note(f"with {name} ≥ {limit}")
-    for name, limit in (spec.most or {}).items():
-        steps.chosen &= _numbers(table, name) <= limit
-        steps.note(f"with {name} ≤ {limit}")
-    if spec.scripts:
-        import pyarrow as pa
-
-        steps.chosen &= pc.is_in(table["script"], pa.array(spec.scripts)).to_numpy()
-        steps.note(f"in {', '.join(spec.scripts)}")
-    value = None if spec.by is None else _numbers(table, spec.by)
-    if value is not None:
-        steps.chosen &= ~np.isnan(value)
-    for name in spec.without:
-        first = pc.coalesce(table[_DUPLICATES[name]], table["index"]).to_numpy()
-        steps.chosen = _best(steps.chosen, first, value, 1)
-        steps.note(f"without {name} duplicates")
-    if spec.top is not None:
-        cluster = _numbers(table, "cluster") if spec.per_cluster else np.zeros(len(table))
-        if spec.per_cluster:
-            steps.chosen &= ~np.isnan(cluster)
-        steps.chosen = _best(steps.chosen, cluster, value, spec.top)
-        steps.note(f"of the highest {spec.by}" + (" in their cluster" if spec.per_cluster else ""))
-
-
-def _best(
-    chosen: NDArray[np.bool_], group: NDArray[Any], value: NDArray[np.float64] | None, most: float
-) -> NDArray[np.bool_]:
-    """Returns the best of the chosen rows of each group: one if `most` is 1 as an integer, else this share.
-
-    The best rows have the highest `value`; of equal values, and without values, the first rows.
-    """
-    import numpy as np
-
-    rows = np.flatnonzero(chosen)
-    ranked = -value[rows] if value is not None else np.zeros(len(rows))
-    ordered = rows[np.lexsort((rows, ranked, group[rows]))]
-    _, starts, sizes = np.unique(group[ordered], return_index=True, return_counts=True)
-    # The tolerance makes 0.1 of 10 samples one sample, despite the rounding of the product.
-    quota = np.ones_like(sizes) if isinstance(most, int) else np.ceil(sizes * most - 1e-9).astype(np.int64)
-    place = np.arange(len(ordered)) - np.repeat(starts, sizes)
-    best = np.zeros_like(chosen)
-    best[ordered[place < np.repeat(quota, sizes)]] = True
-    return best
-
-
-def _read(spec: SelectSpec, columns: Sequence[str]) -> pa.Table:
-    """Returns the columns of the table. Raises ConfigError for an unknown column, DataError for an unreadable file."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = Path(spec.scores).expanduser()
-    path = path / "scores.parquet" if path.is_dir() else path
-    try:
-        file = pq.ParquetFile(path)
-        names = file.schema_arrow.names
-        unknown = [name for name in columns if name not in names]
-        require(
-            not unknown,
-            f"scores={spec.scores} has no column {', '.join(unknown)}, only {', '.join(names)}: add the score to "
-            "scores of clipx.score, or correct the name",
-        )
-        return file.read(columns=list(dict.fromkeys(columns))).combine_chunks()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} cannot be read ({error}): run clipx.score until it ends, or correct scores=") from None
-
-
-def _numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
-    """Returns a column as float64, with NaN for missing values. Raises ConfigError for texts."""
-    import pyarrow as pa
-
-    kind = table[name].type
-    require(pa.types.is_integer(kind) or pa.types.is_floating(kind), f"column {name} has no numbers but {kind}")
-    numbers: NDArray[np.float64] = table[name].cast(pa.float64()).to_numpy()
-    return numbers
-
-
-def _indices(file: str) -> NDArray[np.int64]:
-    """Reads the indices of a file that this command has written. Raises DataError."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    path = Path(file).expanduser()
-    try:
-        if path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False)
-        else:
-            found = pq.read_table(path, columns=["index"])["index"].to_numpy()
-    except (OSError, ValueError, EOFError, KeyError, pa.ArrowInvalid) as error:
-        raise DataError(f"within={file} cannot be read ({error}): give a file of clipx.data.select") from None
-    if found.ndim != 1 or found.dtype.kind not in "iu":
-        raise DataError(f"within={file} holds {found.dtype} {list(found.shape)}, not a list of indices")
-    indices: NDArray[np.int64] = found
-    return indices
-
-
-def _write(path: str, out: Path, chosen: pa.Table) -> None:
-    """Writes the ids in the format that the name `out` has. Raises DataError for a key that is not one line."""
-    import numpy as np
-    import pyarrow.parquet as pq
-
-    if out.suffix == ".parquet":
-        pq.write_table(chosen, path)
-    elif out.suffix == ".npy":
-        with Path(path).open("wb") as file:
-            np.save(file, np.sort(chosen["index"].to_numpy()), allow_pickle=False)
-    else:
-        with Path(path).open("w", encoding="utf-8", newline="\n") as lines:
-            for key in chosen["key"].to_pylist():
-                if len(key.splitlines()) != 1 or key != key.strip():
-                    raise DataError(f"key {key!r} is not a line of a text file: write a .npy or .parquet file")
-                lines.write(f"{key}\n")
+    console.print(f"{rows.text()}, of {len(rows.mask):,} samples: {spec.out}", highlight=False, soft_wrap=True)
 
 
 main = cli(select, "select")

@@ -268,6 +268,10 @@ def check_held_out_share(share: float) -> None:
     require(0 <= share <= 0.5, f"data.held_out_share={share} must be in [0, 0.5]: 0.05 holds out every 20th sample")
 
 
+TABLE = "table."
+"""Prefix of a caption key that is a column of data.caption_table."""
+
+
 def check_key(key: str, value: str | None, member: str) -> None:
     require(
         value is None or value == member or value.startswith("json."),
@@ -275,10 +279,11 @@ def check_key(key: str, value: str | None, member: str) -> None:
     )
 
 
-def caption_weights(key: str, value: Any) -> dict[str, float]:
+def caption_weights(key: str, value: Any, tables: bool = False) -> dict[str, float]:
     """Returns the weight of each key that captions are drawn from, sorted by key. Raises ConfigError.
 
-    `value` is the value of the option `key`: one key, or a dictionary from keys to weights.
+    `value` is the value of the option `key`: one key, or a dictionary from keys to weights. `tables`: whether keys may
+    be columns of data.caption_table.
     """
     require(
         bool(value) and isinstance(value, str | dict),
@@ -286,7 +291,8 @@ def caption_weights(key: str, value: Any) -> dict[str, float]:
     )
     weights: dict[str, Any] = value if isinstance(value, dict) else {value: 1.0}
     for name, weight in weights.items():
-        check_key(key, str(name), "txt")
+        if not (tables and str(name).startswith(TABLE)):
+            check_key(key, str(name), "txt")
         require(
             type(weight) in (int, float) and 0 < weight < math.inf,
             f"{key}.{name}={weight} must be a finite number above 0: to draw no caption from it, remove it",

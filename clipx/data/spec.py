@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config import limits
@@ -25,8 +26,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IMAGE_OPTIONS = ("crop_scale", "max_pixels", "min_side")
+_IMAGE_OPTIONS = ("crop_scale", "decode", "max_pixels", "min_side")
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
+
+
+class Decoder(StrEnum):
+    """Decoder of training images, see DataSpec.decode."""
+
+    cpu = "cpu"
+    gpu = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,11 @@ class DataSpec:
 
     crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])
     """Range [low, high] of the area of random training crops, as a share of the image's area: 0 < low ≤ high ≤ 1."""
+
+    decode: Decoder = Decoder.cpu
+    """Decoder of training images. cpu: the loader processes. gpu: nvJPEG decodes baseline JPEGs on the CUDA device,
+    which also resizes their crops; the loader processes decode all other images. Crops and captions are the same, the
+    pixels differ slightly. Evaluation decodes on the CPU."""
 
     max_pixels: int = 89_000_000
     """Largest width x height of an image, in pixels, in [1, 715827882] (2 GiB as RGB). Larger images are bad

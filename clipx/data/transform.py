@@ -32,6 +32,9 @@ Pixels = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in whole pixels."""
 
+Crop = random.Random | Box
+"""A box of the upright image, or the generator from which one is drawn."""
+
 _RATIO = (3 / 4, 4 / 3)
 _SEGMENT = struct.Struct(">BBH")  # header of a JPEG segment: 0xFF, its kind, and its length without these two bytes
 _APP1, _SCAN = 0xE1, 0xDA
@@ -104,23 +107,36 @@ _scratch = _Scratch()
 
 
 def train_transform(
-    encoded: bytes, scale: Sequence[float], max_pixels: int, rng: random.Random, *outs_SS3: torch.Tensor
-) -> None:
-    """Resizes a random crop, with area share `scale` and aspect ratio 3/4 to 4/3, into `outs_SS3` (arXiv:1409.4842).
+    encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop, *outs_SS3: torch.Tensor
+) -> Box:
+    """Resizes a crop into `outs_SS3` and returns its box. A random one has area share `scale` and aspect ratio 3/4 to
+    4/3 (arXiv:1409.4842).
 
     All outputs get the same crop, each at its size; the image is decoded once, for the largest. The outputs are
-    contiguous uint8 views of a batch, which saves a copy. Raises BadSample as `decode` does. The draws from `rng` do
-    not depend on the file format.
+    contiguous uint8 views of a batch, which saves a copy. Raises BadSample as `decode` does, and for a box that is not
+    inside of the image. The draws from a generator do not depend on the file format.
     """
     wh = plain_jpeg(encoded, max_pixels)
     if wh is None:
         image = decode(encoded, max_pixels)
-        pixels, box = np.array(image), random_box(image.size, scale, rng)
+        pixels, box = np.array(image), box_of(crop, image.size, scale)
+        scaled = box
     else:
-        size = max(map(len, outs_SS3))
-        pixels, box = decode_shrunk(encoded, wh, random_box(wh, scale, rng), size)
+        box = box_of(crop, wh, scale)
+        pixels, scaled = decode_shrunk(encoded, wh, box, max(map(len, outs_SS3)))
     for out_SS3 in outs_SS3:
-        resize(pixels, box, out_SS3)
+        resize(pixels, scaled, out_SS3)
+    return box
+
+
+def box_of(crop: Crop, wh: tuple[int, int], scale: Sequence[float]) -> Box:
+    """Returns the box of a crop of an image, drawn if it is not given. Raises BadSample if it is not inside."""
+    if isinstance(crop, random.Random):
+        return random_box(wh, scale, crop)
+    left, top, right, bottom = crop
+    if not (0 <= left < right <= wh[0] and 0 <= top < bottom <= wh[1]):
+        raise BadSample(f"image has {wh[0]}x{wh[1]} pixels, its stored crop is {left},{top} to {right},{bottom}")
+    return crop
 
 
 def decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:

@@ -8,11 +8,10 @@ Shape suffixes: n samples, S side of an image in pixels, F stored features of a 
 from __future__ import annotations
 
 import io
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -20,16 +19,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from clipx.data.encoded import DeviceCrop, device_crop
 from clipx.data.image_format import NPY
 from clipx.data.shared_memory import copy_to_shared
 from clipx.data.source import BadSample
-from clipx.data.spec import DataSpec, check_takes_features
-from clipx.data.transform import decode, eval_transform, train_transform
+from clipx.data.spec import DataSpec, Decoder, check_takes_features
+from clipx.data.transform import Box, Crop, decode, eval_transform, train_transform
 from clipx.model.tower_spec import ImageTowerSpec
 
 
 class View(Protocol):
     """Input of an image tower, read from the encoded image or the stored features of a sample."""
+
+    @property
+    def on_device(self) -> bool:
+        """Returns whether the device decodes images (data.decode=gpu)."""
 
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
         """Returns uninitialised tensors for the inputs of so many samples, sample by sample.
@@ -38,14 +42,26 @@ class View(Protocol):
         loader process they are valid until the next call: see empty_rows.
         """
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
-        """Reads a training sample into its row of each allocated tensor. Raises BadSample."""
+    def device_crop(self, encoded: bytes, crop: Crop) -> DeviceCrop | None:
+        """Returns the crop of a training sample that the device decodes; None for one that `load` has to read.
+
+        Raises BadSample.
+        """
+
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box | None:
+        """Reads a training sample into its row of each allocated tensor. Raises BadSample.
+
+        Returns the box of the crop; None for a view without crops.
+        """
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         """Returns the row of an evaluation sample. Raises BadSample."""
 
     def batch(self, rows: Tensor) -> Tensor:
         """Returns rows as the model takes them."""
+
+    def on_cpu(self) -> View:
+        """Returns the view that leaves no image to the device."""
 
     def for_data(self, data: DataSpec) -> View:
         """Returns the view with the limits of other data."""
@@ -57,7 +73,8 @@ def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> V
     Raises ConfigError for an option of images that is set for stored features.
     """
     if image.features is None:
-        return ImageView(size or image.size, data.crop_scale, data.max_pixels, image.stretch)
+        on_device = data.decode == Decoder.gpu
+        return ImageView(size or image.size, data.crop_scale, data.max_pixels, image.stretch, on_device)
     check_takes_features(data)
     return FeatureView(image.features)
 
@@ -74,19 +91,29 @@ class ImageView:
     crop_scale: Sequence[float]
     max_pixels: int
     stretch: bool = False  # model.image.stretch; evaluation only
+    on_device: bool = False  # training only
+
+    def sizes(self, second_size: int | None) -> list[int]:
+        """Returns the sides of the images of a batch: a second view of the same size has the same images."""
+        return [self.size] if second_size is None or second_size == self.size else [self.size, second_size]
 
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
-        sizes = [self.size] if second_size in (None, self.size) else [self.size, second_size]
-        return [empty_rows((samples, size, size, 3), torch.uint8) for size in sizes]
+        return [empty_rows((samples, size, size, 3), torch.uint8) for size in self.sizes(second_size)]
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
-        train_transform(encoded, self.crop_scale, self.max_pixels, rng, *outs)
+    def device_crop(self, encoded: bytes, crop: Crop) -> DeviceCrop | None:
+        return device_crop(encoded, self.crop_scale, self.max_pixels, crop) if self.on_device else None
+
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box:
+        return train_transform(encoded, self.crop_scale, self.max_pixels, crop, *outs)
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         return torch.tensor(eval_transform(decode(encoded, self.max_pixels), self.size, self.stretch))
 
     def batch(self, rows: Tensor) -> Tensor:
         return rows.permute(0, 3, 1, 2)
+
+    def on_cpu(self) -> ImageView:
+        return replace(self, on_device=False)
 
     def for_data(self, data: DataSpec) -> ImageView:
         return replace(self, max_pixels=data.max_pixels)
@@ -97,12 +124,16 @@ class FeatureView:
     """Stored features: `width` numbers of each sample. Rows are [F] float32, and a batch of them is [n, F]."""
 
     width: int
+    on_device: ClassVar[bool] = False
 
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
         assert second_size is None, "a teacher model reads images"
         return [empty_rows((samples, self.width), torch.float32)]
 
-    def load(self, encoded: bytes, rng: random.Random, *outs: Tensor) -> None:
+    def device_crop(self, encoded: bytes, crop: Crop) -> None:
+        return None
+
+    def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> None:
         outs[0].copy_(self.load_for_evaluation(encoded))
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
@@ -110,6 +141,9 @@ class FeatureView:
 
     def batch(self, rows: Tensor) -> Tensor:
         return rows
+
+    def on_cpu(self) -> FeatureView:
+        return self
 
     def for_data(self, data: DataSpec) -> FeatureView:
         check_takes_features(data)

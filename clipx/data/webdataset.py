@@ -17,13 +17,14 @@ from clipx.config.registry import option
 from clipx.data.selection.expression import Condition
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand
-from clipx.data.source import Source, caption_weights, check_held_out_share, check_key, count_reasons, split
+from clipx.data.source import TABLE, Source, caption_weights, check_held_out_share, check_key, count_reasons, split
 from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, require
 from clipx.storage.remote import is_local
 from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
+    from clipx.data.selection.captions import CaptionTables
     from clipx.data.shards.counts import Counts, Manifest
     from clipx.data.shards.shards import Shards
 
@@ -54,7 +55,13 @@ class WebDatasetSpec(DataSpec):
 
     caption_key: Any = "txt"  # OmegaConf has no type for a string or a dictionary
     """Location of the captions: txt (the member), or json.KEY (a key of the json member, a text or a list of texts).
-    Several with weights, {txt:0.3,json.recaption:0.7}: one is drawn among those that a sample has."""
+    Several with weights, {txt:0.3,json.recaption:0.7}: one is drawn among those that a sample has. With caption_table
+    also its columns, {txt:0.5,table.recaption:0.5}, beside at least one of the other keys."""
+
+    caption_table: str | None = None
+    """Parquet files with further captions of the training samples, such as synthetic ones, a text or a list of texts in
+    each row: shards, the file next to each shard, or the folder or URL of files of the same names, 00000.parquet. Rows
+    are found by the column key, else by their order. A sample without a row keeps its other captions. null: none."""
 
     label_key: str | None = None
     """Location of the class of an image, for zero-shot evaluation: cls (the member), or json.KEY (a key of the json
@@ -103,14 +110,14 @@ class WebDatasetSpec(DataSpec):
 
     weights: str | None = None
     """File of weights with which the training samples are drawn, with replacement: .npy of a number for each sample, or
-    .parquet with the column weight, and key or uid unless in the order of the samples. A sample of weight 0 is not
-    drawn. shuffle_window has no effect, and shards are read by ranges. null: each sample once per epoch."""
+    .parquet with the column weight, and key, uid or index unless in the order of the samples. A sample of weight 0 is
+    not drawn. shuffle_window has no effect, and shards are read by ranges. null: each sample once per epoch."""
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
         self._check_selection()
-        caption_weights("data.caption_key", self.caption_key)
+        self._check_captions()
         check_key("data.label_key", self.label_key, "cls")
         check_access(self.retry_s, self.cache_gb)
         require(self.read in _READ, f"data.read={self.read} must be one of {', '.join(_READ)}")
@@ -124,6 +131,30 @@ class WebDatasetSpec(DataSpec):
             )
         if self.manifest is not None:
             check_path("data.manifest", self.manifest)
+
+    def _check_captions(self) -> None:
+        weights = caption_weights("data.caption_key", self.caption_key, tables=True)
+        of_table = [name for name in weights if name.startswith(TABLE)]
+        named = f"data.caption_key={self.caption_key}"
+        require(
+            len(of_table) < len(weights),
+            f"{named} has no caption in the shards, which a sample needs: add txt or json.KEY, with a small weight",
+        )
+        require(
+            not of_table or self.caption_table is not None,
+            f"{named} needs the table of {', '.join(of_table)}: give data.caption_table=shards, or a folder of tables",
+        )
+        require(
+            bool(of_table) or self.caption_table is None,
+            f"data.caption_table={self.caption_table} has no effect without a column: add table.COLUMN to "
+            "data.caption_key, or remove it",
+        )
+
+    @property
+    def own_captions(self) -> dict[str, float]:
+        """Weights of the captions in the shards."""
+        weights = caption_weights("data.caption_key", self.caption_key, tables=True)
+        return {name: weight for name, weight in weights.items() if not name.startswith(TABLE)}
 
     def _check_selection(self) -> None:
         for name, path, endings in (("keep", self.keep, _IDS), ("weights", self.weights, _WEIGHTS)):
@@ -165,13 +196,13 @@ class WebDatasetSpec(DataSpec):
         share = 0.0 if self.held_out_shards is not None else self.held_out_share
         if counts is not None and int(len(urls) * share):  # evaluation would otherwise fetch every shard
             held = [int((i + 1) * share) > int(i * share) for i in range(len(urls))]
-            train = self._open(*counts.select(urls, [not out for out in held]), whole)
+            train = self._open(*counts.select(urls, [not out for out in held]), whole, tables=True)
             opened = [train, self._open(*counts.select(urls, held), whole=False)]
             sides: tuple[Source, Source | None] = train, opened[1]
         else:
-            opened = [self._open(urls, counts, whole)]
+            opened = [self._open(urls, counts, whole, tables=True)]
             kept, held_out = split(opened[0], share)
-            sides = kept, split(opened[0].by_ranges(), share)[1] if held_out else None
+            sides = kept, split(opened[0].by_ranges().without_tables(), share)[1] if held_out else None
         every = urls
         if self.held_out_shards is not None:
             urls = expand(self.held_out_shards, "data.held_out_shards")
@@ -214,6 +245,7 @@ class WebDatasetSpec(DataSpec):
 
     def open_for_evaluation(self) -> Dataset:
         chosen = replace(self, held_out_shards=None, held_out_share=0.0, read="range")
+        chosen = replace(chosen, caption_key=self.own_captions, caption_table=None)
         chosen = replace(chosen, keep=None, where=None, table=None, weights=None)
         if self.held_out_shards is not None:  # which the manifest need not list
             chosen = replace(chosen, shards=self.held_out_shards, manifest=None)
@@ -230,7 +262,7 @@ class WebDatasetSpec(DataSpec):
             return Counts([self.samples_per_shard] * len(urls), f"data.samples_per_shard={self.samples_per_shard}")
         if all(map(is_local, urls)):
             return None
-        columns = caption_columns(caption_weights("data.caption_key", self.caption_key))
+        columns = caption_columns(self.own_captions)
         find_shard(columns, self.retry_s, urls[0])  # a missing shard or a refusal is an error before others are read
 
         def count(others: Sequence[str]) -> list[int]:
@@ -238,11 +270,12 @@ class WebDatasetSpec(DataSpec):
 
         return listed_counts(urls, self.retry_s, count)
 
-    def _open(self, urls: Sequence[str], counts: Counts | None, whole: bool) -> Shards:
+    def _open(self, urls: Sequence[str], counts: Counts | None, whole: bool, tables: bool = False) -> Shards:
         from clipx.data.shards.shards import Shards
 
         access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole)
-        shards = Shards.open(urls, self.caption_key, self.label_key, access, counts)
+        further = self._caption_tables(access) if tables else None
+        shards = Shards.open(urls, self.own_captions, self.label_key, access, counts, further)
         remote = [
             (size, samples)
             for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=False)
@@ -250,6 +283,15 @@ class WebDatasetSpec(DataSpec):
         ]
         check_cache(remote, access, self.shuffle_window)
         return shards
+
+    def _caption_tables(self, access: Access) -> CaptionTables | None:
+        if self.caption_table is None:
+            return None
+        from clipx.data.selection.captions import CaptionTables
+
+        weights = caption_weights("data.caption_key", self.caption_key, tables=True)
+        columns = {name.removeprefix(TABLE): weight for name, weight in weights.items() if name.startswith(TABLE)}
+        return CaptionTables(self.caption_table, columns, access)
 
 
 def check_cache(remote: Sequence[tuple[int, int]], access: Access, window: int) -> None:

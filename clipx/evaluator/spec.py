@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Options of DataSpec for the sampling and augmentation of training data.
 _TRAINING_OPTIONS = (
     *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "replacement", "weight"),
-    *("min_caption_chars", "min_side", "mismatched", "repeat_batch"),
+    *("min_caption_chars", "min_side", "mismatched", "repeat_batch", "decode"),
 )
 
 

@@ -20,13 +20,14 @@ from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_sam
 from clipx.data.views import View
 from clipx.errors import DataError
 from clipx.model.tokenizer import repaired
+from clipx.score.entries import Entries
 from clipx.score.spec import Score
 
 SIGNATURE = np.dtype([("index", "i8"), ("digest", "u8", 2), ("hash", "u8"), ("colours", "u1", (SIDE, SIDE, 3))])
 """Signature of an image: number of its sample, the first 128 bits of the SHA-256 of the encoded image, difference hash
 and mean colours of its areas."""
 
-Row = dict[str, int | float | str]
+Row = dict[str, int | float | str | list[int]]
 """Scores of a sample by column."""
 
 
@@ -47,10 +48,14 @@ class ScoredBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Batches(Dataset["ScoredBatch | DataError"]):
-    """Data set of the measurements of ranges of the source. `view`: None if no model reads the images."""
+    """Data set of the measurements of ranges of the source. `view`: None if no model reads the images.
+
+    `entries`: None if they are not matched.
+    """
 
     source: Source
     view: View | None
+    entries: Entries | None
     scores: Sequence[Score]
     max_pixels: int
 
@@ -82,6 +87,8 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
         row, signature = Row(), list[tuple[object, ...]]()
         if Score.caption in self.scores:
             row |= caption_scores(sample.captions)
+        if self.entries is not None:
+            row["entries"] = self.entries.match(sample.captions)
         if {Score.image, Score.duplicates} & {*self.scores}:
             shown, (width, height) = preview(sample.image, self.max_pixels)
             if Score.image in self.scores:
@@ -96,6 +103,7 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
 def read_scored(
     source: Source,
     view: View | None,
+    entries: Entries | None,
     scores: Sequence[Score],
     max_pixels: int,
     batches: Sequence[range],
@@ -103,7 +111,7 @@ def read_scored(
     prefetch: int,
 ) -> Iterator[ScoredBatch]:
     """Yields the measurements of ranges of the source, in their order."""
-    yield from ProcessLoader(_Batches(source, view, scores, max_pixels), batches, workers, prefetch)
+    yield from ProcessLoader(_Batches(source, view, entries, scores, max_pixels), batches, workers, prefetch)
 
 
 def caption_scores(captions: Sequence[str]) -> Row:

@@ -17,7 +17,7 @@ from clipx.storage.url import check_folder_url
 
 # Options of DataSpec that change neither the samples nor how they are read here.
 _UNUSED = (
-    *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "streams"),
+    *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "decode", "streams"),
     *("replacement", "repeat_batch", "weight"),
 )
 _MOST_CLUSTERS = 1 << 20
@@ -41,6 +41,9 @@ class Score(StrEnum):
 
     duplicates = "duplicates"
     """Equal files and nearly equal pictures."""
+
+    entries = "entries"
+    """Entries of a metadata list that the captions contain."""
 
     semantic = "semantic"
     """Clusters of image embeddings, and cosines in them."""
@@ -68,8 +71,8 @@ class ScoreSpec:
     """Output folder, or its URL. The table is OUT/scores.parquet."""
 
     scores: list[Score] = field(default_factory=lambda: [Score.caption, Score.image, Score.duplicates])
-    """Scores to compute: any of `similarity`, `aesthetic` and `semantic`, which need `run`, and `caption`, `image`
-    and `duplicates`. Nothing else is computed: images are not decoded for `caption` alone."""
+    """Scores to compute: any of `similarity`, `aesthetic` and `semantic`, which need `run`, and `caption`, `image`,
+    `duplicates` and `entries`. Nothing else is computed: images are not decoded for `caption` and `entries` alone."""
 
     run: str | None = None
     """Model of the scores `similarity`, `aesthetic` and `semantic`: any value of model.weights. Of a run, the moving
@@ -78,6 +81,10 @@ class ScoreSpec:
     head: str | None = None
     """File with the linear head of the score `aesthetic`: .safetensors, .pt or .npz with one weight for each dimension
     of the embedding and one bias."""
+
+    entries: str | None = None
+    """Metadata list of the score `entries`: a .json list of texts, or a .txt file with an entry per line. An entry has
+    the number of its place in the list, from 0."""
 
     seed: int = 0
     """Seed of data.mismatched, as of a run, and of the clusters. At least 0."""
@@ -140,6 +147,7 @@ class ScoreSpec:
             )
         for key, value, default, score in (
             ("head", self.head, None, Score.aesthetic),
+            ("entries", self.entries, None, Score.entries),
             ("near_bits", self.near_bits, 4, Score.duplicates),
             ("clusters", self.clusters, 100, Score.semantic),
         ):
@@ -150,6 +158,14 @@ class ScoreSpec:
         require(
             self.head is not None or Score.aesthetic not in self.scores,
             "scores=[…,aesthetic] needs a linear head: give head=FILE, or remove aesthetic",
+        )
+        require(
+            self.entries is not None or Score.entries not in self.scores,
+            "scores=[…,entries] needs a metadata list: give entries=FILE, or remove entries",
+        )
+        require(
+            self.entries is None or self.entries.endswith((".txt", ".json")),
+            f"entries={self.entries} must end in .txt or .json",
         )
         seeded = Score.semantic in self.scores or (self.data is not None and self.data.mismatched > 0)
         require(

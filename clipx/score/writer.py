@@ -6,6 +6,7 @@ out/score.json            plan: what all parts depend on (scores, data, model); 
     00000.embeddings.npy  [n, D] float16, an embedding for each row, for `semantic`; NaN of an unusable image
     00000.json            record: sizes and hashes of these files; written last
     scores.parquet        all parts, a row group each, with the columns that depend on all samples
+    entries.parquet       entries of the metadata list with the number of samples that match each, for `entries`
     manifest.json         the plan and all records
 """
 
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipx.config.saved import to_dict
+from clipx.data.balance import entry_counts
 from clipx.data.loader import check_workers
 from clipx.data.source import Source, whole_index
 from clipx.data.spec import DataSpec, exchange_captions, open_on_all_ranks
@@ -37,6 +39,7 @@ from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import stdout_console
+from clipx.score.entries import Entries, read_entries
 from clipx.score.head import LinearHead, load_head
 from clipx.score.samples import SIGNATURE, Row, ScoredBatch, read_scored
 from clipx.score.spec import OF_MODEL, Score
@@ -47,7 +50,7 @@ from clipx.weights.load import load_model
 if TYPE_CHECKING:
     from clipx.score.spec import ScoreSpec
 
-PLAN, TABLE, MANIFEST, VERSION = "score.json", "scores.parquet", "manifest.json", 1
+PLAN, TABLE, ENTRIES, MANIFEST, VERSION = "score.json", "scores.parquet", "entries.parquet", "manifest.json", 1
 
 _COLUMNS: dict[Score, dict[str, pa.DataType]] = {
     Score.similarity: {"similarity": pa.float32()},
@@ -60,6 +63,7 @@ _COLUMNS: dict[Score, dict[str, pa.DataType]] = {
         **{name: pa.int32() for name in ("width", "height", "shorter_side")},
         **{name: pa.float32() for name in ("aspect_ratio", "entropy")},
     },
+    Score.entries: {"entries": pa.list_(pa.int32())},
 }
 
 
@@ -104,9 +108,10 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
     Raises ConfigError if `spec.out` holds scores with another plan, DataError if no sample is usable.
     """
     check_workers(data.workers, comm)
+    entries = None if spec.entries is None else read_entries(spec.entries)
     encoder, described = _encoder(spec, data, comm)
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, spec.seed)
-    writer = ScoreWriter(spec, data, dataset.train, encoder, PartStore(spec.out, spec.retry_s))
+    writer = ScoreWriter(spec, data, dataset.train, encoder, entries, PartStore(spec.out, spec.retry_s))
     plan = {
         "version": VERSION,
         "scores": sorted(map(str, spec.scores)),
@@ -116,6 +121,7 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
         "limits": [data.max_pixels, data.min_caption_chars, data.min_side],
         "mismatched": [data.mismatched, spec.seed] if data.mismatched else None,
         "near_bits": spec.near_bits if Score.duplicates in spec.scores else None,
+        "entries": None if entries is None else entries.digest,
         "clusters": [spec.clusters, spec.seed] if Score.semantic in spec.scores else None,
         **described,
     }
@@ -166,6 +172,7 @@ class ScoreWriter:
     data: DataSpec
     source: Source
     encoder: Encoder | None
+    entries: Entries | None
     store: PartStore
 
     def parts(self) -> int:
@@ -176,8 +183,8 @@ class ScoreWriter:
         """Writes these parts. Yields (number, record) of each part when it is complete."""
         batches = [batch for number in numbers for batch in self._batches(number)]
         view = None if self.encoder is None else self.encoder.view
-        scores, data = self.spec.scores, self.data
-        loaded = read_scored(self.source, view, scores, data.max_pixels, batches, data.workers, data.prefetch)
+        scores, data, entries = self.spec.scores, self.data, self.entries
+        loaded = read_scored(self.source, view, entries, scores, data.max_pixels, batches, data.workers, data.prefetch)
         for number in numbers:
             part = _Part(self._samples(number))
             for _ in self._batches(number):
@@ -277,6 +284,9 @@ def _finish(writer: ScoreWriter, plan: dict[str, Any], records: list[Record], de
         output.close()
 
     files = {TABLE: store.put(TABLE, write)}
+    if writer.entries is not None:
+        counted = _count_entries(store, numbers, writer.entries)
+        files[ENTRIES] = store.put(ENTRIES, partial(pq.write_table, counted))
     store.put_json(MANIFEST, {**plan, "usable": usable, "files": files, "parts": records})
     console = stdout_console()
     names = ", ".join(pa_name for score in _COLUMNS if score in writer.spec.scores for pa_name in _COLUMNS[score])
@@ -288,6 +298,17 @@ def _finish(writer: ScoreWriter, plan: dict[str, Any], records: list[Record], de
     console.print(f"columns: {', '.join(filter(None, ('index, key, reason', names, *joined)))}", highlight=False)
     if plan["scores"] and not set(writer.spec.scores) & set(OF_MODEL) and usable < plan["samples"]:
         console.print("the column reason has the fault of each unusable sample")
+
+
+def _count_entries(store: PartStore, numbers: Sequence[int], entries: Entries) -> pa.Table:
+    """Returns a row for each entry, in the order of its number: its text and the number of samples that match it."""
+    lists = (chunk for number in numbers for chunk in store_table(store, number, ["entries"])["entries"].chunks)
+    counts = entry_counts(lists, len(entries.texts))
+    matched = f"{int((counts > 0).sum()):,} of {len(entries.numbers):,} entries are matched"
+    unused = len(entries.texts) - len(entries.numbers)
+    matched += f", {unused:,} further ones are empty or repeated" if unused else ""
+    stdout_console().print(f"{matched}: {store.out}/{ENTRIES}", highlight=False, soft_wrap=True)
+    return pa.table({"entry": pa.array(map(_text, entries.texts), pa.string()), "count": counts})
 
 
 def store_table(store: PartStore, number: int, columns: list[str] | None = None) -> pa.Table:

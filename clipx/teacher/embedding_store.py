@@ -1,7 +1,8 @@
 """Stores the embeddings of a data source in shards, which several processes can write in any order.
 
     out/embed.json          plan: what all shards depend on (model, weights, data, number formats); written first
-        00000.image.npy     [n, D], one row per sample; NaN if the sample could not be read
+        00000.image.npy     [n, D], one row per sample; NaN if the sample could not be read. [n, V, D] with V views
+        00000.boxes.npy     [n, V, 4] int32, with views: left, top, right, bottom of each crop in pixels of the image
         00000.text.npy      [m, D], one row per caption: the captions of all samples, concatenated
         00000.captions.npy  [m] uint64, a hash of each caption
         00000.offsets.npy   [n + 1] int64: the captions of sample i are the rows from offsets[i] to offsets[i + 1]
@@ -24,6 +25,11 @@ def npy_files(number: int) -> tuple[str, str, str, str]:
     """Returns the names of the files (image, text, captions, offsets) of a shard."""
     image, text, captions, offsets = (f"{number:05d}.{part}.npy" for part in ("image", "text", "captions", "offsets"))
     return image, text, captions, offsets
+
+
+def boxes_file(number: int) -> str:
+    """Returns the name of the file with the boxes of the views of a shard."""
+    return f"{number:05d}.boxes.npy"
 
 
 def caption_hash(caption: str) -> int:

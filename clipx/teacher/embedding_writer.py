@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from clipx.config.saved import to_dict
+from clipx.data.crops import Crops
 from clipx.data.loader import EvalBatch, check_workers, eval_batch_loader
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
@@ -26,7 +27,7 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import stdout_console
 from clipx.storage.part_store import PartStore, Record, record_file
-from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, caption_hash, npy_files
+from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, boxes_file, caption_hash, npy_files
 from clipx.teacher.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.teacher.live import weights_digest
 from clipx.weights.load import load_model
@@ -55,6 +56,10 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         f"features={spec.features} is not available for model.kind={model_spec.kind}, which pools the tokens of the "
         "trunk itself: remove it",
     )
+    require(
+        not spec.views or model_spec.image.features is None,
+        f"views={spec.views} crops images, and run={spec.run} reads stored features: remove it",
+    )
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, seed)
     source = _source(dataset, spec.split, data)
     store = PartStore(spec.out, spec.retry_s)
@@ -71,6 +76,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         trunk=spec.features == "trunk",
         dtype=spec.dtype,
         store=store,
+        crops=Crops(spec.views, spec.seed or 0) if spec.views else None,
     )
     plan = {
         "version": VERSION,
@@ -89,6 +95,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         **({"features": str(spec.features)} if spec.format == "webdataset" else {}),
         **({"min_caption_chars": data.min_caption_chars, "min_side": data.min_side} if spec.split == "train" else {}),
         **({"mismatched": [data.mismatched, seed]} if data.mismatched else {}),
+        **_views(writer.crops, data.crop_scale),
     }
     comm.require_equal(embeddings=plan)
     with locked(store, comm):
@@ -97,6 +104,13 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         records = write_missing(store, writer.shards(), write, comm, "shards")
         classes = dataset.classes if spec.format == "webdataset" else None
         comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))
+
+
+def _views(crops: Crops | None, crop_scale: Sequence[float]) -> dict[str, Any]:
+    """Returns the part of the plan about the views."""
+    if crops is None:
+        return {}
+    return {"views": crops.count, "views_seed": crops.seed, "crop_scale": [float(share) for share in crop_scale]}
 
 
 def _source(dataset: Dataset, split: str, data: DataSpec) -> Source:
@@ -124,13 +138,16 @@ def _finish(
     class_files = write_classes(store, classes)
     store.put_json(MANIFEST, {**plan, "captions": captions, "bad": len(bad), "shards": records})
     console = stdout_console()
+    in_views = f" in {plan['views']} views" if "views" in plan else ""
     console.print(
-        f"{plan['samples'] - len(bad):,} images and {captions:,} captions in {len(records):,} shards, {len(bad):,} bad "
-        f"samples: {store.out}",
+        f"{plan['samples'] - len(bad):,} images{in_views} and {captions:,} captions in {len(records):,} shards, "
+        f"{len(bad):,} bad samples: {store.out}",
         highlight=False,
     )
     if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
-        console.print(f"distill from them: objective=distillation teacher.embeddings={store.out}")
+        crops = f" data.crop_scale=[{','.join(map(str, plan['crop_scale']))}]" if in_views else ""
+        line = f"distill from them: objective=distillation teacher.embeddings={store.out}{crops}"
+        console.print(line, highlight=False, soft_wrap=True)
     if plan["format"] == "webdataset":
         labels = sum(record["labels"] for record in records) == plan["samples"] - len(bad)
         line = usage(store.out, plan["split"], plan["width"], labels, class_files)
@@ -139,10 +156,14 @@ def _finish(
 
 @dataclass(slots=True)
 class ShardEmbeddings:
-    """Embeddings of the samples of a shard. `image`, `captions` and `labels` have one item per sample of `samples`."""
+    """Embeddings of the samples of a shard. The lists but `text_mD` and `bad` have one item per sample of `samples`.
+
+    An item of `image` is [D], or [V, D] with V views, whose boxes are in `boxes`, [V, 4].
+    """
 
     samples: range
     image: list[Tensor | None] = field(default_factory=list)
+    boxes: list[Tensor | None] = field(default_factory=list)
     captions: list[Sequence[str]] = field(default_factory=list)
     labels: list[int | str | None] = field(default_factory=list)
     text_mD: list[Tensor] = field(default_factory=list)
@@ -150,12 +171,12 @@ class ShardEmbeddings:
 
     def __post_init__(self) -> None:
         n = len(self.samples)
-        self.image, self.captions, self.labels = [None] * n, [()] * n, [None] * n
+        self.image, self.boxes, self.captions, self.labels = [None] * n, [None] * n, [()] * n, [None] * n
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWriter:
-    """Embeds the samples of a source with the evaluation transform and writes them.
+    """Embeds the samples of a source with the evaluation transform, or `crops` of each, and writes them.
 
     `format`: npy, parquet or webdataset, which has no text embeddings. `trunk`: writes the features before the
     projection instead of the image embedding. `dtype`: name of a NumPy dtype.
@@ -173,6 +194,7 @@ class EmbeddingWriter:
     trunk: bool
     dtype: str
     store: PartStore
+    crops: Crops | None = None
 
     @property
     def width(self) -> int:
@@ -186,7 +208,7 @@ class EmbeddingWriter:
     def write(self, numbers: Sequence[int], workers: int, prefetch: int) -> Iterator[tuple[int, Record]]:
         """Writes these shards. Yields (number, record) of each shard when it is complete."""
         batches = [part for number in numbers for part in self._batches(number)]
-        loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch))
+        loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch, self.crops))
         for number in numbers:
             shard = ShardEmbeddings(self._samples(number))
             for _ in self._batches(number):
@@ -200,17 +222,22 @@ class EmbeddingWriter:
     def _batches(self, number: int) -> list[range]:
         """Splits the samples of a shard into batches. No batch spans shards, so a shard does not depend on others."""
         samples = self._samples(number)
-        return [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
+        size = self.batch_size // (1 if self.crops is None else self.crops.count)
+        return [samples[at : at + size] for at in range(0, len(samples), size)]
 
     @torch.inference_mode()
     def _embed(self, batch: EvalBatch, shard: ShardEmbeddings) -> None:
         shard.bad += batch.bad
         if not batch.index:
             return
-        image_mD = self._call(self.model.encode_trunk if self.trunk else self.model.encode_image, batch.image)
-        for index, row_D, captions, label in zip(batch.index, image_mD, batch.captions, batch.labels, strict=True):
+        image = self._call(self.model.encode_trunk if self.trunk else self.model.encode_image, batch.image)
+        image = image if self.crops is None else image.unflatten(0, (-1, self.crops.count))
+        for index, row, captions, label in zip(batch.index, image, batch.captions, batch.labels, strict=True):
             place = index - shard.samples.start
-            shard.image[place], shard.captions[place], shard.labels[place] = row_D, captions, label
+            shard.image[place], shard.captions[place], shard.labels[place] = row, captions, label
+        if batch.boxes is not None:
+            for index, boxes_V4 in zip(batch.index, batch.boxes, strict=True):
+                shard.boxes[index - shard.samples.start] = boxes_V4
         if self.format == "webdataset":
             return
         texts = [caption for captions in batch.captions for caption in captions]
@@ -244,20 +271,23 @@ class EmbeddingWriter:
         }
 
     def _put_both(self, number: int, shard: ShardEmbeddings) -> Record:
-        missing_D = torch.full((self.model.embed_dim,), torch.nan)
-        image_nD = torch.stack([missing_D if row is None else row for row in shard.image])
+        views = () if self.crops is None else (self.crops.count,)
+        missing = torch.full((*views, self.model.embed_dim), torch.nan)
+        rows = torch.stack([missing if row is None else row for row in shard.image])
         text_mD = torch.cat([*shard.text_mD, torch.empty(0, self.model.embed_dim)])
-        image, text = (x.numpy().astype(self.dtype) for x in (image_nD, text_mD))
+        image, text = (x.numpy().astype(self.dtype) for x in (rows, text_mD))
         put = self._put_parquet if self.format == "parquet" else self._put_npy
         return {"captions": len(text), "files": put(number, shard, image, text)}
 
     def _put_npy(self, number: int, shard: ShardEmbeddings, image: NDArray[Any], text: NDArray[Any]) -> Files:
         hashes = [caption_hash(caption) for captions in shard.captions for caption in captions]
         arrays = (image, text, np.array(hashes, dtype=np.uint64), _offsets(shard))
-        return {
-            name: self.store.put(name, partial(_save, array=array))
-            for name, array in zip(npy_files(number), arrays, strict=True)
-        }
+        files = dict(zip(npy_files(number), arrays, strict=True))
+        if self.crops is not None:
+            missing_V4 = torch.zeros((self.crops.count, 4), dtype=torch.int32)
+            boxes = torch.stack([missing_V4 if row is None else row for row in shard.boxes])
+            files[boxes_file(number)] = boxes.numpy()
+        return {name: self.store.put(name, partial(_save, array=array)) for name, array in files.items()}
 
     def _put_parquet(self, number: int, shard: ShardEmbeddings, image: NDArray[Any], text: NDArray[Any]) -> Files:
         import pyarrow as pa

@@ -90,8 +90,9 @@ def _precision(chosen: TeacherPrecision, run: Precision) -> Precision:
 
 
 def _scale(spec: TeacherSpec, found: LoadedWeights) -> float:
-    if spec.temperature is not None:
-        return 1 / spec.temperature
+    (temperature,) = spec.temperatures
+    if temperature is not None:
+        return 1 / temperature
     if found.log_scale is None:
         raise ConfigError(
             f"teacher.weights={spec.weights} has no temperature (trained without a single one, or saved without it): "

@@ -1,9 +1,11 @@
-"""Stored embeddings of a teacher, written by `python -m clipx.embed` and looked up by sample index and caption."""
+"""Stored embeddings of teachers, written by `python -m clipx.embed`, looked up by sample index, view and caption."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,9 +16,10 @@ from pydantic import Field, FiniteFloat
 from torch import Tensor
 
 from clipx.data.source import BadSample, Sample, Source
-from clipx.errors import ConfigError, DataError
+from clipx.data.transform import Box, Crop
+from clipx.errors import ConfigError, DataError, require
 from clipx.storage.safe_json import read_as, read_regular
-from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, caption_hash, npy_files
+from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, boxes_file, caption_hash, npy_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,18 +53,106 @@ class _Manifest:
     width: Annotated[int, Field(gt=0)]
     scale: FiniteFloat | None
     shards: list[_Record]
+    views: _Count = 0
+    views_seed: int = 0
+    crop_scale: list[FiniteFloat] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class StoredEmbeddings:
-    """Returns α·image_T and text_T of a sample, in float32, or in the stored format if that is wider.
+class StoredTeachers:
+    """`TargetSource` of one or several teachers: (α·image_T, text_T) of each, for the same sample, crop and caption.
 
     Pickled to loader processes, each of which maps the files into memory.
     """
 
+    teachers: Sequence[StoredEmbeddings]
+
+    @classmethod
+    def open(
+        cls,
+        folders: Sequence[str],
+        temperatures: Sequence[float | None],
+        train: Source,
+        crop_scale: Sequence[float],
+        logits: bool = True,
+    ) -> StoredTeachers:
+        """Opens the embeddings of the training source `train`.
+
+        Args:
+            temperatures: temperature of each teacher; None: the stored one.
+            crop_scale: data.crop_scale of the run.
+            logits: whether the products of the embeddings are logits. False: similarities, without a temperature.
+
+        Raises DataError if they are incomplete or of other data, and ConfigError if a temperature is unknown or if
+        their views differ from each other or from those of the run.
+        """
+        teachers = [
+            StoredEmbeddings.open(folder, temperature, train, logits)
+            for folder, temperature in zip(folders, temperatures, strict=True)
+        ]
+        first = teachers[0].views
+        for folder, teacher in zip(folders, teachers, strict=True):
+            require(
+                teacher.views == first,
+                f"teacher.embeddings={folder} has {teacher.views}, but {folders[0]} has {first}: the teachers of an "
+                "ensemble need the same crops; write one of them again",
+            )
+        require(
+            not first.count or list(first.crop_scale) == list(crop_scale),
+            f"data.crop_scale={list(crop_scale)} has no effect on teacher.embeddings={folders[0]}, whose crops are "
+            f"stored: give data.crop_scale={list(first.crop_scale)}, with which they were drawn",
+        )
+        return cls(teachers)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the weights of all teachers and of the views."""
+        views = self.teachers[0].views
+        suffix = f"-{views.count}-views-of-seed-{views.seed}" if views.count else ""
+        return "+".join(teacher.digest for teacher in self.teachers) + suffix
+
+    @property
+    def description(self) -> str:
+        return "; ".join(teacher.description for teacher in self.teachers)
+
+    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+        """Draws one of the stored views. Raises BadSample if a teacher lacks the sample."""
+        count = self.teachers[0].views.count
+        if not count:
+            return 0, rng
+        view = rng.randrange(count)
+        boxes = [teacher.box(index, view) for teacher in self.teachers]
+        if boxes.count(boxes[0]) < len(boxes):
+            raise BadSample("teacher.embeddings of the ensemble have different crops: write one of them again")
+        return view, boxes[0]
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
+        """Returns (α·image_T, text_T) of each teacher. Raises BadSample if it lacks the sample or the caption."""
+        return tuple(row for teacher in self.teachers for row in teacher.rows(index, caption, crop))
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Stored crops of each sample. `count` 0: the embedding of the image as in evaluation."""
+
+    count: int
+    seed: int
+    crop_scale: tuple[float, ...]
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "no views"
+        return f"{self.count} views of seed {self.seed} and crop_scale={list(self.crop_scale)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEmbeddings:
+    """α·image_T and text_T of each sample of one teacher, in float32, or in the stored format if that is wider."""
+
     folder: str
     samples_per_shard: int
     width: int
+    views: Views
     scale: float
     """α, the inverse of the teacher's temperature, or 1 if its similarities are used without it."""
 
@@ -71,15 +162,8 @@ class StoredEmbeddings:
     description: str
 
     @classmethod
-    def open(cls, folder: str, temperature: float | None, train: Source, logits: bool = True) -> StoredEmbeddings:
-        """Opens the embeddings of the training source `train`.
-
-        Args:
-            temperature: temperature of the teacher; None: the stored one.
-            logits: whether the products of the embeddings are logits. False: similarities, without a temperature.
-
-        Raises DataError if they are incomplete or of other data, and ConfigError if the temperature is unknown.
-        """
+    def open(cls, folder: str, temperature: float | None, train: Source, logits: bool) -> StoredEmbeddings:
+        """Opens the embeddings of one teacher: see StoredTeachers."""
         named = f"teacher.embeddings={folder}"
         place = Path(folder).expanduser()
         manifest = _manifest(place, named)
@@ -92,30 +176,50 @@ class StoredEmbeddings:
                 f"{named} is of other data (fingerprint {manifest.data}, {manifest.samples:,} samples) than this "
                 f"run's training data ({train.fingerprint}, {sum(train.sizes):,}): write it with this run's data=…"
             )
-        _check_files(place, manifest.shards, named)
+        _check_files(place, manifest, named)
         scale = (manifest.scale if temperature is None else 1 / temperature) if logits else 1.0
         if scale is None:
             raise ConfigError(
                 f"{named} has no temperature (the model was trained without a single one, or saved without it): give "
                 "teacher.temperature, e.g. 0.01"
             )
+        views = Views(manifest.views, manifest.views_seed, tuple(manifest.crop_scale))
         description = f"{folder}, {manifest.samples:,} samples, {manifest.dtype}, width {manifest.width}"
-        stored = cls(str(place), manifest.samples_per_shard, manifest.width, scale, manifest.weights, description)
-        _shard(stored.folder, 0, stored.width)
+        description += f", {views}" if views.count else ""
+        stored = cls(
+            str(place), manifest.samples_per_shard, manifest.width, views, scale, manifest.weights, description
+        )
+        stored._shard(0)
         return stored
 
-    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
+    def box(self, index: int, view: int) -> Box:
+        """Returns the box of a view. Raises BadSample if the sample was not embedded."""
+        shard, row, _ = self._locate(index)
+        assert shard.boxes is not None
+        left, top, right, bottom = shard.boxes[row, view].tolist()
+        return left, top, right, bottom
+
+    def rows(self, index: int, caption: str, view: int) -> tuple[Tensor, Tensor]:
         """Returns (α·image_T, text_T). Raises BadSample if the sample or the caption was not embedded."""
-        number, row = divmod(index, self.samples_per_shard)
-        shard = _shard(self.folder, number, self.width)
-        start, stop = shard.offsets[row : row + 2]
-        if start == stop:
-            raise BadSample("teacher.embeddings lacks the sample: it could not be read when they were written")
+        shard, row, (start, stop) = self._locate(index)
         (found,) = np.nonzero(shard.captions[start:stop] == caption_hash(caption))
         if not len(found):
             raise BadSample("teacher.embeddings lacks the caption: write them with the captions that this run draws")
-        image_T, text_T = (_tensor(x) for x in (shard.image[row], shard.text[start + found[0]]))
+        image = shard.image[row, view] if self.views.count else shard.image[row]
+        image_T, text_T = (_tensor(x) for x in (image, shard.text[start + found[0]]))
         return self.scale * image_T, text_T
+
+    def _locate(self, index: int) -> tuple[_Shard, int, tuple[int, int]]:
+        """Returns (shard, row of a sample in it, range of its captions). Raises BadSample."""
+        number, row = divmod(index, self.samples_per_shard)
+        shard = self._shard(number)
+        start, stop = shard.offsets[row : row + 2]
+        if start == stop:
+            raise BadSample("teacher.embeddings lacks the sample: it could not be read when they were written")
+        return shard, row, (start, stop)
+
+    def _shard(self, number: int) -> _Shard:
+        return _shard(self.folder, number, self.width, self.views.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +230,33 @@ class _Shard:
     text: NDArray[Any]
     captions: NDArray[np.uint64]
     offsets: NDArray[np.int64]
+    boxes: NDArray[np.int32] | None = None
 
 
 @lru_cache(maxsize=_MAPPED)
-def _shard(folder: str, number: int, width: int) -> _Shard:
-    """Maps the files of a shard. Raises DataError if they cannot be read or do not have the width of the manifest."""
-    paths = [Path(folder, name) for name in npy_files(number)]
+def _shard(folder: str, number: int, width: int, views: int) -> _Shard:
+    """Maps the files of a shard. Raises DataError if they cannot be read or do not have the shape of the manifest."""
+    paths = [Path(folder, name) for name in _files(number, views)]
     try:
         mapped = [np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray) for path in paths]
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"embeddings of shard {number} in {folder} cannot be read ({error}): rewrite them") from None
-    for path, rows in zip(paths[:2], mapped[:2], strict=True):
-        if rows.ndim != 2 or rows.shape[1] != width:
-            raise DataError(f"{path} has shape {list(rows.shape)}, but the manifest has width {width}: rewrite it")
+    crops = (views,) if views else ()
+    for path, rows, shape in zip(paths[:2], mapped[:2], ((*crops, width), (width,)), strict=True):
+        if rows.shape[1:] != shape:
+            of_views = f" and {views} views" if views else ""
+            raise DataError(
+                f"{path} has shape {list(rows.shape)}, but the manifest has width {width}{of_views}: rewrite it"
+            )
+    if views and mapped[-1].shape != (len(mapped[0]), views, 4):
+        raise DataError(
+            f"{paths[-1]} has shape {list(mapped[-1].shape)}, but the manifest has {views} views: rewrite it"
+        )
     return _Shard(*mapped)
+
+
+def _files(number: int, views: int) -> tuple[str, ...]:
+    return (*npy_files(number), *([boxes_file(number)] if views else []))
 
 
 def _tensor(row_T: NDArray[Any]) -> Tensor:
@@ -162,11 +279,11 @@ def _manifest(place: Path, named: str) -> _Manifest:
         raise DataError(f"{place / MANIFEST} cannot be read ({error}): rewrite the embeddings") from None
 
 
-def _check_files(place: Path, shards: list[_Record], named: str) -> None:
+def _check_files(place: Path, manifest: _Manifest, named: str) -> None:
     """Verifies the sizes of all files, which takes a single scan of the folder. Raises DataError."""
     sizes = {entry.name: entry.stat().st_size for entry in os.scandir(place) if entry.is_file()}
-    for number, shard in enumerate(shards):
-        for name in npy_files(number):
+    for number, shard in enumerate(manifest.shards):
+        for name in _files(number, manifest.views):
             size, _ = shard.files.get(name, (-1, ""))
             if sizes.get(name) != size:
                 found = "is missing" if name not in sizes else f"has {sizes[name]:,} bytes, not {size:,}"

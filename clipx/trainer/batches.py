@@ -6,11 +6,21 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from clipx.data.batch import Batch
-from clipx.data.loader import train_loader
+from clipx.data.device_decoder import check_device_decoding
+from clipx.data.loader import check_workers, train_loader
+from clipx.data.spec import DataSpec, Decoder
 from clipx.data.views import view_of
 
 if TYPE_CHECKING:
+    from clipx.distributed.comm import Comm
     from clipx.trainer.trainer import Trainer
+
+
+def check_loading(data: DataSpec, comm: Comm) -> None:
+    """Raises ConfigError if this rank cannot have as many loader processes, or its device does not decode images."""
+    check_workers(data.workers, comm)
+    if data.decode == Decoder.gpu:
+        check_device_decoding(comm.device)
 
 
 def remaining_batches(trainer: Trainer) -> Iterator[Batch]:

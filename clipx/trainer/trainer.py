@@ -15,7 +15,6 @@ from clipx.config.duration import Duration, Length
 from clipx.config.saved import flatten, to_dict
 from clipx.data.bad_samples import BadSampleCounter, check_opened
 from clipx.data.batch import Batch
-from clipx.data.loader import check_workers
 from clipx.data.order import SampleOrder
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.spec import Dataset, exchange_captions, open_on_all_ranks, training_order
@@ -37,9 +36,9 @@ from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
 from clipx.storage.traffic import NO_TRAFFIC
 from clipx.teacher.live import Teacher
-from clipx.teacher.stored import StoredEmbeddings
+from clipx.teacher.stored import StoredTeachers
 from clipx.trainer.backends import Backends, prepare_backends
-from clipx.trainer.batches import remaining_batches
+from clipx.trainer.batches import check_loading, remaining_batches
 from clipx.trainer.counters import counters, restore_counters
 from clipx.trainer.early_stopping import EarlyStopping
 from clipx.trainer.evaluation import PeriodicEvaluation
@@ -75,8 +74,8 @@ class Trainer:
     total: int  # samples of the run
     learning_rate: LearningRate
     learner: Learner  # model, objective, optimizer and their step
-    stored: StoredEmbeddings | None
-    teacher: Teacher | StoredEmbeddings | None
+    stored: StoredTeachers | None
+    teacher: Teacher | StoredTeachers | None
     utilisation: Utilisation | None
     rundir: RunDir
     lock: RunLock
@@ -110,7 +109,7 @@ class Trainer:
     def _build_data(self) -> None:
         spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
         check_ranks(spec.stages, spec.data, comm.world)
-        check_workers(spec.data.workers, comm)
+        check_loading(spec.data, comm)
         self.dataset = open_on_all_ranks(spec.data, comm)
         train = self.dataset.train
         # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
@@ -145,7 +144,7 @@ class Trainer:
             *(spec, comm, self.length, varying, classes, self._warn, self._roll_back),
             before_update=lambda: self.checkpoints.hold_updates(),
         )
-        self.stored = spec.teacher.open(self.dataset.train, spec.objective.teacher_logits)
+        self.stored = spec.teacher.open(self.dataset.train, spec.data.crop_scale, spec.objective.teacher_logits)
         self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
             comm.require_equal(teacher=self.teacher.digest)

@@ -77,5 +77,5 @@ def test_full_shared_memory_raises_an_error_that_names_the_fix(tmp_path: Path) -
     done = run("unshare", *alone, "sh", "-c", command, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
-    assert "the shared memory for 128 samples of 0.9 MB" in line
+    assert "0.9 MB of shared memory for samples" in line
     assert "No space left on device" in line and "docker's --shm-size" in line

@@ -271,3 +271,21 @@ def test_three_lines_of_python_train_inside_another_hydra_app(tmp_path: Path) ->
     done = run(sys.executable, str(script))
     assert float(done.stdout.rpartition("loss ")[2]) > 0
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 3
+
+
+def test_log_lines_have_a_level_and_other_packages_log_only_warnings() -> None:
+    """With Hydra's own configuration every line begins with [HYDRA], and botocore logs where it found credentials."""
+    code = (
+        "import logging, sys\nfrom clipx.cli import cli\n"
+        "def task(spec):\n"
+        "    for name in ('clipx.data.spec', 'hydra.core', 'aiobotocore.credentials'):\n"
+        "        for level in (logging.INFO, logging.WARNING):\n"
+        "            logging.getLogger(name).log(level, name)\n"
+        "sys.argv = ['clipx-select', 'scores=x', 'out=x.npy']\n"
+        "import clipx.data.select\ncli(task, 'select')()"
+    )
+    printed = run(sys.executable, "-c", code).stdout
+    assert [line.partition("] ")[2] for line in printed.splitlines()] == [
+        *("INFO: clipx.data.spec", "WARNING: clipx.data.spec", "INFO: hydra.core", "WARNING: hydra.core"),
+        "WARNING: aiobotocore.credentials",
+    ]

@@ -113,6 +113,22 @@ def test_two_ranks_continue_a_killed_single_rank_with_identical_files(
     assert contents(tmp_path) == contents(uninterrupted)
 
 
+def test_a_killed_command_with_views_continues_to_identical_files(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (f"run={trained}", "samples_per_shard=24", "batch_size=10", "views=3")
+    assert (
+        run(sys.executable, *KILLED, "8", *options, f"out={tmp_path}/killed", check=False).returncode == -signal.SIGKILL
+    )
+    written(trained, tmp_path / "killed", "views=3")
+    capsys.readouterr()
+    written(trained, tmp_path / "whole", "views=3")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "64 images in 3 views and 320 captions in 3 shards, 0 bad samples" in printed
+    assert f"teacher.embeddings={tmp_path}/whole data.crop_scale=[0.9,1.0]" in printed.replace("- ", "-")
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
 def test_only_damaged_shards_are_rewritten(trained: Path, uninterrupted: Path, tmp_path: Path) -> None:
     written(trained, tmp_path)
     kept = (tmp_path / "00000.json").stat().st_ino

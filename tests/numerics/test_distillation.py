@@ -37,7 +37,13 @@ def teacher_targets(batch: int = B, scale: float = 8.0, dtype: torch.dtype = tor
     return scale * image.detach(), text.detach()
 
 
-def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+def ensemble_targets(batch: int = B, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Returns the embeddings of two teachers of different widths and temperatures."""
+    image, text = features(batch, 4, seed=11, dtype=dtype, pull=0.5)
+    return *teacher_targets(batch, dtype=dtype), 3 * image.detach(), text.detach()
+
+
+def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """Returns loss, metrics and all gradients of a step."""
     x, y = (t.detach().clone().requires_grad_() for t in (x, y))
     module.zero_grad()
@@ -62,16 +68,19 @@ def cross_entropy(s: objective_reference.Pairs, alpha: Tensor, w: objective_refe
 
 
 @pytest.mark.parametrize("weights", [(0.7, 1.9), (0.0, 1.0), (1.0, 0.25)])
-def test_value_and_gradients_match_the_definition(weights: tuple[float, float]) -> None:
-    """Compares in float64 to 1e-12, including the gradient of the learned temperature."""
+@pytest.mark.parametrize("given", [teacher_targets(), ensemble_targets()], ids=["one teacher", "two teachers"])
+def test_value_and_gradients_match_the_definition(weights: tuple[float, float], given: tuple[Tensor, ...]) -> None:
+    """Compares in float64 to 1e-12, including the gradient of the learned temperature. Of two teachers, the mean of
+    their losses."""
     contrastive, distill = weights
     module = build(f"objective.contrastive_weight={contrastive}", f"objective.distill_weight={distill}")
     x, y = features(B)
-    given = teacher_targets()
     log_scale = module.get_parameter("temperature.log_scale").detach().clone().requires_grad_()
     alpha = log_scale.exp()
-    s, w = objective_reference.similarities(x, y), objective_reference.similarities(*given)
-    parts = objective_reference.infonce(x, y, alpha), cross_entropy(s, alpha, w)
+    s = objective_reference.similarities(x, y)
+    logits = [objective_reference.similarities(*two) for two in zip(given[::2], given[1::2], strict=True)]
+    taught = objective_reference.mean([cross_entropy(s, alpha, w) for w in logits])
+    parts = objective_reference.infonce(x, y, alpha), taught
     loss = contrastive * parts[0] + distill * parts[1]
     dx, dy, d = torch.autograd.grad(loss, (x, y, log_scale))
     expected = {"loss": loss.detach(), "image": dx, "text": dy, "temperature.log_scale": d}
@@ -98,6 +107,12 @@ def test_loss_and_gradients_equal_open_clip(dtype: torch.dtype, scales: tuple[fl
         torch.testing.assert_close(found[name], value, rtol=close["rtol"], atol=10 * close["atol"])
 
 
+def test_equal_teachers_give_the_loss_of_one() -> None:
+    x, y = features(B)
+    one = score(build(), x, y, teacher_targets())
+    assert_same(score(build(), x, y, 3 * teacher_targets()), one, atol=1e-12)
+
+
 def test_a_teacher_certain_of_the_matching_pairs_gives_infonce() -> None:
     x, y = features(B)
     eye = torch.eye(B, dtype=torch.float64)
@@ -118,8 +133,8 @@ def test_a_student_equal_to_its_teacher_has_zero_gradients() -> None:
 def test_results_do_not_depend_on_the_tile(tile: int) -> None:
     x, y = features(B)
     assert_same(
-        score(build(f"objective.tile={tile}"), x, y, teacher_targets()),
-        score(build(), x, y, teacher_targets()),
+        score(build(f"objective.tile={tile}"), x, y, ensemble_targets()),
+        score(build(), x, y, ensemble_targets()),
         atol=1e-12,
     )
 
@@ -181,7 +196,7 @@ def test_no_tensor_of_the_size_of_all_pairs_is_allocated() -> None:
     batch = 256
     x, y = features(batch, 16)
     module = build("objective.tile=16", batch=batch)
-    given = teacher_targets(batch)
+    given = ensemble_targets(batch)
     with LargestResult() as seen:
         score(module, x, y, given)
     assert seen.numel <= batch * 16 < batch**2
@@ -226,7 +241,7 @@ def test_compile_objective_compiles_the_tiles() -> None:
 
 
 def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
-    """Compares the loss on each rank, metrics and all gradients of two steps in float64 to 1e-10."""
+    """Compares the loss on each rank, metrics and all gradients of two steps with two teachers in float64 to 1e-10."""
     specs = {tile: {"": spec("distillation", *SETTINGS, f"objective.tile={tile}")} for tile in ("auto", "5")}
     objective_grid.main(tmp_path / "1", specs["auto"], [1, 3])
     alone = load_file(tmp_path / "1")

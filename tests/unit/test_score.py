@@ -25,7 +25,7 @@ from clipx.weights.load import load_into, load_weights
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
 DATA = ("data=shapes", "data.samples=64", "data.held_out_samples=16", "data.workers=0")
 PARTS = ("samples_per_part=24", "batch_size=10")
-ALL = "scores=[similarity,aesthetic,caption,image,duplicates,semantic]"
+ALL = "scores=[similarity,aesthetic,caption,image,duplicates,entries,semantic]"
 KILLED = (str(SCRIPTS / "killed_at_rename.py"), "score")
 
 
@@ -34,12 +34,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("score") / "run"
     run(sys.executable, "-m", "clipx.train", *TRAIN, f"run_dir={run_dir}")
     rng = np.random.default_rng(0)
+    (run_dir / "entries.txt").write_text("circle\na red\nsmall\nnowhere\n")
     np.savez(run_dir / "head.npz", weight=rng.normal(size=(1, 128)), bias=np.array([0.5]))
     return run_dir
 
 
 def options(trained: Path, out: Path) -> tuple[str, ...]:
-    return (*DATA, *PARTS, ALL, f"run={trained}", f"head={trained}/head.npz", "clusters=4", f"out={out}")
+    files = (f"head={trained}/head.npz", f"entries={trained}/entries.txt")
+    return (*DATA, *PARTS, ALL, f"run={trained}", *files, "clusters=4", f"out={out}")
 
 
 def scored(out: Path | str, *overrides: str) -> None:
@@ -84,11 +86,11 @@ def test_similarity_and_head_equal_the_definition(trained: Path, uninterrupted: 
     assert pq.ParquetFile(uninterrupted / "scores.parquet").num_row_groups == 3
 
 
-@pytest.mark.parametrize("number", [2, 7, 14])
+@pytest.mark.parametrize("number", [2, 7, 15])
 def test_two_ranks_continue_a_killed_command_with_identical_files(
     trained: Path, uninterrupted: Path, tmp_path: Path, number: int
 ) -> None:
-    """Kills before the rename of 2, 7 and 14 of the 15 files: in a part, after a part, before the manifest."""
+    """Kills after the rename of 2, 7 and 15 of the 16 files: in a part, in another part, before the manifest."""
     done = run(sys.executable, *KILLED, str(number), *options(trained, tmp_path), check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "manifest.json").exists()
@@ -207,6 +209,10 @@ def test_k_means_finds_separate_groups() -> None:
         (("scores=[similarity]",), "scores=[…,similarity] needs a model: give run=…"),
         (("run=x",), "run=x has no effect without similarity, aesthetic, semantic in scores"),
         (("scores=[aesthetic]", "run=x"), "scores=[…,aesthetic] needs a linear head: give head=FILE"),
+        (("scores=[entries]",), "scores=[…,entries] needs a metadata list: give entries=FILE"),
+        (("entries=x.txt",), "entries=x.txt has no effect without entries in scores"),
+        (("scores=[entries]", "entries=x.csv"), "entries=x.csv must end in .txt or .json"),
+        (("scores=[entries]", "entries=nowhere.txt"), "entries=nowhere.txt cannot be read"),
         (("scores=[caption]", "near_bits=2"), "near_bits=2 has no effect without duplicates in scores"),
         (("seed=1",), "seed=1 has no effect without data.mismatched"),
         (("data.crop_scale=[0.5,1]",), "data.crop_scale=[0.5, 1.0] has no effect on scores: remove it"),

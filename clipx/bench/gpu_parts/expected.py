@@ -89,6 +89,8 @@ EXPECTED = (
     Expectation(r"checkpoint torch_save pause", 1, None, None, None, ""),
     Expectation(r"nvjpeg 256", 15_000, None, 20_000, None, "slower than 14 loader processes: do not use it"),
     Expectation(r"nvjpeg 512", 6_000, None, 9_000, None, "slower than 14 loader processes: do not use it"),
+    Expectation(r"decode=gpu 256.*", 10_000, None, 13_000, None, "slower than a ViT-B/32: keep data.decode=cpu"),
+    Expectation(r"decode=gpu 512.*", 4_000, None, 9_000, None, "slower than 14 loader processes: keep data.decode=cpu"),
     Expectation(r"loader 256, .*", 20_000, None, 13_000, None, "slower than a ViT-B/32: more cores"),
     Expectation(r"loader 512, .*", 9_000, None, 7_000, None, "decode at 256 pixels"),
     Expectation(r"run: data wait", None, 0.02, None, 0.05, "loader or pinning thread"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
 from clipx.bench import pipelines, saving, shards
 from clipx.bench.gpu_parts.report import Report, Sizes
+from clipx.data.device_decoder import decode_jpegs
 from clipx.distributed.comm import Comm
+from clipx.errors import DataError
 
 
 def save(sizes: Sizes, report: Report) -> None:
@@ -24,39 +28,52 @@ def save(sizes: Sizes, report: Report) -> None:
 
 
 def images(sizes: Sizes, report: Report) -> None:
-    """Measures nvJPEG, and clipx's loader processes, on photographs of 256 and 512 pixels."""
+    """Measures nvJPEG, clipx's loader processes and data.decode=gpu on photographs of 256 and 512 pixels."""
     pipelines.fork_workers()
     workers, batch, count = sizes.pick((14, 256, 60), (1, 4, 2))
     for side in sizes.pick((256, 512), (32,)):
-        try:
-            report.number(f"nvjpeg {side}", _decoded(sizes, side), "images/s")
-        except (RuntimeError, ImportError) as error:
-            report.failed(f"nvjpeg {side}", error)
         folder = sizes.folder / str(side)
         folder.mkdir(parents=True)
         shards.write(folder, sizes.pick(4096, 32), side, sizes.seed)
         comm = Comm(0, 1, 0, sizes.place)
         rate = pipelines.clipx_processes(comm, str(folder), batch, workers, count, sizes.seed)
         report.number(f"loader {side}, {workers} processes", rate, "images/s")
+        try:
+            report.number(f"nvjpeg {side}", _decoded(sizes, side), "images/s")
+            _decoded_batches(sizes, report, side, folder)
+        except (RuntimeError, ImportError, DataError) as error:
+            report.failed(f"nvjpeg {side}", error)
 
 
 def _decoded(sizes: Sizes, side: int) -> float:
-    """Returns the images per second of torchvision's decoder on the device."""
-    from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped]
-
+    """Returns the images per second of the device's decoder alone."""
     count: int
     rounds: int
     count, rounds = sizes.pick((256, 10), (4, 1))
     encoded = [pipelines.photograph((side, side * 3 // 4), i) for i in range(min(64, count))]
     files = [torch.frombuffer(bytearray(encoded[i % len(encoded)]), dtype=torch.uint8) for i in range(count)]
+    return count * _per_second(sizes, lambda: decode_jpegs(files, sizes.place), rounds)
 
-    def decode() -> None:
-        decode_jpeg(files, mode=ImageReadMode.RGB, device=sizes.device)
-        if sizes.device == "cuda":
-            torch.cuda.synchronize()
 
-    decode()
+def _decoded_batches(sizes: Sizes, report: Report, side: int, folder: Path) -> None:
+    """Measures data.decode=gpu: one batch to pixels on the device, and batches of few loader processes."""
+    batch, workers, rounds = sizes.pick((1024, 4, 12), (4, 1, 1))
+    batches = pipelines.encoded_batches(str(folder), batch, workers, sizes.seed)
+    first = next(batches)
+    rate = batch * _per_second(sizes, lambda: first.to(sizes.place), rounds)
+    report.number(f"decode=gpu {side}", rate, "images/s")
+    for _ in range(2 * workers):  # those that are ready
+        next(batches)
+    rate = batch * _per_second(sizes, lambda: next(batches).to(sizes.place), rounds)
+    report.number(f"decode=gpu {side}, {workers} processes", rate, "images/s")
+
+
+def _per_second(sizes: Sizes, call: Callable[[], object], rounds: int) -> float:
+    """Returns the calls per second after the first."""
+    call()
     start = time.perf_counter()
     for _ in range(rounds):
-        decode()
-    return float(rounds * count / (time.perf_counter() - start))
+        call()
+    if sizes.device == "cuda":
+        torch.cuda.synchronize()
+    return rounds / (time.perf_counter() - start)

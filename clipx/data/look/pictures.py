@@ -98,11 +98,11 @@ def contact_sheet(stream: TrainBatches, captions: Captions, positions: range) ->
     for position, first in zip(positions, wanted, strict=True):
         bad: list[BadRecord] = []
         try:
-            index, caption, _ = stream.draw(position, first, bad, rows[0])
+            drawn = stream.draw(position, first, bad, rows[0])
         except DataError as error:
             return tiles, str(error)
         remark = f"in place of {bad[0].key}: {bad[0].reason}" if bad else ""
-        tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(caption), remark))
+        tiles.append(Tile(_shown(rows[0]), stream.source.key(drawn.index), captions(drawn.caption), remark))
     return tiles, ""
 
 
@@ -115,8 +115,8 @@ def draws(
         number = len(stream.source.read(index).captions)
         tiles = []
         for epoch in range(_DRAWS):
-            _, caption, _ = stream.draw(position + epoch * stream.order.samples, index, [], rows[0])
-            tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(caption)))
+            drawn = stream.draw(position + epoch * stream.order.samples, index, [], rows[0])
+            tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(drawn.caption)))
         yield Draws(thumbnail(stream.source, index, max_pixels), number, tiles)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
-from clipx.data.spec import DataSpec
+from clipx.data.spec import DataSpec, Decoder
 from clipx.errors import require
 from clipx.model.spec import ModelSpec
 from clipx.storage.url import check_path
@@ -72,6 +72,10 @@ class LookSpec:
         require(
             self.data is None or self.data.micro_batches == 1,
             f"data.micro_batches={self.data and self.data.micro_batches} has no effect on the samples: remove it",
+        )
+        require(
+            self.data is None or self.data.decode == Decoder.cpu,
+            "data.decode=gpu has no effect on the samples, which are read on the CPU: remove it",
         )
         require(
             self.model.image.features is None,

@@ -212,6 +212,7 @@ class _Chooser:
         if isinstance(self.weights, Ordered):
             assert self.weights.values is not None
             weights = np.asarray(self.weights.values[start : start + size], dtype=np.float64)
+            self.unweighted += size - int(self.weights.mask(start, size).sum()) if self.weights.bits is not None else 0
         elif isinstance(self.weights, ById):
             at, values = self.weights.ids.find(ids_by(self.weights.by)), self.weights.ids.values
             assert values is not None

@@ -31,7 +31,10 @@ _FIX = "check the path"
 
 @dataclass(slots=True)
 class Ordered:
-    """Samples by their place in the data: sorted `indices`, each once, or a bit or a value for each sample."""
+    """Samples by their place in the data: sorted `indices`, each once, or a bit or a value for each sample.
+
+    With values and bits, the bits are of the samples that have a value.
+    """
 
     indices: Indices | None = None
     bits: NDArray[np.uint8] | None = None
@@ -212,14 +215,32 @@ def read_weights(path: str, retry_s: float, key: str, total: int) -> Ordered | B
         return Ordered(values=array)
     require(suffix == ".parquet", f"{key}={path} must end with .npy or .parquet")
     names = parquet(path, retry_s).schema_arrow.names
-    by = next((name for name in ("key", "uid") if name in names), None)
+    by = next((name for name in ("key", "uid", "index") if name in names), None)
     parts = batches(path, ["weight", *([by] if by else [])], key, retry_s)
     weights = ((batch, np.asarray(batch.column(0).cast(pa.float64()), dtype=np.float64)) for batch in parts)
+    if by == "index":
+        chunks = ((np.asarray(batch.column(1), dtype=np.int64), values) for batch, values in weights)
+        return _by_index(chunks, path, key, total)
     if by is not None:
         return _by_id(by, ((ids_of(batch.column(1), by, path), values) for batch, values in weights), path, key)
     values = np.concatenate([np.zeros(0), *(values for _, values in weights)])
     _check_rows(len(values), total, key, [path])
     return Ordered(values=values)
+
+
+def _by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: str, total: int) -> Ordered:
+    """Returns the values of some of the samples, and which samples have one. Raises DataError."""
+    values, given, rows = np.zeros(total), np.zeros(total, dtype=bool), 0
+    for indices, chunk in chunks:
+        if len(wrong := indices[(indices < 0) | (indices >= total)]):
+            raise DataError(
+                f"{key}={path} has the index {wrong[0]}, but the shards have {total:,} samples: write the file of "
+                "these shards"
+            )
+        values[indices], given[indices] = chunk, True
+        rows += len(indices)
+    require_data(int(given.sum()) == rows, f"{key}={path} repeats an index: give each sample one weight")
+    return Ordered(bits=np.packbits(given), values=values)
 
 
 def passing(condition: Condition, table: pa.Table) -> NDArray[np.bool_]:

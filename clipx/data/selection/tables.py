@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -136,19 +136,22 @@ class SidecarTables:
     """The Parquet files next to the shards. Rows with a status other than success have no sample, as in img2dataset.
 
     Rows are found by the column key if the shard is indexed, else by their order, if they are as many as the samples.
+    `option`: names the tables in errors. `table_of`: returns the table of a shard.
     """
 
     samples: ShardSamples
     columns: Sequence[str]
+    option: str = "data.table=shards"
+    table_of: Callable[[str], str] = sidecar
     without_row: int = 0
     without_sample: int = 0
 
     def read(self, shard: int) -> pa.Table:
         """Returns the columns of each place of a shard. Raises DataError if the file does not match the shard."""
-        url = sidecar(self.samples.urls[shard])
+        url = self.table_of(self.samples.urls[shard])
         file = parquet(url, self.samples.access.retry_s)
         names = file.schema_arrow.names
-        check_columns(names, self.columns, "data.table=shards", url)
+        check_columns(names, self.columns, self.option, url)
         further = [name for name in ("status", "key") if name in names and name not in self.columns]
         with errors_as(DataError, f"table {url} cannot be read", _FIX):
             table = file.read(columns=[*self.columns, *further], use_threads=False)

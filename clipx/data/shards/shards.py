@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.data.shards.cache import Access, ShardFile, Span
 from clipx.data.shards.counts import Counts
@@ -25,6 +25,9 @@ from clipx.data.source import BadRecord, BadSample, Sample, caption_text, captio
 from clipx.errors import DataError
 from clipx.escape import print_stderr
 from clipx.storage.remote import is_local
+
+if TYPE_CHECKING:
+    from clipx.data.selection.captions import CaptionTables
 
 _DEFAULT_ACCESS = Access()
 _GAP = 1 << 16  # bytes between the members of a sample up to which one request is cheaper than two
@@ -50,6 +53,7 @@ class Shards:
     listed_by: str  # what lists the numbers of samples; "" if the shards are indexed
     _set: ShardSet = field(repr=False, compare=False)
     _ends: Sequence[int] = field(repr=False)
+    tables: CaptionTables | None = None  # further captions
 
     @classmethod
     def open(
@@ -59,11 +63,12 @@ class Shards:
         label_key: str | None,
         access: Access = _DEFAULT_ACCESS,
         counts: Counts | None = None,
+        tables: CaptionTables | None = None,
     ) -> Shards:
         """Opens the shards, indexing new ones with a progress bar unless their numbers of samples are given.
 
-        With `caption_key` None a sample is an image with a label in the member cls, without captions. Raises DataError
-        if the shards have no sample.
+        With `caption_key` None a sample is an image with a label in the member cls, without captions. `tables`: further
+        captions of the samples. Raises DataError if the shards have no sample.
         """
         captions = {} if caption_key is None else caption_weights("data.caption_key", caption_key)
         columns = tuple(caption_columns(captions) or [CLS])
@@ -82,6 +87,11 @@ class Shards:
             reasons = "".join(f"; {item.key}: {item.reason}" for item in [*bad, *notes][:1])
             wanted = f"caption (data.caption_key={' or '.join(captions)})" if captions else "label (the member cls)"
             raise DataError(f"{len(urls)} shards, from {urls[0]}, have no sample with an image and a {wanted}{reasons}")
+        if tables is not None:
+            texts, further = "-".join(tables.weights), list[BadRecord]()
+            if counts is None:
+                tables, texts, further = tables.prepare(urls, indices)
+            digest, notes = f"{digest}-captions-{texts}", [*notes, *further]
         return cls(
             urls=urls,
             remote=not all(map(is_local, urls)),
@@ -95,6 +105,7 @@ class Shards:
             listed_by="" if counts is None else counts.by,
             _set=ShardSet(columns, access, time.time(), dict(zip(urls, indices, strict=False))),
             _ends=list(accumulate(sizes)),
+            tables=tables,
         )
 
     @property
@@ -106,6 +117,10 @@ class Shards:
     def indices(self) -> dict[str, ShardIndex]:
         """The indices that were made when the source was opened, by URL."""
         return dict(self._set.known)
+
+    def without_tables(self) -> Shards:
+        """Returns the same samples with the captions in the shards only."""
+        return replace(self, tables=None)
 
     def by_ranges(self) -> Shards:
         """Returns the same samples, which are not read by whole shards."""
@@ -145,8 +160,12 @@ class Shards:
         found = dict(zip(spans, _read(file, list(spans.values())), strict=True))
         captions_by_key = _captions_by_key(found, self.captions) if self.captions else []
         label = None if self.label_key is None else _label(found, self.label_key)
+        if self.tables is not None:
+            shard, place = self._locate(index)
+            captions_by_key += self.tables.captions(self.urls[shard], self.sizes[shard], self._index(shard), place)
         captions = [caption for _, held in captions_by_key for caption in held]
-        return Sample(found[IMAGE], captions, label, captions_by_key if len(self.captions) > 1 else ())
+        several = len(self.captions) > 1 or self.tables is not None
+        return Sample(found[IMAGE], captions, label, captions_by_key if several else ())
 
     def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
         """Requests the samples of remote shards that are read next. Whole shards are fetched and released instead."""

@@ -6,12 +6,14 @@ probability that the teacher assigns to negatives,
     -Σ_j p_ij log softmax(z_i)_j = a_i - Σ_j p_ij z_ij = (a_i - z_ii) + q_i z_ii - Σ_{j≠i} p_ij z_ij
 
 and its gradient with respect to z_ij is softmax(z_i)_j - p_ij, so that a tile of the teacher's pairs is scored with
-each tile of the student's. Communication: three all_gathers (the features of the student, those of the teacher, and
-four numbers per sample) and one sum of the losses.
+each tile of the student's. Both are linear in p: the mean of the losses of K teachers has p̄, the mean of their
+softmaxes, in place of p, and q̄ in place of q. Communication: 2 + K all_gathers (the features of the student, those of
+each teacher, and 2 + 2K numbers per sample) and one sum of the losses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ Weights = tuple[float, float]
 class Distillation(TiledObjective):
     """InfoNCE and distillation with one learned temperature.
 
-    Targets: the teacher's image_bT and text_bT, whose products are its logits.
+    Targets: image_bT and text_bT of each teacher, whose products are its logits.
     """
 
     def __init__(self, comm: Comm, temperature: Temperature, weights: Weights, tiling: Tiling) -> None:
@@ -38,10 +40,9 @@ class Distillation(TiledObjective):
         self.weights, self.temperature = weights, temperature
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
-        teacher_image_bT, teacher_text_bT = inputs.targets
         scale = self.temperature()
         loss, contrastive_loss, distill_loss = distillation_loss(
-            inputs.image, inputs.text, scale, teacher_image_bT, teacher_text_bT, self.weights, self.comm, self.tiling
+            inputs.image, inputs.text, scale, inputs.targets, self.weights, self.comm, self.tiling
         )
         parts = {"contrastive_loss": contrastive_loss, "distill_loss": distill_loss}
         return loss, {**parts, "temperature": 1 / scale.detach()}
@@ -55,19 +56,17 @@ def distillation_loss(
     image_bD: Tensor,
     text_bD: Tensor,
     scale: Tensor,
-    teacher_image_bT: Tensor,
-    teacher_text_bT: Tensor,
+    taught: Sequence[Tensor],
     weights: Weights,
     comm: Comm,
     tiling: Tiling,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the global loss, and its unweighted contrastive and distillation parts without gradient; 0-dim each.
 
-    `scale`: α, 0-dim. Gradients: see `Objective`; the teacher gets none. Collective.
+    `scale`: α, 0-dim. `taught`: image_bT and text_bT of each teacher, whose widths T may differ. Gradients: see
+    `Objective`; the teachers get none. Collective.
     """
-    loss, parts_2 = _DistillationLoss.apply(
-        image_bD, text_bD, scale, teacher_image_bT, teacher_text_bT, weights, comm, tiling
-    )
+    loss, parts_2 = _DistillationLoss.apply(image_bD, text_bD, scale, tuple(taught), weights, comm, tiling)
     return loss, parts_2[0], parts_2[1]
 
 
@@ -78,20 +77,21 @@ class _DistillationLoss(torch.autograd.Function):
         image: Tensor,
         text: Tensor,
         scale: Tensor,
-        teacher_image: Tensor,
-        teacher_text: Tensor,
+        targets: tuple[Tensor, ...],
         weights: Weights,
         comm: Comm,
         tiling: Tiling,
     ) -> tuple[Tensor, Tensor]:
         with full_precision(image.device.type):
             pairs = Pairs.gather(image, text, comm, tiling)
-            taught = Pairs.gather(teacher_image.to(pairs.dtype), teacher_text.to(pairs.dtype), comm, tiling)
+            given = [target.to(pairs.dtype) for target in targets]
+            taught = [Pairs.gather(*two, comm, tiling) for two in zip(given[::2], given[1::2], strict=True)]
             alpha, by_contrast, by_teacher = scale.to(pairs.dtype), *weights
             lse_b2, pos_b2, a_b2 = _normalisers(pairs, alpha)
-            taught_lse_b2, _, taught_a_b2 = _normalisers(taught, torch.ones_like(alpha))
-            q_b2 = (taught_lse_b2 - taught_a_b2).exp()
-            softmaxes = _Softmaxes(alpha, weights, comm.gather(torch.cat([a_b2, taught_a_b2], 1)), pairs, taught)
+            of_teachers = [_normalisers(teacher, torch.ones_like(alpha)) for teacher in taught]
+            q_b2 = torch.stack([(lse - a).exp() for lse, _, a in of_teachers]).mean(0)
+            stats = comm.gather(torch.cat([a_b2, *(a for _, _, a in of_teachers)], 1))
+            softmaxes = _Softmaxes(alpha, weights, stats.split(2, 1), pairs, taught)
             # The off-diagonal mass of both softmaxes, not 1 - p, which rounds to 0 for a pair that is well learned.
             wrong_b2 = (by_contrast + by_teacher) * (lse_b2 - a_b2).exp() - by_teacher * q_b2
             dx, dy = pairs.gradients(softmaxes, -wrong_b2.sum(1))
@@ -107,7 +107,7 @@ class _DistillationLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None, None, None)
+        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None, None)
 
 
 def _normalisers(pairs: Pairs, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,29 +117,34 @@ def _normalisers(pairs: Pairs, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Softmaxes:
-    """Weights of a tile: (c + d)·softmax(z) - d·p, the sum of that over rows and that over columns.
+    """Weights of a tile: (c + d)·softmax(z) - d·p̄, the sum of that over rows and that over columns.
 
-    c and d are the weights of the two losses. Accumulates Σ_j p_ij z_ij, i ≠ j, of this rank's rows and columns in
-    `expected_b2`.
+    c and d are the weights of the two losses. Accumulates Σ_j p̄_ij z_ij, i ≠ j, of this rank's rows and columns in
+    `expected_b2`. `stats`: log-normalisers [B, 2] of the student and of each teacher.
     """
 
-    def __init__(self, alpha: Tensor, weights: Weights, a_B4: Tensor, pairs: Pairs, taught: Pairs) -> None:
-        self.alpha, self.pairs, self.taught = alpha, pairs, taught
+    def __init__(
+        self, alpha: Tensor, weights: Weights, stats: Sequence[Tensor], pairs: Pairs, taught: Sequence[Pairs]
+    ) -> None:
+        self.alpha, self.pairs = alpha, pairs
         self.both, self.by_teacher = sum(weights), weights[1]
-        self.a_B2, self.taught_a_B2 = a_B4[:, :2], a_B4[:, 2:]
+        self.a_B2, self.teachers = stats[0], list(zip(taught, stats[1:], strict=True))
         self.expected_b2 = pairs.x_bD.new_zeros((len(pairs.x_bD), 2))
 
     def __call__(self, tile: Tile) -> Tensor:
         s = self.pairs.similarities(tile)
-        w, z = self.taught.similarities(tile), s * self.alpha
+        z = s * self.alpha
         a_r, a_c = self.a_B2[tile.rows, 0], self.a_B2[tile.cols, 1]
         g = self.pairs.tiling.softmax(s, self.alpha, a_r, a_c).mul_(self.both)
-        for side in (0, 1):
-            part = tile.part(side)
-            p = (w - self.taught_a_B2[part, side].unsqueeze(1 - side)).exp_()
-            g.sub_(p, alpha=self.by_teacher)
-            if side in tile.own_sides():
-                pz = p.mul_(z)
-                diagonal(pz, tile).zero_()
-                self.expected_b2[self.pairs.local(part), side] += pz.sum(1 - side)
+        share = 1 / len(self.teachers)
+        for taught, taught_a_B2 in self.teachers:
+            w = taught.similarities(tile)
+            for side in (0, 1):
+                part = tile.part(side)
+                p = (w - taught_a_B2[part, side].unsqueeze(1 - side)).exp_()
+                g.sub_(p, alpha=self.by_teacher * share)
+                if side in tile.own_sides():
+                    pz = p.mul_(z)
+                    diagonal(pz, tile).zero_()
+                    self.expected_b2[self.pairs.local(part), side] += share * pz.sum(1 - side)
         return g

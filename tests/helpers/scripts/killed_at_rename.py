@@ -1,4 +1,7 @@
-"""Runs `python -m clipx.embed` or `clipx.score`, killed by SIGKILL before a rename: embed|score NUMBER OVERRIDES..."""
+"""Runs `clipx.embed`, `clipx.score` or `clipx.data.select`, killed by SIGKILL before a rename.
+
+Arguments: embed|score|select NUMBER OVERRIDES...
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 from helpers.runs import compose
 
+from clipx.data.select import select
 from clipx.embed import embed
 from clipx.score.__main__ import score
 
@@ -25,4 +29,4 @@ def counted(self: Path, target: str | Path) -> Path:
 
 
 Path.replace = counted  # type: ignore[method-assign]
-{"embed": embed, "score": score}[command](compose(*sys.argv[3:], config_name=command))
+{"embed": embed, "score": score, "select": select}[command](compose(*sys.argv[3:], config_name=command))

@@ -47,15 +47,17 @@ def share(comm: Comm, step: int) -> Batch:
     return Batch(batch.image[part], batch.tokens[part], batch.index[part])
 
 
-def teacher(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Outputs of a frozen teacher for a batch.
+def teachers(batch: Batch, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Outputs of frozen teachers for a batch, (image, text) of each.
 
-    Features of another width than the towers', and their products as logits.
+    Features of other widths than the towers', and their products as logits.
     """
-    generator = torch.Generator().manual_seed(7)
-    mix = [torch.randn(7, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
-    image, text = (F.normalize(x @ m, dim=1) for x, m in zip((batch.image, batch.tokens), mix, strict=True))
-    return 6 * image, text
+    generator, found = torch.Generator().manual_seed(7), list[Tensor]()
+    for width in widths:
+        mix = [torch.randn(7, width, generator=generator, dtype=torch.float64) for _ in range(2)]
+        image, text = (F.normalize(x @ m, dim=1) for x, m in zip((batch.image, batch.tokens), mix, strict=True))
+        found += [6 * image, text]
+    return tuple(found)
 
 
 class Run:
@@ -65,7 +67,7 @@ class Run:
         self.comm, self.micro_batches = comm, micro_batches
         self.model = Towers()
         self.parallel = DistributedDataParallel(self.model) if comm.world > 1 else self.model
-        self.taught = spec.taught
+        self.teachers = ((4, 3) if spec.teacher_logits else (4,)) if spec.taught else ()  # widths
         self.objective = spec.build(comm, Length(epoch=SAMPLES, batch=SIZE, total=6 * SAMPLES))
         self.objective.prepare(None, 5)
         self.objective.double()
@@ -74,7 +76,7 @@ class Run:
 
     def forward_backward(self, step: int) -> tuple[Tensor, Metrics]:
         batch = share(self.comm, step)
-        batch = replace(batch, targets=teacher(batch)) if self.taught else batch
+        batch = replace(batch, targets=teachers(batch, self.teachers))
         return forward_backward(self.parallel, self.objective, batch, self.micro_batches, self.comm, FP64)
 
     def step(self, step: int) -> dict[str, Tensor]:

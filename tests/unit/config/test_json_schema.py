@@ -30,7 +30,8 @@ def schema_of(path: Path) -> str:
     return f"schema/{name}.json"
 
 
-FILES = sorted(path for path in CONF_DIR.rglob("*.yaml") if path.name != "bench.yaml")  # whose keys are the group's
+# The keys of bench.yaml are the group's, those of hydra_logging are Python's logging.
+FILES = sorted(p for p in CONF_DIR.rglob("*.yaml") if p.name != "bench.yaml" and p.parent.name != "hydra_logging")
 FILES += sorted(path for path in SITES.rglob("hydra/**/*.yaml"))
 
 

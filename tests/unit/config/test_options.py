@@ -99,7 +99,15 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
     covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
     covered |= {
         f"{group}/{name}.yaml"
-        for group in ("recipe", "experiment", "debug", "expectation", "hydra/launcher", "hydra/sweeper")
+        for group in (
+            "recipe",
+            "experiment",
+            "debug",
+            "expectation",
+            "hydra/launcher",
+            "hydra/sweeper",
+            "hydra/hydra_logging",
+        )
         for name in names(group)
     }
     covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
@@ -796,7 +804,7 @@ def test_a_long_list_of_keys_is_shortened() -> None:
         compose("data=webdataset", "data.held_out_shard=x")
     assert str(caught.value) == (
         "data.held_out_shard is not a key here: the keys are held_out_shards, held_out_share, samples_per_shard and "
-        "29 others, which --help data lists (did you mean held_out_shards?)"
+        "30 others, which --help data lists (did you mean held_out_shards?)"
     )
 
 

@@ -332,6 +332,9 @@ def test_samples_are_drawn_in_proportion_to_their_weights(tmp_path: Path) -> Non
     again = spec.order(spec.open().train, 0)
     assert [again(p) for p in (9999, 3, 5000)] == [drawn(p) for p in (9999, 3, 5000)], "a function of the position"
     assert train.fingerprint == opened(shards, weights=f"{tmp_path}/w.parquet").train.fingerprint
+    columns = {"index": [25, 2, 11], "weight": [5.0, 1.0, 2.0]}
+    pq.write_table(pa.table(columns), tmp_path / "index.parquet")
+    assert train.fingerprint == opened(shards, weights=f"{tmp_path}/index.parquet").train.fingerprint
     np.save(tmp_path / "w.npy", weights * [2 if i == 2 else 1 for i in range(TOTAL)])
     assert train.fingerprint != opened(shards, weights=f"{tmp_path}/w.npy").train.fingerprint
 
@@ -351,6 +354,13 @@ def test_wrong_weights_are_errors(tmp_path: Path) -> None:
     notes = opened(shards, weights=f"{tmp_path}/w.parquet").notes
     assert any("1 of 2 keys are not in the data" in note for note in notes)
     assert any("has no weight of 29 samples: not drawn" in note for note in notes)
+    for index, message in (([3, 30], "has the index 30, but the shards have 30"), ([3, 3], "repeats an index")):
+        pq.write_table(pa.table({"index": index, "weight": [1.0, 1.0]}), tmp_path / "w.parquet")
+        with pytest.raises(DataError, match=message):
+            opened(shards, weights=f"{tmp_path}/w.parquet")
+    pq.write_table(pa.table({"index": [3, 7], "weight": [1.0, 0.0]}), tmp_path / "w.parquet")
+    notes = opened(shards, weights=f"{tmp_path}/w.parquet").notes
+    assert any("has no weight of 28 samples: not drawn" in note for note in notes)
 
 
 def test_zero_weights_at_the_ends_are_never_drawn() -> None:

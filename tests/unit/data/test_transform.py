@@ -314,6 +314,18 @@ def train_view(encoded: bytes, size: int, seed: int, scale: tuple[float, float] 
     return out.numpy().astype(int)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_given_box_is_cut_as_a_drawn_one(kind: str) -> None:
+    encoded = encode(picture(90, 60), kind)
+    drawn, given = (torch.empty(32, 32, 3, dtype=torch.uint8) for _ in range(2))
+    box = train_transform(encoded, (0.3, 0.6), LIMIT, random.Random(1), drawn)
+    assert train_transform(encoded, (1.0, 1.0), LIMIT, box, given) == box
+    assert torch.equal(drawn, given)
+    for outside in ((0, 0, 91, 60), (-1, 0, 9, 9), (5, 5, 5, 9)):
+        with pytest.raises(BadSample, match="image has 90x60 pixels, its stored crop is "):
+            train_transform(encoded, (1.0, 1.0), LIMIT, outside, given)
+
+
 def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
     left, top, right, bottom = random_box(image.size, scale, random.Random(seed))
     where = (top, left, bottom - top, right - left)

@@ -32,7 +32,7 @@ from clipx.precision.spec import Precision
 from clipx.teacher.embedding_store import npy_files
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherPrecision, TeacherSpec
-from clipx.teacher.stored import StoredEmbeddings
+from clipx.teacher.stored import StoredTeachers
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))
@@ -237,7 +237,7 @@ def test_the_reference_of_drrho_clip_is_live_or_stored(trained: Path, tmp_path: 
 def test_the_targets_of_drrho_clip_are_similarities(stored: Path, trained: Path) -> None:
     """The embeddings have unit norm: they are not multiplied by the inverse temperature of the teacher."""
     train = compose(*SMALL, *DATA).data.open().train
-    found = StoredEmbeddings.open(str(stored), None, train, logits=False)
+    found = StoredTeachers.open([str(stored)], [None], train, [0.9, 1.0], logits=False)
     sample = train.read(0)
     image, text = found.rows(0, sample, sample.captions[0])
     assert image.norm().item() == pytest.approx(1, abs=1e-3) and text.norm().item() == pytest.approx(1, abs=1e-3)
@@ -272,14 +272,14 @@ def test_stored_embeddings_work_with_loader_processes_on_several_ranks(stored: P
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
 
 
-def open_stored(stored: Path, temperature: float | None = None) -> tuple[StoredEmbeddings, Source]:
+def open_stored(stored: Path, temperature: float | None = None) -> tuple[StoredTeachers, Source]:
     train = compose(*SMALL, *DATA).data.open().train
-    return StoredEmbeddings.open(str(stored), temperature, train), train
+    return StoredTeachers.open([str(stored)], [temperature], train, [0.9, 1.0]), train
 
 
 def test_a_row_belongs_to_its_sample_and_caption(stored: Path) -> None:
     found, train = open_stored(stored, temperature=0.02)
-    assert found.scale == 50
+    assert found.teachers[0].scale == 50
     for index in (0, 39, 40, 95):
         number, row = divmod(index, 40)
         image, text, _, offsets = (np.load(stored / name) for name in npy_files(number))
@@ -392,7 +392,7 @@ def test_embeddings_of_other_data_raise_an_error_before_training(stored: Path, t
          "teacher.micro_batches=2 has no effect without teacher.weights: drop it"),
         (["objective=distillation", "teacher.weights=a", "teacher.embeddings=b"],
          "teacher.weights=a and teacher.embeddings=b are two teachers: give one"),
-        (["objective=distillation", "teacher.weights=a", "teacher.temperature=0"], "teacher.temperature=0.0 must be above 0"),
+        (["objective=distillation", "teacher.weights=a", "teacher.temperature=0"], "teacher.temperature=0 must be above 0"),
         (["objective=distillation", "teacher.weights=a", "teacher.micro_batches=0"],
          "teacher.micro_batches=0 must be at least 1"),
         (["objective=distillation", "teacher.weights="], "teacher.weights= is empty: give a value, or drop it"),

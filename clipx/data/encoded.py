@@ -1,0 +1,116 @@
+"""Encoded images of a batch, with data.decode=gpu: a loader process reads their headers and draws their crops only.
+
+Shape suffixes: m encoded images of a part of a batch, N bytes of their files together.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clipx.data.transform import Box, Crop, box_of, plain_jpeg
+
+LARGEST = 2**24
+"""Pixels of the largest image that the device decodes: 50 MB. libjpeg-turbo shrinks a larger one while decoding."""
+
+_BASELINE, _SCAN = 0xC0, 0xDA  # kinds of JPEG segments
+_TAIL = 1024  # bytes at the end of a file that are searched for its end marker
+
+
+class DeviceCrop(NamedTuple):
+    """Crop of an encoded image that the device decodes."""
+
+    file: bytes
+    wh: tuple[int, int]
+    box: Box
+
+
+class Place(NamedTuple):
+    """Place of a sample in a batch."""
+
+    row: int
+    position: int  # in the stream
+    bad: int  # samples at this position that were bad before this one
+
+
+class EncodedImage(NamedTuple):
+    """Row of EncodedImages.table_m10: place of the sample, bytes of the file, size and crop of the image."""
+
+    row: int
+    position: int
+    bad: int
+    stop: int  # end of the file in the data
+    width: int
+    height: int
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImages:
+    """JPEG files of a part of a batch that the device decodes, one after the other in `data_N`, uint8."""
+
+    data_N: Tensor
+    table_m10: Tensor  # int64
+
+    @classmethod
+    def of(cls, crops: Sequence[tuple[Place, DeviceCrop]], shared: Callable[[Tensor], Tensor]) -> EncodedImages:
+        """Returns the images at these places, their files in memory of `shared`."""
+        stops = itertools.accumulate(len(crop.file) for _, crop in crops)
+        table = [(*place, stop, *crop.wh, *crop.box) for (place, crop), stop in zip(crops, stops, strict=True)]
+        data = np.concatenate([np.empty(0, np.uint8), *(np.frombuffer(crop.file, np.uint8) for _, crop in crops)])
+        return cls(
+            shared(torch.from_numpy(data)),
+            torch.tensor(table, dtype=torch.int64).reshape(-1, len(EncodedImage._fields)),
+        )
+
+    def __iter__(self) -> Iterator[tuple[EncodedImage, Tensor]]:
+        """Yields each image with its file."""
+        start = 0
+        for values in self.table_m10.tolist():
+            image = EncodedImage(*values)
+            yield image, self.data_N[start : image.stop]
+            start = image.stop
+
+    def moved(self, first: int) -> EncodedImages:
+        """Returns a copy in new memory for a part of a batch that begins at row `first`."""
+        table = self.table_m10.clone()
+        table[:, 0] += first
+        return replace(self, data_N=self.data_N.clone(), table_m10=table)
+
+
+def device_crop(encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop) -> DeviceCrop | None:
+    """Returns the crop of an image that the device decodes: a plain, complete baseline JPEG of at most LARGEST pixels.
+
+    Returns None for any other image, without a draw. The draws are those of `train_transform`. Raises BadSample for a
+    box that is not inside of the image.
+    """
+    wh = plain_jpeg(encoded, min(max_pixels, LARGEST))
+    if wh is None or not _is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0:
+        return None
+    return DeviceCrop(encoded, wh, box_of(crop, wh, scale))
+
+
+def _is_baseline(encoded: bytes) -> bool:
+    """Returns whether a JPEG is sequential with 8 bits and Huffman codes, not in RGB. Its header is well-formed.
+
+    GPUs with a JPEG engine decode only baseline in it, and nvJPEG decodes the entropy of others in the calling thread.
+    """
+    at, baseline = 2, False
+    while at + 4 <= len(encoded):
+        kind = encoded[at + 1]
+        if kind == _SCAN:
+            return baseline
+        if kind == 0xEE and encoded[at + 4 : at + 9] == b"Adobe" and encoded[at + 15 : at + 16] != b"\1":
+            return False  # no YCbCr, which nvJPEG converts from
+        baseline = baseline or kind == _BASELINE
+        at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
+    return False

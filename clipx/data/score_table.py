@@ -1,0 +1,271 @@
+"""Rows of a table of clipx.score that the conditions of clipx.data.select choose.
+
+The table is read in parts. Held are a byte for each row, and for each row that meets the conditions on single samples
+the columns by which samples are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from clipx.data.balance import entry_counts, keep_probabilities, uniform_draws
+from clipx.errors import DataError, require
+
+if TYPE_CHECKING:
+    from clipx.data.select import SelectSpec
+
+Condition = tuple[str, Callable[[pa.RecordBatch], NDArray[np.bool_]]]
+_BATCH = 1 << 18  # rows that are read together
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTable:
+    """A table of scores in a file, which is read in parts."""
+
+    path: Path
+    file: pq.ParquetFile
+
+    @classmethod
+    def open(cls, scores: str, columns: Sequence[str]) -> ScoreTable:
+        """Raises ConfigError if the table has not these columns, DataError if it cannot be read."""
+        path = Path(scores).expanduser()
+        path = path / "scores.parquet" if path.is_dir() else path
+        with _reading(path):
+            table = cls(path, pq.ParquetFile(path))
+        names = table.file.schema_arrow.names
+        unknown = [name for name in dict.fromkeys(columns) if name not in names]
+        require(
+            not unknown,
+            f"scores={scores} has no column {', '.join(unknown)}, only {', '.join(names)}: add the score to "
+            "scores of clipx.score, or correct the name",
+        )
+        return table
+
+    def parts(self, columns: Sequence[str], mask: NDArray[np.bool_] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yields some columns of consecutive rows, or of those in `mask`. Raises DataError."""
+        start = 0
+        with _reading(self.path):
+            for part in self.file.iter_batches(_BATCH, columns=list(dict.fromkeys(columns))):
+                end = start + len(part)
+                yield part if mask is None else part.filter(pa.array(mask[start:end]))
+                start = end
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path} cannot be read ({error}): run clipx.score until it ends, or correct scores=") from None
+
+
+@dataclass(slots=True)
+class Rows:
+    """Selected rows of a table of N rows, and the number of rows that each condition has left.
+
+    `mask`: [N]. `compared`: the columns by which samples are compared, an item for each selected row.
+    """
+
+    mask: NDArray[np.bool_]
+    compared: dict[str, NDArray[Any]]
+    counts: list[str]
+
+    def keep(self, kept: NDArray[np.bool_], name: str | None = None) -> None:
+        """Keeps some of the selected rows. `name`: name of the condition in `text`."""
+        self.mask[self.mask] = kept
+        self.compared = {column: values[kept] for column, values in self.compared.items()}
+        if name is not None:
+            self.counts.append(f"{int(self.mask.sum()):,} {name}")
+
+    def text(self) -> str:
+        return ", ".join(self.counts)
+
+
+def filter_rows(spec: SelectSpec, table: ScoreTable) -> Rows:
+    """Applies the conditions on single samples, in the order of the options."""
+    conditions = _conditions(spec)
+    counts = [0] * len(conditions)
+    masks = list[NDArray[np.bool_]]()
+    compared: dict[str, list[NDArray[Any]]] = {name: [] for name in spec.compared}
+    for part in table.parts(["index", *spec.columns, *spec.compared]):
+        mask = np.ones(len(part), dtype=bool)
+        for number, (_, meets) in enumerate(conditions):
+            mask &= meets(part)
+            counts[number] += int(mask.sum())
+        masks.append(mask)
+        for name, values in compared.items():
+            grouped = name in spec.duplicates.values()
+            values.append((_first(part, name) if grouped else _numbers(part, name))[mask])
+    notes = [f"{count:,} {name}" for count, (name, _) in zip(counts, conditions, strict=True)]
+    if not masks:
+        raise DataError(f"{table.path} has no rows: score some samples")
+    joined = {name: np.concatenate(compared.pop(name)) for name in spec.compared}
+    return Rows(np.concatenate(masks), joined, notes)
+
+
+def _conditions(spec: SelectSpec) -> list[Condition]:
+    """Returns the name of each condition on single samples, and whether the rows of a part meet it."""
+    conditions: list[Condition] = [("usable", lambda part: _bools(part["reason"].is_null()))]
+    if spec.within is not None:
+        wanted = np.unique(_indices(spec.within))
+        conditions.append((f"in {spec.within}", lambda part: _is_in(part["index"].to_numpy(), wanted)))
+    for name, limit in (spec.least or {}).items():  # NaN, a missing value, meets no limit
+        meets = partial(_meets, name=name, compare=np.greater_equal, limit=limit)
+        conditions.append((f"with {name} ≥ {limit}", meets))
+    for name, limit in (spec.most or {}).items():
+        conditions.append((f"with {name} ≤ {limit}", partial(_meets, name=name, compare=np.less_equal, limit=limit)))
+    if spec.scripts:
+        scripts = pa.array(spec.scripts)
+        conditions.append((f"in {', '.join(spec.scripts)}", lambda part: _bools(pc.is_in(part["script"], scripts))))
+    return conditions
+
+
+def _meets(part: pa.RecordBatch, name: str, compare: Callable[..., Any], limit: float) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = compare(_numbers(part, name), limit)
+    return found
+
+
+def _bools(array: pa.Array) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = array.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _is_in(index: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Returns whether each index is among the sorted ones in `wanted`."""
+    if not len(wanted):
+        return np.zeros(len(index), dtype=bool)
+    found: NDArray[np.bool_] = wanted[np.minimum(np.searchsorted(wanted, index), len(wanted) - 1)] == index
+    return found
+
+
+def _first(part: pa.RecordBatch, name: str) -> NDArray[np.int64]:
+    """Returns the index of the first duplicate of each row: that of the row itself without an earlier one."""
+    first: NDArray[np.int64] = pc.coalesce(part[name], part["index"]).to_numpy()
+    return first
+
+
+def compare_rows(spec: SelectSpec, rows: Rows) -> None:
+    """Applies the conditions that compare samples."""
+    if spec.by is not None:
+        rows.keep(~np.isnan(rows.compared[spec.by]))
+    for name, column in spec.duplicates.items():
+        rows.keep(_best(rows, column, spec.by, None), f"without {name} duplicates")
+    if spec.top is not None:
+        if spec.per_cluster:
+            rows.keep(~np.isnan(rows.compared["cluster"]))
+        kept = _best(rows, "cluster" if spec.per_cluster else None, spec.by, spec.top)
+        rows.keep(kept, f"of the highest {spec.by}" + (" in their cluster" if spec.per_cluster else ""))
+
+
+def _best(rows: Rows, group: str | None, by: str | None, share: float | None) -> NDArray[np.bool_]:
+    """Returns the best of the rows with the same value of `group`, None: of all rows. This share of them, None: one.
+
+    The best rows have the highest `by`; of equal values, and without `by`, the first rows.
+    """
+    keys = [*([] if by is None else [-rows.compared[by]]), *([] if group is None else [rows.compared[group]])]
+    ordered = np.lexsort(keys)  # stable: equal rows remain in their order
+    sizes = np.array([len(ordered)])
+    if group is not None:
+        sizes = np.unique(rows.compared[group], return_counts=True)[1]
+    # The tolerance makes 0.1 of 10 samples one sample, despite the rounding of the product.
+    quota = np.ones_like(sizes) if share is None else np.ceil(sizes * share - 1e-9).astype(np.int64)
+    first = np.repeat(np.tile([True, False], len(sizes)), np.stack([quota, sizes - quota], 1).ravel())
+    best = np.zeros(len(ordered), dtype=bool)
+    best[ordered[first]] = True
+    return best
+
+
+def balance_rows(spec: SelectSpec, table: ScoreTable, rows: Rows) -> NDArray[np.float64] | None:
+    """Applies balanced sampling. Returns for `weights` the probability with which it keeps each remaining row."""
+    assert spec.balance is not None
+    kind = table.file.schema_arrow.field("entries").type
+    require(
+        pa.types.is_list(kind) and pa.types.is_integer(kind.value_type),
+        f"column entries has no lists of integers but {kind}: write it by scores=[…,entries] of clipx.score",
+    )
+    counts = entry_counts(part["entries"] for part in table.parts(["entries"], rows.mask))
+    matched, drawn = list[NDArray[np.bool_]](), list[NDArray[np.bool_]]()
+    weights = list[NDArray[np.float64]]()
+    for part in table.parts(["index", "entries"], rows.mask):
+        probability = keep_probabilities(part["entries"], counts, spec.balance)
+        matched.append(probability > 0)
+        if spec.weights:
+            weights.append(probability[probability > 0])
+        else:
+            drawn.append((uniform_draws(part["index"].to_numpy(), spec.seed) < probability)[probability > 0])
+    rows.keep(np.concatenate(matched), "with an entry")
+    if spec.weights:
+        return np.concatenate(weights)
+    rows.keep(np.concatenate(drawn), f"drawn by balance={spec.balance}")
+    return None
+
+
+def _numbers(part: pa.RecordBatch, name: str) -> NDArray[np.float64]:
+    """Returns a column as float64, with NaN for missing values. Raises ConfigError for texts."""
+    kind = part[name].type
+    require(pa.types.is_integer(kind) or pa.types.is_floating(kind), f"column {name} has no numbers but {kind}")
+    numbers: NDArray[np.float64] = part[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _indices(file: str) -> NDArray[np.int64]:
+    """Reads the indices of a file that this command has written. Raises DataError."""
+    path = Path(file).expanduser()
+    try:
+        if path.suffix == ".npy":
+            found = np.load(path, allow_pickle=False)
+        else:
+            found = pq.read_table(path, columns=["index"])["index"].to_numpy()
+    except (OSError, ValueError, EOFError, KeyError, pa.ArrowInvalid) as error:
+        raise DataError(f"within={file} cannot be read ({error}): give a file of clipx.data.select") from None
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise DataError(f"within={file} holds {found.dtype} {list(found.shape)}, not a list of indices")
+    indices: NDArray[np.int64] = found
+    return indices
+
+
+def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDArray[np.float64] | None) -> None:
+    """Writes the ids in the format that the name `out` has, or their indices and `weights`. Raises DataError."""
+    if out.suffix == ".parquet":
+        _write_parquet(path, table, rows, weights)
+    elif out.suffix == ".npy":
+        with Path(path).open("wb") as file:
+            index = np.concatenate([part["index"].to_numpy() for part in table.parts(["index"], rows.mask)])
+            index.sort()
+            np.save(file, index, allow_pickle=False)
+    else:
+        with Path(path).open("w", encoding="utf-8", newline="\n") as lines:
+            for part in table.parts(["key"], rows.mask):
+                lines.writelines(f"{_line(key)}\n" for key in part["key"].to_pylist())
+
+
+def _write_parquet(path: str, table: ScoreTable, rows: Rows, weights: NDArray[np.float64] | None) -> None:
+    names = ["key", "index"] if weights is None else ["index"]
+    schema = pa.schema([table.file.schema_arrow.field(name) for name in names])
+    schema = schema if weights is None else schema.append(pa.field("weight", pa.float64()))
+    start = 0
+    with pq.ParquetWriter(path, schema) as output:
+        for part in table.parts(names, rows.mask):
+            end = start + len(part)
+            columns = [part[name] for name in names] + ([] if weights is None else [pa.array(weights[start:end])])
+            if len(part):
+                output.write_table(pa.table(columns, schema=schema))
+            start = end
+
+
+def _line(key: str) -> str:
+    """Returns the key. Raises DataError if it is not one line."""
+    if len(key.splitlines()) != 1 or key != key.strip():
+        raise DataError(f"key {key!r} is not a line of a text file: write a .npy or .parquet file")
+    return key

@@ -1,0 +1,164 @@
+"""Further captions of the samples of shards, such as synthetic ones, from Parquet files: one for each shard.
+
+The needed columns of a file are written once to the cache, in the order of the samples, as an Arrow file that loader
+processes map into memory. With indexed shards this is done when the data is opened, otherwise when a shard is first
+used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from clipx.data.selection.tables import ShardSamples, SidecarTables, require_data, sidecar
+from clipx.data.shards.cache import Access
+from clipx.data.shards.index import MissingShard, ShardIndex, find_shard
+from clipx.data.shards.write import run_in_pool
+from clipx.data.source import BadRecord, BadSample, caption_text
+from clipx.errors import DataError
+from clipx.escape import print_stderr
+from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.remote import is_local
+
+_MAPPED = 256  # mapped files per process
+_THREADS, _LOOKUPS = 16, 32  # remote files that are read, and looked up, concurrently
+_DIGEST, _MISSING = b"digest", b"missing"  # metadata of a stored file: of its texts, and samples without a caption
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionTables:
+    """The tables of a set of shards. Pickled to loader processes."""
+
+    place: str
+    """`shards`: next to each shard. Else the folder or URL that has them."""
+
+    weights: dict[str, float]
+    """Weight of each column."""
+
+    access: Access
+    prepared: bool = False
+    """Whether all tables were read by `prepare`, which reports missing captions."""
+
+    def captions(self, url: str, size: int, index: ShardIndex, place: int) -> list[tuple[float, Sequence[str]]]:
+        """Returns (weight, captions) of each column that has captions for a sample.
+
+        Args:
+            url: the shard.
+            size: its number of places.
+            index: its index.
+            place: place of the sample in it.
+        """
+        key = (self.place, tuple(self.weights), index.table)
+        if key not in _used:
+            path = self._file(url, size, index)
+            if not path.is_file():
+                self._store(path, url, size, index)
+            if not self.prepared and (missing := _missing(path)):
+                _report(self.place, f"{url}: {self._note(missing, size)}")
+            _used[key] = str(path)
+        table = _map(_used[key])
+        found = ((weight, _texts(table[column][place].as_py())) for column, weight in self.weights.items())
+        return [(weight, texts) for weight, texts in found if texts]
+
+    def prepare(self, urls: Sequence[str], indices: Sequence[ShardIndex]) -> tuple[CaptionTables, str, list[BadRecord]]:
+        """Reads the tables that are not in the cache, with a progress bar.
+
+        Returns the prepared tables, a digest of their texts, and a note if samples have no caption in them. Raises
+        DataError.
+        """
+        sizes = [index.samples for index in indices]
+        with ThreadPoolExecutor(_LOOKUPS) as pool:
+            paths = list(pool.map(self._file, urls, sizes, indices))
+        items = [item for item in zip(paths, urls, sizes, indices, strict=True) if not item[0].is_file()]
+        threads = 0 if all(map(is_local, map(self._table, urls))) else _THREADS
+        run_in_pool(partial(_store, self), items, "reading captions", threads=threads)
+        digest = hashlib.sha256()
+        for path in paths:
+            digest.update(_map(str(path)).schema.metadata[_DIGEST])
+        missing = {url: count for url, count in zip(urls, map(_missing, paths), strict=True) if count}
+        notes = [BadRecord(next(iter(missing)), self._note(sum(missing.values()), sum(sizes)))] if missing else []
+        return replace(self, prepared=True), digest.hexdigest()[:16], notes
+
+    def _note(self, missing: int, size: int) -> str:
+        named = f"data.caption_table={self.place}"
+        return f"{missing:,} of {size:,} samples have no caption in {named}, and their other captions are drawn"
+
+    def _file(self, url: str, size: int, index: ShardIndex) -> Path:
+        """Returns the path of the stored captions of a shard, which changes with the shard and its table."""
+        table_url = self._table(url)
+        try:
+            version = find_shard((), self.access.retry_s, table_url).table.stem
+        except MissingShard:
+            named = f"data.caption_table={self.place}"
+            raise DataError(f"{named}: table {table_url} of {url} does not exist: write it") from None
+        columns = hashlib.sha256("\n".join(self.weights).encode("utf-8", "surrogatepass")).hexdigest()
+        name = f"{Path(index.table).stem}-{version[:16]}-{size}-{columns[:16]}.arrow"
+        return cache_folder("captions") / name
+
+    def _store(self, path: Path, url: str, size: int, index: ShardIndex) -> None:
+        """Writes the captions of each place of a shard. Raises DataError."""
+        table_url, option = self._table(url), f"data.caption_table={self.place}"
+        samples = ShardSamples([url], [size], (), self.access, {url: index})
+        found = SidecarTables(samples, list(self.weights), option, self._table).read(0).select(list(self.weights))
+        for field in found.schema:
+            kind = field.type.value_type if pa.types.is_list(field.type) else field.type
+            require_data(
+                any(holds(kind) for holds in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)),
+                f"column {field.name} of {table_url} holds {field.type}, not texts or lists of texts: correct "
+                "data.caption_key",
+            )
+        write_atomically(path, partial(_write, found.combine_chunks()))
+
+    def _table(self, url: str) -> str:
+        table = sidecar(url)
+        return table if self.place == "shards" else f"{self.place.rstrip('/')}/{table.rpartition('/')[2]}"
+
+
+_used: dict[tuple[str, tuple[str, ...], str], str] = {}  # files of the shards that this process has used
+_reported: set[str] = set()
+
+
+def _report(place: str, line: str) -> None:
+    if place not in _reported:
+        _reported.add(place)
+        print_stderr(f"{line}; further shards are not reported by this process")
+
+
+def _store(tables: CaptionTables, item: tuple[Path, str, int, ShardIndex]) -> None:
+    tables._store(*item)
+
+
+def _texts(value: Any) -> list[str]:
+    """Returns the usable captions of a cell, a text or a list of texts."""
+    found = []
+    for text in value if isinstance(value, list) else [value]:
+        try:
+            found.append(caption_text(text or ""))
+        except BadSample:
+            continue
+    return found
+
+
+def _write(table: pa.Table, path: str) -> None:
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    missing = sum(not any(map(_texts, row)) for row in rows)
+    digest = hashlib.sha256(repr((table.column_names, rows)).encode("utf-8", "surrogatepass")).hexdigest()
+    metadata = {_DIGEST: digest.encode(), _MISSING: str(missing).encode()}
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema.with_metadata(metadata)) as writer:
+        writer.write_table(table)
+
+
+@lru_cache(maxsize=_MAPPED)
+def _map(path: str) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+
+
+def _missing(path: Path) -> int:
+    return int(_map(str(path)).schema.metadata[_MISSING])

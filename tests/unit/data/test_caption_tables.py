@@ -1,0 +1,170 @@
+"""Captions from Parquet files beside those in the shards: rows, draws, missing rows, fingerprints, invalid tables."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.samples import captions, img2dataset, write_tar
+
+from clipx.data.source import Source
+from clipx.data.spec import Dataset, open_data
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import ConfigError, DataError
+
+KEY = {"txt": 0.25, "table.recaption": 0.75}
+MISSING = (3, 25)  # samples without a row, and 7 and 27 without a usable caption
+
+
+def recaptions(i: int) -> list[str | None] | None:
+    return {7: None, 27: [" ", None]}.get(i, [f"synthetic {i} one", f"synthetic {i} two"])
+
+
+def table(samples: list[int], folder: Path, name: str) -> None:
+    """Writes the table of a shard, its rows in another order than the samples."""
+    rows = sorted((i for i in samples if i not in MISSING), key=lambda i: i * 7 % 20)
+    keys = [f"{i:09d}" for i in rows]
+    folder.mkdir(exist_ok=True)
+    columns = {"key": keys, "recaption": [recaptions(i) for i in rows], "one": [f"single {i}" for i in rows]}
+    pq.write_table(pa.table({**columns, "similarity": [0.5] * len(rows)}), folder / f"{name}.parquet")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tables")
+    for k in range(2):
+        samples = list(range(20 * k, 20 * k + 20))
+        write_tar(root / f"{k:05d}.tar", img2dataset(samples))
+        table(samples, root, f"{k:05d}")
+    return root
+
+
+def opened(folder: Path, caption_key: Any = KEY, **options: Any) -> Dataset:
+    values = {"caption_table": "shards", "held_out_share": 0.0, "caption_key": caption_key, **options}
+    return open_data(WebDatasetSpec(name="mine", shards=f"{folder}/*.tar", **values))
+
+
+def expected(i: int) -> list[str]:
+    usable = [] if i in (*MISSING, 7, 27) else [f"synthetic {i} one", f"synthetic {i} two"]
+    return [f"caption {i}", *usable]
+
+
+@pytest.mark.parametrize("options", [{}, {"samples_per_shard": 20}], ids=["indexed", "listed"])
+def test_rows_are_found_by_key_and_missing_ones_leave_the_other_captions(
+    folder: Path,
+    options: dict[str, Any],
+    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved = tmp_path / "moved"  # whose tables are not in the cache
+    shutil.copytree(folder, moved)
+    found = opened(moved, **options)
+    assert [list(found.train.read(i).captions) for i in range(40)] == [expected(i) for i in range(40)]
+    line = "2 of 20 samples have no caption in data.caption_table=shards, and their other captions are drawn"
+    if options:
+        assert f"{line}; further shards are not reported" in capfd.readouterr().err
+        monkeypatch.setattr("clipx.data.selection.captions._reported", set[str]())
+        monkeypatch.setattr("clipx.data.selection.captions._used", dict[str, str]())
+        opened(moved, **options).train.read(0)
+        assert line in capfd.readouterr().err, "another process, which finds the tables in the cache"
+    else:
+        assert any("4 of 40 samples have no caption in data.caption_table=shards" in note for note in found.notes)
+
+
+def test_captions_are_drawn_by_weight_among_those_that_a_sample_has(folder: Path) -> None:
+    sample, rng = opened(folder).train.read(5), random.Random(0)
+    drawn = Counter(sample.draw_caption(rng).split()[0] for _ in range(2000))
+    assert abs(drawn["synthetic"] - 1500) < 100  # 5 standard deviations
+    without = opened(folder).train.read(MISSING[0])
+    assert {without.draw_caption(rng) for _ in range(50)} == {"caption 3"}
+
+
+def test_tables_in_another_folder_have_rows_in_order_without_a_key(folder: Path, tmp_path: Path) -> None:
+    for k in range(2):
+        rows = [f"in order {i}" for i in range(20 * k, 20 * k + 20)]
+        pq.write_table(pa.table({"recaption": rows}), tmp_path / f"{k:05d}.parquet")
+    found = opened(folder, caption_table=str(tmp_path)).train
+    assert captions(found)[2:4] == ["caption 1", "in order 1"]
+    assert found.read(39).captions[-1] == "in order 39"
+
+
+def test_tables_are_read_from_a_url(folder: Path) -> None:
+    fs = fsspec.filesystem("memory")
+    for k in range(2):
+        fs.pipe_file(f"/recaptions/{k:05d}.parquet", (folder / f"{k:05d}.parquet").read_bytes())
+    for options in ({}, {"samples_per_shard": 20}):
+        found = opened(folder, caption_table="memory://recaptions/", **options).train
+        assert [list(found.read(i).captions) for i in (0, 3, 39)] == [expected(i) for i in (0, 3, 39)]
+    with pytest.raises(
+        DataError, match=r"table memory://other/00000\.parquet of .*00000\.tar does not exist: write it"
+    ):
+        opened(folder, caption_table="memory://other")
+
+
+def test_held_out_samples_keep_their_own_captions(folder: Path) -> None:
+    found = opened(folder, held_out_share=0.25)
+    assert found.held_out is not None
+    assert all(len(found.held_out.read(i).captions) == 1 for i in range(10))
+    assert sum(len(found.train.read(i).captions) > 1 for i in range(30)) > 20
+
+
+def fingerprint(folder: Path, caption_key: Any = KEY, **options: Any) -> str:
+    source: Source = opened(folder, caption_key, **options).train
+    return source.fingerprint
+
+
+def test_the_fingerprint_changes_with_the_texts_and_not_with_their_location(folder: Path, tmp_path: Path) -> None:
+    before = fingerprint(folder)
+    shutil.copytree(folder, tmp_path / "moved")
+    assert fingerprint(tmp_path / "moved") == before
+    shutil.copytree(folder, tmp_path / "apart", ignore=shutil.ignore_patterns("*.tar"))
+    assert fingerprint(folder, caption_table=str(tmp_path / "apart")) == before
+    others = {fingerprint(folder, {"txt": 1, "table.one": 1}), fingerprint(folder, "txt", caption_table=None)}
+    pq.write_table(pa.table({"key": ["000000000"], "recaption": ["another"]}), tmp_path / "apart" / "00000.parquet")
+    others.add(fingerprint(folder, caption_table=str(tmp_path / "apart")))
+    assert len(others | {before}) == 4
+    listed = fingerprint(folder, samples_per_shard=20)
+    assert listed.startswith("listed-") and listed != fingerprint(
+        folder, {"txt": 1, "table.one": 1}, samples_per_shard=20
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ({"txt": 1, "table.caption": 1}, "data.caption_table=shards: "),
+        ({"txt": 1, "table.similarity": 1}, "column similarity of "),
+    ],
+)
+def test_a_table_without_texts_in_the_column_raises_an_error(folder: Path, key: dict[str, float], message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        opened(folder, key)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_missing_table_raises_an_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"table .*/00000\.parquet of .*/00000\.tar does not exist: write it"):
+        opened(folder, caption_table=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "message"),
+    [
+        ("table.recaption", "shards", "data.caption_key=table.recaption has no caption in the shards, which a sample needs"),
+        (KEY, None, "data.caption_key={'txt': 0.25, 'table.recaption': 0.75} needs the table of table.recaption: give"),
+        ("txt", "shards", "data.caption_table=shards has no effect without a column: add table.COLUMN to data.caption_key"),
+        ({"txt": 1, "table.a": 0}, "shards", "data.caption_key.table.a=0 must be a finite number above 0"),
+    ],
+)  # fmt: skip
+def test_invalid_options_raise_an_error(key: Any, place: str | None, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        WebDatasetSpec(name="mine", shards="x.tar", caption_key=key, caption_table=place)
+    assert str(caught.value).startswith(message)

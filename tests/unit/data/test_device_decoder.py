@@ -1,0 +1,365 @@
+"""Images left to the device: samples, crops and substitutes are those of the CPU, pixels close to it.
+
+torchvision's decoder on the CPU stands in for nvJPEG.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import compose, losses, small, tensors
+from helpers.samples import Numbers, encode, picture
+from torch import Tensor
+
+from clipx.data import device_decoder
+from clipx.data.batch import Batch
+from clipx.data.device_decoder import check_device_decoding, decode_jpegs, resize_crops
+from clipx.data.encoded import LARGEST, device_crop
+from clipx.data.loader import SecondView, train_loader
+from clipx.data.order import Order
+from clipx.data.prefetch import DevicePrefetcher
+from clipx.data.source import BadSample, Sample
+from clipx.data.spec import Decoder
+from clipx.data.transform import resize, train_transform
+from clipx.data.views import ImageView, view_of
+from clipx.errors import ConfigError, DataError
+from clipx.model.packer import TextPacker
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.trainer import Trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")
+
+CPU = torch.device("cpu")
+SIDE = 24
+TOKENIZER = Tokenizer(12)
+
+
+def file(index: int, width: int = 64, height: int = 48, **options: Any) -> bytes:
+    return encode(picture(width, height, index), "JPEG", **{"quality": 90, **options})
+
+
+def truncated(encoded: bytes) -> bytes:
+    return encoded[: len(encoded) * 2 // 3]
+
+
+def unknown_table(encoded: bytes) -> bytes:
+    """Returns a JPEG whose scan uses a Huffman table that it does not define: both decoders refuse it."""
+    at = encoded.index(b"\xff\xda") + 6
+    return encoded[:at] + b"\x33" + encoded[at + 1 :]
+
+
+exif = picture(40, 30).getexif()
+exif[0x0112] = 6
+OTHERS: dict[str, bytes] = {  # images that are left to the CPU
+    "PNG": encode(picture(40, 30, 1), "PNG"),
+    "WebP": encode(picture(40, 30, 2), "WEBP"),
+    "progressive": file(3, progressive=True),
+    "rotated": file(4, exif=exif),
+    "CMYK": encode(picture(40, 30, 5).convert("CMYK"), "JPEG"),
+    "RGB": file(6, keep_rgb=True),
+    "truncated": truncated(file(7)),
+    "no image": b"GIF89a",
+}
+# Of 60 samples: every other format, and JPEGs that only the decoder finds to be damaged.
+IMAGES = {5 + i: encoded for i, encoded in enumerate(OTHERS.values())} | {
+    20: unknown_table(file(20)),
+    33: unknown_table(file(33)),
+    34: file(34, 90, 200),
+    35: encode(picture(70, 50, 35).convert("L"), "JPEG", quality=90),
+}
+SOURCE = Numbers([40, 20], broken=frozenset({3, 44}), images=dict(enumerate(map(file, range(60)))) | IMAGES)
+BAD = {3, 11, 12, 20, 33, 44}
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Targets of all samples but two, of which one has a damaged image."""
+
+    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
+        if index in (20, 21):
+            raise BadSample("no target")
+        return torch.tensor(index), torch.full((3,), len(caption) / 7)
+
+
+def loaded(on_device: bool, **options: Any) -> list[Batch]:
+    """Returns the batches on the CPU of two epochs, with a second view, targets and packed texts."""
+    order = Order(SOURCE.sizes, seed=3, window=30)
+    settings: dict[str, Any] = {
+        "seed": 3,
+        "batch": 24,
+        "rank": 0,
+        "world": 1,
+        "workers": 0,
+        "prefetch": 2,
+        "pin": False,
+        "samples": range(120),
+        "packer": TextPacker(packed=True),
+        "micro_batches": 2,
+        "second": SecondView(16, Tokenizer(9), TextPacker(packed=True)),
+        "targets": Targets(),
+        **options,
+    }
+    view = ImageView(SIDE, [0.3, 1.0], 10**6, on_device=on_device)
+    return list(DevicePrefetcher(train_loader(SOURCE, order, view, TOKENIZER, **settings), CPU))
+
+
+def psnr(one: Tensor, other: Tensor) -> float:
+    return float(10 * torch.log10(255**2 / (one.float() - other.float()).square().mean().clamp(min=1e-9)))
+
+
+def assert_same_samples(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
+    """Compares all but the order of bad samples; images by their distance."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.index, other.index)
+        assert torch.equal(one.tokens, other.tokens)
+        assert sorted(one.bad, key=str) == sorted(other.bad, key=str)
+        assert all(map(torch.equal, one.targets, other.targets))
+        assert len(one.packing) == len(other.packing)
+        for mine, theirs in zip(
+            (*one.packing, *one.second_packing), (*other.packing, *other.second_packing), strict=True
+        ):
+            assert torch.equal(mine.tokens_T, theirs.tokens_T)
+        assert one.text_tokens == other.text_tokens
+        assert (one.encoded, one.decoder) == ((), None)
+        for images, others in zip(one.images, other.images, strict=True):
+            assert (images.dtype, images.shape) == (torch.uint8, others.shape)
+            assert images.is_contiguous(memory_format=torch.channels_last)
+            assert min(map(psnr, images, others)) > 30
+        if one.second_tokens is not None and other.second_tokens is not None:
+            assert torch.equal(one.second_tokens, other.second_tokens)
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> list[Batch]:
+    return loaded(False)
+
+
+@pytest.fixture(scope="module")
+def on_device() -> list[Batch]:
+    return loaded(True)
+
+
+def test_the_samples_are_those_of_the_cpu(on_device: list[Batch], on_cpu: list[Batch]) -> None:
+    assert {record.key for batch in on_cpu for record in batch.bad} >= {f"sample {i}" for i in BAD}, "the data is bad"
+    assert_same_samples(on_device, on_cpu)
+
+
+@pytest.mark.parametrize(("part", "workers"), [(7, 0), (24, 1), (10, 1)])
+def test_batches_do_not_depend_on_parts_and_processes(part: int, workers: int, on_device: list[Batch]) -> None:
+    found = loaded(True, part=part, workers=workers)
+    assert_same_samples(found, on_device)
+    for one, other in zip(found, on_device, strict=True):
+        assert all(map(torch.equal, one.images, other.images))
+
+
+def test_a_later_start_and_ranks_give_the_same_batches(on_device: list[Batch]) -> None:
+    assert_same_samples(loaded(True, samples=range(48, 120)), on_device[2:])
+    for rank in range(2):
+        for whole, half in zip(on_device, loaded(True, rank=rank, world=2, micro_batches=1), strict=True):
+            rows_of = slice(12 * rank, 12 * rank + 12)
+            assert torch.equal(half.index, whole.index[rows_of])
+            assert torch.equal(half.image, whole.image[rows_of])
+
+
+@pytest.mark.parametrize("changed", [{"second": None}, {"targets": None}, {"second": SecondView(SIDE, Tokenizer(9))}])
+def test_batches_without_second_image_or_targets(changed: dict[str, Any]) -> None:
+    assert_same_samples(loaded(True, **changed), loaded(False, **changed))
+
+
+def test_a_batch_without_texts_has_the_same_images(on_cpu: list[Batch]) -> None:
+    view = ImageView(SIDE, [0.3, 1.0], 10**6, on_device=True)
+    order = Order(SOURCE.sizes, seed=3, window=30)
+    loader = train_loader(
+        SOURCE, order, view, TOKENIZER, seed=3, samples=range(48), batch=24, rank=0, world=1, workers=0, prefetch=2,
+        pin=False, targets=Targets(),
+    )  # fmt: skip
+    for batch, expected in zip(loader, on_cpu, strict=False):
+        found = batch.without_texts().to(CPU)
+        assert found.tokens.shape == (24, 0)
+        assert torch.equal(found.index, expected.index)
+
+
+def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> None:
+    for name, encoded in OTHERS.items():
+        rng = random.Random(0)
+        assert device_crop(encoded, [0.5, 1.0], 10**6, rng) is None, name
+        assert rng.random() == random.Random(0).random(), "no draw"
+    for encoded in (file(0), IMAGES[35], file(1, subsampling=0), file(0) + bytes(100)):
+        crop = device_crop(encoded, [0.5, 1.0], 10**6, random.Random(0))
+        assert crop is not None
+        assert crop.file == encoded
+    assert device_crop(file(0), [0.5, 1.0], 64 * 48 - 1, random.Random(0)) is None, "data.max_pixels"
+    assert LARGEST < 4200 * 4000
+    assert device_crop(encode(picture(1, 1).resize((4200, 4000)), "JPEG"), [0.5, 1.0], 10**9, random.Random(0)) is None
+
+
+@pytest.mark.parametrize("at", range(0, 600, 7))
+def test_a_header_cut_off_anywhere_is_left_to_the_cpu(at: int) -> None:
+    assert device_crop(file(0)[:at], [0.5, 1.0], 10**6, random.Random(0)) is None
+
+
+# ------------------------------------------------------------------------------------------------------ pixels
+
+
+@pytest.mark.parametrize("size", [16, 224])
+def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(size: int) -> None:
+    """Two levels where a rounding of the first product is multiplied by the filter of the second."""
+    shapes = [(300, 200), (64, 64), (100, 333), (5, 7), (1, 1), (size, size)]
+    crops = [torch.from_numpy(np.array(picture(w, h, i))).permute(2, 0, 1) for i, (w, h) in enumerate(shapes)]
+    crops.append(255 * torch.randint(0, 2, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
+    for crop, found in zip(crops, resize_crops(crops, size), strict=True):
+        expected = torch.empty((size, size, 3), dtype=torch.uint8)
+        resize(crop.permute(1, 2, 0).contiguous().numpy(), (0, 0, crop.shape[2], crop.shape[1]), expected)
+        off = (found.int() - expected.int()).abs()
+        assert off.max() <= 2
+        assert (off > 0).float().mean() < 0.03
+
+
+@pytest.mark.parametrize(("width", "height", "least"), [(341, 256, 60.0), (683, 512, 40.0), (1600, 1200, 40.0)])
+def test_pixels_are_close_to_those_of_the_cpu(width: int, height: int, least: float) -> None:
+    """The same decoder on the CPU: only rounding differs, unless the CPU shrinks the image while decoding it."""
+    for seed in range(3):
+        encoded, expected = file(seed, width, height), torch.empty((224, 224, 3), dtype=torch.uint8)
+        train_transform(encoded, [0.5, 1.0], 10**7, random.Random(seed), expected)
+        crop = device_crop(encoded, [0.5, 1.0], 10**7, random.Random(seed))
+        assert crop is not None
+        (pixels,) = decode_jpegs([torch.frombuffer(bytearray(encoded), dtype=torch.uint8)], CPU)
+        assert pixels is not None
+        left, top, right, bottom = crop.box
+        assert psnr(resize_crops([pixels[:, top:bottom, left:right]], 224)[0], expected) > least
+
+
+def test_small_groups_give_the_same_pixels(monkeypatch: pytest.MonkeyPatch, on_device: list[Batch]) -> None:
+    monkeypatch.setattr(device_decoder, "_PIXELS", 10_000)
+    monkeypatch.setattr(device_decoder, "_NUMBERS", 1)
+    for one, other in zip(loaded(True), on_device, strict=True):
+        for images, others in zip(one.images, other.images, strict=True):
+            assert (images.int() - others.int()).abs().max() <= 1
+
+
+# ------------------------------------------------------------------------------------------------------ faults
+
+
+def spoiled(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Sequence[Tensor]], str | None]) -> list[int]:
+    """Replaces the decoder by one that fails for lists of files as `fails` says. Returns the lengths of the lists."""
+    lengths: list[int] = []
+    decode = device_decoder._decode
+
+    def call(files: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+        lengths.append(len(files))
+        if (reason := fails(files)) is not None:
+            raise RuntimeError(reason)
+        return decode(files, device)
+
+    monkeypatch.setattr(device_decoder, "_decode", call)
+    return lengths
+
+
+def test_an_image_that_only_the_device_cannot_decode_is_read_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, on_cpu: list[Batch]
+) -> None:
+    sizes = {len(SOURCE.images[i]) for i in (0, 1, 30, 50)}
+    lengths = spoiled(monkeypatch, lambda files: "status 5" if sizes & {len(f) for f in files} else None)
+    assert_same_samples(loaded(True), on_cpu)
+    assert 1 in lengths
+    assert max(lengths) > 10, "together, if none fails"
+
+
+def test_a_decoder_that_fails_for_all_images_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled(monkeypatch, lambda files: "Failed to decode batch: 6\n at line 7")
+    with pytest.raises(
+        DataError, match=r"decode=gpu: cpu decoded none of \d+ JPEGs \(Failed to decode batch: 6\): use"
+    ):
+        loaded(True)
+
+
+def test_exhausted_memory_is_no_damaged_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled(monkeypatch, lambda files: "CUDA out of memory. Tried to allocate 2 GiB")
+    with pytest.raises(torch.OutOfMemoryError):
+        loaded(True)
+
+
+def test_an_image_of_another_size_than_its_header_is_read_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, on_cpu: list[Batch]
+) -> None:
+    decode = device_decoder._decode
+    monkeypatch.setattr(device_decoder, "_decode", lambda files, to: [x[:, 1:] for x in decode(files, to)])
+    assert_same_samples(loaded(True), on_cpu)
+
+
+def test_few_images_for_the_device_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    source = Numbers([24], images=dict.fromkeys(range(20), OTHERS["PNG"]))
+    view = ImageView(SIDE, [0.5, 1.0], 10**6, on_device=True)
+    for rank, expected in ((0, 1), (1, 0)):
+        caplog.clear()
+        loader = train_loader(
+            source, Order(source.sizes, 0, 24), view, TOKENIZER, seed=0, samples=range(48), batch=24, rank=rank,
+            world=2, workers=0, prefetch=1, pin=False,
+        )  # fmt: skip
+        assert len(list(loader)) == 2
+        assert len(caplog.messages) == expected
+    assert len(list(loader)) == 2
+
+
+# ------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data.decode=nvjpeg",), r"data.decode"),
+        (
+            ("model=stored_features", "data=csv", "data.path=a.csv", "data.decode=gpu", "model.image.features=8"),
+            r"data.decode=gpu has no effect on stored features",
+        ),
+        (
+            ("data=mixture", "+data@data.sources.a=shapes", "data.sources.a.decode=gpu"),
+            r"data.sources.a.decode=gpu has no effect on a source of a mixture",
+        ),
+    ],
+)
+def test_invalid_options_raise_a_one_line_error(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        compose(*overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_decoding_on_the_device_needs_cuda(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^data.decode=gpu decodes by nvJPEG, and this run is on cpu: use data.decode"
+    ):
+        Trainer(small(tmp_path / "run", "data.decode=gpu", "distributed.device=cpu"))
+    with pytest.raises(ConfigError, match=r"^data.decode=gpu: torchvision decodes no JPEG on cuda:0 \(.+\): install a"):
+        check_device_decoding(torch.device("cuda", 0))
+
+
+def test_the_view_of_a_run_follows_the_option() -> None:
+    spec = compose("data.decode=gpu")
+    view = view_of(spec.model.image, spec.data)
+    assert view.on_device
+    assert not view.on_cpu().on_device
+    assert spec.data.decode is Decoder.gpu
+
+
+def test_a_run_resumes_bit_for_bit_and_with_another_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipx.trainer.batches.check_device_decoding", lambda device: None)
+    fixed = ("duration=4st", "checkpoint.every=2st", "evaluate=false", "distributed.device=cpu")
+    Trainer(small(tmp_path / "run", *fixed, "data.decode=gpu")).fit()
+    for name, decode in (("same", "gpu"), ("other", "cpu")):
+        shutil.copytree(tmp_path / "run", tmp_path / name)
+        resumed = Trainer(small(tmp_path / name, *fixed, f"data.decode={decode}", "resume=step:2"))
+        assert resumed.notes == ([] if decode == "gpu" else ["data.decode: gpu -> cpu"])
+        resumed.fit()
+    expected, found = (tensors(tmp_path / name, 4) for name in ("run", "same"))
+    assert [key for key, tensor in expected.items() if not torch.equal(found[key], tensor)] == []
+    assert losses(tmp_path / "other")[-2:] == pytest.approx(losses(tmp_path / "run")[-2:], rel=1e-3)
+    assert losses(tmp_path / "other")[-2:] != losses(tmp_path / "run")[-2:], "both decoders were used"

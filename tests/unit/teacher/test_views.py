@@ -1,0 +1,292 @@
+"""Stored views of an ensemble of teachers: equal to the live teachers, drawn by position, resumed, and invalid ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import SMALL, VIT, compose, losses, run, small, tensors, torchrun
+
+from clipx.data.batch import Batch
+from clipx.data.loader import SecondView, train_loader
+from clipx.data.order import Order
+from clipx.data.source import BadSample
+from clipx.data.spec import DataSpec
+from clipx.data.transform import random_box
+from clipx.data.views import ImageView
+from clipx.distributed.comm import Comm
+from clipx.embed import embed
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
+from clipx.precision.spec import Precision
+from clipx.teacher.embedding_store import boxes_file, npy_files
+from clipx.teacher.live import Teacher
+from clipx.teacher.spec import TeacherSpec
+from clipx.teacher.stored import StoredTeachers
+from clipx.trainer.trainer import Trainer
+
+ONE = Comm(0, 1, 0, torch.device("cpu"))
+FP32 = Precision(torch.float32, None, "cpu")
+SAMPLES, VIEWS, SCALE = 96, 3, [0.3, 1.0]
+DATA = (
+    "data=shapes",
+    f"data.samples={SAMPLES}",
+    "data.held_out_samples=16",
+    "data.workers=0",
+    "data.crop_scale=[0.3,1.0]",
+)
+RUN = (*SMALL, *VIT, *DATA, "schedule.warmup=1st", "objective=distillation", "model.embed_dim=48")
+# The second teacher has another width, image size and context length.
+TEACHERS = {"a": (), "b": ("seed=1", "model.embed_dim=24", "model.image.size=32", "model.text.context_length=12")}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("teachers")
+    for name, options in TEACHERS.items():
+        Trainer(small(folder / name, *VIT, *DATA, "duration=2st", "schedule.warmup=1st", *options)).fit()
+    return {name: folder / name for name in TEACHERS}
+
+
+def embedded(teacher: Path, out: Path, *overrides: str) -> Path:
+    options = (f"run={teacher}", f"out={out}", *DATA, f"views={VIEWS}", "seed=5", "samples_per_shard=40", *overrides)
+    embed(compose(*options, config_name="embed"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def stored(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("views")
+    sizes = {"a": "samples_per_shard=40", "b": "samples_per_shard=32"}
+    return {name: embedded(trained[name], folder / name, sizes[name]) for name in trained}
+
+
+def data() -> DataSpec:
+    return compose(*SMALL, *DATA).data
+
+
+def opened(*folders: Path, scale: list[float] = SCALE) -> StoredTeachers:
+    return StoredTeachers.open([str(path) for path in folders], [None] * len(folders), data().open().train, scale)
+
+
+def batches(targets: StoredTeachers, second: SecondView | None = None, workers: int = 0, size: int = 48) -> list[Batch]:
+    train = data().open().train
+    tokenizer = compose(*RUN, "teacher.weights=x").model.text.build_tokenizer()
+    options = {"seed": 0, "samples": range(2 * SAMPLES), "batch": 48, "rank": 0, "world": 1, "prefetch": 1}
+    return list(
+        train_loader(
+            train, Order(train.sizes, 0, 100), ImageView(size, SCALE, 10**6), tokenizer,
+            **options, workers=workers, pin=False, second=second, targets=targets,  # type: ignore[arg-type]
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [32, 48])
+def test_stored_views_equal_the_live_teacher_on_the_same_crops(
+    trained: dict[str, Path], stored: dict[str, Path], size: int
+) -> None:
+    """The live teacher embeds the crops and captions of the batch. `size`: of the student's images."""
+    teacher = Teacher.build(TeacherSpec(weights=str(trained["a"])), ONE, FP32, 1)
+    for batch in batches(opened(stored["a"]), teacher.view, size=size):
+        image, text, live_image, live_text = teacher(batch).targets
+        torch.testing.assert_close(image / teacher.scale, live_image / teacher.scale, rtol=0, atol=1e-6)
+        torch.testing.assert_close(text, live_text, rtol=0, atol=1e-6)
+
+
+def test_an_ensemble_returns_the_rows_of_each_teacher_for_the_same_view(stored: dict[str, Path]) -> None:
+    both = batches(opened(stored["a"], stored["b"]))
+    for number, name in enumerate(("a", "b")):
+        for batch, alone in zip(both, batches(opened(stored[name])), strict=True):
+            assert torch.equal(batch.image, alone.image) and torch.equal(batch.tokens, alone.tokens)
+            assert all(map(torch.equal, batch.targets[2 * number :][:2], alone.targets))
+
+
+def test_views_are_drawn_by_position_and_all_of_them_occur(stored: dict[str, Path]) -> None:
+    targets = opened(stored["a"])
+    first, other = batches(targets), batches(targets, workers=1)
+    for one, two in zip(first, other, strict=True):
+        assert torch.equal(one.image, two.image) and all(map(torch.equal, one.targets, two.targets))
+    found = set[tuple[int, int]]()
+    for batch in first:
+        for index, image_T in zip(batch.index.tolist(), batch.targets[0], strict=True):
+            rows = np.load(stored["a"] / npy_files(index // 40)[0])[index % 40]
+            distance = np.abs(rows * targets.teachers[0].scale - image_T.numpy()).max(1)
+            assert distance.min() < 1e-5
+            found.add((index, int(distance.argmin())))
+    assert {view for _, view in found} == set(range(VIEWS))
+    assert len(found) > SAMPLES, "the second epoch draws other views"
+
+
+def test_boxes_are_those_of_the_seed_the_sample_and_the_view(stored: dict[str, Path]) -> None:
+    boxes = np.concatenate([np.load(stored["a"] / boxes_file(number)) for number in range(3)])
+    other = np.concatenate([np.load(stored["b"] / boxes_file(number)) for number in range(3)])
+    assert boxes.dtype == np.int32 and boxes.shape == (SAMPLES, VIEWS, 4)
+    assert np.array_equal(boxes, other), "they do not depend on the teacher, its image size or the size of its shards"
+    side = boxes[..., 2:].max().item()
+    for index, view in ((0, 0), (7, 2), (95, 1)):
+        box = random_box((side, side), SCALE, random.Random(f"5/{index}/{view}"))
+        assert tuple(boxes[index, view].tolist()) == box
+
+
+def test_a_run_on_views_of_an_ensemble_resumes_bit_for_bit(
+    stored: dict[str, Path], trained: dict[str, Path], tmp_path: Path
+) -> None:
+    both = f"teacher.embeddings=[{stored['a']},{stored['b']}]"
+    options = (*RUN, "teacher.temperature=[0.1,0.2]", "checkpoint.every=1st", "checkpoint.keep_last=9")
+    Trainer(compose(*options, both, f"run_dir={tmp_path}/run", "name=run")).fit()
+    expected = tensors(tmp_path / "run", 4)
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    again = (f"run_dir={tmp_path}/again", "name=run", "resume=step:2")
+    Trainer(compose(*options, both, *again)).fit()
+    found = tensors(tmp_path / "again", 4)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+    one = (f"teacher.embeddings={stored['a']}", "teacher.temperature=[0.1,0.2]")
+    with pytest.raises(ConfigError, match=r"temperature=\[0.1,0.2\] has 2 temperatures for 1 teachers: give one for"):
+        compose(*RUN, *one)
+    other = embedded(trained["a"], tmp_path / "other", "seed=6"), embedded(trained["b"], tmp_path / "b", "seed=6")
+    with pytest.raises(
+        CheckpointError, match=r"is not the teacher of .*-3-views-of-seed-6, in the checkpoint .*seed-5"
+    ):
+        Trainer(compose(*options, f"teacher.embeddings=[{other[0]},{other[1]}]", *again))
+
+
+def test_the_reference_of_drrho_clip_has_views(stored: dict[str, Path], tmp_path: Path) -> None:
+    options = (*SMALL, *VIT, *DATA, "objective=drrho_clip", "objective.rho=2", "schedule.warmup=1st", "duration=2st")
+    Trainer(compose(*options, f"teacher.embeddings={stored['a']}", f"run_dir={tmp_path}/run", "name=run")).fit()
+    assert len(losses(tmp_path / "run")) == 2
+
+
+@pytest.mark.slow
+def test_ranks_and_loader_processes_equal_a_single_process(stored: dict[str, Path], tmp_path: Path) -> None:
+    both = f"teacher.embeddings=[{stored['a']},{stored['b']}]"
+    command = ("-m", "clipx.train", *RUN, both, "precision=fp64", "checkpoint=none")
+    run(sys.executable, *command, f"run_dir={tmp_path}/one")
+    torchrun(2, *command, "data.micro_batches=2", "data.workers=1", f"run_dir={tmp_path}/two")
+    torchrun(2, *command, "distributed=fsdp", f"run_dir={tmp_path}/sharded")
+    expected = losses(tmp_path / "one")
+    assert losses(tmp_path / "two") == pytest.approx(expected, rel=1e-9)
+    assert losses(tmp_path / "sharded") == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_sample_that_one_teacher_lacks_is_a_bad_sample(stored: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(stored["b"], tmp_path / "b")
+    path = tmp_path / "b" / npy_files(0)[3]
+    offsets = np.load(path)
+    offsets[8:] -= offsets[8] - offsets[7]  # sample 7 has no captions now
+    np.save(path, offsets)
+    found = opened(stored["a"], tmp_path / "b")
+    with pytest.raises(BadSample, match="lacks the sample: it could not be read when they were written"):
+        found.draw_crop(7, random.Random(0))
+    loaded = batches(found)
+    assert data().open().train.key(7) in {record.key for batch in loaded for record in batch.bad}
+    assert all(7 not in batch.index.tolist() for batch in loaded)
+
+
+def test_teachers_with_different_boxes_are_a_bad_sample(stored: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(stored["b"], tmp_path / "b")
+    path = tmp_path / "b" / boxes_file(0)
+    boxes = np.load(path)
+    boxes[3] += 1
+    np.save(path, boxes)
+    with pytest.raises(BadSample, match="have different crops: write one of them again"):
+        opened(stored["a"], tmp_path / "b").draw_crop(3, random.Random(0))
+
+
+def test_mismatched_views_raise_an_error(stored: dict[str, Path], trained: dict[str, Path], tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    embed(compose(f"run={trained['b']}", f"out={plain}", *DATA, config_name="embed"))
+    a = stored["a"]
+    named = f"teacher.embeddings={plain} has no views, but {a} has 3 views of seed 5 and crop_scale=[0.3, 1.0]: "
+    for folders, scale, message in (
+        ((a, plain), SCALE, f"{named}the teachers of an ensemble need the same crops; write one of them again"),
+        (
+            (a, stored["b"]),
+            [0.9, 1.0],
+            f"data.crop_scale=[0.9, 1.0] has no effect on teacher.embeddings={a}, whose crops are stored: give "
+            "data.crop_scale=[0.3, 1.0], with which they were drawn",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            opened(*folders, scale=scale)
+        assert str(caught.value) == message
+    opened(plain, scale=[0.9, 1.0])
+    with pytest.raises(ConfigError, match=r"holds other embeddings \(views_seed was 5, is 6\): give another folder"):
+        embedded(trained["a"], stored["a"], "seed=6")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("gone", "00001.boxes.npy is missing: run its python -m clipx.embed command again"),
+        ("shape", "00000.boxes.npy has shape [40, 12], but the manifest has 3 views: rewrite it"),
+        ("views", "00000.image.npy has shape [40, 3, 128], but the manifest has width 128 and 2 views: rewrite it"),
+    ],
+)
+def test_damaged_views_raise_an_error(stored: dict[str, Path], tmp_path: Path, damage: str, message: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(stored["a"], folder)
+    if damage == "gone":
+        (folder / boxes_file(1)).unlink()
+    else:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        if damage == "shape":
+            np.save(folder / boxes_file(0), np.load(folder / boxes_file(0)).reshape(40, 12))
+            manifest["shards"][0]["files"][boxes_file(0)][0] = (folder / boxes_file(0)).stat().st_size
+        else:
+            manifest["views"] = 2
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError) as caught:
+        opened(folder)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["teacher.embeddings=[a,b]", "objective=drrho_clip"],
+         "teacher.embeddings=[a,b] are 2 teachers, and objective=drrho_clip has one reference: give one folder"),
+        (["teacher.embeddings=[a,a]"], "teacher.embeddings=[a,a] has a twice: give each teacher once"),
+        (["teacher.embeddings=[]"], "teacher.embeddings=[] is empty: give a value, or drop it"),
+        (["teacher.embeddings=[a,7]"], "teacher.embeddings=[a,7] must be a folder, or a list of folders"),
+        (["teacher.embeddings={a:b}"], "teacher.embeddings={'a': 'b'} must be a folder, or a list of folders"),
+        (["teacher.embeddings=[a,b]", "teacher.temperature=[0.1]"],
+         "teacher.temperature=[0.1] has 1 temperatures for 2 teachers: give one for each, or a single number for all"),
+        (["teacher.embeddings=a", "teacher.temperature=hot"], "teacher.temperature=hot must be above 0"),
+        (["teacher.embeddings=[a,b]", "teacher.temperature=[0.1,0]"], "teacher.temperature=[0.1,0] must be above 0"),
+        (["teacher.weights=[a,b]"], "teacher.weights=['a', 'b']: "),
+    ],
+)  # fmt: skip
+def test_invalid_ensembles_raise_an_error_at_composition(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose("objective=distillation", *overrides)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["views=-1"], "views=-1 must be in [0, 256]: the crops of an image are embedded in one batch of batch_size"),
+        (["views=9", "batch_size=8"], "views=9 must be in [0, 8]"),
+        (["views=2", "format=parquet"], "views=2 needs format=npy, not parquet: remove one of them"),
+        (["seed=3"], "seed=3 has no effect without views: give views, or remove it"),
+        (["views=2", "seed=-3"], "seed=-3 must be at least 0"),
+    ],
+)
+def test_invalid_options_of_views_raise_an_error(overrides: list[str], message: str) -> None:
+    with pytest.raises(ClipxError) as caught:
+        compose("run=x", "out=y", *overrides, config_name="embed")
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+def test_a_list_of_one_folder_is_one_teacher(stored: dict[str, Path]) -> None:
+    one = compose(*RUN, f"teacher.embeddings=[{stored['a']}]", "teacher.temperature=[0.1]").teacher
+    found = one.open(data().open().train, SCALE, logits=True)
+    assert found is not None and found.teachers[0].scale == 10
+    assert len(batches(found)[0].targets) == 2
