@@ -5,12 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from clipx.bench.pipelines import training_stream
+from clipx.data.shared_memory import copy_to_shared
 from clipx.data.transform import decode_shrunk, plain_jpeg, random_box, resize
-from clipx.data.views import ImageView, copy_to_shared
+from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 
 PARTS = {
@@ -27,14 +31,23 @@ PARTS = {
 """Measured parts and their labels. `python` is the difference of `whole` and the parts above it."""
 
 
+class WorkerView(ImageView):
+    """View that reuses its rows, as in a loader process: new ones would cost a page fault per 4 KB."""
+
+    @lru_cache(maxsize=8)  # noqa: B019  # one view in a process
+    def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
+        return super().allocate(samples, second_size)
+
+
 def microseconds(comm: Comm, folder: str, batch: int, rounds: int, seed: int) -> dict[str, float]:
     """Returns the CPU time of each of PARTS in microseconds per image: medians over rounds that run all in turns."""
     import simplejpeg
 
     torch.set_num_threads(1)
     stream = training_stream(folder, seed)
-    view, positions = stream.view, range(batch)
-    assert isinstance(view, ImageView)
+    assert isinstance(stream.view, ImageView)
+    view = WorkerView(stream.view.size, stream.view.crop_scale, stream.view.max_pixels)
+    stream, positions = replace(stream, view=view), range(batch)
     samples = [stream.source.read(stream.order(position)) for position in positions]
     images = [sample.image for sample in samples]
     sizes = [size for image in images if (size := plain_jpeg(image, view.max_pixels)) is not None]
@@ -61,6 +74,10 @@ def microseconds(comm: Comm, folder: str, batch: int, rounds: int, seed: int) ->
         for position in positions:
             stream.source.read(stream.order(position))
 
+    def decode_whole_images() -> None:
+        for image in images:
+            simplejpeg.decode_jpeg(image)  # freed at once: memory of all images would be new, and cost page faults
+
     def whole() -> None:
         copy_to_shared(stream[positions].image.permute(0, 2, 3, 1))  # type: ignore[union-attr]
 
@@ -71,7 +88,7 @@ def microseconds(comm: Comm, folder: str, batch: int, rounds: int, seed: int) ->
         "read": read,
         "tokens": lambda: stream.tokenizer([sample.captions[0] for sample in samples]),
         "whole": whole,
-        "decode_bound": lambda: [simplejpeg.decode_jpeg(image) for image in images],
+        "decode_bound": decode_whole_images,
         "entropy": lambda: [
             simplejpeg.decode_jpeg(image, "GRAY", min_width=1, min_height=1, min_factor=8) for image in images
         ],

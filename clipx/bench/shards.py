@@ -43,14 +43,19 @@ def caption(rng: random.Random) -> str:
     return " ".join(rng.choices(_WORDS, k=max(1, round(MEDIAN * rng.lognormvariate(0, SPREAD)))))
 
 
+def caption_of(seed: int, i: int) -> str:
+    """Returns the caption of sample i."""
+    return caption(random.Random(f"{seed}/{i}"))
+
+
 def _write_shard(folder: Path, shard: int, samples: int, side: int, seed: int) -> None:
     written: list[ShardSample] = []
     for i in range(shard, samples, SHARDS):
-        text = caption(random.Random(f"{seed}/{i}")).encode()
+        text = caption_of(seed, i).encode()
         written.append({"__key__": f"{i:09d}", "jpg": photograph((side, side * 3 // 4), seed + i), "txt": text})
     write_samples(f"{folder}/{shard:04d}.tar", written)
 
 
 def mean_tokens(samples: int, context: int, seed: int) -> float:
     """Returns the mean number of tokens of the captions that `write` writes, start and end included."""
-    return sum(min(context, 2 + len(caption(random.Random(f"{seed}/{i}")).split())) for i in range(samples)) / samples
+    return sum(min(context, 2 + len(caption_of(seed, i).split())) for i in range(samples)) / samples

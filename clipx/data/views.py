@@ -8,7 +8,6 @@ Shape suffixes: n samples, S side of an image in pixels, F stored features of a 
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,16 +17,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import get_worker_info
 
-from clipx.data.batch import PART_SAMPLES
 from clipx.data.encoded import DeviceCrop, device_crop
 from clipx.data.image_format import NPY
+from clipx.data.shared_memory import copy_to_shared
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, Decoder, check_takes_features
 from clipx.data.transform import Box, Crop, decode, eval_transform, train_transform
-from clipx.errors import DataError
 from clipx.model.tower_spec import ImageTowerSpec
 
 
@@ -170,32 +167,6 @@ _reused: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 def shared_rows(rows: Tensor) -> Tensor:
     """Copies rows of a loader process to shared memory, see copy_to_shared. Returns others unchanged."""
     return rows if get_worker_info() is None or not rows.nbytes else copy_to_shared(rows)
-
-
-def copy_to_shared(rows: Tensor) -> Tensor:
-    """Copies contiguous rows to new memory that is shared with the trainer.
-
-    Rows that are computed in new shared memory take longer than rows that are copied to it: a page that is first
-    written through a mapping costs a page fault, a page that is written to the file does not. Raises DataError if the
-    shared memory is full.
-    """
-    try:
-        storage = torch.UntypedStorage._new_shared(rows.nbytes)  # as in torch's default_collate
-    except RuntimeError as error:
-        raise DataError(
-            f"{rows.nbytes / 1e6:,.1f} MB of shared memory for samples cannot be allocated ({error}): "
-            f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
-            "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
-            "--shm-size"
-        ) from None
-    shared = torch.empty(0, dtype=rows.dtype).set_(storage).view(rows.shape)
-    if get_sharing_strategy() != "file_descriptor":  # macOS
-        return shared.copy_(rows)
-    file, _ = storage._share_fd_cpu_()
-    left = memoryview(rows.numpy().reshape(-1).view(np.uint8).data)
-    while left:
-        left = left[os.pwrite(file, left, rows.nbytes - len(left)) :]
-    return shared
 
 
 # ------------------------------------------------------------------------------------------------- stored features

@@ -19,12 +19,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from clipx.data import batch as batches_of
-from clipx.data import views
 from clipx.data.batch import PART_SAMPLES, Batch, Packers, Part, PartRange, mapped
 from clipx.data.loader import SecondView, TrainLoader, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
-from clipx.data.views import ImageView, copy_to_shared
+from clipx.data.views import ImageView
 from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
@@ -153,7 +152,8 @@ def shared(processes: list[int]) -> dict[int, int]:
 def test_processes_keep_the_prefetched_batches_ready_and_no_more(
     part: int, workers: int, prefetch: int, ready: int
 ) -> None:
-    """`ready`: parts that each process keeps, so that all keep `prefetch` batches of 24 samples."""
+    """`ready`: parts that each process keeps, so that all keep `prefetch` batches of 24 samples. The memory of one more
+    is used again: that of the part which the trainer copies while the process makes the next one."""
     others, before = set(multiprocessing.active_children()), shared([os.getpid()])
     options = {"part": part, "workers": workers, "prefetch": prefetch, "second": None, "targets": None}
     found = iter(loader(Numbers([500]), samples=range(480), **options))
@@ -163,8 +163,9 @@ def test_processes_keep_the_prefetched_batches_ready_and_no_more(
     def held() -> int:
         return sum(size for inode, size in shared([*started, os.getpid()]).items() if inode not in before)
 
-    most = workers * ready * part * 3 * SIDE * SIDE
-    wait_until(lambda: held() == most, lambda: f"{held()} bytes are held, not {most}")
+    part_bytes = part * 3 * SIDE * SIDE
+    least, most = workers * ready * part_bytes, workers * (ready + 1) * part_bytes
+    wait_until(lambda: held() >= least, lambda: f"{held()} bytes are held, not {least}")
     for _ in range(12):
         next(found)
         assert held() <= most
@@ -187,16 +188,6 @@ def test_only_images_take_shared_memory_of_a_batch_from_a_process(whole: list[Ba
     found = next(iter(loader(workers=1, targets=None, second=None, micro_batches=12)))
     assert len(tensors(found.packing)) >= 48
     assert [x.is_shared() for x in tensors(found)] == [True] + [False] * (len(tensors(found)) - 1)
-
-
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_rows_are_copied_to_shared_memory(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "get_sharing_strategy", lambda: strategy)
-    for rows in (torch.arange(60, dtype=torch.uint8).view(5, 4, 3), torch.randn(7, 3)):
-        shared = copy_to_shared(rows)
-        assert shared.is_shared() and (shared == rows).all() and shared.dtype == rows.dtype
-        rows.zero_()
-        assert shared.any(), "the copy is independent of its reused source"
 
 
 def test_a_batch_survives_pickling(whole: list[Batch]) -> None:

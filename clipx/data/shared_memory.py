@@ -1,0 +1,94 @@
+"""Shared memory in which a loader process passes rows to the trainer. It is used again once the trainer drops it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.multiprocessing import get_sharing_strategy
+
+from clipx.data.batch import PART_SAMPLES
+from clipx.errors import DataError
+
+_KEPT = 16  # files of a process that are used again
+
+
+def copy_to_shared(rows: Tensor) -> Tensor:
+    """Copies contiguous rows to memory that is shared with the trainer.
+
+    Rows that are computed in new shared memory take longer than rows that are copied to it: a page that is first
+    written through a mapping costs a page fault, a page that is written to the file does not. Raises DataError if the
+    shared memory is full.
+    """
+    by_file = get_sharing_strategy() == "file_descriptor"  # not on macOS
+    try:
+        storage = _storage(rows.nbytes) if by_file else torch.UntypedStorage._new_shared(rows.nbytes)
+    except (RuntimeError, OSError) as error:
+        raise DataError(
+            f"the shared memory for {len(rows)} samples of {rows.nbytes / 1e6:,.1f} MB cannot be allocated ({error}): "
+            f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
+            "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
+            "--shm-size"
+        ) from None
+    shared = torch.empty(0, dtype=rows.dtype).set_(storage).view(rows.shape)
+    if not by_file:
+        return shared.copy_(rows)
+    file, _ = storage._share_fd_cpu_()
+    left = memoryview(rows.numpy().reshape(-1).view(np.uint8).data)
+    while left:
+        left = left[os.pwrite(file, left, rows.nbytes - len(left)) :]
+    return shared
+
+
+def _storage(size: int) -> torch.UntypedStorage:
+    """Returns `size` bytes of shared memory: an earlier file of this process that is unused by now, or new memory.
+
+    New pages take most of the time of a copy: 0.08 ms for an image of 224 pixels on a virtual machine, instead of 0.02.
+    """
+    kept = _kept(os.getpid())
+    unused = sorted((os.fstat(file).st_size, file) for file in kept if _is_unused(file))
+    if not unused:
+        storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)
+        if len(kept) < _KEPT:
+            with suppress(OSError):  # without /proc all memory is new
+                kept.append(_reopened(storage._share_fd_cpu_()[0]))
+        return storage
+    length, file = next((found for found in unused if found[0] >= size), unused[-1])
+    if length < size:
+        os.posix_fallocate(file, 0, size)
+    opened = _reopened(file)
+    try:
+        again: torch.UntypedStorage = torch.UntypedStorage._new_shared_fd_cpu(opened, size)  # type: ignore[attr-defined]
+    finally:
+        os.close(opened)
+    return again
+
+
+@lru_cache(maxsize=1)
+def _kept(_process: int) -> list[int]:
+    """Returns the descriptors of the files of this process. After a fork, those of its parent are not its own."""
+    return []
+
+
+def _reopened(file: int) -> int:
+    """Opens an open file again: the kernel counts both."""
+    return os.open(f"/proc/self/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _is_unused(file: int) -> bool:
+    """Returns whether nothing but this descriptor refers to a file: no other descriptor, no tensor in any process.
+
+    The kernel grants a write lease on a file only if it is open nowhere else. A mapping keeps a file open, and so does
+    a message with its descriptor that has not been received. Where there are no leases, no file is ever unused.
+    """
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except (OSError, AttributeError):  # macOS has no F_SETLEASE
+        return False
+    return True
