@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
-from clipx.data.loader_processes import ProcessLoader
+from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.views import View, shared_rows
@@ -129,7 +129,7 @@ class _PartSampler(Sampler[PartRange]):
         self.firsts = range(samples.start, samples.stop, batch)
         self.repeat = repeat
         self.local, self.rank = batch // world, rank
-        self.parts = -(-self.local // part)
+        self.parts = parts_of(self.local, part)
         self.bounds = [i * self.local // self.parts for i in range(self.parts + 1)]
 
     def __iter__(self) -> Iterator[PartRange]:
@@ -144,17 +144,23 @@ class _PartSampler(Sampler[PartRange]):
         return len(self.firsts) * self.parts
 
 
+def parts_of(samples: int, part: int = PART_SAMPLES) -> int:
+    """Returns the number of parts of a rank's share of a batch."""
+    return -(-samples // part)
+
+
 _iterations = itertools.count()
 
 
 class TrainLoader:
     """Loader of this rank's batches. Each batch is joined from its parts, in pinned memory with `pin`."""
 
-    def __init__(self, parts: _Parts, sampler: _PartSampler, workers: int, prefetch: int, pin: bool) -> None:
+    def __init__(
+        self, parts: _Parts, sampler: _PartSampler, workers: int, prefetch: int, pin: bool, pool: LoaderPool | None
+    ) -> None:
         self.sampler = sampler
-        # Each process keeps `prefetch` parts ready, and all processes together `prefetch` batches.
-        ready = max(prefetch, -(-prefetch * sampler.parts // workers)) if workers else prefetch
-        self.items: ProcessLoader[Part | JoinedBatch] = ProcessLoader(parts, sampler, workers, ready, pin)
+        ready = parts_ready(sampler.parts, workers, prefetch)
+        self.items: Iterable[Part | JoinedBatch] = load(pool, parts, sampler, workers=workers, ready=ready, pin=pin)
 
     def __iter__(self) -> Iterator[Batch]:
         missing = self.sampler.parts
@@ -168,6 +174,14 @@ class TrainLoader:
 
     def __len__(self) -> int:
         return len(self.sampler.firsts)
+
+
+def parts_ready(parts: int, workers: int, prefetch: int) -> int:
+    """Returns the number of parts that each process keeps ready, for batches of `parts` parts.
+
+    It is `prefetch`, or more if all processes together would otherwise keep less than `prefetch` batches.
+    """
+    return max(prefetch, -(-prefetch * parts // workers)) if workers else prefetch
 
 
 def check_workers(workers: int, comm: Comm) -> None:
@@ -195,17 +209,18 @@ def train_loader(
     micro_batches: int = 1,
     part: int = PART_SAMPLES,
     repeat: bool = False,
+    pool: LoaderPool | None = None,
 ) -> TrainLoader:
     """Returns a loader of this rank's batches for the stream positions `samples`, `batch` per step over all ranks.
 
     The start position does not affect the cost: nothing before it is read. The batches do not depend on the size of
     their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing. `repeat`: each of them is the
-    first batch of the stream.
+    first batch of the stream. `pool`: processes that make the batches, in place of new ones.
     """
     stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
     packers = Packers(packer, None if second is None else second.packer, micro_batches)
     sampler = _PartSampler(samples, batch, rank, world, part, repeat)
-    return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin)
+    return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin, pool)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -256,19 +271,27 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
 
 
 def eval_loader(
-    source: Source, view: View, *, batch: int, rank: int, world: int, workers: int, prefetch: int
-) -> DataLoader[EvalBatch]:
+    source: Source,
+    view: View,
+    *,
+    batch: int,
+    rank: int,
+    world: int,
+    workers: int,
+    prefetch: int,
+    pool: LoaderPool | None = None,
+) -> Iterable[EvalBatch]:
     """Returns a loader of every world-th batch of the source, starting at batch `rank`.
 
-    The batches do not depend on the number of ranks.
+    The batches do not depend on the number of ranks. `pool`: processes that make them, in place of `workers` new ones.
     """
     total = sum(source.sizes)
     batches = [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
-    return eval_batch_loader(source, view, batches, workers, prefetch)
+    return eval_batch_loader(source, view, batches, workers, prefetch, pool)
 
 
 def eval_batch_loader(
-    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int
-) -> DataLoader[EvalBatch]:
+    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int, pool: LoaderPool | None = None
+) -> Iterable[EvalBatch]:
     """Returns a loader with one evaluation batch for each of the given index ranges of the source."""
-    return ProcessLoader(_EvalBatches(source, view), batches, workers, prefetch)
+    return load(pool, _EvalBatches(source, view), batches, workers=workers, ready=prefetch)
