@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.processes import Processes
@@ -17,10 +20,16 @@ from clipx.config.registry import option
 from clipx.distributed.comm import Comm
 from clipx.errors import require
 
+if TYPE_CHECKING:
+    from clipx.data.loader_pool import LoaderPool
+    from clipx.data.source import Source
+    from clipx.data.views import View
+
 _READ = ("range", "stream")
 _SIDE = 64  # pixels of the photographs: the measurement is of shards and samples, not of decoding
 _PIXELS = 224
-_PARTS = ("open", "order", "first_batch", "total", "cpu")
+_PARTS = ("open", "order", "first_batch", "total", "cpu", "own", "shared")
+_EVALUATIONS = 3
 
 
 @option("bench")
@@ -48,11 +57,16 @@ class ResumeSpec(BenchSpec):
     workers: int = 2
     """Number of loader processes. At least 1."""
 
+    trainer_gb: float = 2.0
+    """Memory in GB that the trainer has written before an evaluation, of which each fork copies the page tables. 0 or
+    more."""
+
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         self.check_counts("per_shard", "workers")
         require(self.shards >= 2, f"shards={self.shards} must be at least 2: one in twenty is held out")
         require(self.batch >= 2, f"batch={self.batch} must be at least 2")
+        require(self.trainer_gb >= 0, f"trainer_gb={self.trainer_gb:g} is negative: give 0 or more")
         require(
             bool(self.read) and set(self.read) <= set(_READ),
             f"read={self.read} must name values of data.read to measure: [range], [stream] or [range,stream]",
@@ -64,7 +78,7 @@ class ResumeSpec(BenchSpec):
 
     def run(self, log: Callable[[str], None]) -> Findings:
         found: dict[str, dict[str, float]] = {}
-        with tempfile.TemporaryDirectory(dir=self.run_dir if Path(self.run_dir).is_dir() else None) as folder:
+        with tempfile.TemporaryDirectory() as folder:
             log(f"writing one shard of {self.per_shard:,} samples, and {self.shards:,} links to it")
             processes = Processes("cpu", self.threads)
             processes.run(write_links, folder, self.shards, self.per_shard, self.seed)
@@ -72,7 +86,8 @@ class ResumeSpec(BenchSpec):
                 for index in ("new", "cached"):
                     log(f"data.read={read}, {index} indices")
                     cache = f"{folder}/cache-{read}"
-                    load = (folder, cache, read, self.shards * self.per_shard // 2, self.batch, self.workers, self.seed)
+                    middle = self.shards * self.per_shard // 2
+                    load = (folder, cache, read, middle, self.batch, self.workers, self.seed, self.trainer_gb)
                     found[f"{read}, {index} indices"] = processes.run(first_batch, *load)[0]
         return self._findings(found)
 
@@ -85,6 +100,8 @@ class ResumeSpec(BenchSpec):
             "first_batch": "first batch",
             "total": "all of it",
             "cpu": "all of it, CPU time of all processes",
+            "own": "an evaluation of two batches by new processes",
+            "shared": "the same by the processes of training",
         }
         seconds.rows += [(labels[part], *(f"{found[name][part]:.2f}" for name in names)) for part in _PARTS]
         memory = Table("MB of the process alone, after the first batch", ("", *names))
@@ -120,13 +137,16 @@ def write_links(comm: Comm, folder: str, shards: int, per_shard: int, seed: int)
 
 
 def first_batch(
-    comm: Comm, folder: str, cache: str, read: str, position: int, batch: int, workers: int, seed: int
+    comm: Comm, folder: str, cache: str, read: str, position: int, batch: int, workers: int, seed: int, held_gb: float
 ) -> dict[str, float]:
     """Returns the seconds to the first batch from a position of the stream, and the memory of the processes in MB."""
     import multiprocessing
 
+    import numpy as np
+
     from clipx.bench.pipelines import fork_workers
     from clipx.data.loader import train_loader
+    from clipx.data.loader_pool import LoaderPool
     from clipx.data.spec import open_data, training_order
     from clipx.data.views import ImageView
     from clipx.data.webdataset import WebDatasetSpec
@@ -139,10 +159,13 @@ def first_batch(
     spec = WebDatasetSpec(name="resume", manifest=f"{folder}/manifest.json", read=read, batch_size=batch)
     dataset = open_data(spec)
     opened = time.perf_counter()
+    assert dataset.held_out is not None
     order = training_order(spec, dataset, seed, ranks=1)
     start = position // batch * batch
+    view = ImageView(_PIXELS, spec.crop_scale, spec.max_pixels)
+    pool = LoaderPool(workers, spec.prefetch, False, [dataset.train, dataset.held_out, order, tokenizer])
     loader = train_loader(
-        *(dataset.train, order, ImageView(_PIXELS, spec.crop_scale, spec.max_pixels), tokenizer),
+        *(dataset.train, order, view, tokenizer),
         seed=seed,
         samples=range(start, start + 10**6 * batch),
         batch=batch,
@@ -151,6 +174,7 @@ def first_batch(
         workers=workers,
         prefetch=spec.prefetch,
         pin=False,
+        pool=pool,
     )
     ordered = time.perf_counter()
     batches = iter(loader)
@@ -158,16 +182,37 @@ def first_batch(
     end = time.perf_counter()
     children = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
     used = [_memory(pid) for pid in children]
+    cpu = time.process_time() - cpu + sum(map(_cpu_seconds, children))
+    trainer_mb = _memory(os.getpid())[0]
+    evaluate = partial(_evaluation, dataset.held_out, view, batch, workers)
+    held = np.ones(int(held_gb * 1e9 / 8))  # written, so that it has pages
+    evaluate(pool)  # indexes the shards
+    seconds = [(evaluate(None), evaluate(pool)) for _ in range(_EVALUATIONS)]
+    del held
+    pool.close()
+    own, shared = (statistics.median(found) for found in zip(*seconds, strict=True))
     return {
         "open": rounded(opened - begin),
         "order": rounded(ordered - opened),
         "first_batch": rounded(end - ordered),
         "total": rounded(end - begin),
-        "cpu": rounded(time.process_time() - cpu + sum(map(_cpu_seconds, children))),
-        "trainer_mb": rounded(_memory(os.getpid())[0]),
+        "cpu": rounded(cpu),
+        "own": rounded(own),
+        "shared": rounded(shared),
+        "trainer_mb": rounded(trainer_mb),
         "worker_mb": rounded(max(alone for alone, _ in used)),
         "worker_peak_mb": rounded(max(peak for _, peak in used)),
     }
+
+
+def _evaluation(source: Source, view: View, batch: int, workers: int, pool: LoaderPool | None) -> float:
+    """Returns the seconds that two batches of an evaluation take."""
+    from clipx.data.loader import eval_batch_loader
+
+    start = time.perf_counter()
+    for _ in eval_batch_loader(source, view, [range(batch), range(batch, 2 * batch)], workers, 2, pool):
+        pass
+    return time.perf_counter() - start
 
 
 def _memory(pid: int) -> tuple[float, float]:
