@@ -7,13 +7,17 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.bench.findings import Findings, Table, ratio
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
 from clipx.errors import require
+
+if TYPE_CHECKING:
+    from clipx.bench.loader_advice import Facts
+    from clipx.trainer.spec import RunSpec
 
 
 @option("bench")
@@ -24,9 +28,9 @@ class LoaderSpec(BenchSpec):
     kind: str = "loader"
     """Name of this benchmark in the registry."""
 
-    train_run: str | None = None
-    """Run directory whose loader is measured instead, with a report whether the run waits for it. Then only `run_dir`,
-    `threads` and `batches` have an effect. null: measures synthetic photographs."""
+    of: str | None = None
+    """Run directory whose loader is measured instead, with a report whether the run waits for it and what to change.
+    Then only `run_dir`, `threads` and `batches` have an effect. null: measures synthetic photographs."""
 
     sides: list[int] = field(default_factory=lambda: [256, 512])
     """Widths of the photographs in pixels. Each is at least 32. All are measured one after the other."""
@@ -62,8 +66,8 @@ class LoaderSpec(BenchSpec):
         )
 
     def run(self, log: Callable[[str], None]) -> Findings:
-        if self.train_run is not None:
-            return self._of_a_run(self.train_run, log)
+        if self.of is not None:
+            return self._of_a_run(self.of, log)
         from clipx.bench.pipelines import CONTESTANTS, without_spdl
 
         reason = without_spdl()
@@ -147,34 +151,73 @@ class LoaderSpec(BenchSpec):
         return Findings(figures, {str(side): found for side, found in rates.items()}, [table, times])
 
     def _of_a_run(self, run_dir: str, log: Callable[[str], None]) -> Findings:
+        from clipx.bench.loader_advice import PARTS, changes, microseconds_of_run, verdict
         from clipx.bench.pipelines import rate_of_run
-        from clipx.logger import read_rows
-        from clipx.run.directory import RunDir
         from clipx.trainer.saved_run import load_run
 
         spec = load_run(Path(run_dir))
+        rows, phases = _logged(run_dir)
+        processes = Processes("cpu", self.threads)
         log(f"the loader of {run_dir}: {spec.data.workers} workers, without training")
-        rate = Processes("cpu", self.threads).run(rate_of_run, run_dir, self.batches)[0]
-        rows = [row for row in read_rows(RunDir(Path(run_dir)).metrics) if "train/data_wait_share" in row]
-        require(bool(rows), f"train_run={run_dir} has logged no step: train it first")
-        wait = statistics.median(row["train/data_wait_share"] for row in rows)
-        trained = statistics.median(row["train/samples_per_second_per_device"] for row in rows)
-        bound = wait > 0.05
-        verdict = (
-            f"the run waits for its loader {wait:.0%} of the time: raise data.workers={spec.data.workers}, give the "
-            "job more cores, or prepare shards of smaller images"
-            if bound
-            else f"the run does not wait for its loader ({wait:.0%} of the time)"
-        )
-        log(verdict)
+        rate = processes.run(rate_of_run, run_dir, self.batches)[0]
+        log("parts of loading a sample")
+        us = processes.run(microseconds_of_run, run_dir, min(512, spec.data.batch_size))[0]
+        facts = _facts(spec, rows, rate, us)
+        said = verdict(facts, phases)
+        log(said)
+        found = changes(facts) if facts.bound else []
         figures = {
             "of": run_dir,
-            "loader_bound": bound,
-            "data_wait_share": round(wait, 4),
+            "loader_bound": facts.bound,
+            "data_wait_share": round(facts.wait, 4),
             "loader_samples_per_second": round(rate, 1),
-            "training_samples_per_second_per_device": round(trained, 1),
+            "training_samples_per_second_per_device": round(facts.trained, 1),
+            "microseconds": us,
+            "changes": [{"change": one.text, "samples_per_second": round(one.rate, 1)} for one in found],
         }
-        table = Table(run_dir, ("", "per second"))
-        table.rows += [("samples loaded by the workers of one rank, without training", f"{rate:,.0f}")]
-        table.rows += [("samples trained per device", f"{trained:,.0f}")]
-        return Findings(figures, {"benchmark": self.kind, **figures, "results": self.run_dir}, [table])
+        rates = Table(run_dir, ("", "per second"))
+        rates.rows += [("samples loaded by the workers of one rank, without training", f"{rate:,.0f}")]
+        rates.rows += [("samples trained per device", f"{facts.trained:,.0f}")]
+        rates.rows += [("samples trained per device, if it did not wait", f"{facts.needed:,.0f}")]
+        parts = Table("microseconds per sample, one process", ("", "µs"))
+        parts.rows += [(text, f"{us[name]:,.0f}") for name, text in PARTS.items() if name in us]
+        tables = [rates, parts]
+        if facts.bound:
+            tables.append(Table("changes, the fastest first", ("", "expected per second", "of what training needs")))
+            tables[-1].rows += [(one.text, f"{one.rate:,.0f}", f"{one.rate / facts.needed:.0%}") for one in found]
+        return Findings(figures, {"benchmark": self.kind, **figures, "results": self.run_dir}, tables)
+
+
+def _logged(run_dir: str) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Returns the rows of training steps in the metrics of a run, and the seconds of each phase. Raises ConfigError."""
+    from clipx.logger import read_rows
+    from clipx.run.directory import RunDir
+
+    every = read_rows(RunDir(Path(run_dir)).metrics)
+    rows = [row for row in every if "train/data_wait_share" in row]
+    require(bool(rows), f"of={run_dir} has logged no step: train it first")
+    names = ("data_wait", "step", "checkpoint", "evaluation")
+    return rows, {name: sum(row.get(f"train/{name}_s", 0.0) for row in every) for name in names}
+
+
+def _facts(spec: RunSpec, rows: list[dict[str, float]], rate: float, us: dict[str, float]) -> Facts:
+    from clipx.bench.loader_advice import Facts, sufficient_side
+    from clipx.data.spec import open_data
+    from clipx.distributed.launch_env import cores
+
+    dataset = open_data(spec.data)
+    source: Any = dataset.train
+    while hasattr(source, "source"):  # of a split or a filter
+        source = source.source
+    return Facts(
+        rate=rate,
+        trained=statistics.median(row["train/samples_per_second_per_device"] for row in rows),
+        wait=statistics.median(row["train/data_wait_share"] for row in rows),
+        workers=spec.data.workers,
+        cores=cores(),
+        us=us,
+        size=sufficient_side(spec.model.image.size) if spec.model.image.features is None else 0,
+        remote=getattr(source, "remote", False),
+        whole_shards=dataset.whole_shards,
+        cache_gb=getattr(spec.data, "cache_gb", 0.0),
+    )

@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing import get_all_start_methods, get_context, set_start_method
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,11 +29,14 @@ from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.source import Source
-from clipx.data.spec import open_data, training_order
+from clipx.data.spec import Dataset, open_data, training_order
 from clipx.data.transform import random_box
 from clipx.data.views import ImageView, view_of
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from clipx.trainer.spec import RunSpec
 
 _SIZE, _CONTEXT, _CROP, _PREFETCH = 224, 77, (0.9, 1.0), 2
 _SHARDS = 8
@@ -288,16 +291,21 @@ CONTESTANTS: Mapping[str, Callable[..., float]] = {
 }
 
 
-def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
-    """Measures the samples per second of a run's loader for one rank, without training."""
+def stream_of_run(run_dir: Path) -> tuple[RunSpec, Dataset, TrainBatches]:
+    """Returns the spec, the data set and the training stream of a run directory, for one rank."""
     from clipx.trainer.saved_run import load_run
 
-    fork_workers()
-    spec = load_run(Path(run_dir))
+    spec = load_run(run_dir)
     dataset = open_data(spec.data)
-    source, batch = dataset.train, min(spec.data.batch_size, sum(dataset.train.sizes))
     order = training_order(spec.data, dataset, spec.seed, ranks=1)
     view = view_of(spec.model.image, spec.data)
-    stream = TrainBatches(source, order, view, spec.model.text.build_tokenizer(), spec.seed)
+    return spec, dataset, TrainBatches(dataset.train, order, view, spec.model.text.build_tokenizer(), spec.seed)
+
+
+def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
+    """Measures the samples per second of a run's loader for one rank, without training."""
+    fork_workers()
+    spec, dataset, stream = stream_of_run(Path(run_dir))
+    batch = min(spec.data.batch_size, sum(dataset.train.sizes))
     loader = _loader(stream, batch, spec.data.workers, spec.data.prefetch)
     return _per_second(loader, batch, count, spec.data.workers * spec.data.prefetch)

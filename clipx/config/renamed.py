@@ -21,7 +21,7 @@ RENAMED = {
     "zero": "base",  # of clipx.wise_ft, as are the next two
     "fine": "finetuned",
     "choose": "select",
-    "of": "train_run",  # of clipx.bench loader
+    "train_run": "of",  # of clipx.bench loader
 }
 
 

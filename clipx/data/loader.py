@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
 from clipx.data.crops import Crops
 from clipx.data.device_decoder import DeviceDecoder, warn_of_few
 from clipx.data.encoded import DeviceCrop, EncodedImages, Place
-from clipx.data.loader_processes import ProcessLoader
+from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.transform import Crop
@@ -162,7 +162,7 @@ class _PartSampler(Sampler[PartRange]):
         self.firsts = range(samples.start, samples.stop, batch)
         self.repeat = repeat
         self.local, self.rank = batch // world, rank
-        self.parts = -(-self.local // part)
+        self.parts = parts_of(self.local, part)
         self.bounds = [i * self.local // self.parts for i in range(self.parts + 1)]
 
     def __iter__(self) -> Iterator[PartRange]:
@@ -177,17 +177,23 @@ class _PartSampler(Sampler[PartRange]):
         return len(self.firsts) * self.parts
 
 
+def parts_of(samples: int, part: int = PART_SAMPLES) -> int:
+    """Returns the number of parts of a rank's share of a batch."""
+    return -(-samples // part)
+
+
 _iterations = itertools.count()
 
 
 class TrainLoader:
     """Loader of this rank's batches. Each batch is joined from its parts, in pinned memory with `pin`."""
 
-    def __init__(self, parts: _Parts, sampler: _PartSampler, workers: int, prefetch: int, pin: bool) -> None:
+    def __init__(
+        self, parts: _Parts, sampler: _PartSampler, workers: int, prefetch: int, pin: bool, pool: LoaderPool | None
+    ) -> None:
         self.sampler, self.decoder = sampler, _device_decoder(parts)
-        # Each process keeps `prefetch` parts ready, and all processes together `prefetch` batches.
-        ready = max(prefetch, -(-prefetch * sampler.parts // workers)) if workers else prefetch
-        self.items: ProcessLoader[Part | JoinedBatch] = ProcessLoader(parts, sampler, workers, ready, pin)
+        ready = parts_ready(sampler.parts, workers, prefetch)
+        self.items: Iterable[Part | JoinedBatch] = load(pool, parts, sampler, workers=workers, ready=ready, pin=pin)
 
     def __iter__(self) -> Iterator[Batch]:
         missing, warned = self.sampler.parts, False
@@ -217,6 +223,14 @@ def _device_decoder(parts: _Parts) -> DeviceDecoder | None:
     return DeviceDecoder(replace(stream, view=view.on_cpu()), parts.packers, sizes)
 
 
+def parts_ready(parts: int, workers: int, prefetch: int) -> int:
+    """Returns the number of parts that each process keeps ready, for batches of `parts` parts.
+
+    It is `prefetch`, or more if all processes together would otherwise keep less than `prefetch` batches.
+    """
+    return max(prefetch, -(-prefetch * parts // workers)) if workers else prefetch
+
+
 def check_workers(workers: int, comm: Comm) -> None:
     """Checks the number of loader processes against the cores of this rank: see check_cores. Raises ConfigError."""
     check_cores("data.workers", workers, comm.is_main)
@@ -242,17 +256,18 @@ def train_loader(
     micro_batches: int = 1,
     part: int = PART_SAMPLES,
     repeat: bool = False,
+    pool: LoaderPool | None = None,
 ) -> TrainLoader:
     """Returns a loader of this rank's batches for the stream positions `samples`, `batch` per step over all ranks.
 
     The start position does not affect the cost: nothing before it is read. The batches do not depend on the size of
     their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing. `repeat`: each of them is the
-    first batch of the stream.
+    first batch of the stream. `pool`: processes that make the batches, in place of new ones.
     """
     stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
     packers = Packers(packer, None if second is None else second.packer, micro_batches)
     sampler = _PartSampler(samples, batch, rank, world, part, repeat)
-    return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin)
+    return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin, pool)
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
@@ -314,22 +329,36 @@ class _EvalBatches(Dataset["EvalBatch | DataError"]):
 
 
 def eval_loader(
-    source: Source, view: View, *, batch: int, rank: int, world: int, workers: int, prefetch: int
-) -> DataLoader[EvalBatch]:
+    source: Source,
+    view: View,
+    *,
+    batch: int,
+    rank: int,
+    world: int,
+    workers: int,
+    prefetch: int,
+    pool: LoaderPool | None = None,
+) -> Iterable[EvalBatch]:
     """Returns a loader of every world-th batch of the source, starting at batch `rank`.
 
-    The batches do not depend on the number of ranks.
+    The batches do not depend on the number of ranks. `pool`: processes that make them, in place of `workers` new ones.
     """
     total = sum(source.sizes)
     batches = [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
-    return eval_batch_loader(source, view, batches, workers, prefetch)
+    return eval_batch_loader(source, view, batches, workers, prefetch, pool)
 
 
 def eval_batch_loader(
-    source: Source, view: View, batches: Sequence[range], workers: int, prefetch: int, crops: Crops | None = None
-) -> DataLoader[EvalBatch]:
+    source: Source,
+    view: View,
+    batches: Sequence[range],
+    workers: int,
+    prefetch: int,
+    pool: LoaderPool | None = None,
+    crops: Crops | None = None,
+) -> Iterable[EvalBatch]:
     """Returns a loader with one batch for each of the given index ranges of the source.
 
     Images are preprocessed as in evaluation, or `crops` of each are cut.
     """
-    return ProcessLoader(_EvalBatches(source, view, crops), batches, workers, prefetch)
+    return load(pool, _EvalBatches(source, view, crops), batches, workers=workers, ready=prefetch)

@@ -45,25 +45,33 @@ class ProcessLoader(DataLoader[T]):
             generator=torch.Generator(),
         )
 
-    def __iter__(self) -> Iterator[T]:  # type: ignore[override]
+    def start(self) -> Iterator[T | DataError]:
+        """Starts the processes. Returns an iterator whose items are taken by `receive`."""
         with _replaced_sigchld(None):  # without the handler that torch installs: see _replaced_sigchld
-            items = super().__iter__()
-        # Without a local variable: the shared memory of an item is free as soon as the caller drops it.
-        yield from iter(lambda: _next_item(items), None)
+            return super().__iter__()
+
+    def __iter__(self) -> Iterator[T]:  # type: ignore[override]
+        items = self.start()
+        with contextlib.suppress(StopIteration):
+            # Without a local variable: the shared memory of an item is free as soon as the caller drops it.
+            while True:
+                yield taken(receive(items))
 
 
-def _next_item(items: Iterator[T | DataError]) -> T | None:
-    """Returns the next item, or None after the last. Raises DataError for a loader process that died."""
+def receive(items: Iterator[T | DataError]) -> T | DataError:
+    """Returns the next item. Raises StopIteration after the last, and DataError for a loader process that died."""
     with _replaced_sigchld(lambda *_: _check_alive(items)):
         try:
             _check_alive(items)
-            item = next(items)
-        except StopIteration:
-            return None
+            return next(items)
         except (RuntimeError, OSError, EOFError) as error:
             # A connection to a process that is being killed breaks before its end can be seen.
             _check_alive(items, _END_S, error)
             raise
+
+
+def taken(item: T | DataError) -> T:
+    """Returns the item. Raises it if it is an error."""
     if isinstance(item, DataError):
         raise item
     return item

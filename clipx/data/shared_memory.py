@@ -30,7 +30,7 @@ def copy_to_shared(rows: Tensor) -> Tensor:
         storage = _storage(rows.nbytes) if by_file else torch.UntypedStorage._new_shared(rows.nbytes)
     except (RuntimeError, OSError) as error:
         raise DataError(
-            f"the shared memory for {len(rows)} samples of {rows.nbytes / 1e6:,.1f} MB cannot be allocated ({error}): "
+            f"{rows.nbytes / 1e6:,.1f} MB of shared memory for samples cannot be allocated ({error}): "
             f"each loader process keeps data.prefetch batches there, of at most {PART_SAMPLES} samples; lower "
             "data.workers or data.prefetch, or give the machine or container more /dev/shm, e.g. with docker's "
             "--shm-size"

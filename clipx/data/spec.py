@@ -86,7 +86,8 @@ class DataSpec:
 
     workers: int = 2
     """Number of loader processes per rank, at most 1024 and 16 for each core that a rank may use; more than one for
-    each core is a warning. 0 loads in the training process."""
+    each core is a warning. 0 loads in the training process. Those of a run also load the data of its evaluators, for
+    which `workers` of their sets has no effect in training."""
 
     prefetch: int = 2
     """Number of batches that each loader process keeps ready, in [1, 1024]. Of batches with more than 512 samples per

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clipx.data.class_names import class_embeddings
 from clipx.data.loader import eval_loader
+from clipx.data.loader_pool import LoaderPool
 from clipx.data.source import BadRecord, BadSample, Sample, Source
 from clipx.data.spec import DataSpec
 from clipx.data.views import View, view_of
@@ -63,6 +64,9 @@ class Embedder:
     heartbeat: Callable[[], None] = lambda: None
     """Called for each batch, to report progress to the watchdog."""
 
+    pool: LoaderPool | None = None
+    """Loader processes of the run, which make the batches. None: new ones for each source."""
+
     _images: dict[tuple[int, int], tuple[Source, Embedded]] = field(default_factory=dict)
     _classes: dict[tuple[tuple[str, ...], tuple[str, ...], int], Tensor] = field(default_factory=dict)
 
@@ -76,12 +80,14 @@ class Embedder:
         precision: Precision,
         report_bad: Callable[[Sequence[BadRecord]], None],
         heartbeat: Callable[[], None] = lambda: None,
+        pool: LoaderPool | None = None,
     ) -> Embedder:
         """Builds an embedder for a model and its evaluation data.
 
         Args:
             report_bad: called with the bad samples of this rank.
             heartbeat: called for each batch.
+            pool: loader processes. None: new ones for each source.
         """
         return cls(
             model=model,
@@ -94,6 +100,7 @@ class Embedder:
             max_bad_share=data.max_bad_share,
             report_bad=report_bad,
             heartbeat=heartbeat,
+            pool=pool,
         )
 
     @classmethod
@@ -156,6 +163,7 @@ class Embedder:
             world=self.comm.world,
             workers=min(self.workers, -(-total // (batch * self.comm.world))),
             prefetch=self.prefetch,
+            pool=self.pool,
         ):
             bad += loaded.bad
             if loaded.index:

@@ -208,7 +208,7 @@ class EmbeddingWriter:
     def write(self, numbers: Sequence[int], workers: int, prefetch: int) -> Iterator[tuple[int, Record]]:
         """Writes these shards. Yields (number, record) of each shard when it is complete."""
         batches = [part for number in numbers for part in self._batches(number)]
-        loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch, self.crops))
+        loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch, crops=self.crops))
         for number in numbers:
             shard = ShardEmbeddings(self._samples(number))
             for _ in self._batches(number):

@@ -1,13 +1,15 @@
-"""Batches of a run: one loader per stage, with the tokens packed for the model."""
+"""Batches of a run: one loader per stage, with the tokens packed for the model, from one set of processes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from clipx.data.batch import Batch
 from clipx.data.device_decoder import check_device_decoding
-from clipx.data.loader import check_workers, train_loader
+from clipx.data.loader import check_workers, parts_of, parts_ready, train_loader
+from clipx.data.loader_pool import LoaderPool
 from clipx.data.spec import DataSpec, Decoder
 from clipx.data.views import view_of
 
@@ -21,6 +23,30 @@ def check_loading(data: DataSpec, comm: Comm) -> None:
     check_workers(data.workers, comm)
     if data.decode == Decoder.gpu:
         check_device_decoding(comm.device)
+
+
+@contextlib.contextmanager
+def loader_pool(trainer: Trainer) -> Iterator[None]:
+    """Context with the loader processes of this rank, for training and all evaluations, unless data.workers=0.
+
+    They fork before the first step: later the process has more memory, and threads that may hold a lock.
+    """
+    data, learner, evaluation = trainer.spec.data, trainer.learner, trainer.evaluation
+    if not data.workers:
+        yield
+        return
+    shares = [stage.batch_size // trainer.comm.world for stage, _ in trainer.plan.remaining(trainer.samples_seen)]
+    ready = max((parts_ready(parts_of(share), data.workers, data.prefetch) for share in shares), default=data.prefetch)
+    known: list[object] = [trainer.dataset.train, trainer.dataset.held_out, *evaluation.suite.sources]
+    known += [trainer.order, trainer.tokenizer, trainer.stored, learner.teacher and learner.teacher.view]
+    evaluation.pool = LoaderPool(
+        data.workers, ready, trainer.comm.device.type == "cuda", [one for one in known if one is not None]
+    )
+    try:
+        yield
+    finally:
+        evaluation.pool.close()
+        evaluation.pool = None
 
 
 def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
@@ -45,5 +71,6 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
             packer=learner.model.packer if spec.objective.reads_text else None,
             micro_batches=spec.data.micro_batches,
             repeat=spec.data.repeat_batch,
+            pool=trainer.evaluation.pool,
         )
         yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)

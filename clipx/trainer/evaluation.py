@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from clipx.config.duration import Cadence, Length
+from clipx.data.loader_pool import LoaderPool
 from clipx.data.source import BadRecord, Source
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
@@ -22,6 +23,8 @@ class PeriodicEvaluation:
     """
 
     overdue: list[str]
+    pool: LoaderPool | None = None
+    """Loader processes of the run. None: each evaluation starts its own."""
 
     def __init__(self, spec: RunSpec, suite: Suite, held_out: Source | None, length: Length, comm: Comm) -> None:
         """Parses the cadences. `held_out`: the run's held-out data, on which the head of an objective is scored."""
@@ -50,11 +53,12 @@ class PeriodicEvaluation:
         Collective."""
         names, self.overdue = self.overdue, []
         model = learner.model if learner.average is None else learner.average.model
+        spec = self.spec
         embedder = Embedder.build(
-            model, self.spec.model, self.spec.data, self.comm, learner.precision, quarantine, heartbeat
+            model, spec.model, spec.data, self.comm, learner.precision, quarantine, heartbeat, self.pool
         )
         numbers = self.suite.evaluate(names, embedder)
-        if self.spec.objective.has_head and self.held_out is not None:
+        if spec.objective.has_head and self.held_out is not None:
             images = embedder.images(self.held_out, _IMAGES)
             scores = learner.objective.score(images.image, images.labels)
             numbers |= {f"eval/head/{name}": score for name, score in scores.items()}

@@ -38,7 +38,7 @@ from clipx.storage.traffic import NO_TRAFFIC
 from clipx.teacher.live import Teacher
 from clipx.teacher.stored import StoredTeachers
 from clipx.trainer.backends import Backends, prepare_backends
-from clipx.trainer.batches import check_loading, remaining_batches
+from clipx.trainer.batches import check_loading, loader_pool, remaining_batches
 from clipx.trainer.counters import counters, restore_counters
 from clipx.trainer.early_stopping import EarlyStopping
 from clipx.trainer.evaluation import PeriodicEvaluation
@@ -246,6 +246,7 @@ class Trainer:
                 name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
                 report_out_of_memory(spec, comm),
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
+                loader_pool(self),
             ):
                 final = self._finish(screen, self._loop(screen))
                 comm.barrier()
@@ -309,8 +310,7 @@ class Trainer:
         return after >= self.total or after // self._log_period > before // self._log_period
 
     def _between_steps(self, screen: Screen, before: int) -> dict[str, float]:
-        """Runs the evaluations and saves the checkpoints due after the step that started at sample `before`. Returns
-        the metrics of the evaluations. A run that ends here is saved at its end."""
+        """Runs the evaluations and saves the checkpoints due after the step from sample `before`. Returns metrics."""
         self.evaluation.add_due(before, self.samples_seen)
         self.lock.check()
         if signal := self.stop.received_by_any(self.comm):  # at once: overdue evaluations run when the run resumes

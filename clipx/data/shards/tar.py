@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from clipx.data.shards.remote import open_sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT
@@ -20,6 +21,7 @@ _MISSING = (0, -1)
 _MAX_MEMBER_BYTES = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # limit of a member in bytes, by column
 _BLOCK = 512  # bytes; a caption of this size is in the block after its header, so reading it costs nothing
 _MAX_HEADER_BYTES = 1 << 20  # limit of a header in bytes, including long names
+_SIZE, _CHECKSUM = re.compile(rb"[0-7]{11}[ \0]"), re.compile(rb"[0-7]{6}\0 ")  # as all usual programs write them
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,10 @@ class TarSample:
     @property
     def read(self) -> dict[str, tuple[int, int]]:
         """The members that are read: all, or all but npy in a sample with an image."""
-        if any(column == IMAGE and name != _FEATURES for name, column in COLUMNS.items() if name in self.members):
-            return {name: span for name, span in self.members.items() if name != _FEATURES}
-        return self.members
+        if _FEATURES not in self.members:
+            return self.members
+        others = {name: span for name, span in self.members.items() if name != _FEATURES}
+        return others if any(COLUMNS[name] == IMAGE for name in others) else self.members
 
     def row(self) -> list[tuple[int, int]]:
         """Returns (offset, size) of each column of the index table."""
@@ -94,7 +97,7 @@ def _read_members(file: _Headers, size: int, found: TarContent) -> str | None:
     newest: dict[str, TarSample] = {}
     stream: Any = file
     # "r:" disables decompression, hence no gzip bomb. The default encoding would depend on the locale.
-    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8") as tar:
+    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", tarinfo=_Member) as tar:
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # tarfile would store every header
             if member.size < 0 or member.offset_data + member.size > size:
@@ -119,6 +122,23 @@ def _key_and_extension(member: str) -> tuple[str, str]:
     folder, slash, base = member.rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()
+
+
+class _Member(tarfile.TarInfo):
+    """Member of a tar. Only name, size and checksum are parsed of the header of a plain file, so that indexing a shard
+    takes 0.7 of the time: it is done before the first sample of the shard is read."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        size, checksum = buf[124:136], buf[148:156]
+        plain = len(buf) == _BLOCK and buf[156:157] == tarfile.REGTYPE and not buf[345]  # no prefix of the name
+        plain = plain and bool(_SIZE.fullmatch(size) and _CHECKSUM.fullmatch(checksum))
+        # The checksum counts its own eight bytes as spaces.
+        if plain and sum(buf) - sum(checksum) + 8 * ord(" ") == int(checksum[:6], 8):
+            found = cls(buf[:100].partition(b"\0")[0].decode(encoding, errors))
+            found.size = int(size[:11], 8)
+            return found
+        return super().frombuf(buf, encoding, errors)
 
 
 class _Headers:

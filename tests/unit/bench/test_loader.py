@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ import torch
 from helpers import debian
 from helpers.runs import SMALL, run
 
+from clipx.bench import loader_advice
 from clipx.bench.decoding import PARTS, microseconds
 from clipx.bench.loader import LoaderSpec
+from clipx.bench.loader_advice import Facts, changes, verdict
 from clipx.bench.pipelines import photograph, spdl_frame, without_spdl, write_photographs
 from clipx.bench.processes import Processes
 from clipx.data.transform import train_transform
@@ -103,19 +106,75 @@ def test_skipped_loaders_appear_in_the_table_and_the_figures() -> None:
 
 
 @pytest.mark.slow
-def test_train_run_reports_if_the_run_waits_for_its_loader(tmp_path: Path) -> None:
+def test_of_names_what_to_change_in_a_run(tmp_path: Path) -> None:
     run(sys.executable, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
-    done = run(*BENCH, f"train_run={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")
+    done = run(*BENCH, f"of={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["loader_bound"] is (figures["data_wait_share"] > 0.05)
     assert figures["loader_samples_per_second"] > 0
+    assert set(figures["microseconds"]) == set(loader_advice.PARTS)
     said = "the run waits for its loader" if figures["loader_bound"] else "the run does not wait for its loader"
     assert said in done.stdout
+    if not figures["loader_bound"]:
+        assert figures["changes"] == []
+
+
+US = {"image": 700.0, "read": 50.0, "tokens": 10.0, "copy": 20.0, "rest": 20.0, "whole": 800.0, "small": 300.0}
+
+
+def facts(**values: Any) -> Facts:
+    """A loader of two processes on four cores: 2,500 samples per second for a GPU that takes 4,000."""
+    known: dict[str, Any] = {"rate": 2500.0, "trained": 2000.0, "wait": 0.5, "workers": 2, "cores": 4, "size": 256}
+    known |= {"remote": False, "whole_shards": False, "cache_gb": 0.0, "us": {**US, "wait": 0.0}}
+    return Facts(**known | values)
+
+
+def named(found: Facts) -> dict[str, float]:
+    return {change.text: round(change.rate) for change in changes(found)}
+
+
+def test_changes_are_ranked_by_the_rate_that_the_parts_predict() -> None:
+    found = named(facts(trained=1500.0))  # 3,000 without waiting
+    assert list(found.items()) == [
+        ("python -m clipx.data.prepare source=… out=… resize=keep_ratio size=256, and train on its shards", 5000),
+        ("data.workers=3", 3750),
+    ]
+
+
+def test_cores_are_named_if_all_are_in_use() -> None:
+    found = named(facts(cores=2))
+    assert "data.workers=4" not in found
+    assert found["4 cores for each GPU, which has 2, with data.workers=4"] == 5000
+
+
+def test_processes_that_wait_for_storage_leave_their_cores_to_others() -> None:
+    waiting = {**US, "wait": 2400.0}  # a process uses a quarter of a core
+    found = named(facts(us=waiting, cores=1, rate=625.0, remote=True))
+    assert found["data.workers=4"] == 1250
+    assert found["data.read=stream, which fetches whole shards ahead"] == 2500
+    stream = named(facts(us=waiting, remote=True, whole_shards=True))
+    assert any(text.startswith("data.cache_gb=") for text in stream)
+    cached = named(facts(us=waiting, remote=True, whole_shards=True, cache_gb=1.0))
+    assert any(text.startswith("shards on a faster disk") for text in cached)
+
+
+def test_changes_without_a_gain_are_not_named() -> None:
+    small = {**US, "small": 690.0, "wait": 0.0}
+    assert named(facts(us=small, workers=4, cores=4, rate=5000.0, trained=4000.0, wait=0.0)) == {}
+    assert all("prepare" not in text for text in named(facts(size=0)))
+
+
+def test_the_verdict_names_the_largest_phase_of_a_run_that_does_not_wait() -> None:
+    fast = facts(wait=0.01)
+    said = verdict(fast, {"data_wait": 1.0, "step": 20.0, "checkpoint": 79.0})
+    assert said.startswith("the run does not wait for its loader (1% of the time)")
+    assert "train/checkpoint_s with 79%: save less often" in said
+    assert "without waiting would train 4,000" in verdict(facts(), {})
 
 
 def test_invalid_options_print_a_one_line_error(tmp_path: Path) -> None:
     for override, said in (
-        (f"train_run={tmp_path}", f"run={tmp_path} holds no run (no config.yaml): check the path"),
+        (f"of={tmp_path}", f"run={tmp_path} holds no run (no config.yaml): check the path"),
         ("samples=100", "samples=100 must be at least 256, two batches of batch=128"),
     ):
         done = run(*BENCH, override, check=False)

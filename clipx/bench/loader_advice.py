@@ -1,0 +1,242 @@
+"""Changes that make the loader of a run faster, with the effect that its measured parts predict."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clipx.distributed.comm import Comm
+
+PARTS = {
+    "image": "decoding, crop and resizing",
+    "read": "reading from the shard",
+    "tokens": "tokens",
+    "copy": "copy to shared memory",
+    "rest": "the rest, mostly Python",
+    "whole": "all of these",
+    "wait": "waiting for storage, no CPU time",
+    "small": "decoding, crop and resizing, if shards had smaller images",
+}
+"""Measured parts of a sample and their labels. `small` is missing for stored features."""
+
+_MARGIN = 1.1  # expected rate of a change by the rate that training consumes: measurements vary
+_BOUND = 0.05  # share of the time that a run may wait for its loader
+_GAIN = 1.05  # smallest gain that is worth a change
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Measurements of the loader of one rank."""
+
+    rate: float
+    """Samples per second of the loader by itself, on this machine."""
+
+    trained: float
+    """Samples per second and device of training."""
+
+    wait: float
+    """Share of the time that training waited for the loader."""
+
+    workers: int
+    cores: int
+    """Number of cores that this process may use."""
+
+    us: Mapping[str, float]
+    """Microseconds of each of PARTS."""
+
+    size: int
+    """Shorter side in pixels of images that suffice for the crops. 0: stored features."""
+
+    remote: bool
+    whole_shards: bool
+    cache_gb: float
+    """data.cache_gb; 0 without a cache of shards."""
+
+    @property
+    def needed(self) -> float:
+        """Samples per second that training would consume if it did not wait."""
+        return self.trained / max(1 - self.wait, 0.01)
+
+    @property
+    def bound(self) -> bool:
+        return self.wait > _BOUND
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change, and the samples per second of the loader that are expected with it."""
+
+    text: str
+    rate: float
+
+
+def changes(facts: Facts) -> list[Change]:
+    """Returns the changes that are expected to make the loader faster, by decreasing rate."""
+    found = [*_more_processes(facts), *_smaller_images(facts), *_storage(facts)]
+    useful = [change for change in found if change.rate >= _GAIN * facts.rate]
+    return sorted(useful, key=lambda change: -change.rate)
+
+
+def _more_processes(facts: Facts) -> list[Change]:
+    """Processes that the cores, or more cores, allow. Those that wait for storage leave cores to others."""
+    now = max(1, facts.workers)
+    busy = facts.us["whole"] / (facts.us["whole"] + facts.us["wait"])  # share of a core that a process uses
+    most = max(1, math.floor(facts.cores / busy))
+    each = facts.rate / min(now, most)
+    wanted = math.ceil(_MARGIN * facts.needed / each)
+    found = []
+    if min(wanted, most) > now:
+        number = min(wanted, most)
+        found.append(Change(f"data.workers={number}", each * number))
+    if wanted > max(most, now):
+        cores = math.ceil(wanted * busy)
+        text = f"{cores} cores for each GPU, which has {facts.cores}, with data.workers={wanted}"
+        found.append(Change(text, each * wanted))
+    return found
+
+
+def _smaller_images(facts: Facts) -> list[Change]:
+    us = facts.us
+    if not facts.size or "small" not in us:
+        return []
+    text = f"python -m clipx.data.prepare source=… out=… resize=keep_ratio size={facts.size}, and train on its shards"
+    return [Change(text, _with(facts, us["whole"] - us["image"] + us["small"], us["wait"]))]
+
+
+def _storage(facts: Facts) -> list[Change]:
+    us = facts.us
+    if us["wait"] < 0.2 * (us["whole"] + us["wait"]):
+        return []
+    if facts.remote and not facts.whole_shards:
+        text = "data.read=stream, which fetches whole shards ahead"
+    elif facts.remote and not facts.cache_gb:
+        text = "data.cache_gb=… of at least the size of the shards, for all epochs after the first"
+    else:
+        text = "shards on a faster disk, such as a local one"
+    return [Change(text, _with(facts, us["whole"], 0.0))]
+
+
+def _with(facts: Facts, cpu: float, wait: float) -> float:
+    """Returns the rate of the same processes with other microseconds of a sample."""
+    return facts.rate * (facts.us["whole"] + facts.us["wait"]) / (cpu + wait)
+
+
+def verdict(facts: Facts, phases: Mapping[str, float]) -> str:
+    """Returns whether the loader bounds the run, and otherwise what does. `phases`: seconds by phase of training."""
+    if facts.bound:
+        said = (
+            f"the run waits for its loader {facts.wait:.0%} of the time: it trains {facts.trained:,.0f} samples per "
+            f"second and device, and without waiting would train {facts.needed:,.0f}"
+        )
+        if facts.rate > _MARGIN * facts.needed:
+            said += (
+                f"; by itself the loader reaches {facts.rate:,.0f} here, so it lacks cores during training, or the run "
+                "was on a slower machine"
+            )
+        return said
+    others = {name: seconds for name, seconds in phases.items() if name != "data_wait" and seconds > 0}
+    largest = max(others, key=lambda name: others[name], default="step")
+    share = others.get(largest, 0.0) / max(sum(phases.values()), 1e-9)
+    fixes = {
+        "step": "python -m clipx.bench step measures its parts",
+        "checkpoint": "save less often with checkpoint.every",
+        "evaluation": "evaluate less often with evaluator.NAME.every",
+    }
+    return (
+        f"the run does not wait for its loader ({facts.wait:.0%} of the time); the largest phase is train/{largest}_s "
+        f"with {share:.0%}: {fixes.get(largest, 'see train/ in metrics.jsonl')}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- measurement
+
+
+def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, float]:
+    """Returns the microseconds of each of PARTS, means over samples of the run, in one thread."""
+    import torch
+
+    from clipx.bench.pipelines import stream_of_run
+    from clipx.data.batch import Batch
+    from clipx.data.source import BadSample
+    from clipx.data.shared_memory import copy_to_shared
+    from clipx.data.views import ImageView
+
+    torch.set_num_threads(1)
+    _, _, stream = stream_of_run(Path(run_dir))
+    count = min(samples, stream.order.samples)
+    stream[range(count)]  # indexes the shards, and loads the libraries
+    begin, cpu, idle = time.perf_counter(), time.process_time(), _not_running()
+    batch = stream[range(count, 2 * count)]
+    whole = time.process_time() - cpu
+    wall = time.perf_counter() - begin - (_not_running() - idle)
+    if not isinstance(batch, Batch):
+        raise batch
+    found, encoded, captions = {"whole": whole, "wait": max(0.0, wall - whole)}, list[bytes](), list[str]()
+
+    def read() -> None:
+        for position in range(count, 2 * count):
+            try:
+                sample = stream.source.read(stream.order(position))
+            except BadSample:
+                continue
+            encoded.append(sample.image)
+            captions.extend(sample.captions[:1])
+
+    found["read"] = _cpu(read)
+    outs = [rows[0] for rows in stream.view.allocate(1)]
+
+    def load(images: Sequence[bytes]) -> None:
+        for image in images:
+            try:
+                stream.view.load(image, stream.rng(0), *outs)
+            except BadSample:
+                continue
+
+    found["image"] = _cpu(lambda: load(encoded))
+    found["tokens"] = _cpu(lambda: stream.tokenizer(captions or [""]))
+    (rows,) = stream.view.allocate(count)
+    found["copy"] = _cpu(lambda: copy_to_shared(rows))
+    found["rest"] = max(0.0, whole - sum(found[name] for name in ("read", "image", "tokens", "copy")))
+    if isinstance(stream.view, ImageView):
+        smaller = _resized(encoded, sufficient_side(stream.view.size))
+        load(smaller[:1])
+        found["small"] = _cpu(lambda: load(smaller))
+    return {name: round(found[name] / count * 1e6, 1) for name in PARTS if name in found}
+
+
+def sufficient_side(size: int) -> int:
+    """Returns the shorter side of stored images for crops of `size` pixels: 256 for 224."""
+    return math.ceil(size * 8 / 7)
+
+
+def _resized(images: Sequence[bytes], size: int) -> list[bytes]:
+    """Returns the images as clipx.data.prepare stores them."""
+    from clipx.data.prepare.resize import shard_image
+    from clipx.data.prepare.spec import PrepareSpec, Resize
+    from clipx.data.source import BadSample
+
+    spec, found = PrepareSpec(source="", out="", resize=Resize.keep_ratio, size=size), []
+    for image in images:
+        try:
+            found.append(shard_image(image, spec).encoded)
+        except BadSample:
+            continue
+    return found
+
+
+def _cpu(call: Callable[[], object]) -> float:
+    """Returns the CPU time of a call in seconds."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def _not_running() -> float:
+    """Returns the seconds that this thread was ready and other processes had the cores; 0 if they are not known."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0

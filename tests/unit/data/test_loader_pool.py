@@ -1,0 +1,161 @@
+"""A pool makes the same batches as separate loader processes, for training and for evaluations between its steps."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from helpers.samples import Numbers
+from torch.utils.data import Dataset
+
+from clipx.data.batch import Batch
+from clipx.data.loader import EvalBatch, eval_loader, train_loader
+from clipx.data.loader_pool import LoaderPool, load
+from clipx.data.order import Order
+from clipx.data.source import Source
+from clipx.data.views import ImageView
+from clipx.errors import DataError
+from clipx.model.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer(16)
+VIEW = ImageView(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
+SOURCE = Numbers([17, 0, 40, 1, 30, 13], broken=frozenset({3, 8, 40}))  # 101 samples
+ORDER = Order(SOURCE.sizes, seed=3, window=30)
+WORKERS, READY = 2, 2
+
+
+@dataclass(frozen=True)
+class Squares(Dataset["int | DataError"]):
+    """Squares of numbers; an error in place of the square of `wrong`. `held`: what is pickled with it."""
+
+    wrong: int = -1
+    held: object = None
+
+    def __getitem__(self, number: int) -> int | DataError:
+        return DataError(f"{number} is wrong") if number == self.wrong else number * number
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[LoaderPool]:
+    pool = LoaderPool(WORKERS, READY, False, [SOURCE, ORDER, TOKENIZER])
+    yield pool
+    pool.close()
+
+
+def training(pool: LoaderPool | None, workers: int = WORKERS, part: int = 512) -> Iterator[Batch]:
+    settings = {"batch": 12, "rank": 0, "world": 1, "workers": workers, "prefetch": 1, "pin": False, "part": part}
+    return iter(
+        train_loader(SOURCE, ORDER, VIEW, TOKENIZER, seed=3, samples=range(24, 144), pool=pool, **settings)  # type: ignore[arg-type]
+    )
+
+
+def evaluation(pool: LoaderPool | None, source: Source = SOURCE, workers: int = WORKERS) -> Iterator[EvalBatch]:
+    return iter(eval_loader(source, VIEW, batch=9, rank=0, world=1, workers=workers, prefetch=READY, pool=pool))
+
+
+def numbers(pool: LoaderPool | None, items: range, dataset: Squares | None = None) -> Iterator[int]:
+    return iter(load(pool, dataset or Squares(), items, workers=1, ready=READY))
+
+
+@pytest.mark.parametrize("part", [512, 5])
+def test_training_and_evaluations_share_the_processes_and_change_no_batch(pool: LoaderPool, part: int) -> None:
+    expected = list(training(None, workers=0)), list(evaluation(None, workers=0))
+    processes = {child.pid for child in multiprocessing.active_children()}
+    found = []
+    for step, batch in enumerate(training(pool, part=part)):
+        found.append(batch)
+        if step in (0, 4):
+            if step:
+                next(evaluation(pool))  # ends after its first batch
+            with torch.inference_mode():
+                evaluated = list(evaluation(pool))
+            assert [one.index for one in evaluated] == [one.index for one in expected[1]]
+            assert [one.bad for one in evaluated] == [one.bad for one in expected[1]]
+            assert all(torch.equal(a.image, b.image) for a, b in zip(evaluated, expected[1], strict=True))
+    assert len(found) == len(expected[0])
+    assert not any(batch.image.is_inference() or batch.tokens.is_inference() for batch in found)
+    for one, other in zip(found, expected[0], strict=True):
+        assert torch.equal(one.image, other.image)
+        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.index, other.index)
+        assert list(one.bad) == list(other.bad)
+    assert {child.pid for child in multiprocessing.active_children()} == processes
+
+
+def test_items_requested_before_an_evaluation_stay_ready_up_to_the_limit(pool: LoaderPool) -> None:
+    first = numbers(pool, range(100))
+    assert next(first) == 0
+    assert list(numbers(pool, range(40, 60))) == [n * n for n in range(40, 60)]
+    (stream,) = pool._streams
+    assert list(stream.ready)[:3] == [1, 4, 9]
+    assert stream.in_flight + len(stream.ready) <= WORKERS * READY
+    assert list(first) == [n * n for n in range(1, 100)]
+    assert pool._streams == []
+
+
+def test_streams_may_be_read_in_any_order(pool: LoaderPool) -> None:
+    a, b = numbers(pool, range(20)), numbers(pool, range(50, 70))
+    assert [next(one) for one in (a, b, b, a, b, a)] == [0, 50**2, 51**2, 1, 52**2, 4]
+    assert list(a) == [n * n for n in range(3, 20)]
+    assert list(b) == [n * n for n in range(53, 70)]
+
+
+def test_an_error_is_raised_by_the_loader_of_its_item_alone(pool: LoaderPool) -> None:
+    first = numbers(pool, range(6), Squares(wrong=3))
+    assert next(first) == 0
+    assert list(numbers(pool, range(8))) == [n * n for n in range(8)]
+    assert [next(first), next(first)] == [1, 4]
+    with pytest.raises(DataError, match=r"^3 is wrong$"):
+        next(first)
+    assert pool._streams == []
+    assert list(numbers(pool, range(5))) == [0, 1, 4, 9, 16]
+
+
+@pytest.mark.parametrize("held", [b"x" * 2**21, threading.Lock()], ids=["large", "unpicklable"])
+def test_a_data_set_that_cannot_be_sent_gets_its_own_processes(pool: LoaderPool, held: object) -> None:
+    before = {child.pid for child in multiprocessing.active_children()}
+    found = numbers(pool, range(30), Squares(held=held))
+    assert next(found) == 0
+    assert len({child.pid for child in multiprocessing.active_children()} - before) == 1
+    assert list(found) == [n * n for n in range(1, 30)]
+
+
+def test_known_objects_are_not_pickled(pool: LoaderPool) -> None:
+    same = Numbers(SOURCE.sizes)
+    small, large = (pool.describe(Squares(held=one)) for one in ([SOURCE] * 3, [same, ORDER]))
+    assert small is not None
+    assert large is not None
+    assert b"Numbers" not in small
+    assert b"Numbers" in large
+    assert b"Order" not in large
+
+
+def test_the_death_of_a_process_is_named() -> None:
+    others = set(multiprocessing.active_children())
+    own = LoaderPool(1, 1, False, [])
+    try:
+        found = numbers(own, range(9))
+        next(found)
+        (worker,) = set(multiprocessing.active_children()) - others
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        worker.join()
+        with pytest.raises(DataError, match=rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\)"):
+            list(found)
+    finally:
+        own.close()
+
+
+def test_close_ends_the_processes_and_the_state_of_the_generators_is_unchanged() -> None:
+    before, state = set(multiprocessing.active_children()), torch.get_rng_state()
+    own = LoaderPool(1, 1, False, [])
+    assert list(numbers(own, range(3))) == [0, 1, 4]
+    assert len(set(multiprocessing.active_children()) - before) == 1
+    own.close()
+    assert set(multiprocessing.active_children()) == before
+    assert torch.equal(torch.get_rng_state(), state)

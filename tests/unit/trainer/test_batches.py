@@ -1,0 +1,36 @@
+"""The batches of a run and of its evaluators come from one set of loader processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.runs import VIT, small, untimed_rows
+
+from clipx.data.loader_processes import ProcessLoader
+from clipx.trainer.trainer import Trainer
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_training_stages_and_evaluators_start_one_set_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[int]()
+    start = ProcessLoader.start
+
+    def counted(self: ProcessLoader[object]) -> Iterator[object]:
+        started.append(self.num_workers)
+        return start(self)
+
+    monkeypatch.setattr(ProcessLoader, "start", counted)
+    options = (
+        *(*VIT, "checkpoint=none", "evaluator=[retrieval]", "evaluator.retrieval.every=1st"),
+        "stages=[{until:2st,image_size:16},{}]",
+    )
+    for workers in (0, 2):
+        Trainer(small(tmp_path / str(workers), *options, f"data.workers={workers}")).fit()
+        if not workers:
+            started.clear()
+    assert started == [2]
+    assert untimed_rows(tmp_path / "2") == untimed_rows(tmp_path / "0")
