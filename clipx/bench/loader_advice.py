@@ -160,8 +160,8 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
 
     from clipx.bench.pipelines import stream_of_run
     from clipx.data.batch import Batch
-    from clipx.data.source import BadSample
     from clipx.data.shared_memory import copy_to_shared
+    from clipx.data.source import BadSample
     from clipx.data.views import ImageView
 
     torch.set_num_threads(1)
