@@ -34,7 +34,7 @@ _ORIGINAL = 1024  # width of the photographs that are prepared
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What shards contain: photographs of aspect 4:3, prepared photographs, or stored features."""
+    """Kind of shards: photographs of aspect 4:3, prepared photographs, or stored features."""
 
     label: str
     width: int = _ORIGINAL

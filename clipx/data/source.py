@@ -138,6 +138,14 @@ def prefetch_samples(
         source.prefetch(indices, later, done)
 
 
+@runtime_checkable
+class PartOfData(Protocol):
+    """Source of some of the samples of the data."""
+
+    def whole_index(self, index: int) -> int:
+        """Returns the number of a sample among all samples of the data."""
+
+
 @dataclass(frozen=True, slots=True)
 class WrappedSource:
     """Base class of sources that modify the samples of another source in `read`."""
@@ -266,7 +274,7 @@ def whole_index(source: Source, index: int) -> int:
     """Returns the number of a sample before some are selected or held out: among all samples of the data."""
     while isinstance(source, Split | WrappedSource):
         index, source = source.source_index(index), source.source
-    return index
+    return source.whole_index(index) if isinstance(source, PartOfData) else index
 
 
 def check_held_out_share(share: float) -> None:

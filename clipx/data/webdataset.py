@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
 from clipx.config import limits
@@ -203,13 +204,17 @@ class WebDatasetSpec(DataSpec):
         share = 0.0 if held_out_urls is not None else self.held_out_share
         if counts is not None and int(len(urls) * share):  # evaluation would otherwise fetch every shard
             held = [int((i + 1) * share) > int(i * share) for i in range(len(urls))]
-            train = self._open(*counts.select(urls, [not out for out in held]), whole, tables=True)
+            kept = [not out for out in held]
+            starts = accumulate(counts.samples, initial=0)
+            train = replace(
+                self._open(*counts.select(urls, kept), whole, tables=True), starts=list(compress(starts, kept))
+            )
             opened = [train, self._open(*counts.select(urls, held), whole=False)]
             sides: tuple[Source, Source | None] = train, opened[1]
         else:
             opened = [self._open(urls, counts, whole, tables=True)]
-            kept, held_out = split(opened[0], share)
-            sides = kept, split(opened[0].by_ranges().without_tables(), share)[1] if held_out else None
+            side, held_out = split(opened[0], share)
+            sides = side, split(opened[0].by_ranges().without_tables(), share)[1] if held_out else None
         if held_out_urls is not None:
             opened.append(self._open(held_out_urls, self._counts(held_out_urls, None), whole=False))
             sides = sides[0], opened[-1]

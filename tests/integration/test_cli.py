@@ -274,7 +274,7 @@ def test_three_lines_of_python_train_inside_another_hydra_app(tmp_path: Path) ->
 
 
 def test_log_lines_have_a_level_and_other_packages_log_only_warnings() -> None:
-    """With Hydra's own configuration every line begins with [HYDRA], and botocore logs where it found credentials."""
+    """Hydra's own configuration begins every line with [HYDRA], and prints where botocore found credentials."""
     code = (
         "import logging, sys\nfrom clipx.cli import cli\n"
         "def task(spec):\n"

@@ -54,6 +54,8 @@ class Shards:
     _set: ShardSet = field(repr=False, compare=False)
     _ends: Sequence[int] = field(repr=False)
     tables: CaptionTables | None = None  # further captions
+    starts: Sequence[int] = field(default=(), repr=False)
+    """Numbers of the first samples of the shards among those of all shards; () if no other shards are held out."""
 
     @classmethod
     def open(
@@ -142,6 +144,11 @@ class Shards:
         """Returns (shard, row) of a sample."""
         shard = bisect_right(self._ends, index)
         return shard, index - self._ends[shard] + self.sizes[shard]
+
+    def whole_index(self, index: int) -> int:
+        """Returns the number of a sample among those of all shards, held-out ones included."""
+        shard, row = self._locate(index)
+        return self.starts[shard] + row if self.starts else index
 
     def key(self, index: int) -> str:
         shard, row = self._locate(index)

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import pickle
+import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from clipx.data.batch import PART_SAMPLES, Batch, Packers, Part, PartRange, mapp
 from clipx.data.loader import SecondView, TrainLoader, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
+from clipx.data.transform import Crop
 from clipx.data.views import ImageView
 from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
@@ -40,7 +42,10 @@ PACKED = TextPacker(packed=True)
 class Labels:
     """Targets of two kinds, and a sample without any."""
 
-    def rows(self, index: int, sample: Sample, caption: str) -> tuple[Tensor, ...]:
+    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+        return 0, rng
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         if index == 20:
             raise BadSample("no label")
         return torch.tensor(index), torch.full((3,), len(caption) / 7)

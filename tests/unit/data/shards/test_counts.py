@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.runs import VIT, compose, interrupt, rows
 from helpers.samples import captions, img2dataset, read_all, write_tar
 
 from clipx.data.index import IndexSpec
 from clipx.data.index import index as index_command
-from clipx.data.source import BadSample, Source
+from clipx.data.source import BadSample, Source, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
@@ -151,6 +152,16 @@ def test_whole_shards_are_held_out_if_there_are_enough(shards: Path) -> None:
     few = open_data(shards, samples_per_shard=9, held_out_share=0.1)
     assert few.held_out is not None
     assert (few.train.sizes, few.held_out.sizes) == ([9, 8, 8], [0, 1, 1])
+
+
+def test_samples_are_numbered_with_those_of_held_out_shards(shards: Path, tmp_path: Path) -> None:
+    options = {"samples_per_shard": 9, "held_out_share": 0.5}  # holds out the second of three shards
+    train = open_data(shards, **options).train
+    assert [whole_index(train, index) for index in (0, 8, 9, 17)] == [0, 8, 18, 26]
+    np.save(tmp_path / "ids.npy", [3, 20])
+    chosen = open_data(shards, keep=str(tmp_path / "ids.npy"), **options).train
+    assert [whole_index(chosen, index) for index in range(2)] == [3, 20]
+    assert [chosen.key(index) for index in range(2)] == [train.key(3), train.key(11)]
 
 
 def test_an_empty_manifest_or_count_is_an_error(shards: Path) -> None:
