@@ -12,7 +12,7 @@ from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, to_dict
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, NotSynced
+from clipx.errors import CheckpointError, ConfigError, NotSynced
 from clipx.run.directory import RunDir
 from clipx.trainer.spec import RunSpec
 
@@ -35,12 +35,21 @@ def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
     """
 
     def pin() -> dict[str, Any]:
-        config = RunDir(Path(spec.run_dir)).config
-        resumed = Resume.parse(spec.resume).enabled and config.is_file()
-        return to_dict(spec.data.pinned((read_saved(config).get("data") or {}) if resumed else {}))
+        return to_dict(spec.data.pinned(_saved_data(spec)))
 
     spec.data = spec.data.pinned(comm.run_on_main(pin))  # keeps what differs between ranks, which is an error
     return open_on_all_ranks(spec.data, comm)
+
+
+def _saved_data(spec: RunSpec) -> dict[str, Any]:
+    """Returns the options of the data of the run that is resumed, {} for a new run. Raises CheckpointError."""
+    run_dir = Path(spec.run_dir)
+    if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).config.is_file()):
+        return {}
+    try:
+        return to_dict(load_run(run_dir).data)
+    except ConfigError as error:
+        raise CheckpointError(f"{run_dir} cannot be resumed ({error}): restore its config.yaml") from error
 
 
 def check_sources(
