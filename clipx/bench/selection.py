@@ -37,7 +37,7 @@ class SelectionSpec(BenchSpec):
     """Number of samples in each shard, in [1, 1048576]."""
 
     uids: bool = True
-    """Whether uids are measured as well: they need a Parquet file next to each shard."""
+    """Measures uids as well, which need a Parquet file next to each shard."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)

@@ -148,7 +148,7 @@ class PartOfData(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrappedSource:
-    """Base class of sources that modify the samples of another source in `read`."""
+    """Base class of sources of the samples of another source: some of them, or modified in `read`."""
 
     source: Source
 
@@ -172,7 +172,7 @@ class WrappedSource:
         return self.source.key(self.source_index(index))
 
     def read(self, index: int) -> Sample:
-        raise NotImplementedError
+        return self.source.read(self.source_index(index))
 
     def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
         prefetch_samples(
@@ -203,13 +203,12 @@ class ImageFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class Split(WrappedSource):
     """Training or held-out side of a source: `held` of every `of` consecutive samples, evenly spread, are held out.
 
     The indices of each side are consecutive, so that per-sample state has no unused rows.
     """
 
-    source: Source
     held: int
     of: int
     held_out: bool
@@ -246,17 +245,6 @@ class Split:
         here = ((indices + 1) * self.held // self.of > before) == self.held_out
         return (before if self.held_out else indices - before)[here], here
 
-    def key(self, index: int) -> str:
-        return self.source.key(self.source_index(index))
-
-    def read(self, index: int) -> Sample:
-        return self.source.read(self.source_index(index))
-
-    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
-        prefetch_samples(
-            self.source, *([self.source_index(index) for index in some] for some in (indices, later, done))
-        )
-
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:
     """Splits a source into (training side, held-out side).
@@ -272,7 +260,7 @@ def split(source: Source, share: float) -> tuple[Source, Source | None]:
 
 def whole_index(source: Source, index: int) -> int:
     """Returns the number of a sample before some are selected or held out: among all samples of the data."""
-    while isinstance(source, Split | WrappedSource):
+    while isinstance(source, WrappedSource):
         index, source = source.source_index(index), source.source
     return source.whole_index(index) if isinstance(source, PartOfData) else index
 

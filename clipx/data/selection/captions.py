@@ -44,7 +44,7 @@ class CaptionTables:
 
     access: Access
     prepared: bool = False
-    """Whether all tables were read by `prepare`, which reports missing captions."""
+    """True once `prepare` has read all tables and reported missing captions."""
 
     def captions(self, url: str, size: int, index: ShardIndex, place: int) -> list[tuple[float, Sequence[str]]]:
         """Returns (weight, captions) of each column that has captions for a sample.

@@ -122,7 +122,7 @@ def _npy_ids(path: str, key: str, reading: Reading) -> Ordered | ById:
 
 def _by_index(parts: Iterable[NDArray[Any]], path: str, key: str, reading: Reading) -> Ordered:
     """Sets the bits of indices in any order."""
-    bits, given, known = np.zeros(-(-reading.total // 8), dtype=np.uint8), 0, 0
+    bits, given, known = _no_bits(reading.total), 0, 0
     for part in parts:
         require(
             part.dtype.kind in "iu",
@@ -130,10 +130,19 @@ def _by_index(parts: Iterable[NDArray[Any]], path: str, key: str, reading: Readi
             "(uids, as DataComp)",
         )
         indices = part[(part >= 0) & (part < reading.total)].astype(np.int64)
-        np.bitwise_or.at(bits, indices >> 3, (128 >> (indices & 7)).astype(np.uint8))
+        _set_bits(bits, indices)
         given, known = given + len(part), known + len(indices)
     require(given > 0, f"{key}={path} is empty")
     return Ordered(bits=bits, given=given, unknown=given - known, repeated=known - count_bits(bits))
+
+
+def _no_bits(total: int) -> NDArray[np.uint8]:
+    return np.zeros(-(-total // 8), dtype=np.uint8)
+
+
+def _set_bits(bits: NDArray[np.uint8], indices: Indices) -> None:
+    """Sets bits in the order of np.packbits."""
+    np.bitwise_or.at(bits, indices >> 3, (128 >> (indices & 7)).astype(np.uint8))
 
 
 def _text_ids(path: str, key: str, reading: Reading) -> ById:
@@ -181,11 +190,10 @@ def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) 
     if by is not None:
         kept = ((ids_of(t.filter(passing(condition, t))[by].combine_chunks(), by, urls[0]), None) for t in parts)
         return _by_id(by, kept, f"{urls[0]} {condition.text}", key, reading)
-    bits, start = np.zeros(-(-total // 8), dtype=np.uint8), 0
+    bits, start = _no_bits(total), 0
     for table in parts:
         if start + len(table) <= total:
-            places = start + np.flatnonzero(passing(condition, table))
-            np.bitwise_or.at(bits, places >> 3, (128 >> (places & 7)).astype(np.uint8))
+            _set_bits(bits, start + np.flatnonzero(passing(condition, table)))
         start += len(table)
     _check_rows(start, total, key, urls)
     return Ordered(bits=bits)
@@ -230,7 +238,7 @@ def read_weights(path: str, key: str, reading: Reading) -> Ordered | ById:
 def _weights_by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: str, reading: Reading) -> Ordered:
     """Writes the values of some of the samples into a temporary file. Raises DataError."""
     total, rows = reading.total, 0
-    bits = np.zeros(-(-total // 8), dtype=np.uint8)
+    bits = _no_bits(total)
     values = np.memmap(reading.folder / f"{key}.values", dtype=np.float64, mode="w+", shape=(total,))
     for indices, chunk in chunks:
         if len(wrong := indices[(indices < 0) | (indices >= total)]):
@@ -239,7 +247,7 @@ def _weights_by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: 
                 "these shards"
             )
         values[indices] = chunk
-        np.bitwise_or.at(bits, indices >> 3, (128 >> (indices & 7)).astype(np.uint8))
+        _set_bits(bits, indices)
         rows += len(indices)
     require_data(count_bits(bits) == rows, f"{key}={path} repeats an index: give each sample one weight")
     return Ordered(bits=bits, values=values.view(np.ndarray))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clipx.data.source import BadRecord, Sample, Source, WrappedSource
+from clipx.data.source import BadRecord, Source, WrappedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,6 @@ class Selected(WrappedSource):
 
     def source_index(self, index: int) -> int:
         return int(self.indices.load()[index])
-
-    def read(self, index: int) -> Sample:
-        return self.source.read(self.source_index(index))
 
 
 def cumulative_weights(source: Source) -> NDArray[np.float64] | None:
