@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ import pytest
 import torch
 from helpers.hub_server import Hub
 from helpers.runs import VIT, compose, run, tensors, torchrun
+from helpers.s3_server import clear_caches
 from helpers.samples import jpeg, write_tar
 
 from clipx.data.hf import HfSpec
-from clipx.data.shards import cache, first_use, footer, row_groups
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, DataSpec
 from clipx.errors import ClipxError, ConfigError, DataError
-from clipx.storage import hub_repository
 
 IMAGE, TEXT = {"_type": "Image"}, {"dtype": "string", "_type": "Value"}
 COLOURS = {"names": ["dark_red", "green", "blue"], "_type": "ClassLabel"}
@@ -30,21 +28,7 @@ CAPTIONED = {"image": IMAGE, "caption": TEXT}
 LABELLED = {"image": IMAGE, "label": COLOURS}
 NAME = "owner/set"
 PATH = f"hf://datasets/{NAME}"
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    clear_caches()
-    yield
-    clear_caches()
-
-
-def clear_caches() -> None:
-    """Forgets what this process knows of files: it then reads as a new one."""
-    for cached in (cache._cache_dir, cache._background, first_use._process, footer._metadata, row_groups._content):
-        cached.cache_clear()
-    hub_repository._listed.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def parquet(numbers: range, features: dict[str, Any] | None = None, group: int = 10) -> bytes:

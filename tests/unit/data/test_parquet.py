@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,14 @@ from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import jpeg
 
 from clipx.data.parquet import ParquetSpec
-from clipx.data.shards import cache, first_use, footer, row_groups
+from clipx.data.shards import cache, first_use
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
 from clipx.errors import ConfigError, DataError
 from clipx.storage.traffic import take_traffic
 
 GROUP = 10  # rows of a row group
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    clear_caches()
-    yield
-    clear_caches()
-
-
-def clear_caches() -> None:
-    """Forgets what this process knows of files: it then reads as a new one."""
-    for cached in (cache._cache_dir, cache._background, first_use._process, footer._metadata, row_groups._content):
-        cached.cache_clear()
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def row(i: int) -> dict[str, Any]:
