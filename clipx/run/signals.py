@@ -47,7 +47,6 @@ class StopSignals:
         """Sets up the state. `verbose`: write received signals to stderr."""
         self._verbose, self._repeat_logged = verbose, False
         self._received = 0  # signal of this process: its position in SIGNALS, from 1; 0: none
-        self._received_by_any = 0  # the highest position of all ranks
         self._agreement = Agreement()
         self._first_at = 0.0
         self._previous: dict[signal.Signals, object] = {}
@@ -84,16 +83,18 @@ class StopSignals:
 
         One small collective of the hosts: call it once per step. With one rank the signals of this call count.
         """
-        self._received_by_any = self._agreement.exchange(comm, self._received)
-        return SIGNALS[self._received_by_any - 1].name if self._received_by_any else None
+        received = self._agreement.exchange(comm, self._received)
+        return SIGNALS[received - 1].name if received else None
 
     def call_previous_handler(self, comm: Comm) -> None:
         """Calls rank 0's previous handler of the signal, such as submitit's, which requeues the job.
 
-        May end the process.
+        Signals that a rank received since the run began to stop count: SLURM preempts with SIGTERM and the signal of
+        --signal at once, and either may be handled first. Collective. May end the process.
         """
-        if comm.is_main and self._received_by_any:
-            number = SIGNALS[self._received_by_any - 1]
+        received = max(comm.gather_objects(self._received))
+        if comm.is_main and received:
+            number = SIGNALS[received - 1]
             previous = self._previous.get(number)
             if callable(previous) and previous is not signal.default_int_handler:
                 previous(number, None)

@@ -111,23 +111,29 @@ def test_a_signal_stops_a_process_after_its_step_with_the_requeue_code(tmp_path:
         assert not (one.folder / "run.lock").exists()
 
 
+@pytest.mark.parametrize("signals", [("SIGUSR2", "SIGTERM"), ("SIGTERM", "SIGUSR2")], ids="-".join)
 def test_a_signal_to_one_rank_stops_all_and_calls_the_previous_handler_on_rank_0(
-    tmp_path: Path,
+    tmp_path: Path, signals: tuple[str, str]
 ) -> None:
-    """Signals as SLURM and submitit send them: SIGUSR2 reaches rank 1 only; an additional SIGTERM changes nothing."""
+    """Signals as SLURM and submitit send them: SIGUSR2 reaches rank 1 only, SIGTERM after it or before."""
     with job(tmp_path, "requeue", 2) as two:
+        received = [two.folder / f"received.{rank}" for rank in (0, 1)]
         two.wait_for_steps(2)
-        for number in (signal.SIGSTOP, signal.SIGUSR2, signal.SIGTERM, signal.SIGCONT):  # it cannot end between two
-            os.kill(two.pid(1), number)
+        os.kill(two.pid(1), signal.Signals[signals[0]])
+        wait_until(lambda: all(path.is_file() for path in received))  # both ranks are saving
+        os.kill(two.pid(1), signal.Signals[signals[1]])
+        wait_until(lambda: received[1].read_text() == "SIGUSR2")
+        (two.folder / "release").touch()
         assert [two.exit_code(rank) for rank in (0, 1)] == [Exit.REQUEUE] * 2
+        assert received[0].read_text() == "None"
         saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
         assert saved[0] == saved[1]
         assert (two.folder / "requeued").read_text() == "0 SIGUSR2\n"
         assert {(e["rank"], e["signal"], e["own"]) for e in two.events()} == {
-            (0, "SIGUSR2", None),
-            (1, "SIGUSR2", "SIGUSR2"),
+            (0, signals[0], None),
+            (1, signals[0], "SIGUSR2"),
         }
-        assert two.stderr(0) == f"stopped: SIGUSR2 at step {saved[0]}; saved: go on with resume=auto\n"
+        assert two.stderr(0) == f"stopped: {signals[0]} at step {saved[0]}; saved: go on with resume=auto\n"
         assert two.stderr(1) == "", "rank 1 logged the stop too"
 
 

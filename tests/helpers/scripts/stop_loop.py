@@ -3,8 +3,8 @@
     stop_loop.py run_dir=FOLDER name=FAULT [distributed.…=…]
 
 Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving ends when
-the file `release` exists; `requeue`, SIGUSR2 has a previous handler; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`,
-rank 1 raises an unexpected error.
+the file `release` exists; `requeue`, the same, SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has
+received; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`, rank 1 raises an unexpected error.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Loop:
                 assert comm.sum(torch.ones(2)).tolist() == [comm.world] * 2
                 self.step += 1
                 watchdog.beat(self.step)
-                self.write("step")
+                self.write("step", self.step)
                 time.sleep(0.01)
                 if name := stop.received_by_any(comm):
-                    self.save()
+                    self.save(stop)
                     self.rundir.event("stop", signal=name, own=stop.received, rank=comm.rank)
                     stop.call_previous_handler(comm)
                     raise Stopped(f"{name} at step {self.step}; saved: go on with resume=auto")
@@ -69,17 +69,18 @@ class Loop:
             if self.fault == "stuck":
                 time.sleep(1000)
 
-    def save(self) -> None:
-        if self.fault == "slow":
+    def save(self, stop: StopSignals) -> None:
+        if self.fault in ("slow", "requeue"):
             end = time.monotonic() + 600
             while not (self.folder / "release").exists() and time.monotonic() < end:
+                self.write("received", stop.received)
                 time.sleep(0.02)
-        self.write("saved")
+        self.write("saved", self.step)
         self.comm.barrier()
 
-    def write(self, name: str) -> None:
+    def write(self, name: str, value: object) -> None:
         path = self.folder / f"{name}.{self.comm.rank}"
-        path.with_name(f"{path.name}.tmp").write_text(str(self.step))
+        path.with_name(f"{path.name}.tmp").write_text(str(value))
         path.with_name(f"{path.name}.tmp").replace(path)
 
     def requeue(self, number: int, frame: FrameType | None) -> None:

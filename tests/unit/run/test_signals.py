@@ -62,6 +62,12 @@ def test_a_previous_handler_runs_after_the_save_unless_it_is_pythons_default() -
             stop.call_previous_handler(COMM)
             assert calls == [signal.SIGUSR2]
         with StopSignals(verbose=False) as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.received_by_any(COMM) == "SIGTERM"
+            os.kill(os.getpid(), signal.SIGUSR2)
+            stop.call_previous_handler(COMM)
+            assert calls == [signal.SIGUSR2] * 2, "a signal that arrives during the save counts"
+        with StopSignals(verbose=False) as stop:
             os.kill(os.getpid(), signal.SIGINT)
             assert stop.received_by_any(COMM) == "SIGINT"
             stop.call_previous_handler(COMM)  # must not raise KeyboardInterrupt
