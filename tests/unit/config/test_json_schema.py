@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import subprocess
@@ -61,9 +62,16 @@ def errors(text: str, name: str = "schema.json", folder: Path = CONF_DIR) -> lis
 def test_the_schema_is_what_the_specs_give(tmp_path: Path) -> None:
     # in a new process: other tests register options
     subprocess.run([sys.executable, "-m", "clipx.config.reference", str(tmp_path / "schema.json")], check=True)
-    written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.json")}
-    stored = {path.relative_to(CONF_DIR): path.read_text() for path in CONF_DIR.rglob("*.json")}
-    assert written == stored, "run python -m clipx.config.reference"
+    written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.json")}
+    stored = {str(path.relative_to(CONF_DIR)): path.read_text() for path in CONF_DIR.rglob("*.json")}
+    changed = [
+        line
+        for name in sorted(written.keys() | stored.keys())
+        for line in difflib.unified_diff(
+            stored.get(name, "").splitlines(), written.get(name, "").splitlines(), f"conf/{name}", "written", n=0
+        )
+    ]
+    assert not changed, "\n".join(["run python -m clipx.config.reference:", *changed])
 
 
 def test_the_schema_is_valid() -> None:
