@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _IMAGE_OPTIONS = ("crop_scale", "decode", "max_pixels", "min_side")
+SAMPLING_OPTIONS = (
+    *("batch_size", "micro_batches", "shuffle_window", "decode", "streams"),
+    *("replacement", "repeat_batch", "weight"),
+)
+"""Options of DataSpec that have no effect on commands that read each sample once, on the CPU."""
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
 
 

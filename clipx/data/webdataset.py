@@ -107,7 +107,8 @@ class WebDatasetSpec(DataSpec):
 
     table: str | None = None
     """Parquet files with the columns of where: shards, the file next to each shard, as img2dataset writes it; or paths
-    or URLs, with a column key or uid, or else one row per sample in their order. null: the json members."""
+    or URLs: a table of clipx.score, or one with a column key or uid, or else one row per sample in their order. null:
+    the json members."""
 
     weights: str | None = None
     """File of weights with which the training samples are drawn, with replacement: .npy of a number for each sample, or

@@ -9,17 +9,12 @@ from typing import Any
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
-from clipx.data.spec import DataSpec, non_default_values
+from clipx.data.spec import SAMPLING_OPTIONS, DataSpec, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.url import check_folder_url
 
-# Options of DataSpec that change neither the samples nor how they are read here.
-_UNUSED = (
-    *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "decode", "streams"),
-    *("replacement", "repeat_batch", "weight"),
-)
 _MOST_CLUSTERS = 1 << 20
 _MOST_BITS = 16  # of 64: pictures with more differences have nothing in common
 
@@ -131,7 +126,7 @@ class ScoreSpec:
         require(0 <= self.near_bits <= _MOST_BITS, f"near_bits={self.near_bits} must be in [0, {_MOST_BITS}]")
         limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
-        for key, value in [] if self.data is None else non_default_values(self.data, _UNUSED):
+        for key, value in [] if self.data is None else non_default_values(self.data, (*SAMPLING_OPTIONS, "crop_scale")):
             require(False, f"data.{key}={value} has no effect on scores: remove it")
 
     def _check_effects(self) -> None:

@@ -29,6 +29,7 @@ from torch import Tensor
 from clipx.config.saved import to_dict
 from clipx.data.balance import entry_counts
 from clipx.data.loader import check_workers
+from clipx.data.selection.files import INDEXED
 from clipx.data.source import Source, whole_index
 from clipx.data.spec import DataSpec, exchange_captions, open_on_all_ranks
 from clipx.data.views import View, view_of
@@ -233,7 +234,7 @@ class ScoreWriter:
                     name: pa.array([None if row is None else row[name] for row in part.rows], kind)
                     for name, kind in types.items()
                 }
-        table = pa.table(columns)
+        table = pa.table(columns, metadata={INDEXED: b"1"})
         name = f"{number:05d}"
         files = {f"{name}.parquet": self.store.put(f"{name}.parquet", lambda path: pq.write_table(table, path))}
         arrays: dict[str, NDArray[Any]] = {}

@@ -203,6 +203,8 @@ def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, t
         (("run=/nowhere", "data=digits"), CheckpointError, "/nowhere"),
         (("samples_per_shard=0",), ConfigError, "samples_per_shard=0 must be at least 1"),
         (("batch_size=0",), ConfigError, "batch_size=0 must be at least 1"),
+        (("data=shapes", "data.decode=gpu"), ConfigError, "data.decode=gpu has no effect on embeddings: remove it"),
+        (("data=shapes", "data.crop_scale=[0.5,1]"), ConfigError, "data.crop_scale=[0.5, 1.0] has no effect on embeddings"),
         (("out=s3://",), ConfigError, "out=s3:// is not the URL of a folder"),
         (("format=csv",), ConfigError, "format=csv: Invalid value 'csv', expected one of [npy, parquet, webdataset]"),
     ],

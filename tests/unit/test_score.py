@@ -13,10 +13,13 @@ import pytest
 import torch
 from helpers import SCRIPTS
 from helpers.runs import SMALL, VIT, compose, run, torchrun
+from helpers.samples import jpeg, write_tar
 from PIL import Image
 
 from clipx.data.mismatch import Mismatched
+from clipx.data.source import whole_index
 from clipx.data.transform import decode, eval_transform
+from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.score.__main__ import score
 from clipx.score.groups import semantic_columns
@@ -161,6 +164,26 @@ def test_indices_are_those_before_samples_are_held_out(pairs: Path) -> None:
     names = [Path(key).stem for key in table["key"].to_pylist()]
     assert len(names) == 6
     assert table["index"].to_pylist() == [int(name) for name in names]
+
+
+def test_the_table_selects_samples_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As data.table, by the column index: its keys begin with the URLs of the shards."""
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    for shard in range(2):
+        numbers = range(5 * shard, 5 * shard + 5)
+        members = [[(f"{i}.jpg", jpeg(i)), (f"{i}.txt", " ".join(["word"] * (i + 1)).encode())] for i in numbers]
+        write_tar(tmp_path / f"{shard:05d}.tar", [member for pair in members for member in pair])
+    shards = f"{tmp_path}/*.tar"
+    data = ("data=webdataset", f"data.shards={shards}", "data.held_out_share=0.4", "data.workers=0")
+    scored(tmp_path / "out", *data, "scores=[caption]", "samples_per_part=3")
+    spec = {"name": "mine", "shards": shards, "held_out_share": 0.4}
+    train = WebDatasetSpec(**spec).open().train
+    numbers = [whole_index(train, i) for i in range(sum(train.sizes))]
+    where = {"where": "words > 4", "table": f"{tmp_path}/out/scores.parquet"}
+    kept = WebDatasetSpec(**spec, **where).open().train
+    expected = [number for number in numbers if number >= 4]
+    assert 0 < len(expected) < len(numbers) < 10
+    assert [whole_index(kept, i) for i in range(sum(kept.sizes))] == expected
 
 
 def test_no_usable_sample_is_an_error(pairs: Path) -> None:

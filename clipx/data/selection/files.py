@@ -23,6 +23,10 @@ from clipx.storage.remote import errors_as, file_system, is_local, local_path, r
 Indices = NDArray[np.int64]
 Values = NDArray[np.float64]
 
+INDEXED = b"clipx.score"
+"""Key of the metadata of a Parquet file whose column `index` numbers the samples of the data. Elsewhere, as in files of
+pandas, a column of that name can number the rows of the file."""
+
 _CHUNK = 1 << 20
 _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified")
 _FIX = "check the path"
@@ -179,14 +183,19 @@ def _by_id(by: str, chunks: Iterable[tuple[Ids, Values | None]], identity: str, 
 def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) -> Ordered | ById:
     """Returns the samples whose row of a table satisfies the condition.
 
-    Without a column key or uid, the rows of all files together must be the samples in their order.
+    The column `index` finds the samples of a table of clipx.score, a column `key` or `uid` those of another table.
+    Without one, the rows of all files together must be the samples in their order.
     """
     key, total = "data.table", reading.total
-    names = parquet(urls[0], reading.retry_s).schema_arrow.names
-    check_columns(names, condition.columns, key, urls[0])
-    by = next((name for name in ("key", "uid") if name in names), None)
+    schema = parquet(urls[0], reading.retry_s).schema_arrow
+    check_columns(schema.names, condition.columns, key, urls[0])
+    scored = INDEXED in (schema.metadata or {})
+    by = next((name for name in (("index",) if scored else ("key", "uid")) if name in schema.names), None)
     columns = list(dict.fromkeys([*condition.columns, *([by] if by else [])]))
     parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, reading.retry_s))
+    if by == "index":
+        indices = (np.asarray(t["index"])[passing(condition, t)] for t in parts)
+        return _by_index(indices, urls[0], key, reading)
     if by is not None:
         kept = ((ids_of(t.filter(passing(condition, t))[by].combine_chunks(), by, urls[0]), None) for t in parts)
         return _by_id(by, kept, f"{urls[0]} {condition.text}", key, reading)
