@@ -67,7 +67,10 @@ class SelectionSpec(BenchSpec):
             processes.run(write_inputs, folder, shards, self.per_shard, self.uids, self.seed)
             for name, chosen in options(folder, self.uids).items():
                 cache = str(Path(folder) / f"cache {name}")
-                first, later = (processes.run(start, cache, folder, shards, self.per_shard, chosen)[0] for _ in "12")
+                first, later = (
+                    processes.run(start, cache, folder, shards, self.per_shard, chosen, again)[0]
+                    for again in (False, True)
+                )
                 found[name] = first.with_later(later)
                 log(f"{samples:,} samples, {name}: {found[name]}")
         return found

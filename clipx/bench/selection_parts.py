@@ -31,7 +31,8 @@ _GROUP = 1 << 20  # rows of a row group
 class Start:
     """A first start, which makes the selection, and a later one. `own`: peak of anonymous memory beyond that before.
 
-    `resident`: peak with the pages of mapped files, which the system can take back. `worker`: a loader process.
+    `resident`: peak with the pages of mapped files, which the system can take back. `worker`: a loader process of the
+    later start.
     """
 
     selected: int
@@ -153,8 +154,10 @@ def _peaks() -> Iterator[_Memory]:
         read()
 
 
-def start(comm: Comm, cache: str, folder: str, shards: int, per_shard: int, chosen: dict[str, Any]) -> Start:
-    """Opens the data in this process, and reads the order of samples in a worker."""
+def start(
+    comm: Comm, cache: str, folder: str, shards: int, per_shard: int, chosen: dict[str, Any], later: bool
+) -> Start:
+    """Opens the data in this process, and in a later start reads the order of samples in a worker."""
     from clipx.data.selection import choose  # noqa: F401  # imports are no part of the measurement
     from clipx.data.webdataset import WebDatasetSpec
 
@@ -166,7 +169,7 @@ def start(comm: Comm, cache: str, folder: str, shards: int, per_shard: int, chos
         train = spec.open().train
         took, cpu_took = time.perf_counter() - begin, _cpu_s() - cpu
     pickled = pickle.dumps((spec, train))
-    (worker,) = Processes("cpu", 1).run(_worker, pickled)
+    (worker,) = Processes("cpu", 1).run(_worker, pickled) if later else (0,)
     files = [path for path in Path(cache).rglob("*") if path.is_file()]
     return Start(
         selected=sum(train.sizes),

@@ -37,6 +37,13 @@ def start_server() -> None:
         forkserver.ensure_running()
 
 
+def fork_measuring_processes(patch: pytest.MonkeyPatch) -> None:
+    """Makes `clipx.bench` start its processes as forks, in 0.1 s instead of 3 to 5 s each."""
+    start_server()
+    for module in ("processes", "pipelines", "shards"):
+        patch.setattr(f"clipx.bench.{module}.get_context", lambda method: CONTEXT)
+
+
 class Fork:
     """Runs `python WORDS…` in the environment `env`, with the methods of `subprocess.Popen`.
 
@@ -128,6 +135,8 @@ def _become(words: list[str], env: dict[str, str], folder: str, out: Path, err: 
     os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # resets the start method of its children to the default
     sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
+    if words[:2] == ["-m", "clipx.bench"]:
+        fork_measuring_processes(pytest.MonkeyPatch())
     code = _code_of(words)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
