@@ -86,10 +86,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests that need SLURM.
+    """Marks tests that need SLURM, and moves long tests to the front: at the end one worker would wait for another.
 
     Deselects slow tests unless CI=true, and soak and number tests, unless -m is given.
     """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
         if "slurm_conf" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slurm)

@@ -27,6 +27,7 @@ def train(run_dir: Path, *overrides: str) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_the_default_run_reaches_the_documented_accuracy_on_held_out_combinations(tmp_path: Path) -> None:
     found = train(tmp_path / "run")

@@ -10,10 +10,7 @@ import pytest
 from helpers import ROOT
 
 
-@pytest.mark.parametrize(
-    "selected",
-    ["packed and repeats or default", pytest.param("", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("selected", ["" if os.environ.get("CI") == "true" else "packed and repeats or default"])
 def test_the_gpu_tests_pass_on_the_cpu(selected: str) -> None:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu", "-k", selected, "tests/gpu")
     env = {**os.environ, "CLIPX_TEST_GPU_ON_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}

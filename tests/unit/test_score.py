@@ -167,7 +167,7 @@ def test_indices_are_those_before_samples_are_held_out(pairs: Path) -> None:
 
 
 def test_the_table_selects_samples_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As data.table, by the column index: its keys begin with the URLs of the shards."""
+    """The column index finds them: the keys of the table begin with the URLs of the shards."""
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     for shard in range(2):
         numbers = range(5 * shard, 5 * shard + 5)

@@ -201,7 +201,8 @@ def test_teachers_with_different_boxes_are_a_bad_sample(stored: dict[str, Path],
 
 def test_mismatched_views_raise_an_error(stored: dict[str, Path], trained: dict[str, Path], tmp_path: Path) -> None:
     plain = tmp_path / "plain"
-    embed(compose(f"run={trained['b']}", f"out={plain}", *DATA, config_name="embed"))
+    data = (word for word in DATA if "crop_scale" not in word)
+    embed(compose(f"run={trained['b']}", f"out={plain}", *data, config_name="embed"))
     a = stored["a"]
     named = f"teacher.embeddings={plain} has no views, but {a} has 3 views of seed 5 and crop_scale=[0.3, 1.0]: "
     for folders, scale, message in (

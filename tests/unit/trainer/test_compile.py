@@ -28,6 +28,11 @@ DEEP = (
     "model.text.width=64",
     "model.text.layers=3",
 )
+SHALLOW = (
+    *VIT[:1],
+    "model.image.options={patch_size:16,embed_dim:64,depth:1,num_heads:2}",
+    *("model.text.width=16", "model.text.heads=2", "model.text.layers=1"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -167,7 +172,7 @@ def test_generated_code_matches_eager_mode(tmp_path: Path) -> None:
     losses = []
     for chosen in ((), options):
         trainer = Trainer(
-            small(tmp_path / str(len(chosen)), *VIT, "optimizer=lion", "checkpoint=none", "duration=3st", *chosen)
+            small(tmp_path / str(len(chosen)), *SHALLOW, "optimizer=lion", "checkpoint=none", "duration=3st", *chosen)
         )
         losses.append([trainer.step(batch)["loss"].item() for batch in trainer._batches()])
         trainer.close()
