@@ -13,9 +13,9 @@ from clipx.cli import cli, imports
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
-from clipx.data.spec import SAMPLING_OPTIONS, DataSpec, non_default_values
+from clipx.data.spec import SAMPLING_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
-from clipx.errors import ConfigError, require
+from clipx.errors import require
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.precision.spec import PrecisionSpec
 from clipx.run.directory import RunDir
@@ -144,7 +144,8 @@ class EmbedSpec:
             require(number >= 1, f"{key}={number} must be at least 1")
         limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)
         self._check_views()
-        self._check_data()
+        # The data of a run, by data=null, may have these options.
+        check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, "crop_scale"), "embeddings")
         limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
 
@@ -163,12 +164,6 @@ class EmbedSpec:
             f"seed={self.seed} has no effect without views: give views, or remove it",
         )
         require((self.seed or 0) >= 0, f"seed={self.seed} must be at least 0")
-
-    def _check_data(self) -> None:
-        """Raises ConfigError for options of `data` that have no effect. The data of a run may have them."""
-        unused = SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, "crop_scale")
-        for key, value in () if self.data is None else non_default_values(self.data, unused):
-            raise ConfigError(f"data.{key}={value} has no effect on embeddings: remove it")
 
 
 def embed(spec: EmbedSpec) -> None:

@@ -287,6 +287,12 @@ def non_default_values(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[st
             yield f.name, value
 
 
+def check_effect(data: DataSpec | None, keys: Sequence[str], result: str) -> None:
+    """Raises ConfigError if one of the options `keys` is set, none of which has an effect on `result`."""
+    for name, value in () if data is None else non_default_values(data, keys):
+        raise ConfigError(f"data.{name}={value} has no effect on {result}: remove it")
+
+
 def check_takes_features(data: DataSpec, key: str = "data") -> None:
     """Raises ConfigError if an option is set that has no effect on stored features. `key`: key of the data."""
     for name, value in data.image_options():

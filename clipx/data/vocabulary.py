@@ -18,7 +18,7 @@ from clipx.config import limits
 from clipx.config.registry import option
 from clipx.data.class_names import fill
 from clipx.data.source import BadSample
-from clipx.data.spec import Dataset, DataSpec, non_default_values, open_data
+from clipx.data.spec import Dataset, DataSpec, check_effect, open_data
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import write_atomically
 from clipx.storage.url import check_path
@@ -63,8 +63,7 @@ class VocabularySpec:
         limits.check_limit("size", self.size, limits.VOCABULARY, "tokens")
         require(self.out.endswith(".json"), f"out={self.out} must be a file name that ends in .json")
         check_path("out", self.out)
-        for key, value in [] if self.data is None else non_default_values(self.data, _UNUSED):
-            raise ConfigError(f"data.{key}={value} has no effect on the words of captions: remove it")
+        check_effect(self.data, _UNUSED, "the words of captions")
 
 
 def vocabulary(spec: VocabularySpec) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
-from clipx.data.spec import DataSpec, Decoder
+from clipx.data.spec import DataSpec, check_effect
 from clipx.errors import require
 from clipx.model.spec import ModelSpec
 from clipx.storage.url import check_path
@@ -69,14 +69,8 @@ class LookSpec:
             require(0 <= value <= limit, f"{key}={value} must be in [0, {limit}]")
         require(self.out.endswith(".html"), f"out={self.out} must be a file name that ends in .html")
         check_path("out", self.out)
-        require(
-            self.data is None or self.data.micro_batches == 1,
-            f"data.micro_batches={self.data and self.data.micro_batches} has no effect on the samples: remove it",
-        )
-        require(
-            self.data is None or self.data.decode == Decoder.cpu,
-            "data.decode=gpu has no effect on the samples, which are read on the CPU: remove it",
-        )
+        check_effect(self.data, ("micro_batches",), "the samples")
+        check_effect(self.data, ("decode",), "the samples, which are read on the CPU")
         require(
             self.model.image.features is None,
             f"model.image.features={self.model.image.features} reads stored features, which cannot be shown: choose a "

@@ -189,8 +189,8 @@ def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) 
     key, total = "data.table", reading.total
     schema = parquet(urls[0], reading.retry_s).schema_arrow
     check_columns(schema.names, condition.columns, key, urls[0])
-    scored = INDEXED in (schema.metadata or {})
-    by = next((name for name in (("index",) if scored else ("key", "uid")) if name in schema.names), None)
+    ids = ("index",) if INDEXED in (schema.metadata or {}) else ("key", "uid")
+    by = next((name for name in ids if name in schema.names), None)
     columns = list(dict.fromkeys([*condition.columns, *([by] if by else [])]))
     parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, reading.retry_s))
     if by == "index":

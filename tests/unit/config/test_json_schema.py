@@ -64,14 +64,12 @@ def test_the_schema_is_what_the_specs_give(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "clipx.config.reference", str(tmp_path / "schema.json")], check=True)
     written = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.json")}
     stored = {str(path.relative_to(CONF_DIR)): path.read_text() for path in CONF_DIR.rglob("*.json")}
-    changed = [
-        line
-        for name in sorted(written.keys() | stored.keys())
-        for line in difflib.unified_diff(
-            stored.get(name, "").splitlines(), written.get(name, "").splitlines(), f"conf/{name}", "written", n=0
-        )
-    ]
-    assert not changed, "\n".join(["run python -m clipx.config.reference:", *changed])
+    changed = sorted(name for name in written.keys() | stored.keys() if written.get(name) != stored.get(name))
+    texts = ([files.get(name, "").splitlines() for files in (stored, written)] for name in changed)
+    lines = [line for before, after in texts for line in difflib.unified_diff(before, after, n=0)]
+    assert not changed, "\n".join(
+        [f"run python -m clipx.config.reference, which changes {', '.join(changed)}:", *lines]
+    )
 
 
 def test_the_schema_is_valid() -> None:
