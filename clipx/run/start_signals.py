@@ -104,11 +104,8 @@ class StartSignals:
                     self._stop(signal.Signals(number).name)
                 elif self._raised and signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
                     # Raised in a callback, the exception was dropped, and training has begun: it stops after its step.
-                    # To the main thread, which a signal that another thread receives does not wake from a wait.
-                    main = threading.main_thread().ident
-                    assert main is not None  # it runs
                     self._raised = False
-                    signal.pthread_kill(main, number)
+                    os.kill(self._pid, number)
         os.close(reader)
 
     def _awaits(self, number: int) -> bool:
