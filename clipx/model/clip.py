@@ -69,7 +69,7 @@ class CLIP(nn.Module):
     def packer(self) -> TextPacker:
         """Packs tokens on the host for `forward` and `encode_text`, e.g. in a loader process."""
         multiple = CUDA_MULTIPLE if self.mean_C11.device.type == "cuda" else 1
-        return TextPacker(self.text.packed, self.text.pool, multiple)
+        return TextPacker(self.text.packed, self.text.pool, multiple, self.text.end_id)
 
     def freeze_batchnorms(self, batch_norms: Iterable[str]) -> None:
         """Makes these BatchNorm modules normalize by their running averages from now on, in training too."""
@@ -107,8 +107,8 @@ class CLIP(nn.Module):
     @property
     def trunk_width(self) -> int:
         """W, the number of features of encode_trunk."""
-        projection = self.image.projection
-        return projection.in_features if isinstance(projection, nn.Linear) else self.embed_dim
+        layers = [m for m in self.image.projection.modules() if isinstance(m, nn.Linear)]
+        return layers[0].in_features if layers else self.embed_dim
 
     def encode_text(self, tokens_BL: Tensor | Packing) -> Tensor:
         """[B, L] token ids from the Tokenizer, or these packed by `packer` -> [B, D] of unit norm.

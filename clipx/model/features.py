@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clipx.errors import require
 from clipx.model.tower_spec import ImageTowerSpec, Projection
-from clipx.model.vision import linear_projection
+from clipx.model.vision import own_projection
 
 
 class FeatureTower(nn.Module):
@@ -35,7 +35,7 @@ class FeatureTower(nn.Module):
             )
             self.projection: nn.Module = nn.Identity()
         else:
-            self.projection = linear_projection(spec.features, embed_dim)
+            self.projection = own_projection(spec.projection, spec.features, embed_dim)
 
     def forward(self, features_BF: Tensor) -> Tensor:
         features_BD: Tensor = self.projection(self.trunk(features_BF))

@@ -29,12 +29,23 @@ class FileTokenizer(Tokenizer):
     The padding token is that of the tokenizer_config.json next to the file, or else that of the file.
     """
 
-    def __init__(self, place: str, context_length: int, vocabulary: int, clean: Clean) -> None:
+    def __init__(
+        self,
+        place: str,
+        context_length: int,
+        vocabulary: int,
+        clean: Clean,
+        end: int | None = None,
+        strip_separator: bool = False,
+    ) -> None:
         """`place`: a tokenizer.json, its folder, or hf-hub:ORG/NAME. `vocabulary`: number of tokens of the model.
+        `end`: id at which the model pools, which must end each text. `strip_separator`: replaces the separator by 0.
 
-        Raises ConfigError for an invalid tokenizer, one with more tokens, and one without a padding token.
+        Raises ConfigError for an invalid tokenizer, one with more tokens, and one without a padding token, or without
+        another token that these options need.
         """
         self.place, self.context_length, self.vocab_size, self.clean = place, context_length, vocabulary, clean
+        self.end, self.strip_separator = end, strip_separator
         self._clean = _CLEAN[clean]
         self._rust, config = _read(place)
         size = self._rust.get_vocab_size()
@@ -57,6 +68,29 @@ class FileTokenizer(Tokenizer):
             self._rust.enable_padding(direction=side, pad_id=pad_id, pad_token=token, length=context_length)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{_CONFIG} of model.text.tokenizer={place} is invalid ({error}): restore it") from None
+        self._separator = self._separator_id(config) if strip_separator else None
+        if end is not None:
+            self._check_end(end, side)
+
+    def _separator_id(self, config: dict[str, Any]) -> int:
+        token = _content(config.get("sep_token"))
+        separator: int | None = None if token is None else self._rust.token_to_id(token)
+        if separator is None:
+            raise ConfigError(
+                f"model.text.strip_separator=true, but model.text.tokenizer={self.place} has no sep_token in its "
+                f"{_CONFIG}: remove it"
+            )
+        return separator
+
+    def _check_end(self, end: int, side: str) -> None:
+        """Raises ConfigError unless `end` is the last token of a text, and padding follows it."""
+        ids, used = self._rust.encode("a").ids, self.encode("a")
+        require(
+            used[-1:] == [end] and ids[: len(used)] == used,
+            f"model.text.end_id={end} is not the token that model.text.tokenizer={self.place} appends to a text, "
+            f"which is {used[-1] if used else 'none'}"
+            f"{', or padding precedes the text' if side == 'left' else ''}: correct it, or give model.text.pool=last",
+        )
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Encodes B texts as int64 [B, context_length]: tokens, special tokens that the file adds, and padding."""
@@ -65,7 +99,8 @@ class FileTokenizer(Tokenizer):
         check_texts(texts)
         encoded = self._rust.encode_batch_fast([self._clean(text) for text in texts])
         ids = [row.ids for row in encoded]
-        return torch.tensor(ids, dtype=torch.int64).view(len(ids), self.context_length)
+        tokens_BL = torch.tensor(ids, dtype=torch.int64).view(len(ids), self.context_length)
+        return tokens_BL if self._separator is None else tokens_BL.masked_fill_(tokens_BL == self._separator, 0)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of one row of ids, without padding and the file's other special tokens."""
@@ -88,8 +123,9 @@ class FileTokenizer(Tokenizer):
         tokenizer.no_padding()
         return tokenizer
 
-    def __reduce__(self) -> tuple[type[FileTokenizer], tuple[str, int, int, Clean]]:  # type: ignore[override]
-        return type(self), (self.place, self.context_length, self.vocab_size, self.clean)
+    def __reduce__(self) -> Any:
+        own = (self.place, self.context_length, self.vocab_size, self.clean, self.end, self.strip_separator)
+        return type(self), own
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.place}, context_length={self.context_length})"

@@ -13,7 +13,7 @@ from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING, option
 from clipx.errors import require
-from clipx.model.tower_spec import DecoderSpec, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
+from clipx.model.tower_spec import DecoderSpec, Gelu, ImageTowerSpec, Pool, Projection, TextProjection, TextTowerSpec
 
 if TYPE_CHECKING:
     import torch
@@ -217,6 +217,11 @@ class ClipSpec(ModelSpec):
         require(self.embed_dim >= 1, f"model.embed_dim={self.embed_dim} must be at least 1")
         limits.check_limit("model.embed_dim", self.embed_dim, limits.WIDTH)
         require(
+            self.text.projection is not TextProjection.none or self.text.width == self.embed_dim,
+            f"model.text.projection=none needs model.embed_dim={self.text.width}, model.text.width, not "
+            f"{self.embed_dim}: set it, or remove model.text.projection",
+        )
+        require(
             not self.quick_gelu or self.text.gelu is Gelu.exact,
             f"model.text.gelu={self.text.gelu} has no effect with model.quick_gelu=true: remove one of them",
         )
@@ -275,6 +280,11 @@ class CoCaSpec(ClipSpec):
             f"model.kind=coca predicts the next token and needs a causal text tower with CLIP's tokenizer: remove "
             f"model.text.causal={str(self.text.causal).lower()}, pool={self.text.pool} and "
             f"tokenizer={self.text.tokenizer}",
+        )
+        require(
+            self.text.projection is TextProjection.linear,
+            f"model.text.projection={self.text.projection} cannot be combined with model.kind=coca, whose class token "
+            "is projected: remove it",
         )
         require(
             self.image.features is None,

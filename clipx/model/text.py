@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import Gelu, Pool, TextTowerSpec
+from clipx.model.tower_spec import Gelu, Pool, TextProjection, TextTowerSpec
 from clipx.model.varlen import is_supported, varlen_attention
 
 
-def end_positions(tokens_BL: Tensor) -> Tensor:
+def end_positions(tokens_BL: Tensor, end_id: int = Tokenizer.end_id) -> Tensor:
     """Returns the position of each text's first end token, [B]."""
-    return (tokens_BL == Tokenizer.end_id).int().argmax(dim=1)  # argmax returns the first of equal values
+    return (tokens_BL == end_id).int().argmax(dim=1)  # argmax returns the first of equal values
 
 
 CUDA_MULTIPLE = 1024
@@ -53,7 +53,14 @@ class Packing:
     start_S: Tensor | None = None  # first token of each segment, then T, int32 [S + 1]; None: not contiguous segments
 
     @classmethod
-    def of(cls, tokens_BL: Tensor, packed: bool, pool: Pool = Pool.end, multiple: int = 1) -> Packing:
+    def of(
+        cls,
+        tokens_BL: Tensor,
+        packed: bool,
+        pool: Pool = Pool.end,
+        multiple: int = 1,
+        end_id: int = Tokenizer.end_id,
+    ) -> Packing:
         """Packs each text up to its end token, or with all padding unless `packed`. Runs on the tokens' device.
 
         Packed texts are in order of their lengths. Their number of tokens is rounded up to a multiple of `multiple`,
@@ -61,7 +68,7 @@ class Packing:
         ends of texts are unknown, all padding remains.
         """
         texts, length = tokens_BL.shape
-        end_B = end_positions(tokens_BL) if pool is Pool.end else tokens_BL.new_full((texts,), length - 1)
+        end_B = end_positions(tokens_BL, end_id) if pool is Pool.end else tokens_BL.new_full((texts,), length - 1)
         if not packed or tokens_BL.is_meta:
             flat_index_T = torch.arange(texts * length, device=tokens_BL.device)
             first_B = torch.arange(texts, device=tokens_BL.device) * length
@@ -137,11 +144,14 @@ class TextTower(nn.Module):
     def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__()
         self.context_length, self.packed, self.pool = spec.context_length, spec.packed, spec.pool
+        self.end_id = Tokenizer.end_id if spec.end_id is None else spec.end_id
         self.token_embedding = nn.Embedding(spec.vocabulary, spec.width)
         self.positional_embedding = nn.Parameter(torch.empty(spec.context_length, spec.width))
         self.blocks = nn.ModuleList(_block(spec, quick_gelu) for _ in range(spec.layers))
         self.norm = nn.LayerNorm(spec.width, spec.norm_eps)
-        self.projection = nn.Linear(spec.width, embed_dim, bias=spec.projection_bias)
+        self.projection: nn.Module = nn.Identity()
+        if spec.projection is TextProjection.linear:
+            self.projection = nn.Linear(spec.width, embed_dim, bias=spec.projection_bias)
         self.init_weights()
         checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
 
@@ -154,9 +164,10 @@ class TextTower(nn.Module):
         for block in self.blocks:
             assert isinstance(block, TextBlock)
             block.init_weights(depth=len(self.blocks))
-        nn.init.normal_(self.projection.weight, std=self.projection.in_features**-0.5)
-        if self.projection.bias is not None:
-            nn.init.zeros_(self.projection.bias)
+        if isinstance(self.projection, nn.Linear):
+            nn.init.normal_(self.projection.weight, std=self.projection.in_features**-0.5)
+            if self.projection.bias is not None:
+                nn.init.zeros_(self.projection.bias)
 
     def forward(self, tokens_BL: Tensor | Packing) -> Tensor:
         """[B, context_length] token ids -> [B, D] of any norm.
@@ -167,7 +178,7 @@ class TextTower(nn.Module):
         device = self.positional_embedding.device
         multiple = CUDA_MULTIPLE if device.type == "cuda" else 1
         if isinstance(tokens_BL, Tensor):
-            tokens_BL = Packing.of(tokens_BL, self.packed, self.pool, multiple)
+            tokens_BL = Packing.of(tokens_BL, self.packed, self.pool, multiple, self.end_id)
         packing = tokens_BL.to(device)
         x_TW = self.token_embedding(packing.tokens_T) + F.embedding(packing.position_T, self.positional_embedding)
         *lower, last = self.blocks

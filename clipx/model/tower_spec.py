@@ -29,11 +29,24 @@ class Projection(StrEnum):
     linear = "linear"
     """A linear layer without bias."""
 
+    mlp = "mlp"
+    """Two linear layers with a GELU between them: the first to twice embed_dim, with bias, the second without."""
+
     head = "head"
     """timm's classifier of the trunk, with embed_dim classes."""
 
     none = "none"
     """No projection: the features of the trunk are the embedding."""
+
+
+class TextProjection(StrEnum):
+    """Projection of the pooled features of a text to the embedding."""
+
+    linear = "linear"
+    """A linear layer."""
+
+    none = "none"
+    """No projection: the features are the embedding."""
 
 
 class Pool(StrEnum):
@@ -92,9 +105,13 @@ class ImageTowerSpec:
     side to `size` and crops the center."""
 
     projection: Projection = Projection.linear
-    """Projection of the trunk's features to the embedding: linear (a linear layer without bias), head (timm's
-    classifier with embed_dim classes) or none (embed_dim must be the width of the trunk's features). Must be linear for
-    CLIP's ResNets, whose attention pool projects."""
+    """Projection of the trunk's features to the embedding: linear (a linear layer without bias), mlp (two linear
+    layers, the first to twice embed_dim), head (timm's classifier with embed_dim classes) or none (embed_dim must be
+    the width of the trunk's features). Must be linear for CLIP's ResNets, whose attention pool projects."""
+
+    patch_bias: bool = True
+    """Bias of the patch embedding of a ViT, which timm's ViTs have unless a norm precedes their blocks. false: no bias,
+    as in CLIPA (arXiv:2305.07017); only valid for a ViT that has one in timm."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of timm.create_model, as model.image.options.drop_path_rate=0.1 or
@@ -201,11 +218,14 @@ class TextTowerSpec:
     included; this requires packed=false."""
 
     pool: Pool = Pool.end
-    """Position whose features give the text embedding: end (the end token; requires tokenizer=clip) or last (the last
-    position of the context, padding or not; requires packed=false)."""
+    """Position whose features give the text embedding: end (the end token) or last (the last position of the context,
+    padding or not; requires packed=false)."""
+
+    projection: TextProjection = TextProjection.linear
+    """Projection of the pooled features to the embedding: linear, or none (`width` must be model.embed_dim)."""
 
     projection_bias: bool = False
-    """Adds a bias to the linear projection to the embedding, as SigLIP does."""
+    """Adds a bias to the linear projection to the embedding, as SigLIP does. Requires projection=linear."""
 
     norm_eps: float = 1e-5
     """Epsilon of the LayerNorms, above 0 and at most 1."""
@@ -226,6 +246,14 @@ class TextTowerSpec:
     """Cleaning of a text before tokenization: clip (lower case, single spaces), canonical (the same without ASCII
     punctuation, as SigLIP) or whitespace (single spaces). All repair broken Unicode and decode HTML escapes. Must be
     clip with tokenizer=clip."""
+
+    end_id: int | None = None
+    """Id of the tokenizer's end token, which pool=end reads, in [0, `vocabulary`): 2 for XLM-V, 1 for mT5. Required
+    with pool=end and another tokenizer than clip, else null."""
+
+    strip_separator: bool = False
+    """Replaces the separator token that the tokenizer appends to a text by padding of id 0, as CLIPA does with BERT's
+    (arXiv:2305.07017). Requires a tokenizer with a sep_token in its tokenizer_config.json."""
 
     packed: bool = True
     """Skips the padding after each text's end token, which has no effect on the embedding. Must be false with
@@ -271,6 +299,10 @@ class TextTowerSpec:
             f"model.text.packed=true skips the padding, which has an effect with model.text.causal="
             f"{str(self.causal).lower()} and model.text.pool={self.pool}: give model.text.packed=false",
         )
+        require(
+            not self.projection_bias or self.projection is TextProjection.linear,
+            f"model.text.projection_bias=true has no effect with model.text.projection={self.projection}: remove it",
+        )
         self._check_tokenizer()
 
     def _check_limits(self) -> None:
@@ -295,9 +327,25 @@ class TextTowerSpec:
             f"model.text.tokenizer=clip needs vocabulary={CLIP_VOCABULARY} and clean=clip, not model.text.vocabulary="
             f"{self.vocabulary} and model.text.clean={self.clean}: give another tokenizer, or remove these",
         )
+        reads_end = not clip and self.pool is Pool.end
         require(
-            clip or self.pool is not Pool.end,
-            f"model.text.pool=end needs model.text.tokenizer=clip, not {self.tokenizer}: give model.text.pool=last",
+            not reads_end or self.end_id is not None,
+            f"model.text.pool=end with model.text.tokenizer={self.tokenizer} needs the id of its end token: give "
+            "model.text.end_id, or model.text.pool=last",
+        )
+        require(
+            reads_end or self.end_id is None,
+            f"model.text.end_id={self.end_id} has no effect with model.text.tokenizer={self.tokenizer} and "
+            f"model.text.pool={self.pool}: remove it",
+        )
+        require(
+            self.end_id is None or 0 <= self.end_id < self.vocabulary,
+            f"model.text.end_id={self.end_id} must be in [0, model.text.vocabulary={self.vocabulary})",
+        )
+        require(
+            not (clip and self.strip_separator),
+            "model.text.strip_separator=true has no effect with model.text.tokenizer=clip, which has no separator: "
+            "remove it",
         )
         require(self.vocabulary >= 2, f"model.text.vocabulary={self.vocabulary} must be at least 2")
 
@@ -309,7 +357,9 @@ class TextTowerSpec:
             return Tokenizer(self.context_length)
         from clipx.model.hf_tokenizer import FileTokenizer
 
-        return FileTokenizer(self.tokenizer, self.context_length, self.vocabulary, self.clean)
+        return FileTokenizer(
+            self.tokenizer, self.context_length, self.vocabulary, self.clean, self.end_id, self.strip_separator
+        )
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import timm
 import torch
-from timm.layers import AttentionPool2d, PatchDropout, PatchDropoutWithIndices, RotAttentionPool2d
+from timm.layers import AttentionPool2d, Mlp, PatchDropout, PatchDropoutWithIndices, PatchEmbed, RotAttentionPool2d
 from timm.models import VisionTransformer, get_pretrained_cfg
 from torch import Tensor, nn
 
@@ -84,7 +84,20 @@ def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
         options = _with_sizes(spec, options, varying.sizes)
     if varying.patch_dropout:
         options = _with_patch_dropout(spec, options)
-    return timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
+    trunk = timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
+    if not spec.patch_bias:
+        _remove_patch_bias(spec, trunk)
+    return trunk
+
+
+def _remove_patch_bias(spec: ImageTowerSpec, trunk: Any) -> None:
+    """Removes the bias of a ViT's patch embedding, in place. Raises ConfigError for a trunk without it."""
+    embed = getattr(trunk, "patch_embed", None)
+    require(
+        type(embed) is PatchEmbed and embed.proj.bias is not None,
+        f"model.image.patch_bias=false has no effect on {spec.timm}, which has no such bias: remove it",
+    )
+    embed.proj.bias = None
 
 
 def _rehearse(spec: ImageTowerSpec, options: dict[str, Any]) -> Any:
@@ -199,14 +212,20 @@ def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
             f"{embed_dim}: set it, or remove model.image.projection",
         )
         return nn.Identity()
-    return linear_projection(width, embed_dim)
+    return own_projection(spec.projection, width, embed_dim)
 
 
-def linear_projection(width: int, embed_dim: int) -> nn.Linear:
-    """Returns a linear layer without bias, with initial weights of deviation width^-.5."""
-    projection = nn.Linear(width, embed_dim, bias=False)
-    nn.init.normal_(projection.weight, std=projection.in_features**-0.5)
-    return projection
+def own_projection(kind: Projection, width: int, embed_dim: int) -> nn.Module:
+    """Returns the layers of `linear` or `mlp`. Initial weights: normal with deviation (their inputs)^-.5, biases 0."""
+    if kind is Projection.linear:
+        projection = nn.Linear(width, embed_dim, bias=False)
+        nn.init.normal_(projection.weight, std=width**-0.5)
+        return projection
+    mlp = Mlp(width, 2 * embed_dim, embed_dim, bias=(True, False))
+    for layer in (mlp.fc1, mlp.fc2):
+        nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+    nn.init.zeros_(mlp.fc1.bias)
+    return mlp
 
 
 def is_clip_vit(trunk: Any) -> bool:

@@ -14,7 +14,16 @@ from torch import nn
 
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec
-from clipx.model.tower_spec import CLIP_VOCABULARY, Clean, Gelu, ImageTowerSpec, Pool, Projection, TextTowerSpec
+from clipx.model.tower_spec import (
+    CLIP_VOCABULARY,
+    Clean,
+    Gelu,
+    ImageTowerSpec,
+    Pool,
+    Projection,
+    TextProjection,
+    TextTowerSpec,
+)
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
@@ -33,6 +42,8 @@ _RESNETS = {  # by the layers of the stages
 _CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
 _HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's defaults
 _HUB = "hf-hub:"
+_PROJECTIONS = {Projection.linear: "linear", Projection.mlp: "mlp", Projection.head: "", Projection.none: "none"}
+_LAYERS = (Projection.linear, Projection.mlp)  # after the trunk; with them open_clip keeps timm's pool
 
 
 # --------------------------------------------------------------------------------------------- from clipx to open_clip
@@ -59,6 +70,7 @@ def config_of(spec: ClipSpec) -> dict[str, Any]:
 
 def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     block, width = trunk.blocks[0], trunk.embed_dim
+    averaged, norm = trunk.global_pool == "avg", _last_norm(trunk)
     quick = isinstance(block.mlp.act, QuickGELU)
     _require(
         quick == spec.quick_gelu and (quick or type(block.mlp.act) is nn.GELU),
@@ -75,8 +87,16 @@ def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
         "patch_size": trunk.patch_embed.patch_size[0],
         **({} if ratio == 4 else {"mlp_ratio": ratio}),
         **({} if scaled else {"ls_init_value": 1e-4}),  # any value: enables the scales
-        **_eps(trunk.norm.eps),
+        **({"no_ln_pre": True} if isinstance(trunk.norm_pre, nn.Identity) else {}),
+        **({"pool_type": "avg"} if averaged else {}),
+        **({"final_ln_after_pool": True} if norm is trunk.fc_norm else {}),
+        **_eps(norm.eps),
     }
+
+
+def _last_norm(trunk: Any) -> Any:
+    """Returns the last norm of a ViT: that of the tokens, or that of the pooled features."""
+    return trunk.norm if isinstance(trunk.fc_norm, nn.Identity) else trunk.fc_norm
 
 
 def _resnet(trunk: Any) -> dict[str, Any]:
@@ -92,7 +112,7 @@ def _resnet(trunk: Any) -> dict[str, Any]:
 
 def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     image = spec.image
-    covered = TRAINING if image.projection is Projection.linear else TRAINING | {"global_pool"}
+    covered = TRAINING if image.projection in _LAYERS else TRAINING | {"global_pool"}
     other = {key: value for key, value in image.options.items() if key not in covered}
     _require(not other, f"model.image.options={other} has no counterpart there: remove it")
     usual = timm.get_pretrained_cfg(image.architecture)
@@ -106,13 +126,13 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
         not (spec.quick_gelu and isinstance(trunk, VisionTransformer)),
         f"model.quick_gelu=true, which open_clip does not support for a tower from timm, such as {image.timm}",
     )
-    pool = "" if image.projection is Projection.linear else _pool_of(trunk, image.architecture)
+    pool = "" if image.projection in _LAYERS else _pool_of(trunk, image.architecture)
     drop = image.options.get("drop_path_rate")
     return {
         "timm_model_name": image.timm,
         "timm_model_pretrained": False,
         "timm_pool": pool,
-        "timm_proj": {Projection.linear: "linear", Projection.head: "", Projection.none: "none"}[image.projection],
+        "timm_proj": _PROJECTIONS[image.projection],
         **({} if drop is None else {"timm_drop_path": drop}),
     }
 
@@ -132,7 +152,10 @@ def native_form(trunk: Any) -> dict[str, Any] | None:
         "patch_size": trunk.patch_embed.patch_size[0],
         "hidden": block.mlp.fc1.out_features,
         "activation": type(block.mlp.act).__name__,
-        "norm_eps": trunk.norm.eps,
+        "norm_eps": _last_norm(trunk).eps,
+        "norm_before_blocks": not isinstance(trunk.norm_pre, nn.Identity),
+        "pool": trunk.global_pool,
+        "norm_after_pool": _last_norm(trunk) is trunk.fc_norm,
     }
 
 
@@ -156,15 +179,23 @@ def _text(spec: TextTowerSpec) -> dict[str, Any]:
         "layers": spec.layers,
         **({} if ratio == 4 else {"mlp_ratio": ratio}),
         **({} if spec.causal else {"no_causal_mask": True}),
-        **({} if spec.pool is Pool.end else {"pool_type": "last"}),
+        **_text_pool(spec),
         **({"proj_bias": True} if spec.projection_bias else {}),
+        **({} if spec.projection is TextProjection.linear else {"proj_type": "none"}),
         **_eps(spec.norm_eps),
         **({} if spec.gelu is Gelu.exact else {"act_kwargs": {"approximate": "tanh"}}),
     }
     if spec.tokenizer != "clip":
         words["hf_tokenizer_name"] = spec.tokenizer.removeprefix(_HUB)
-        words["tokenizer_kwargs"] = {"clean": _CLEAN[spec.clean]}
+        stripped = {"strip_sep_token": True} if spec.strip_separator else {}
+        words["tokenizer_kwargs"] = {"clean": _CLEAN[spec.clean], **stripped}
     return words
+
+
+def _text_pool(spec: TextTowerSpec) -> dict[str, Any]:
+    if spec.pool is Pool.last:
+        return {"pool_type": "last"}
+    return {} if spec.end_id is None else {"pool_type": "eos", "eos_id": spec.end_id}
 
 
 def _eps(eps: float) -> dict[str, Any]:
@@ -235,12 +266,17 @@ def _vit_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
     options = {key: value for key, value in form.items() if value != _VIT_FORM[key]}
     if (scale := section.take("ls_init_value", None)) is not None:
         options["init_values"] = scale
-    section.expect(
-        pos_embed_type="learnable", pool_type="tok", attentional_pool=False, no_ln_pre=False, final_ln_after_pool=False,
-        norm_kwargs=None, act_kwargs=None,
-    )  # fmt: skip
+    pool, after = section.take("pool_type", "tok"), section.take("final_ln_after_pool", False)
+    section.require(pool in ("tok", "avg"), "pool_type", pool)
+    section.require(not after or pool == "avg", "final_ln_after_pool", after)
+    if pool == "avg":
+        options |= {"global_pool": "avg", "fc_norm": after}
+    bare = section.take("no_ln_pre", False)
+    if bare:
+        options["pre_norm"] = False
+    section.expect(pos_embed_type="learnable", attentional_pool=False, norm_kwargs=None, act_kwargs=None)
     section.ignore("attn_pooler_queries", "attn_pooler_heads")
-    return ImageTowerSpec(timm=_VIT, size=size, options=options)
+    return ImageTowerSpec(timm=_VIT, size=size, options=options, patch_bias=not bare)
 
 
 def _resnet_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
@@ -274,21 +310,21 @@ def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec
     section.expect(timm_proj_bias=False)
     drop = section.take("timm_drop_path", None)
     section.ignore("timm_model_pretrained", "timm_drop", *("layers", "width", "patch_size", "head_width", "mlp_ratio"))
-    ways = {"linear": Projection.linear, "": Projection.head, "none": Projection.none}
+    ways = {theirs: ours for ours, theirs in _PROJECTIONS.items()}
     section.require(projection in ways, "timm_proj", projection)
     way, pool = ways[projection], section.take("timm_pool", "avg")
     options: dict[str, Any] = {} if drop is None else {"drop_path_rate": drop}
-    if pool != _pool_of(timm_on_meta(name), name) and (pool or way is not Projection.linear):
-        section.require(bool(pool) and way is not Projection.linear, "timm_pool", pool)
+    if pool != _pool_of(timm_on_meta(name), name) and (pool or way not in _LAYERS):
+        section.require(bool(pool) and way not in _LAYERS, "timm_pool", pool)
         options["global_pool"] = pool
     return ImageTowerSpec(timm=name, size=size, projection=way, options=options)
 
 
 def _text_tower(section: _ConfigSection) -> TextTowerSpec:
     causal, pool = not section.take("no_causal_mask", False), section.take("pool_type", "argmax")
-    section.require(pool in ("argmax", "last"), "pool_type", pool)
     tokenizer, cleaning = section.take("hf_tokenizer_name", None), section.take("tokenizer_kwargs", None) or {}
-    section.require(not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
+    section.require(pool in ("argmax" if tokenizer is None else "eos", "last"), "pool_type", pool)
+    section.require(not cleaning.keys() - {"clean", "strip_sep_token"}, "tokenizer_kwargs", cleaning)
     usual = "lower" if tokenizer is None else "whitespace"
     clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", usual)), None)
     act, norm = section.take("act_kwargs", None) or {}, section.take("norm_kwargs", None) or {}
@@ -297,10 +333,11 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
     )
     section.require(not norm.keys() - {"eps"}, "norm_kwargs", norm)
     section.require(clean is not None, "tokenizer_kwargs", cleaning)
-    section.expect(ls_init_value=None, embed_cls=False, proj_type="linear", hf_model_name=None, tokenizer_mode=None)
+    section.expect(ls_init_value=None, embed_cls=False, hf_model_name=None, tokenizer_mode=None)
     section.expect(final_ln_after_pool=False)
-    section.ignore("output_tokens", "pad_id", "eos_id", "hf_model_pretrained")
-    end = pool == "argmax"
+    section.ignore("output_tokens", "pad_id", "hf_model_pretrained")
+    end, end_id, projection = pool != "last", section.take("eos_id", 2), section.take("proj_type", "linear")
+    section.require(projection in list(TextProjection), "proj_type", projection)
     return TextTowerSpec(
         context_length=section.take("context_length", 77),
         width=section.take("width", 512),
@@ -309,6 +346,9 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
         mlp_ratio=section.take("mlp_ratio", 4.0),
         causal=causal,
         pool=Pool.end if end else Pool.last,
+        end_id=end_id if pool == "eos" else None,
+        strip_separator=cleaning.get("strip_sep_token", False),
+        projection=TextProjection(projection),
         projection_bias=section.take("proj_bias", False),
         norm_eps=norm.get("eps", _EPS),
         gelu=Gelu.tanh if act.get("approximate") == "tanh" else Gelu.exact,

@@ -6,12 +6,11 @@ from collections.abc import Iterable
 
 import torch
 from timm.layers import AttentionPool2d
-from timm.models import ByobNet
+from timm.models import ByobNet, VisionTransformer
 from torch import nn
 
 from clipx.model.spec import ClipSpec
-from clipx.model.tower_spec import Pool
-from clipx.model.vision import is_clip_vit
+from clipx.model.tower_spec import Pool, TextProjection
 from clipx.weights.key_mapping import Rule, fits
 
 _BLOCK = {
@@ -49,9 +48,10 @@ VIT = [
     Rule("image.trunk.norm_pre.*", "visual.ln_pre.*"),
     *blocks("image.trunk.blocks.", "visual.transformer.resblocks."),
     Rule("image.trunk.norm.*", "visual.ln_post.*"),
+    Rule("image.trunk.fc_norm.*", "visual.ln_post.*"),  # of the pooled patches
     Rule("image.projection.weight", "visual.proj", turned=True),
 ]
-"""A ViT of timm in CLIP's form, which open_clip implements itself."""
+"""A ViT of timm in the form of CLIP or CLIPA, which open_clip implements itself."""
 
 RESNET = [
     Rule("image.trunk.stem.conv#.conv.weight", "visual.conv#.weight"),
@@ -70,6 +70,7 @@ RESNET = [
 TIMM = [
     Rule("image.trunk.**", "visual.trunk.**"),
     Rule("image.projection.weight", "visual.head.proj.weight"),
+    Rule("image.projection.fc#.*", "visual.head.mlp.fc#.*"),
 ]
 """Any timm architecture, which open_clip wraps unchanged."""
 
@@ -104,14 +105,30 @@ def image(spec: ClipSpec) -> list[Rule]:
 def layout_of(trunk: nn.Module) -> list[Rule]:
     """Returns VIT, RESNET or TIMM. VIT and RESNET require that every tensor of the trunk has a name of that form."""
     names = [f"image.trunk.{name}" for name in trunk.state_dict()]
-    if is_clip_vit(trunk) and fits(VIT, names):
+    if _is_native_vit(trunk) and fits(VIT, names):
         return VIT
     if isinstance(trunk, ByobNet) and isinstance(trunk.head, AttentionPool2d) and fits(RESNET, names):
         return RESNET
     return TIMM
 
 
+def _is_native_vit(trunk: nn.Module) -> bool:
+    """Returns True for a ViT that open_clip can build itself, if its tensors have the names of that form."""
+    return (
+        isinstance(trunk, VisionTransformer)
+        and trunk.global_pool in ("token", "avg")
+        and (trunk.has_class_token, trunk.num_reg_tokens, trunk.no_embed_class) == (True, 0, False)
+        and trunk.pos_embed is not None
+        and not trunk.pool_include_prefix
+    )
+
+
 def is_custom(spec: ClipSpec) -> bool:
     """Returns True if open_clip's configuration needs `custom_text`, as for a text tower that is not CLIP's."""
     text_tower = spec.text
-    return not text_tower.causal or text_tower.pool is not Pool.end or text_tower.projection_bias
+    return (
+        not text_tower.causal
+        or text_tower.pool is not Pool.end
+        or text_tower.projection_bias
+        or text_tower.projection is TextProjection.none
+    )

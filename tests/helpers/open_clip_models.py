@@ -64,6 +64,44 @@ SMALL: dict[str, dict[str, Any]] = {
         "text_cfg": {**_SIGLIP_TEXT, "act_kwargs": {"approximate": "tanh"}},
         "vision_cfg": timm_vision("test_vit", 160, "map", "none"),
     },
+    "siglip_i18n": {  # the pooled features are the embedding
+        "embed_dim": 32,
+        "init_logit_bias": -10,
+        "custom_text": True,
+        "text_cfg": {**_SIGLIP_TEXT, "proj_bias": False, "proj_type": "none"},
+        "vision_cfg": {**_VIT, "ls_init_value": 0.1},
+    },
+    "clipa": {
+        "embed_dim": 24,
+        "custom_text": True,
+        "vision_cfg": {**_VIT, "no_ln_pre": True, "pool_type": "avg", "final_ln_after_pool": True},
+        "text_cfg": {
+            **_TEXT,
+            "vocab_size": 99,
+            "hf_tokenizer_name": "bert-base-uncased",
+            "tokenizer_kwargs": {"clean": "whitespace", "strip_sep_token": True},
+            "pool_type": "last",
+            "no_causal_mask": True,
+        },
+    },
+    "averaged": {  # the norm before the average, which is that of CLIP's ViT
+        "embed_dim": 24,
+        "vision_cfg": {**_VIT, "pool_type": "avg"},
+        "text_cfg": _TEXT,
+    },
+    "worldwide": {  # pooled at the end token of another tokenizer
+        "embed_dim": 24,
+        "vision_cfg": _VIT,
+        "text_cfg": {
+            **_TEXT,
+            "vocab_size": 99,
+            "hf_tokenizer_name": "facebook/xlm-v-base",
+            "tokenizer_kwargs": {"clean": "whitespace"},
+            "pool_type": "eos",
+            "eos_id": 2,
+        },
+    },
+    "convnext_mlp": {"embed_dim": 24, "vision_cfg": timm_vision("test_convnext", 64, "", "mlp"), "text_cfg": _TEXT},
     "classifier": {  # timm's classifier, used as the projection
         "embed_dim": 24,
         "custom_text": True,
@@ -120,9 +158,13 @@ TEXTS = ["a photo of a cat", "two dogs", ""]
 def tokens_of(spec: ModelSpec) -> Tensor:
     if spec.text.tokenizer == "clip":
         return Tokenizer(spec.text.context_length)(TEXTS)
-    return torch.randint(
-        spec.text.vocabulary, (3, spec.text.context_length), generator=torch.Generator().manual_seed(0)
+    tokens_BL = torch.randint(
+        5, spec.text.vocabulary, (3, spec.text.context_length), generator=torch.Generator().manual_seed(0)
     )
+    if spec.text.end_id is not None:
+        for row, used in enumerate((2, 5, spec.text.context_length)):
+            tokens_BL[row, used - 1], tokens_BL[row, used:] = spec.text.end_id, 1
+    return tokens_BL
 
 
 def check_features(model: CLIP, twin: nn.Module, tolerance: float = 1e-5) -> None:
