@@ -90,8 +90,10 @@ def groups() -> list[str]:
 
 
 def folder_of(group: str) -> str:
-    """Returns the folder of a group below conf/, which is its name on the command line: `hydra/launcher`, `data`."""
-    return f"hydra/{group}" if (CONF_DIR / "hydra" / group).is_dir() else group
+    """Returns the folder of a group below conf/, which is its name on the command line: `hydra/launcher`, `model/text`,
+    `data`."""
+    parent = next((parent for parent in ("hydra", "model") if (CONF_DIR / parent / group).is_dir()), None)
+    return f"{parent}/{group}" if parent else group
 
 
 def kinds(group: str) -> dict[str, type]:
@@ -120,7 +122,7 @@ def _option(path: Path, group: str, folders: Sequence[Path]) -> Option:
     assert isinstance(cfg, DictConfig)
     for item in typing.cast("list[Any]", OmegaConf.to_container(cfg.pop("defaults", OmegaConf.create([])))):
         if isinstance(item, dict):
-            selects |= {re.sub(r"^override /|@.*$", "", str(key)): value for key, value in item.items()}
+            selects |= {_group_of_default(str(key), group): value for key, value in item.items()}
         elif found := _SCHEMA.fullmatch(item):
             kind = found["kind"]
         elif extended := _file(item, group, folders):
@@ -128,6 +130,12 @@ def _option(path: Path, group: str, folders: Sequence[Path]) -> Option:
             kind, values, selects = base.kind, base.values | values, base.selects | selects
     values |= dict(_leaves(cfg))
     return Option(path.stem, _comment(path), kind, values, selects)
+
+
+def _group_of_default(key: str, group: str) -> str:
+    """Returns the group of an entry of a defaults list: `override /data`, or `text` of the group `model`."""
+    name = re.sub(r"^override |@.*$", "", key)
+    return name.removeprefix("/") if name.startswith("/") else f"{group}/{name}"
 
 
 def _file(item: str, group: str, folders: Sequence[Path]) -> Path | None:

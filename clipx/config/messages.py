@@ -171,8 +171,11 @@ def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
 def option_key(key: str) -> str:
     """Returns the left-hand side of the override that selects the option at a key.
 
-    For a source of a mixture and for a data set of an evaluator it includes the group: `data@KEY`.
+    For a source of a mixture and for a data set of an evaluator it includes the group: `data@KEY`. The group of the key
+    model.text is `model/text`.
     """
+    if key == "model.text":
+        return "model/text"
     return f"data@{key}" if key != "data" and group_key(key) == "data" else key
 
 

@@ -119,7 +119,9 @@ def discover(conf_dir: Path, plugin: bool = False) -> None:
     `clipx/objective/infonce.py`. Options without a separate module are in the group's `spec.py`, or in the
     group's module if the group is not a package. In a user's `--config-dir` the module is next to the YAML file.
     """
-    for path in sorted([*conf_dir.glob("*/*.yaml"), *conf_dir.glob("hydra/*/*.yaml")]):
+    # The group model/text has its options in clipx/model/text_spec.py, which clipx/model/spec.py imports.
+    nested = ("hydra/*/*.yaml", "model/*/*.yaml") if plugin else ("hydra/*/*.yaml",)
+    for path in sorted(path for form in ("*/*.yaml", *nested) for path in conf_dir.glob(form)):
         group, name = path.parent.relative_to(conf_dir).as_posix(), path.stem
         if plugin and path.with_suffix(".py").is_file():
             plugins.load(conf_dir.absolute(), group, name)

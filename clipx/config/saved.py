@@ -19,6 +19,9 @@ from clipx.config.registry import Spec, spec_class
 from clipx.config.renamed import current_name, group_key, removed
 from clipx.errors import ConfigError
 
+NESTED_OPTIONS = {"model": {"text": "clip"}}
+"""Options that an option of a group contains, with the kind that runs had before there was a choice."""
+
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is four times as fast
 
 
@@ -107,9 +110,11 @@ def option_from_dict(group: str, values: dict[str, Any]) -> Any:
 
 def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
     """Sets a key to an option of a group, including options nested in it under names, as in a mixture."""
-    cls = spec_class(group, values.get("kind") if isinstance(values, dict) else None)
+    cls = spec_class(group.rpartition(".")[2], values.get("kind") if isinstance(values, dict) else None)
     values = _renamed(cls, values, f"{group}.")
     cfg[key] = OmegaConf.structured(cls)
+    for name in NESTED_OPTIONS.get(group, {}).keys() & values.keys():
+        _set(cfg[key], name, {"kind": NESTED_OPTIONS[group][name], **values.pop(name)}, f"{group}.{name}")
     held = {name for name, hint in typing.get_type_hints(cls).items() if _holds_options(hint)}
     for name in held & values.keys():
         if not isinstance(values[name], dict | None):

@@ -93,7 +93,7 @@ def vocabulary(spec: VocabularySpec) -> None:
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Returns the number of occurrences of each word and run of punctuation, in lower case."""
     from clipx.model.hf_tokenizer import clean_text
-    from clipx.model.tower_spec import Clean
+    from clipx.model.text_spec import Clean
 
     normalizer, splitter = _normalizer(), _splitter()
     counts = Counter[str]()

@@ -17,7 +17,7 @@ from clipx.model.batchnorm import BATCH_NORM, to_dtype
 from clipx.model.features import FeatureTower
 from clipx.model.packer import TextPacker
 from clipx.model.spec import FIXED, ClipSpec, Varying
-from clipx.model.text import CUDA_MULTIPLE, Packing, TextTower
+from clipx.model.text import CUDA_MULTIPLE, Packing
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.model.vit import product_dtype
@@ -56,7 +56,7 @@ class CLIP(nn.Module):
             self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
         else:
             self.image = FeatureTower(spec.image, spec.embed_dim)
-        self.text = TextTower(spec.text, spec.embed_dim, spec.quick_gelu)
+        self.text: Any = spec.text.build(spec.embed_dim, spec.quick_gelu)
 
     def forward(self, image: Tensor, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:
         """Returns (image_BD, text_BD), see encode_image and encode_text. Tokens [B, 0] skip the text tower: [B, 0]."""

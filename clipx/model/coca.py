@@ -22,7 +22,7 @@ from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
 from clipx.model.packer import TextPacker
 from clipx.model.spec import CoCaSpec, Varying
 from clipx.model.text import Packing, TextTower, end_positions
-from clipx.model.tower_spec import TextTowerSpec
+from clipx.model.text_spec import ClipTextSpec
 from clipx.model.vision import ImageTower
 
 
@@ -34,6 +34,7 @@ class CoCa(CLIP):
 
     def build_towers(self, spec: CoCaSpec, varying: Varying) -> None:
         self.image = PooledImageTower(spec, varying)
+        assert isinstance(spec.text, ClipTextSpec)  # checked by the spec
         self.text = ClassTextTower(spec.text, spec.embed_dim, spec.quick_gelu)
         self.decoder = CaptionDecoder(spec.decoder, spec.text.width, spec.quick_gelu)
 
@@ -130,7 +131,7 @@ class ClassTextTower(TextTower):
     another mark in one word, as in "!~"). Here, id 0 is a token like any other.
     """
 
-    def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
+    def __init__(self, spec: ClipTextSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__(spec, embed_dim, quick_gelu)
         self.class_token = nn.Parameter(torch.empty(spec.width))
         self.positional_embedding = nn.Parameter(torch.empty(spec.context_length + 1, spec.width))

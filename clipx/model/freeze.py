@@ -10,7 +10,8 @@ from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP
 from clipx.model.layers import parameter_layers
 from clipx.model.spec import ModelSpec
-from clipx.model.tower_spec import ImageTowerSpec, TextTowerSpec
+from clipx.model.text_spec import TextTowerSpec
+from clipx.model.tower_spec import ImageTowerSpec
 
 NORMS = (BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
 

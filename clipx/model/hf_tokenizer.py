@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from clipx.errors import ConfigError, require
+from clipx.model.text_spec import Clean
 from clipx.model.tokenizer import Tokenizer, check_texts, repaired
-from clipx.model.tower_spec import Clean
 from clipx.storage.hub import HUB, hub_files
 
 if TYPE_CHECKING:

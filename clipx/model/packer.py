@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from clipx.model.text import Packing, end_positions
+from clipx.model.text_spec import Pool
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import Pool
 
 
 @dataclass(frozen=True, slots=True)

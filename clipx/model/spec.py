@@ -12,8 +12,9 @@ from clipx.config import limits
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING, option
-from clipx.errors import require
-from clipx.model.tower_spec import DecoderSpec, Gelu, ImageTowerSpec, Pool, Projection, TextProjection, TextTowerSpec
+from clipx.errors import ConfigError, require
+from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
+from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec, Projection
 
 if TYPE_CHECKING:
     import torch
@@ -216,15 +217,7 @@ class ClipSpec(ModelSpec):
         ModelSpec.__post_init__(self)
         require(self.embed_dim >= 1, f"model.embed_dim={self.embed_dim} must be at least 1")
         limits.check_limit("model.embed_dim", self.embed_dim, limits.WIDTH)
-        require(
-            self.text.projection is not TextProjection.none or self.text.width == self.embed_dim,
-            f"model.text.projection=none needs model.embed_dim={self.text.width}, model.text.width, not "
-            f"{self.embed_dim}: set it, or remove model.text.projection",
-        )
-        require(
-            not self.quick_gelu or self.text.gelu is Gelu.exact,
-            f"model.text.gelu={self.text.gelu} has no effect with model.quick_gelu=true: remove one of them",
-        )
+        self.text.check_model(self.embed_dim, self.quick_gelu)
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CLIP:
         """Builds the model with initial weights on `device`, which may be "meta".
@@ -264,7 +257,13 @@ class CoCaSpec(ClipSpec):
         ClipSpec.__post_init__(self)
         require(self.queries >= 2, f"model.queries={self.queries} must be at least 2: the decoder reads all but one")
         limits.check_limit("model.queries", self.queries, limits.TOKENS)
-        width = self.text.width
+        text = self.text
+        if not isinstance(text, ClipTextSpec):
+            raise ConfigError(
+                f"model.text.kind={text.kind} cannot be combined with model.kind=coca, whose decoder reads the tokens "
+                "of clipx's own text tower: remove model/text"
+            )
+        width = text.width
         require(
             self.embed_dim == width,
             f"model.embed_dim={self.embed_dim} differs from model.text.width={width}, and the decoder needs image and "
@@ -276,14 +275,13 @@ class CoCaSpec(ClipSpec):
                 f"model.{key}={heads} does not divide model.embed_dim={width}: give a divisor, such as 8 for 512",
             )
         require(
-            self.text.causal and self.text.pool is Pool.end and self.text.tokenizer == "clip",
+            text.causal and text.pool is Pool.end and text.tokenizer == "clip",
             f"model.kind=coca predicts the next token and needs a causal text tower with CLIP's tokenizer: remove "
-            f"model.text.causal={str(self.text.causal).lower()}, pool={self.text.pool} and "
-            f"tokenizer={self.text.tokenizer}",
+            f"model.text.causal={str(text.causal).lower()}, pool={text.pool} and tokenizer={text.tokenizer}",
         )
         require(
-            self.text.projection is TextProjection.linear,
-            f"model.text.projection={self.text.projection} cannot be combined with model.kind=coca, whose class token "
+            text.projection is TextProjection.linear,
+            f"model.text.projection={text.projection} cannot be combined with model.kind=coca, whose class token "
             "is projected: remove it",
         )
         require(

@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.model.activation_checkpointing import checkpoint_tower
+from clipx.model.text_spec import ClipTextSpec, Gelu, Pool, TextProjection
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import Gelu, Pool, TextProjection, TextTowerSpec
 from clipx.model.varlen import is_supported, varlen_attention
 
 
@@ -141,7 +141,7 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
 class TextTower(nn.Module):
     """Token ids [B, L] -> features [B, D], pooled at each text's end token, or at the last position with pool=last."""
 
-    def __init__(self, spec: TextTowerSpec, embed_dim: int, quick_gelu: bool) -> None:
+    def __init__(self, spec: ClipTextSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__()
         self.context_length, self.packed, self.pool = spec.context_length, spec.packed, spec.pool
         self.end_id = Tokenizer.end_id if spec.end_id is None else spec.end_id
@@ -188,7 +188,7 @@ class TextTower(nn.Module):
         return features_BD
 
 
-def _block(spec: TextTowerSpec, quick_gelu: bool) -> TextBlock:
+def _block(spec: ClipTextSpec, quick_gelu: bool) -> TextBlock:
     return TextBlock(spec.width, spec.heads, spec.mlp_ratio, quick_gelu, spec.causal, spec.norm_eps, spec.gelu)
 
 

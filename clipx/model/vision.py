@@ -92,7 +92,7 @@ def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
 
 def _remove_patch_bias(spec: ImageTowerSpec, trunk: Any) -> None:
     """Removes the bias of a ViT's patch embedding, in place. Raises ConfigError for a trunk without it."""
-    embed = getattr(trunk, "patch_embed", None)
+    embed: Any = getattr(trunk, "patch_embed", None)
     require(
         type(embed) is PatchEmbed and embed.proj.bias is not None,
         f"model.image.patch_bias=false has no effect on {spec.timm}, which has no such bias: remove it",
@@ -221,11 +221,12 @@ def own_projection(kind: Projection, width: int, embed_dim: int) -> nn.Module:
         projection = nn.Linear(width, embed_dim, bias=False)
         nn.init.normal_(projection.weight, std=width**-0.5)
         return projection
-    mlp = Mlp(width, 2 * embed_dim, embed_dim, bias=(True, False))
+    mlp: Any = Mlp(width, 2 * embed_dim, embed_dim, bias=(True, False))
     for layer in (mlp.fc1, mlp.fc2):
         nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
     nn.init.zeros_(mlp.fc1.bias)
-    return mlp
+    found: nn.Module = mlp
+    return found
 
 
 def is_clip_vit(trunk: Any) -> bool:

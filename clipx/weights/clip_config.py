@@ -14,16 +14,8 @@ from torch import nn
 
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec
-from clipx.model.tower_spec import (
-    CLIP_VOCABULARY,
-    Clean,
-    Gelu,
-    ImageTowerSpec,
-    Pool,
-    Projection,
-    TextProjection,
-    TextTowerSpec,
-)
+from clipx.model.text_spec import CLIP_VOCABULARY, Clean, ClipTextSpec, Gelu, Pool, TextProjection, TextTowerSpec
+from clipx.model.tower_spec import ImageTowerSpec, Projection
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
@@ -170,6 +162,7 @@ def _pool_of(trunk: Any, name: str) -> str:
 
 
 def _text(spec: TextTowerSpec) -> dict[str, Any]:
+    assert isinstance(spec, ClipTextSpec)
     ratio = _ratio(spec.width, int(spec.width * spec.mlp_ratio))
     words = {
         "context_length": spec.context_length,
@@ -192,7 +185,7 @@ def _text(spec: TextTowerSpec) -> dict[str, Any]:
     return words
 
 
-def _text_pool(spec: TextTowerSpec) -> dict[str, Any]:
+def _text_pool(spec: ClipTextSpec) -> dict[str, Any]:
     if spec.pool is Pool.last:
         return {"pool_type": "last"}
     return {} if spec.end_id is None else {"pool_type": "eos", "eos_id": spec.end_id}
@@ -320,7 +313,7 @@ def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec
     return ImageTowerSpec(timm=name, size=size, projection=way, options=options)
 
 
-def _text_tower(section: _ConfigSection) -> TextTowerSpec:
+def _text_tower(section: _ConfigSection) -> ClipTextSpec:
     causal, pool = not section.take("no_causal_mask", False), section.take("pool_type", "argmax")
     tokenizer, cleaning = section.take("hf_tokenizer_name", None), section.take("tokenizer_kwargs", None) or {}
     section.require(pool in ("argmax" if tokenizer is None else "eos", "last"), "pool_type", pool)
@@ -338,7 +331,7 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
     section.ignore("output_tokens", "pad_id", "hf_model_pretrained")
     end, end_id, projection = pool != "last", section.take("eos_id", 2), section.take("proj_type", "linear")
     section.require(projection in list(TextProjection), "proj_type", projection)
-    return TextTowerSpec(
+    return ClipTextSpec(
         context_length=section.take("context_length", 77),
         width=section.take("width", 512),
         heads=section.take("heads", 8),

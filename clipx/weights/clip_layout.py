@@ -10,7 +10,7 @@ from timm.models import ByobNet, VisionTransformer
 from torch import nn
 
 from clipx.model.spec import ClipSpec
-from clipx.model.tower_spec import Pool, TextProjection
+from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
 from clipx.weights.key_mapping import Rule, fits
 
 _BLOCK = {
@@ -75,9 +75,9 @@ TIMM = [
 """Any timm architecture, which open_clip wraps unchanged."""
 
 
-def text(prefix: str, bias: bool) -> list[Rule]:
-    """Returns the rules of the text tower. `prefix`: prefix of open_clip's names. `bias`: True if the projection has a
-    bias, which open_clip implements as another module."""
+def text(prefix: str, spec: TextTowerSpec) -> list[Rule]:
+    """Returns the rules of the text tower. `prefix`: prefix of open_clip's names."""
+    bias = isinstance(spec, ClipTextSpec) and spec.projection_bias  # open_clip then has another module
     projection = [Rule("text.projection.weight", f"{prefix}text_projection", turned=True)]
     return [
         Rule("text.token_embedding.weight", f"{prefix}token_embedding.weight"),
@@ -91,11 +91,11 @@ def text(prefix: str, bias: bool) -> list[Rule]:
 def rules(spec: ClipSpec, theirs: Iterable[str] | None) -> list[Rule]:
     """Returns the rules of a model: see open_clip.ties."""
     if theirs is None:
-        return [*image(spec), *text("text." if is_custom(spec) else "", spec.text.projection_bias)]
+        return [*image(spec), *text("text." if is_custom(spec) else "", spec.text)]
     theirs = list(theirs)
     wrapped = any(name.startswith("visual.trunk.") for name in theirs)
     prefix = "text." if any(name.startswith("text.") for name in theirs) else ""
-    return [*(TIMM if wrapped else image(spec)), *text(prefix, spec.text.projection_bias)]
+    return [*(TIMM if wrapped else image(spec)), *text(prefix, spec.text)]
 
 
 def image(spec: ClipSpec) -> list[Rule]:
@@ -127,7 +127,8 @@ def is_custom(spec: ClipSpec) -> bool:
     """Returns True if open_clip's configuration needs `custom_text`, as for a text tower that is not CLIP's."""
     text_tower = spec.text
     return (
-        not text_tower.causal
+        not isinstance(text_tower, ClipTextSpec)
+        or not text_tower.causal
         or text_tower.pool is not Pool.end
         or text_tower.projection_bias
         or text_tower.projection is TextProjection.none

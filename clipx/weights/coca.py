@@ -10,7 +10,8 @@ import torch
 
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, CoCaSpec
-from clipx.model.tower_spec import CLIP_VOCABULARY, DecoderSpec, TextTowerSpec
+from clipx.model.text_spec import CLIP_VOCABULARY, ClipTextSpec
+from clipx.model.tower_spec import DecoderSpec
 from clipx.weights import clip_config
 from clipx.weights.clip_layout import VIT, blocks, layout_of, text
 from clipx.weights.key_mapping import Rule
@@ -42,7 +43,7 @@ def rules(spec: CoCaSpec, theirs: Iterable[str] | None) -> list[Rule]:
         f"model.embed_dim={spec.embed_dim}",
         "choose a ViT in CLIP's form, such as vit_base_patch32_clip_224, and another model.embed_dim than its width",
     )
-    return [*_RULES, *_decoder(), *text("text.", spec.text.projection_bias)]
+    return [*_RULES, *_decoder(), *text("text.", spec.text)]
 
 
 def _decoder() -> list[Rule]:
@@ -96,19 +97,21 @@ def spec_of(config: dict[str, Any], name: str) -> CoCaSpec:
     queries, pool_heads = vision.pop("attn_pooler_queries", 256), vision.pop("attn_pooler_heads", 8)
     whole = {**model, "vision_cfg": vision, "text_cfg": text_cfg}
     towers = clip_config.spec_of({**config, "model_cfg": whole} if "model_cfg" in config else whole, name)
+    text = towers.text
+    assert isinstance(text, ClipTextSpec)  # without hf_model_name, which is refused
     return CoCaSpec(
         name=name,
         embed_dim=towers.embed_dim,
         quick_gelu=towers.quick_gelu,
         image=towers.image,
-        text=towers.text,
+        text=text,
         queries=queries,
         pool_heads=pool_heads,
-        decoder=_decoder_spec(decoder, towers.text),
+        decoder=_decoder_spec(decoder, text),
     )
 
 
-def _decoder_spec(section: dict[str, Any], text_tower: TextTowerSpec) -> DecoderSpec:
+def _decoder_spec(section: dict[str, Any], text_tower: ClipTextSpec) -> DecoderSpec:
     shared = {
         "context_length": text_tower.context_length,
         "vocab_size": text_tower.vocabulary,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from clipx.bench.training import captions
 from clipx.model.text import CUDA_MULTIPLE, Packing, TextTower
-from clipx.model.tower_spec import TextTowerSpec
+from clipx.model.text_spec import ClipTextSpec
 
 pytestmark = [pytest.mark.gpu, needs_cuda]
 CUDA = torch.device("cuda")
@@ -17,7 +17,7 @@ CUDA = torch.device("cuda")
 
 def gradients(packed: bool, compiled: bool, tokens_BL: Tensor, autocast: bool) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    spec = TextTowerSpec(context_length=77, width=256, heads=4, layers=3, packed=packed)
+    spec = ClipTextSpec(context_length=77, width=256, heads=4, layers=3, packed=packed)
     tower = TextTower(spec, 64, quick_gelu=False).to(CUDA)
     for block in tower.blocks if compiled else []:
         block.compile(dynamic=True)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from clipx.model.coca import CoCa
 from clipx.model.spec import CoCaSpec
+from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec, TextTowerSpec
+from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec
 from clipx.weights.open_clip import config_of
 
 CPU = torch.device("cpu")
@@ -34,7 +35,7 @@ def small_spec(packed: bool = True, checkpointing: str = "none", quick_gelu: boo
         queries=6,
         pool_heads=4,
         image=ImageTowerSpec(timm="vit_base_patch16_clip_224", size=32, options=options, **kept),
-        text=TextTowerSpec(context_length=LENGTH, width=32, heads=2, layers=2, packed=packed, **kept),
+        text=ClipTextSpec(context_length=LENGTH, width=32, heads=2, layers=2, packed=packed, **kept),
         decoder=DecoderSpec(heads=4, layers=2, **kept),
     )
 

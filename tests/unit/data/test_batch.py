@@ -30,8 +30,8 @@ from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
 from clipx.model.text import Packing
+from clipx.model.text_spec import Pool
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import Pool
 
 SOURCE = Numbers([40, 61], broken=frozenset({3, 8, 9, 40, 71}))
 SIDE = 12

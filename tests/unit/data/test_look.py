@@ -30,8 +30,8 @@ from clipx.data.spec import Dataset, open_data
 from clipx.data.views import ImageView, view_of
 from clipx.errors import ConfigError
 from clipx.model.hf_tokenizer import FileTokenizer
+from clipx.model.text_spec import Clean
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import Clean
 
 ALONE: dict[str, Any] = {"seed": 0, "rank": 0, "world": 1, "workers": 0, "prefetch": 1, "pin": False}
 LONG = "one two three four five six seven eight nine ten eleven twelve"  # 14 tokens

@@ -16,7 +16,7 @@ from clipx.data.spec import Classes, Dataset
 from clipx.data.vocabulary import VocabularySpec, _texts, count_words, vocabulary, word_tokenizer
 from clipx.errors import ConfigError, DataError
 from clipx.model.hf_tokenizer import FileTokenizer
-from clipx.model.tower_spec import Clean
+from clipx.model.text_spec import Clean
 
 PAD, END, UNKNOWN = range(3)
 

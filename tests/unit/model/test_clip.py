@@ -16,8 +16,9 @@ from torch import Tensor
 from clipx.config.registry import CONF_DIR
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.spec import ClipSpec
+from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import ImageTowerSpec, TextTowerSpec
+from clipx.model.tower_spec import ImageTowerSpec
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -60,7 +61,7 @@ def small_spec(quick_gelu: bool = False) -> ClipSpec:
         embed_dim=48,
         quick_gelu=quick_gelu,
         image=ImageTowerSpec(timm="vit_base_patch16_clip_224", size=32, options=options),
-        text=TextTowerSpec(context_length=12, width=64, heads=2, layers=3),
+        text=ClipTextSpec(context_length=12, width=64, heads=2, layers=3),
     )
 
 

@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from clipx.errors import ConfigError
 from clipx.model.hf_tokenizer import FileTokenizer
-from clipx.model.tower_spec import Clean
+from clipx.model.text_spec import Clean
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights
 

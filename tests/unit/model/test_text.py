@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from clipx.model.text import QuickGELU, TextTower
+from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import TextTowerSpec
 
 WIDTH, DEPTH, LENGTH = 192, 3, 10
 START, END = Tokenizer.start_id, Tokenizer.end_id
@@ -16,7 +16,7 @@ START, END = Tokenizer.start_id, Tokenizer.end_id
 
 def build(packed: bool) -> TextTower:
     torch.manual_seed(0)
-    spec = TextTowerSpec(context_length=LENGTH, width=WIDTH, heads=3, layers=DEPTH, packed=packed)
+    spec = ClipTextSpec(context_length=LENGTH, width=WIDTH, heads=3, layers=DEPTH, packed=packed)
     return TextTower(spec, 64, quick_gelu=False)
 
 
@@ -101,12 +101,12 @@ def test_residual_stream_stays_in_float32_under_autocast(tower: TextTower) -> No
 def test_quick_gelu_matches_its_definition() -> None:
     x = torch.linspace(-6, 6, 101, dtype=torch.float64)
     torch.testing.assert_close(QuickGELU()(x), x / (1 + torch.exp(-1.702 * x)))
-    quick = TextTower(TextTowerSpec(context_length=8, width=16, heads=2, layers=2), 8, quick_gelu=True)
+    quick = TextTower(ClipTextSpec(context_length=8, width=16, heads=2, layers=2), 8, quick_gelu=True)
     assert [type(m) for m in quick.modules() if isinstance(m, QuickGELU | nn.GELU)] == [QuickGELU] * 2
 
 
 def test_mlp_ratio_sets_the_hidden_width() -> None:
-    spec = TextTowerSpec(context_length=8, width=16, heads=2, layers=1, mlp_ratio=2.5)
+    spec = ClipTextSpec(context_length=8, width=16, heads=2, layers=1, mlp_ratio=2.5)
     shapes = {name: tuple(p.shape) for name, p in TextTower(spec, 8, quick_gelu=False).named_parameters()}
     assert shapes["blocks.0.mlp.fc1.weight"] == (40, 16)
     assert shapes["blocks.0.mlp.fc2.weight"] == (16, 40)

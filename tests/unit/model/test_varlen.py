@@ -14,15 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from clipx.bench.training import captions
 from clipx.model import varlen
 from clipx.model.text import Packing, TextTower
+from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import TextTowerSpec
 
 LENGTH, HEADS = 24, 2
 
 
 def build(packed: bool, dtype: torch.dtype = torch.float64) -> TextTower:
     torch.manual_seed(0)
-    spec = TextTowerSpec(context_length=LENGTH, width=32, heads=HEADS, layers=3, packed=packed)
+    spec = ClipTextSpec(context_length=LENGTH, width=32, heads=HEADS, layers=3, packed=packed)
     return TextTower(spec, 16, quick_gelu=False).to(dtype)
 
 
