@@ -69,7 +69,7 @@ class CLIP(nn.Module):
     def packer(self) -> TextPacker:
         """Packs tokens on the host for `forward` and `encode_text`, e.g. in a loader process."""
         multiple = CUDA_MULTIPLE if self.mean_C11.device.type == "cuda" else 1
-        return TextPacker(self.text.packed, self.text.pool, multiple, self.text.end_id)
+        return TextPacker(self.text.packed, self.text.end, multiple)
 
     def freeze_batchnorms(self, batch_norms: Iterable[str]) -> None:
         """Makes these BatchNorm modules normalize by their running averages from now on, in training too."""
@@ -130,7 +130,8 @@ class CLIP(nn.Module):
 
     def positional_embeddings(self) -> set[str]:
         """Returns the names of positional embeddings among named_parameters(), the attention pool's included."""
-        return {"text.positional_embedding"} | {f"image.{name}" for name in self.image.positional_embeddings()}
+        image = {f"image.{name}" for name in self.image.positional_embeddings()}
+        return image | {f"text.{name}" for name in self.text.positional_embeddings()}
 
     def class_tokens(self) -> set[str]:
         """Returns the names of class tokens and similar learned tokens among named_parameters()."""
@@ -150,7 +151,7 @@ class CLIP(nn.Module):
             )
         if not features_BF.is_floating_point():
             raise ValueError(f"stored features are {features_BF.dtype}, must be floating point: convert them")
-        return features_BF.to(self.text.positional_embedding.dtype)
+        return features_BF.to(self.text.embedding_weight.dtype)
 
     def _pixels(self, image_BCSS: Tensor) -> Tensor:
         if image_BCSS.ndim != 4 or tuple(image_BCSS.shape[1:]) not in [(3, size, size) for size in self.image_sizes]:
@@ -162,13 +163,13 @@ class CLIP(nn.Module):
         if image_BCSS.dtype != torch.uint8 and not image_BCSS.is_floating_point():
             raise ValueError(f"images are {image_BCSS.dtype}, must be uint8, or floating point in [0, 1]: convert them")
         # float16 would round the folded weights, a hundredth as large, and overflow in their gradient.
-        own = self.text.positional_embedding
-        if image_BCSS.dtype == torch.uint8 and self.image.takes_pixels and product_dtype(own) != torch.float16:
+        weight = self.text.embedding_weight
+        if image_BCSS.dtype == torch.uint8 and self.image.takes_pixels and product_dtype(weight) != torch.float16:
             return image_BCSS
         pixels_BCSS = image_BCSS.to(self.mean_C11.dtype)
         if image_BCSS.dtype == torch.uint8:
             pixels_BCSS = pixels_BCSS / 255
-        return ((pixels_BCSS - self.mean_C11) / self.std_C11).to(own.dtype)
+        return ((pixels_BCSS - self.mean_C11) / self.std_C11).to(weight.dtype)
 
 
 def empty_input(spec: ImageTowerSpec, samples: int, device: torch.device) -> Tensor:

@@ -131,6 +131,8 @@ class ClassTextTower(TextTower):
     another mark in one word, as in "!~"). Here, id 0 is a token like any other.
     """
 
+    positional_embedding: nn.Parameter
+
     def __init__(self, spec: ClipTextSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__(spec, embed_dim, quick_gelu)
         self.class_token = nn.Parameter(torch.empty(spec.width))

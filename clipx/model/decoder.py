@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.text import Mlp, Packing, TextBlock, end_positions, moved
+from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import DecoderSpec
 
@@ -121,7 +122,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, quick_gelu: bool) -> None:
         super().__init__()
-        self.text = TextBlock(width, heads, mlp_ratio, quick_gelu)
+        self.text = TextBlock.of(ClipTextSpec(width=width, heads=heads, mlp_ratio=mlp_ratio), quick_gelu)
         self.cross = CrossBlock(width, heads, mlp_ratio, quick_gelu)
 
     def init_weights(self, depth: int) -> None:

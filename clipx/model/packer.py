@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from clipx.model.text import Packing, end_positions
-from clipx.model.text_spec import Pool
-from clipx.model.tokenizer import Tokenizer
+from clipx.model.text import CLIP_END, Packing
+from clipx.model.text_end import TextEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,16 +21,13 @@ class TextPacker:
     packed: bool
     """Skips the padding of each text, as model.text.packed."""
 
-    pool: Pool = Pool.end
+    end: TextEnd = CLIP_END
     multiple: int = 1
     """Multiple to which the number of packed tokens is rounded, see Packing.of."""
 
-    end_id: int = Tokenizer.end_id
-    """Id of the end token, at which pool=end pools a text."""
-
     def __call__(self, tokens_BL: Tensor) -> Any:
         """Returns the texts in a form that the model takes in place of tokens: a dataclass of tensors."""
-        return Packing.of(tokens_BL, self.packed, self.pool, self.multiple, self.end_id)
+        return Packing.of(tokens_BL, self.packed, self.end, self.multiple)
 
     def count(self, tokens_BL: Tensor) -> int:
         """Returns the number of tokens that the text tower computes: all, or, if packed, those up to each text's end.
@@ -40,4 +36,4 @@ class TextPacker:
         """
         if not self.packed or not tokens_BL.shape[1]:
             return tokens_BL.numel()
-        return int(end_positions(tokens_BL, self.end_id).sum()) + len(tokens_BL)
+        return int(self.end.positions(tokens_BL).sum()) + len(tokens_BL)

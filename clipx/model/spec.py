@@ -279,6 +279,13 @@ class CoCaSpec(ClipSpec):
             f"model.kind=coca predicts the next token and needs a causal text tower with CLIP's tokenizer: remove "
             f"model.text.causal={str(text.causal).lower()}, pool={text.pool} and tokenizer={text.tokenizer}",
         )
+        usual = ClipTextSpec()
+        for key in ("positions", "norm", "mlp", "bias"):
+            require(
+                getattr(text, key) == getattr(usual, key),
+                f"model.text.{key}={getattr(text, key)} cannot be combined with model.kind=coca, whose decoder has the "
+                "blocks of CLIP: remove it",
+            )
         require(
             text.projection is TextProjection.linear,
             f"model.text.projection={text.projection} cannot be combined with model.kind=coca, whose class token "

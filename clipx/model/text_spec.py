@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.errors import require
+from clipx.model.text_end import TextEnd
 from clipx.model.tower_spec import check_checkpointing, check_freezing
 from clipx.storage.url import check_url
 
@@ -29,13 +30,55 @@ class TextProjection(StrEnum):
 
 
 class Pool(StrEnum):
-    """Position of the token whose features give the text embedding."""
+    """Pooling of the features of a text's tokens."""
 
     end = "end"
-    """The end token of the text."""
+    """Those of the end token of the text."""
 
     last = "last"
-    """The last position of the context, padding or not."""
+    """Those of the last position of the context, padding or not."""
+
+    cls = "cls"
+    """Those of the first token."""
+
+    mean = "mean"
+    """Their mean, without padding."""
+
+    max = "max"
+    """Their maximum in each dimension, without padding."""
+
+    map = "map"
+    """Attention of a learned query to them, without padding, then an MLP (arXiv:2205.01580)."""
+
+
+class Positions(StrEnum):
+    """How the transformer represents positions of tokens."""
+
+    learned = "learned"
+    """A learned embedding of each position is added to the tokens."""
+
+    rotary = "rotary"
+    """Rotations of queries and keys (RoPE, arXiv:2104.09864)."""
+
+
+class Norm(StrEnum):
+    """Normalization of the token features."""
+
+    layer = "layer"
+    """LayerNorm."""
+
+    rms = "rms"
+    """RMSNorm (arXiv:1910.07467)."""
+
+
+class Mlp(StrEnum):
+    """MLP of a block."""
+
+    gelu = "gelu"
+    """Two linear layers with a GELU between them."""
+
+    swiglu = "swiglu"
+    """A gated MLP with SiLU (arXiv:2002.05202)."""
 
 
 class Gelu(StrEnum):
@@ -61,7 +104,7 @@ class Clean(StrEnum):
     """Collapses white space to single spaces."""
 
 
-CLIP_VOCABULARY = 49_408
+CLIP_VOCABULARY, CLIP_END_ID = 49_408, 49_407
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,8 +118,9 @@ class TextTowerSpec:
     """Number of tokens per text, start and end tokens included, in [3, 65536]. Longer texts are truncated."""
 
     pool: Pool = Pool.end
-    """Position whose features give the text embedding: end (the end token) or last (the last position of the context,
-    padding or not; requires packed=false)."""
+    """Pooling of the tokens' features: end (the end token), last (the last position of the context, padding or not;
+    requires packed=false), cls (the first token; requires causal=false), or mean, max or map (attention of a learned
+    query) over the tokens of the text."""
 
     projection: TextProjection = TextProjection.linear
     """Projection of the pooled features to the embedding: linear, or none (`width` must be model.embed_dim)."""
@@ -91,16 +135,16 @@ class TextTowerSpec:
     clip with tokenizer=clip."""
 
     end_id: int | None = None
-    """Id of the tokenizer's end token, which pool=end reads, in [0, `vocabulary`): 2 for XLM-V, 1 for mT5. Required
-    with pool=end and another tokenizer than clip, else null."""
+    """Id of the token with which the tokenizer ends a text, in [0, `vocabulary`): 2 for XLM-V, 1 for mT5. Required with
+    another tokenizer than clip, except with pool=last; else it must be null."""
 
     strip_separator: bool = False
     """Replaces the separator token that the tokenizer appends to a text by padding of id 0, as CLIPA does with BERT's
     (arXiv:2305.07017). Requires a tokenizer with a sep_token in its tokenizer_config.json."""
 
     packed: bool = True
-    """Skips the padding after each text's end token, which has no effect on the embedding. Must be false with
-    causal=false or pool=last, where it has one."""
+    """Skips the padding after each text's end token. Without causal=false, padding has no effect on the embedding. Must
+    be false with pool=last, which reads it."""
 
     checkpointing: str = "none"
     """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
@@ -129,6 +173,11 @@ class TextTowerSpec:
         )
         limits.check_limit("model.text.context_length", self.context_length, limits.TOKENS, "tokens")
         check_url("model.text.tokenizer", self.tokenizer)
+
+    @property
+    def end(self) -> TextEnd:
+        """Rule for the last token of a text."""
+        raise NotImplementedError
 
     def check_model(self, embed_dim: int, quick_gelu: bool) -> None:
         """Raises ConfigError for a tower that does not fit these options of the model."""
@@ -163,18 +212,35 @@ class ClipTextSpec(TextTowerSpec):
     """Hidden width of each block's MLP as a multiple of `width`, above 0 and at most 256."""
 
     causal: bool = True
-    """Causal attention: a token attends to itself and to earlier tokens. false: it attends to all positions, padding
-    included; this requires packed=false."""
+    """Causal attention: a token attends to itself and to earlier tokens. false: it attends to all tokens of the text,
+    and with packed=false to the padding too, as in SigLIP."""
 
     projection_bias: bool = False
     """Adds a bias to the linear projection to the embedding, as SigLIP does. Requires projection=linear."""
 
+    positions: Positions = Positions.learned
+    """Positions of the tokens: learned (an embedding of each position) or rotary (rotations of queries and keys,
+    arXiv:2104.09864; the width of a head must be even)."""
+
+    rotary_base: float = 10000.0
+    """Base of the wavelengths of rotary positions, above 1. Must be 10000 with positions=learned."""
+
+    norm: Norm = Norm.layer
+    """Normalization: layer (LayerNorm) or rms (RMSNorm, arXiv:1910.07467)."""
+
     norm_eps: float = 1e-5
-    """Epsilon of the LayerNorms, above 0 and at most 1."""
+    """Epsilon of the norms, above 0 and at most 1."""
+
+    mlp: Mlp = Mlp.gelu
+    """MLP of the blocks: gelu (two linear layers), or swiglu (gated, arXiv:2002.05202, with three matrices: with an
+    mlp_ratio of 8/3 it has as many parameters as with gelu and 4)."""
 
     gelu: Gelu = Gelu.exact
     """GELU of the MLPs: exact, or tanh (its approximation by a hyperbolic tangent). Must be exact with
-    model.quick_gelu=true, which replaces it."""
+    model.quick_gelu=true, which replaces it, and with mlp=swiglu."""
+
+    bias: bool = True
+    """Biases of the blocks' linear layers and LayerNorms. The projection has its own option."""
 
     vocabulary: int = CLIP_VOCABULARY
     """Number of rows of the token embedding, in [2, 16777216] and at least the number of tokens of the tokenizer. Must
@@ -191,11 +257,30 @@ class ClipTextSpec(TextTowerSpec):
             f"model.text.width={self.width} is not divisible by model.text.heads={self.heads}: "
             f"set width={self.width // self.heads * self.heads or self.heads}",
         )
+        learned = self.positions is Positions.learned
+        require(
+            learned or self.width // self.heads % 2 == 0,
+            f"model.text.positions=rotary needs an even width of a head, not {self.width // self.heads}, which is "
+            f"model.text.width={self.width} / model.text.heads={self.heads}: change one of them",
+        )
+        require(
+            self.rotary_base > 1 and (not learned or self.rotary_base == 10_000),
+            f"model.text.rotary_base={self.rotary_base:g} must be above 1, and 10000 with model.text.positions="
+            f"learned, on which it has no effect",
+        )
+        require(
+            self.mlp is Mlp.gelu or self.gelu is Gelu.exact,
+            f"model.text.gelu={self.gelu} has no effect with model.text.mlp={self.mlp}: remove one of them",
+        )
         require(self.norm_eps > 0, f"model.text.norm_eps={self.norm_eps} must be above 0: 1e-5 is usual")
         require(
-            not self.packed or (self.causal and self.pool is Pool.end),
-            f"model.text.packed=true skips the padding, which has an effect with model.text.causal="
-            f"{str(self.causal).lower()} and model.text.pool={self.pool}: give model.text.packed=false",
+            not self.packed or self.pool is not Pool.last,
+            "model.text.packed=true skips the padding, which model.text.pool=last reads: give model.text.packed=false",
+        )
+        require(
+            self.pool is not Pool.cls or not self.causal,
+            "model.text.pool=cls reads the first token, which with model.text.causal=true attends to itself only: give "
+            "model.text.causal=false, or another pool",
         )
         require(
             not self.projection_bias or self.projection is TextProjection.linear,
@@ -223,11 +308,11 @@ class ClipTextSpec(TextTowerSpec):
             f"model.text.tokenizer=clip needs vocabulary={CLIP_VOCABULARY} and clean=clip, not model.text.vocabulary="
             f"{self.vocabulary} and model.text.clean={self.clean}: give another tokenizer, or remove these",
         )
-        reads_end = not clip and self.pool is Pool.end
+        reads_end = not clip and self.pool is not Pool.last
         require(
             not reads_end or self.end_id is not None,
-            f"model.text.pool=end with model.text.tokenizer={self.tokenizer} needs the id of its end token: give "
-            "model.text.end_id, or model.text.pool=last",
+            f"model.text.pool={self.pool} with model.text.tokenizer={self.tokenizer} needs the id of its end token: "
+            "give model.text.end_id, or model.text.pool=last",
         )
         require(
             reads_end or self.end_id is None,
@@ -255,6 +340,12 @@ class ClipTextSpec(TextTowerSpec):
         return FileTokenizer(
             self.tokenizer, self.context_length, self.vocabulary, self.clean, self.end_id, self.strip_separator
         )
+
+    @property
+    def end(self) -> TextEnd:
+        if self.pool is Pool.last:
+            return TextEnd()
+        return TextEnd(CLIP_END_ID if self.end_id is None else self.end_id)
 
     def check_model(self, embed_dim: int, quick_gelu: bool) -> None:
         require(

@@ -1,4 +1,4 @@
-"""Causal attention within packed texts, on T tokens without padding.
+"""Attention within packed texts, causal or to all tokens of a text, on T tokens without padding.
 
 On the CPU, texts of equal length are one batch of attention: packing sorts texts by length, so that these batches are
 views. On CUDA it is torch's variable-length kernel, which supports 16 bits only.
@@ -28,39 +28,43 @@ def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and dtype in (torch.float16, torch.bfloat16))
 
 
-def varlen_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int) -> Tensor:
-    """Attends from each token to itself and the earlier tokens of its segment. [T, 3, H, K] -> [T, H, K].
+def varlen_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int, causal: bool = True) -> Tensor:
+    """Attends from each token to itself and the earlier tokens of its segment, or without `causal` to all of them.
+    [T, 3, H, K] -> [T, H, K].
 
     `start_S`: int32 [S + 1], the first token of each segment, then T. `longest`: upper bound of a segment's length.
     """
     if qkv_T3HK.device.type == "cpu":
-        out_THK: Tensor = _cpu_attention(qkv_T3HK, start_S)[0]
+        out_THK: Tensor = _cpu_attention(qkv_T3HK, start_S, causal)[0]
         return out_THK
-    return cuda_attention(qkv_T3HK, start_S, longest)
+    return cuda_attention(qkv_T3HK, start_S, longest, causal)
 
 
-def cuda_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int) -> Tensor:
+def cuda_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int, causal: bool = True) -> Tensor:
     q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
-    mixed = varlen_attn(q_THK, k_THK, v_THK, start_S, start_S, longest, longest, window_size=(-1, 0))
+    window = (-1, 0) if causal else (-1, -1)
+    mixed = varlen_attn(q_THK, k_THK, v_THK, start_S, start_S, longest, longest, window_size=window)
     assert isinstance(mixed, Tensor)
     return mixed
 
 
 # An operator, not a function, so that torch.compile does not specialize on the lengths of each batch.
 @torch.library.custom_op("clipx::varlen_attention", mutates_args=())
-def _cpu_attention(qkv_T3HK: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
+def _cpu_attention(qkv_T3HK: Tensor, start_S: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """Returns the outputs [T, H, K] and the logarithm of the sum of each softmax, H * T numbers in the order of the
     batches."""
     outs, lses = [], []
     for q_NHLK, k_NHLK, v_NHLK in _batches(qkv_T3HK, start_S):
-        out_NHLK, lse_NHL = _aten._scaled_dot_product_flash_attention_for_cpu(q_NHLK, k_NHLK, v_NHLK, 0.0, True)
+        out_NHLK, lse_NHL = _aten._scaled_dot_product_flash_attention_for_cpu(q_NHLK, k_NHLK, v_NHLK, 0.0, causal)
         outs.append(out_NHLK.transpose(1, 2).flatten(0, 1))
         lses.append(lse_NHL.flatten())
     return torch.cat(outs), torch.cat(lses)
 
 
 @torch.library.custom_op("clipx::varlen_attention_backward", mutates_args=())
-def _cpu_backward(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S: Tensor) -> Tensor:
+def _cpu_backward(
+    grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S: Tensor, causal: bool
+) -> Tensor:
     """Returns the gradient of the queries, keys and values, [T, 3, H, K]."""
     grad_qkv_T3HK = torch.empty_like(qkv_T3HK, memory_format=torch.contiguous_format)
     first = 0
@@ -72,7 +76,7 @@ def _cpu_backward(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tens
         )
         lse_NHL = lse[rows.start * heads : rows.stop * heads].view(texts, heads, length)
         parts = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_NHLK, q_NHLK, k_NHLK, v_NHLK, out_NHLK, lse_NHL, 0.0, True
+            grad_NHLK, q_NHLK, k_NHLK, v_NHLK, out_NHLK, lse_NHL, 0.0, causal
         )
         for i, part_NHLK in enumerate(parts):
             grad_qkv_T3HK[rows, i].unflatten(0, (texts, length)).copy_(part_NHLK.transpose(1, 2))
@@ -97,24 +101,25 @@ def _runs(start_S: Tensor) -> list[tuple[int, int]]:
 
 
 @_cpu_attention.register_fake
-def _(qkv_T3HK: Tensor, start_S: Tensor) -> tuple[Tensor, Tensor]:
+def _(qkv_T3HK: Tensor, start_S: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     tokens, _, heads, width = qkv_T3HK.shape
     wide = torch.promote_types(qkv_T3HK.dtype, torch.float32)
     return qkv_T3HK.new_empty(tokens, heads, width), qkv_T3HK.new_empty(tokens * heads, dtype=wide)
 
 
 @_cpu_backward.register_fake
-def _(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S: Tensor) -> Tensor:
+def _(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S: Tensor, causal: bool) -> Tensor:
     return torch.empty_like(qkv_T3HK, memory_format=torch.contiguous_format)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output)
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, bool], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.causal = inputs
+    ctx.save_for_backward(*tensors, *output)
 
 
-def _backward(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Tensor, None]:
+def _backward(ctx: Any, grad_THK: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
     qkv_T3HK, start_S, out_THK, lse = ctx.saved_tensors
-    return _cpu_backward(grad_THK.contiguous(), qkv_T3HK, out_THK, lse, start_S), None
+    return _cpu_backward(grad_THK.contiguous(), qkv_T3HK, out_THK, lse, start_S, ctx.causal), None, None
 
 
 _cpu_attention.register_autograd(_backward, setup_context=_save)

@@ -30,7 +30,7 @@ from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
 from clipx.model.text import Packing
-from clipx.model.text_spec import Pool
+from clipx.model.text_end import TextEnd
 from clipx.model.tokenizer import Tokenizer
 
 SOURCE = Numbers([40, 61], broken=frozenset({3, 8, 9, 40, 71}))
@@ -270,7 +270,7 @@ def test_images_of_joined_parts_are_copied_once_into_pinned_memory(pinned: list[
 
 @pytest.mark.parametrize("part", [8, 24])
 @pytest.mark.parametrize(
-    "packer", [PACKED, TextPacker(packed=False), TextPacker(False, Pool.last), CaptionPacker(True)]
+    "packer", [PACKED, TextPacker(packed=False), TextPacker(False, TextEnd(None)), CaptionPacker(True)]
 )
 def test_each_micro_batch_is_packed_as_the_model_packs_it(packer: TextPacker, part: int) -> None:
     for batch in loader(packer=packer, micro_batches=3, part=part, workers=1):

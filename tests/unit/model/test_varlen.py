@@ -156,9 +156,10 @@ def test_attention_on_the_cpu_equals_its_definition(dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, exact, rtol=tolerance, atol=tolerance)
 
 
-def test_the_operator_satisfies_the_rules_of_torch_compile() -> None:
-    qkv_T3HK = torch.randn(9, 3, 2, 8, requires_grad=True)
-    torch.library.opcheck(torch.ops.clipx.varlen_attention, (qkv_T3HK, torch.tensor([0, 2, 4, 9], dtype=torch.int32)))
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_operator_satisfies_the_rules_of_torch_compile(causal: bool) -> None:
+    qkv_T3HK, start_S = torch.randn(9, 3, 2, 8, requires_grad=True), torch.tensor([0, 2, 4, 9], dtype=torch.int32)
+    torch.library.opcheck(torch.ops.clipx.varlen_attention, (qkv_T3HK, start_S, causal))
 
 
 def test_flops_are_those_of_the_pairs_within_texts() -> None:

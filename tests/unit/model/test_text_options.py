@@ -1,0 +1,138 @@
+"""Options of clipx's own text tower beyond CLIP's form: rotary positions, RMSNorm, SwiGLU, pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from clipx.errors import ConfigError
+from clipx.model import text as text_module
+from clipx.model.text import TextTower
+from clipx.model.text_spec import ClipTextSpec, Mlp, Norm, Pool, Positions, TextProjection
+
+LENGTH, WIDTH, HEADS = 12, 32, 2
+SMALL: dict[str, Any] = {
+    "context_length": LENGTH,
+    "width": WIDTH,
+    "heads": HEADS,
+    "layers": 2,
+    "vocabulary": 99,
+    "tokenizer": "tokenizer.json",
+    "end_id": 2,
+}
+MODERN: dict[str, Any] = {
+    "positions": Positions.rotary,
+    "norm": Norm.rms,
+    "mlp": Mlp.swiglu,
+    "bias": False,
+    "mlp_ratio": 2.5,
+}
+POOLS = [Pool.end, Pool.cls, Pool.mean, Pool.max, Pool.map]
+
+
+def build(**options: Any) -> TextTower:
+    torch.manual_seed(0)
+    spec = ClipTextSpec(**{**SMALL, **options})
+    return TextTower(spec, WIDTH, quick_gelu=False).double()
+
+
+def texts(*lengths: int) -> Tensor:
+    """Returns rows of random tokens, each with the end token 2 at its last position, and padding 1."""
+    tokens_BL = torch.randint(5, 99, (len(lengths), LENGTH), generator=torch.Generator().manual_seed(1))
+    for row, used in enumerate(lengths):
+        tokens_BL[row, used - 1], tokens_BL[row, used:] = 2, 1
+    return tokens_BL
+
+
+def test_the_modern_form_equals_llama() -> None:
+    tower = build(**MODERN, projection=TextProjection.none, norm_eps=1e-6, rotary_base=5000.0)
+    config = transformers.LlamaConfig(
+        vocab_size=99, hidden_size=WIDTH, num_attention_heads=HEADS, num_hidden_layers=2, intermediate_size=80,
+        rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 5000.0}, pad_token_id=1,
+    )  # fmt: skip
+    llama = transformers.AutoModel.from_config(config).double().eval()
+    ours, theirs = tower.state_dict(), llama.state_dict()
+    named = {"embed_tokens.weight": ours["token_embedding.weight"], "norm.weight": ours["norm.weight"]}
+    for i in range(2):
+        here, there = f"blocks.{i}", f"layers.{i}"
+        for name, part in zip("qkv", ours[f"{here}.attn.qkv.weight"].chunk(3), strict=True):
+            named[f"{there}.self_attn.{name}_proj.weight"] = part
+        for name, part in zip(("gate", "up"), ours[f"{here}.mlp.fc1.weight"].chunk(2), strict=True):
+            named[f"{there}.mlp.{name}_proj.weight"] = part
+        named[f"{there}.self_attn.o_proj.weight"] = ours[f"{here}.attn.proj.weight"]
+        named[f"{there}.mlp.down_proj.weight"] = ours[f"{here}.mlp.fc2.weight"]
+        named[f"{there}.input_layernorm.weight"] = ours[f"{here}.norm1.weight"]
+        named[f"{there}.post_attention_layernorm.weight"] = ours[f"{here}.norm2.weight"]
+    assert named.keys() == theirs.keys()
+    llama.load_state_dict(named)
+    tokens_BL = texts(3, 12, 7)
+    with torch.no_grad():
+        tokens_BLW = llama(tokens_BL).last_hidden_state
+        found_BW = tower(tokens_BL)
+    assert found_BW.std() > 0.1
+    torch.testing.assert_close(found_BW, tokens_BLW[torch.arange(3), torch.tensor([2, 11, 6])], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("supported", [True, False], ids=["varlen", "masked"])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("form", [{}, MODERN], ids=["clip", "modern"])
+def test_packed_texts_have_the_features_of_each_text_alone(
+    form: dict[str, Any], pool: Pool, supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "is_supported", lambda *_: supported)
+    tower = build(**form, pool=pool, causal=False)
+    tokens_BL = texts(5, 12, 2, 5)
+    alone = [tower(tokens_BL[i : i + 1]) for i in range(4)]
+    together_BD = tower(tokens_BL)
+    assert together_BD.std() > 0.01
+    torch.testing.assert_close(together_BD, torch.cat(alone), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("pool", [Pool.end, Pool.mean, Pool.max, Pool.map])
+@pytest.mark.parametrize("form", [{}, MODERN], ids=["clip", "modern"])
+def test_under_causal_attention_padding_has_no_effect(form: dict[str, Any], pool: Pool) -> None:
+    packed, padded = build(**form, pool=pool), build(**form, pool=pool, packed=False)
+    tokens_BL = texts(5, 12, 2)
+    torch.testing.assert_close(packed(tokens_BL), padded(tokens_BL), atol=1e-12, rtol=0)
+
+
+def test_pools_read_the_tokens_of_the_text() -> None:
+    tokens_BL = texts(5, 12, 2)
+    tower = build(causal=False, projection=TextProjection.none)
+    packing = text_module.Packing.of(tokens_BL, True, tower.end)
+    x_TW = torch.randn(len(packing.tokens_T), WIDTH, dtype=torch.float64)
+    of_text = [x_TW[(packing.start_S[i]) : packing.start_S[i + 1]] for i in (1, 2, 0)]  # sorted by length
+    expected = {Pool.cls: [x[0] for x in of_text], Pool.end: [x[-1] for x in of_text]}
+    expected |= {Pool.mean: [x.mean(0) for x in of_text], Pool.max: [x.amax(0) for x in of_text]}
+    for pool, rows in expected.items():
+        torch.testing.assert_close(text_module.TextPool(pool, WIDTH, HEADS)(x_TW, packing), torch.stack(rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pool": Pool.cls}, r"model\.text\.pool=cls reads the first token, .*: give model\.text\.causal=false"),
+        ({"end_id": None}, r"model\.text\.pool=end with .* needs the id of its end token: give model\.text\.end_id"),
+        ({"end_id": 99}, r"model\.text\.end_id=99 must be in \[0, model\.text\.vocabulary=99\)"),
+        ({"pool": Pool.last, "end_id": None}, r"packed=true skips the padding, .*: give model\.text\.packed=false"),
+        ({"pool": Pool.last, "packed": False}, r"model\.text\.end_id=2 has no effect with .*: remove it"),
+        ({"rotary_base": 5.0}, r"model\.text\.rotary_base=5 must be above 1, and 10000 with .*positions=learned"),
+        ({"positions": Positions.rotary, "width": 6}, r"needs an even width of a head, not 3, which is .*width=6"),
+        ({"mlp": Mlp.swiglu, "gelu": "tanh"}, r"model\.text\.gelu=tanh has no effect with model\.text\.mlp=swiglu"),
+        ({"projection": TextProjection.none, "projection_bias": True}, r"projection_bias=true has no effect with"),
+        ({"tokenizer": "clip", "end_id": None, "vocabulary": 49408, "strip_separator": True}, "has no separator"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_raise_an_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ClipTextSpec(**{**SMALL, **options})
+
+
+def test_no_projection_needs_the_width_of_the_embedding() -> None:
+    spec = ClipTextSpec(projection=TextProjection.none)
+    with pytest.raises(ConfigError, match=r"projection=none needs model\.embed_dim=512, model\.text\.width, not 24"):
+        spec.check_model(24, quick_gelu=False)
