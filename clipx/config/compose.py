@@ -22,7 +22,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipx.config.messages import (
-    FREE_KEY,
+    FREE_KEYS,
     LIST_GROUPS,
     MISPLACED_ERRORS,
     misplaced_key,
@@ -48,7 +48,7 @@ def hydra_override(typed: str) -> str:
     it Hydra sets existing keys only.
     """
     key, equals, value = typed.partition("=")
-    if equals and f"{key}.".startswith(f"{FREE_KEY}."):
+    if equals and f"{key}.".startswith(tuple(f"{free}." for free in FREE_KEYS)):
         return f"++{typed}"
     pattern = re.sub(r"\$\{[^}]*\}?", "", value)  # remove interpolations
     several = "," in re.sub(r"\{[^}]*\}", "", pattern)

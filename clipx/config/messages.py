@@ -26,7 +26,7 @@ COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 _LISTED = 280  # characters of the keys that a message lists
 
 LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
-FREE_KEY = "model.image.options"  # dictionary whose keys are timm's, which are set without +
+FREE_KEYS = ("model.image.options", "model.text.options")  # dictionaries of other libraries' keys, set without +
 
 
 def one_line(error: BaseException) -> str:
@@ -118,7 +118,7 @@ def _fix(key: str, child: Any) -> str:
     group = key.partition(".")[0]
     if group in LIST_GROUPS:
         return f": choose options by {group}=[…] and set their values by {group}.OPTION.KEY=…"
-    plus = "+" if OmegaConf.get_type(child) is dict and key != FREE_KEY else ""
+    plus = "+" if OmegaConf.get_type(child) is dict and key not in FREE_KEYS else ""
     return f": set its values by {plus}{key}.KEY=…"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,13 +84,14 @@ class _Recomputed:
         self.has_statistics = any(isinstance(m, BATCH_NORM) for m in module.modules())
         self.draws = any(_may_draw(m) for m in module.modules())
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         options: dict[str, Any] = {"preserve_rng_state": self.draws}
         if self.has_statistics:
             options["context_fn"] = self.contexts
         elif self.selective:
             options["context_fn"] = _selective  # the same for all blocks, which then compile to one graph
-        return checkpoint(type(self.module).forward, self.module, *args, use_reentrant=False, **options)
+        forward = functools.partial(type(self.module).forward, **keywords) if keywords else type(self.module).forward
+        return checkpoint(forward, self.module, *args, use_reentrant=False, **options)
 
     def contexts(self) -> Contexts:
         """Returns the contexts of the first pass and of the second, in which BatchNorm's statistics stay unchanged."""

@@ -18,7 +18,9 @@ def named_blocks(model: CLIP) -> dict[str, nn.Module]:
     """
     image = {f"image.trunk.{name}": block for name, block in image_blocks(model.image.trunk).items()}
     others = {
-        f"{name}.blocks": tower.get_submodule("blocks") for name, tower in model.named_children() if name != "image"
+        f"{name}.{tower.blocks_name}": tower.get_submodule(str(tower.blocks_name))
+        for name, tower in model.named_children()
+        if name != "image"
     }
     return image | {f"{name}.{i}": block for name, blocks in others.items() for i, block in blocks.named_children()}
 

@@ -7,6 +7,7 @@ width, Q queries, H heads, K width of a head, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +75,8 @@ class Captions:
 
 class CaptionDecoder(nn.Module):
     """Output tokens of the text tower [T, W] and tokens of their images [B, N, W] -> -log p of each caption [B]."""
+
+    blocks_name: ClassVar[str] = "blocks"
 
     def __init__(self, spec: DecoderSpec, width: int, quick_gelu: bool) -> None:
         super().__init__()

@@ -14,7 +14,6 @@ from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 
 _HEAD = "<head above all blocks>"
-_TEXT_STEM = ("text.positional_embedding", "text.class_token")
 
 
 def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
@@ -23,7 +22,7 @@ def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
     A norm between two blocks belongs to one of them. Raises ConfigError naming `asked_by` for an image tower whose
     blocks timm does not define.
     """
-    image, text = _image_layers(model.image.trunk, asked_by), len(model.text.blocks) + 1
+    image, text = _image_layers(model.image.trunk, asked_by), _text_layers(model.text)
     decoder = 1 + sum(name.startswith("decoder.") for name in named_blocks(model))
     found: dict[str, tuple[int, int]] = {}
     for name, _ in model.named_parameters():
@@ -31,16 +30,24 @@ def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
             found[name] = image[name.removeprefix("image.trunk.")], image[_HEAD]
         elif name.startswith("image."):
             found[name] = image[_HEAD], image[_HEAD]
-        elif block := re.match(r"text\.blocks\.(\d+)\.", name):
-            found[name] = int(block[1]) + 1, text
+        elif name.startswith("text."):
+            found[name] = text[name.removeprefix("text.")], text[_HEAD]
         elif block := re.match(r"decoder\.blocks\.(\d+)\.", name):  # a separate tower: its layers count from 1
             found[name] = int(block[1]) + 1, decoder
-        elif name.startswith("decoder."):
-            found[name] = decoder, decoder
-        elif name.startswith("text.token_embedding.") or name in _TEXT_STEM:
-            found[name] = 0, text
         else:
-            found[name] = text, text
+            found[name] = decoder, decoder
+    return found
+
+
+def _text_layers(tower: Any) -> dict[str, int]:
+    """Returns the layer of each parameter of a text tower, and that above all blocks. Embeddings precede the blocks."""
+    form = re.compile(rf"{re.escape(tower.blocks_name)}\.(\d+)\.")
+    top = len(tower.get_submodule(tower.blocks_name)) + 1
+    found, reached = {_HEAD: top}, 0
+    for name, _ in tower.named_parameters():
+        block = form.match(name)
+        reached = max(reached, 1 if block else 0)
+        found[name] = int(block[1]) + 1 if block else reached * top
     return found
 
 

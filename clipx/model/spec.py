@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+import clipx.model.hf_text_spec  # noqa: F401  # registers its option
 from clipx.config import limits
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
 
+from clipx.errors import require
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.text_end import TextEnd
 from clipx.model.text_spec import ClipTextSpec, Gelu, Norm, Pool, Positions, TextProjection
@@ -185,22 +186,50 @@ class TextPool(nn.Module):
         return (x_BLW * used_BL1).sum(1) / used_BL1.sum(1)
 
 
+def text_projection(kind: TextProjection, width: int, embed_dim: int, bias: bool = False) -> nn.Module:
+    """Returns the projection [B, W] -> [B, D], to be initialized by `init_projection`.
+
+    Raises ConfigError for none with another width than the embedding's.
+    """
+    if kind is TextProjection.none:
+        require(
+            width == embed_dim,
+            f"model.text.projection=none needs model.embed_dim={width}, the width of the text tower, not {embed_dim}: "
+            "set it, or remove model.text.projection",
+        )
+        return nn.Identity()
+    if kind is TextProjection.linear:
+        return nn.Linear(width, embed_dim, bias)
+    return Mlp(width, (width + embed_dim) // 2, quick_gelu=False, bias=False, out=embed_dim)
+
+
+@torch.no_grad()
+def init_projection(projection: nn.Module) -> None:
+    """Draws initial weights: normal with deviation (their inputs)^-.5, biases 0."""
+    for module in projection.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
 class TextTower(nn.Module):
     """Token ids [B, L] -> features [B, D]."""
+
+    blocks_name: ClassVar[str] = "blocks"
+    """Name of the list of blocks."""
 
     def __init__(self, spec: ClipTextSpec, embed_dim: int, quick_gelu: bool) -> None:
         super().__init__()
         self.context_length, self.packed, self.end = spec.context_length, spec.packed, spec.end
-        self.pool = TextPool(spec.pool, spec.width, spec.heads)
         self.token_embedding = nn.Embedding(spec.vocabulary, spec.width)
         self.positional_embedding: nn.Parameter | None = None
         if spec.positions is Positions.learned:
             self.positional_embedding = nn.Parameter(torch.empty(spec.context_length, spec.width))
         self.blocks = nn.ModuleList(TextBlock.of(spec, quick_gelu) for _ in range(spec.layers))
         self.norm = _norm(spec)
-        self.projection: nn.Module = nn.Identity()
-        if spec.projection is TextProjection.linear:
-            self.projection = nn.Linear(spec.width, embed_dim, bias=spec.projection_bias)
+        self.pool = TextPool(spec.pool, spec.width, spec.heads)
+        self.projection = text_projection(spec.projection, spec.width, embed_dim, spec.projection_bias)
         self.init_weights()
         checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
 
@@ -223,10 +252,7 @@ class TextTower(nn.Module):
         for block in self.blocks:
             assert isinstance(block, TextBlock)
             block.init_weights(depth=len(self.blocks))
-        if isinstance(self.projection, nn.Linear):
-            nn.init.normal_(self.projection.weight, std=self.projection.in_features**-0.5)
-            if self.projection.bias is not None:
-                nn.init.zeros_(self.projection.bias)
+        init_projection(self.projection)
 
     def forward(self, tokens_BL: Tensor | Packing) -> Tensor:
         """[B, context_length] token ids -> [B, D] of any norm.
@@ -356,13 +382,21 @@ def rotated(qkv_T3HK: Tensor, position_T: Tensor, base: float) -> Tensor:
 
 
 class Mlp(nn.Module):
-    """Two linear layers with a GELU between them. [..., W] -> [..., W]."""
+    """Two linear layers with a GELU between them. [..., W] -> [..., W], or `out` features."""
 
-    def __init__(self, width: int, hidden: int, quick_gelu: bool, gelu: Gelu = Gelu.exact, bias: bool = True) -> None:
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        quick_gelu: bool,
+        gelu: Gelu = Gelu.exact,
+        bias: bool = True,
+        out: int | None = None,
+    ) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, hidden, bias)
         self.act = QuickGELU() if quick_gelu else nn.GELU("tanh" if gelu is Gelu.tanh else "none")
-        self.fc2 = nn.Linear(hidden, width, bias)
+        self.fc2 = nn.Linear(hidden, width if out is None else out, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc2(self.act(self.fc1(x)))

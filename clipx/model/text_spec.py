@@ -25,6 +25,9 @@ class TextProjection(StrEnum):
     linear = "linear"
     """A linear layer."""
 
+    mlp = "mlp"
+    """Two linear layers without biases, with a GELU between them: the first to the mean of both widths."""
+
     none = "none"
     """No projection: the features are the embedding."""
 
@@ -112,7 +115,7 @@ class TextTowerSpec:
     """Options of every kind of text tower."""
 
     kind: str = MISSING
-    """Kind of text tower: `clip` (clipx's own transformer)."""
+    """Kind of text tower: `clip` (clipx's own transformer) or `hf` (a model of transformers)."""
 
     context_length: int = 77
     """Number of tokens per text, start and end tokens included, in [3, 65536]. Longer texts are truncated."""
@@ -123,11 +126,8 @@ class TextTowerSpec:
     query) over the tokens of the text."""
 
     projection: TextProjection = TextProjection.linear
-    """Projection of the pooled features to the embedding: linear, or none (`width` must be model.embed_dim)."""
-
-    tokenizer: str = "clip"
-    """Tokenizer: clip (CLIP's byte-pair encoding), the path of a Hugging Face tokenizer.json or of its folder, or
-    hf-hub:ORG/NAME of a repository that has one."""
+    """Projection of the pooled features to the embedding: linear, mlp (two linear layers, the first to the mean of both
+    widths) or none (the width of the features must be model.embed_dim)."""
 
     clean: Clean = Clean.clip
     """Cleaning of a text before tokenization: clip (lower case, single spaces), canonical (the same without ASCII
@@ -172,11 +172,15 @@ class TextTowerSpec:
             f"model.text.context_length={self.context_length} must be at least 3: start token, one token, end token",
         )
         limits.check_limit("model.text.context_length", self.context_length, limits.TOKENS, "tokens")
-        check_url("model.text.tokenizer", self.tokenizer)
 
     @property
     def end(self) -> TextEnd:
         """Rule for the last token of a text."""
+        raise NotImplementedError
+
+    @property
+    def tokenizer_place(self) -> str:
+        """Location of the tokenizer, or clip."""
         raise NotImplementedError
 
     def check_model(self, embed_dim: int, quick_gelu: bool) -> None:
@@ -242,6 +246,10 @@ class ClipTextSpec(TextTowerSpec):
     bias: bool = True
     """Biases of the blocks' linear layers and LayerNorms. The projection has its own option."""
 
+    tokenizer: str = "clip"
+    """Tokenizer: clip (CLIP's byte-pair encoding), the path of a Hugging Face tokenizer.json or of its folder, or
+    hf-hub:ORG/NAME of a repository that has one."""
+
     vocabulary: int = CLIP_VOCABULARY
     """Number of rows of the token embedding, in [2, 16777216] and at least the number of tokens of the tokenizer. Must
     be 49408 with tokenizer=clip."""
@@ -302,6 +310,7 @@ class ClipTextSpec(TextTowerSpec):
         )
 
     def _check_tokenizer(self) -> None:
+        check_url("model.text.tokenizer", self.tokenizer)
         clip = self.tokenizer == "clip"
         require(
             not clip or (self.vocabulary, self.clean) == (CLIP_VOCABULARY, Clean.clip),
@@ -340,6 +349,10 @@ class ClipTextSpec(TextTowerSpec):
         return FileTokenizer(
             self.tokenizer, self.context_length, self.vocabulary, self.clean, self.end_id, self.strip_separator
         )
+
+    @property
+    def tokenizer_place(self) -> str:
+        return self.tokenizer
 
     @property
     def end(self) -> TextEnd:

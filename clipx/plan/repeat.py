@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
+from clipx.model.text import TextTower
 
 
 class Observer(Protocol):
@@ -41,7 +42,7 @@ def shorten(model: CLIP, spec: ModelSpec) -> list[Repeated]:
     block of a tower may be of another type."""
     found = []
     for tower, own in ((model.image.trunk, spec.image), (model.text, spec.text)):
-        if type(tower) is VisionTransformer or tower is model.text:
+        if type(tower) is VisionTransformer or isinstance(tower, TextTower):
             blocks = tower.blocks
             alike = own.checkpointing in ("none", "selective", "tower", "1") and not own.lock.isdecimal()
             if alike and len(blocks) > 3 and len({_shape(block) for block in blocks[:-1]}) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -13,6 +14,7 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from clipx.errors import CheckpointError
+from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.spec import ClipSpec
 from clipx.model.text_spec import CLIP_VOCABULARY, Clean, ClipTextSpec, Gelu, Pool, TextProjection, TextTowerSpec
 from clipx.model.tower_spec import ImageTowerSpec, Projection
@@ -34,6 +36,8 @@ _RESNETS = {  # by the layers of the stages
 _CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
 _HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's defaults
 _HUB = "hf-hub:"
+_HF_POOLS = {Pool.mean: "mean_pooler", Pool.cls: "cls_last_hidden_state_pooler"}
+_HF_PROJECTIONS = {TextProjection.linear: "linear", TextProjection.mlp: "mlp", TextProjection.none: None}
 _PROJECTIONS = {Projection.linear: "linear", Projection.mlp: "mlp", Projection.head: "", Projection.none: "none"}
 _LAYERS = (Projection.linear, Projection.mlp)  # after the trunk; with them open_clip keeps timm's pool
 
@@ -162,7 +166,13 @@ def _pool_of(trunk: Any, name: str) -> str:
 
 
 def _text(spec: TextTowerSpec) -> dict[str, Any]:
+    if isinstance(spec, HfTextSpec):
+        return _hf_text(spec)
     assert isinstance(spec, ClipTextSpec)
+    usual = ClipTextSpec()
+    for key in ("positions", "norm", "mlp", "bias"):
+        value = getattr(spec, key)
+        _require(value == getattr(usual, key), f"model.text.{key}={value}: it has CLIP's blocks only")
     ratio = _ratio(spec.width, int(spec.width * spec.mlp_ratio))
     words = {
         "context_length": spec.context_length,
@@ -185,7 +195,27 @@ def _text(spec: TextTowerSpec) -> dict[str, Any]:
     return words
 
 
+def _hf_text(spec: HfTextSpec) -> dict[str, Any]:
+    _require(not spec.options, f"model.text.options={spec.options}: it reads config.json unchanged")
+    _require(
+        spec.pool in _HF_POOLS and spec.end_id is None and spec.pad_id is None,
+        f"model.text.pool={spec.pool}, end_id={spec.end_id} and pad_id={spec.pad_id}: it pools models of transformers "
+        "at the first token or by the mean, without the padding of config.json",
+    )
+    return {
+        "context_length": spec.context_length,
+        "hf_model_name": spec.source.removeprefix(_HUB),
+        "hf_model_pretrained": False,
+        "hf_tokenizer_name": spec.tokenizer_place.removeprefix(_HUB),
+        "tokenizer_kwargs": {"clean": _CLEAN[spec.clean]},
+        "hf_proj_type": _HF_PROJECTIONS[spec.projection],
+        "hf_pooler_type": _HF_POOLS[spec.pool],
+    }
+
+
 def _text_pool(spec: ClipTextSpec) -> dict[str, Any]:
+    _require(spec.pool in (Pool.end, Pool.last), f"model.text.pool={spec.pool}: it pools at one token")
+    _require(spec.causal or not spec.packed, "model.text.causal=false with packed=true: its tokens attend to padding")
     if spec.pool is Pool.last:
         return {"pool_type": "last"}
     return {} if spec.end_id is None else {"pool_type": "eos", "eos_id": spec.end_id}
@@ -313,7 +343,37 @@ def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec
     return ImageTowerSpec(timm=name, size=size, projection=way, options=options)
 
 
-def _text_tower(section: _ConfigSection) -> ClipTextSpec:
+def _hf_tower(section: _ConfigSection, name: str) -> HfTextSpec:
+    """Returns the spec of open_clip's HFTextEncoder. open_clip reads a folder or a repository of the hub."""
+    from clipx.model.hf_text import packs, read_config  # imports transformers
+
+    pool, projection = section.take("hf_pooler_type", "mean_pooler"), section.take("hf_proj_type", "mlp")
+    tokenizer, cleaning = section.take("hf_tokenizer_name", name), section.take("tokenizer_kwargs", None) or {}
+    clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", "whitespace")), None)
+    ways = {theirs: ours for ours, theirs in _HF_PROJECTIONS.items()}
+    section.require(pool in _HF_POOLS.values() or pool == "cls_pooler", "hf_pooler_type", pool)
+    section.require(projection in ways, "hf_proj_type", projection)
+    section.require(clean is not None and not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
+    section.expect(tokenizer_mode=None)
+    unused = ("vocab_size", "width", "heads", "layers", "mlp_ratio", "pool_type", "eos_id", "pad_id", "no_causal_mask")
+    section.ignore("hf_model_pretrained", "output_tokens", "embed_cls", *unused)
+    source, place = (given if Path(given).is_dir() else _HUB + given for given in (name, tokenizer))
+    spec = HfTextSpec(
+        source=source,
+        context_length=section.take("context_length", 77),
+        pool=Pool.mean if pool == "mean_pooler" else Pool.cls,
+        projection=ways[projection],
+        tokenizer=None if place == source else place,
+        clean=clean or Clean.whitespace,
+    )
+    config = read_config(spec)
+    section.require(pool != "cls_pooler" or config.is_encoder_decoder, "hf_pooler_type", pool)  # else it has a layer
+    return replace(spec, packed=packs(config))
+
+
+def _text_tower(section: _ConfigSection) -> TextTowerSpec:
+    if (name := section.take("hf_model_name", None)) is not None:
+        return _hf_tower(section, name)
     causal, pool = not section.take("no_causal_mask", False), section.take("pool_type", "argmax")
     tokenizer, cleaning = section.take("hf_tokenizer_name", None), section.take("tokenizer_kwargs", None) or {}
     section.require(pool in ("argmax" if tokenizer is None else "eos", "last"), "pool_type", pool)
@@ -326,7 +386,7 @@ def _text_tower(section: _ConfigSection) -> ClipTextSpec:
     )
     section.require(not norm.keys() - {"eps"}, "norm_kwargs", norm)
     section.require(clean is not None, "tokenizer_kwargs", cleaning)
-    section.expect(ls_init_value=None, embed_cls=False, hf_model_name=None, tokenizer_mode=None)
+    section.expect(ls_init_value=None, embed_cls=False, tokenizer_mode=None)
     section.expect(final_ln_after_pool=False)
     section.ignore("output_tokens", "pad_id", "hf_model_pretrained")
     end, end_id, projection = pool != "last", section.take("eos_id", 2), section.take("proj_type", "linear")

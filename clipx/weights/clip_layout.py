@@ -9,6 +9,7 @@ from timm.layers import AttentionPool2d
 from timm.models import ByobNet, VisionTransformer
 from torch import nn
 
+from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.spec import ClipSpec
 from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
 from clipx.weights.key_mapping import Rule, fits
@@ -75,8 +76,19 @@ TIMM = [
 """Any timm architecture, which open_clip wraps unchanged."""
 
 
+HF_TEXT = [
+    Rule("text.transformer.**", "text.transformer.**"),
+    Rule("text.projection.weight", "text.proj.weight"),
+    Rule("text.projection.fc1.weight", "text.proj.0.weight"),
+    Rule("text.projection.fc2.weight", "text.proj.2.weight"),
+]
+"""A text tower of transformers."""
+
+
 def text(prefix: str, spec: TextTowerSpec) -> list[Rule]:
     """Returns the rules of the text tower. `prefix`: prefix of open_clip's names."""
+    if isinstance(spec, HfTextSpec):
+        return HF_TEXT
     bias = isinstance(spec, ClipTextSpec) and spec.projection_bias  # open_clip then has another module
     projection = [Rule("text.projection.weight", f"{prefix}text_projection", turned=True)]
     return [

@@ -62,8 +62,8 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
     mode = "squash" if image.stretch else "shortest"
     preprocess = {"mean": image.mean, "std": image.std, "interpolation": "bicubic", "resize_mode": mode}
     folder.mkdir()
-    if run.model.text.tokenizer != "clip":
-        _copy_tokenizer(run.model.text.tokenizer, folder)
+    if run.model.text.tokenizer_place != "clip":
+        _copy_tokenizer(run.model.text.tokenizer_place, folder)
         model["text_cfg"]["hf_tokenizer_name"] = "tokenizer.json"  # any name: open_clip looks in the folder
     config = json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}, indent=1)
     (folder / "open_clip_config.json").write_text(config + "\n", encoding="utf-8")

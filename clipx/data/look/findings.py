@@ -76,7 +76,7 @@ def _captions(spec: LookSpec, statistics: Statistics) -> Iterator[Finding]:
             "remove these captions",
         )
     other = total - sum(script.captions for script in statistics.scripts if script.name in ("Latin", "no letters"))
-    if spec.model.text.tokenizer == "clip" and other / total > _OTHER_SCRIPTS:
+    if spec.model.text.tokenizer_place == "clip" and other / total > _OTHER_SCRIPTS:
         mean = {script.name: script.mean_tokens for script in statistics.scripts}
         most = next(script for script in statistics.scripts if script.name not in ("Latin", "no letters"))
         latin = f", {mean['Latin']:.0f} in Latin script" if "Latin" in mean else ""

@@ -132,7 +132,7 @@ def _about(spec: LookSpec, dataset: Dataset, statistics: Statistics) -> list[tup
         ),
         ("model", spec.model.name),
         ("images", f"{image.size} x {image.size} pixels, data.crop_scale={spec.data.crop_scale}"),
-        ("captions", f"model.text.tokenizer={words.tokenizer}, at most {words.context_length} tokens"),
+        ("captions", f"model.text.tokenizer={words.tokenizer_place}, at most {words.context_length} tokens"),
         *(("note", note) for note in dataset.notes),
     ]
 

@@ -1,0 +1,76 @@
+"""Options of a text tower from transformers: the option `hf` of the group model/text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from clipx.config import limits
+from clipx.config.registry import MISSING, option
+from clipx.errors import require
+from clipx.model.text_spec import Pool, TextTowerSpec
+from clipx.storage.url import check_url
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from clipx.model.tokenizer import Tokenizer
+
+
+@option("text")
+@dataclass(kw_only=True, slots=True)
+class HfTextSpec(TextTowerSpec):
+    """Text tower of the package transformers: an encoder such as XLM-R, the encoder of an encoder-decoder such as mT5,
+    or a language model such as Qwen3 without its head. Requires the extra `text`."""
+
+    kind: str = "hf"
+    """Kind of text tower: a model of transformers."""
+
+    source: str = MISSING
+    """Folder with the config.json of a model of transformers, or hf-hub:ORG/NAME or hf-hub:ORG/NAME@REVISION of a
+    repository. It gives the architecture; model.text.weights or model.weights gives the weights."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Entries that replace those of config.json, as model.text.options.num_hidden_layers=6 or
+    model.text.options.hidden_dropout_prob=0."""
+
+    pool: Pool = Pool.mean
+    """Pooling of the tokens' features: mean, max or map (attention of a learned query) over the tokens of the text; cls
+    (the first token; not for causal models); end or last (the last token of the text, usual for causal models)."""
+
+    tokenizer: str | None = None
+    """Tokenizer: the path of a tokenizer.json or of its folder, or hf-hub:ORG/NAME. null: that of `source`."""
+
+    pad_id: int | None = None
+    """Id of the padding token, at which a text ends if end_id is null. null: pad_token_id of config.json."""
+
+    @property
+    def tokenizer_place(self) -> str:
+        return self.source if self.tokenizer is None else self.tokenizer
+
+    def __post_init__(self) -> None:
+        TextTowerSpec.__post_init__(self)
+        check_url("model.text.source", self.source)
+        if self.tokenizer is not None:
+            check_url("model.text.tokenizer", self.tokenizer)
+        limits.check_tower_options("model.text.options", self.options)
+        for name, token in (("end_id", self.end_id), ("pad_id", self.pad_id)):
+            require(token is None or token >= 0, f"model.text.{name}={token} must be at least 0")
+        require(
+            self.end_id is None or self.pad_id is None,
+            f"model.text.pad_id={self.pad_id} has no effect with model.text.end_id={self.end_id}: remove one of them",
+        )
+
+    def build_tokenizer(self) -> Tokenizer:
+        from clipx.model.hf_text import read_config
+        from clipx.model.hf_tokenizer import FileTokenizer
+
+        vocabulary = read_config(self).vocab_size
+        return FileTokenizer(
+            self.tokenizer_place, self.context_length, vocabulary, self.clean, self.end_id, self.strip_separator
+        )
+
+    def build(self, embed_dim: int, quick_gelu: bool) -> nn.Module:
+        from clipx.model.hf_text import HfTextTower
+
+        return HfTextTower(self, embed_dim)

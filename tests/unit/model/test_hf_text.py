@@ -1,0 +1,148 @@
+"""Text towers of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.hf_models import CONFIGS, DECODERS, PACKED, VOCABULARY, save_config
+from helpers.runs import compose
+from torch import Tensor
+
+from clipx.errors import ConfigError
+from clipx.model import hf_text
+from clipx.model.hf_text import HfTextTower
+from clipx.model.hf_text_spec import HfTextSpec
+from clipx.model.layers import parameter_layers
+from clipx.model.text_spec import Pool, TextProjection
+
+LENGTH, PAD = 12, 1
+
+
+def build(folder: Path, name: str, **options: Any) -> HfTextTower:
+    torch.manual_seed(0)
+    spec = HfTextSpec(source=save_config(folder, name), context_length=LENGTH, **{"packed": name in PACKED, **options})
+    tower = HfTextTower(spec, 24).double().eval()
+    with torch.no_grad():
+        for parameter in tower.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return tower
+
+
+def texts(*lengths: int) -> Tensor:
+    tokens_BL = torch.randint(5, VOCABULARY, (len(lengths), LENGTH), generator=torch.Generator().manual_seed(1))
+    for row, used in enumerate(lengths):
+        tokens_BL[row, used:] = PAD
+    return tokens_BL
+
+
+@pytest.mark.parametrize("supported", [True, False], ids=["varlen", "masked"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_features_are_those_of_transformers_for_each_text_alone(
+    name: str, supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf_text, "is_supported", lambda *_: supported)
+    tower = build(tmp_path, name)
+    tokens_BL, lengths = texts(5, 12, 2, 5), (5, 12, 2, 5)
+    options = {"add_pooling_layer": False} if "bert" in name and name != "modernbert" else {}
+    if name in PACKED:  # transformers' own attention
+        twin = transformers.AutoModel.from_config(CONFIGS[name](), dtype=torch.float64, **options).eval()
+        twin.load_state_dict(tower.transformer.state_dict())
+    else:
+        twin = tower.transformer
+    with torch.no_grad():
+        found_BD = tower(tokens_BL)
+        hidden = [twin(tokens_BL[i : i + 1, :n]).last_hidden_state[0] for i, n in enumerate(lengths)]
+        expected_BD = tower.projection(torch.stack([x_LW.mean(0) for x_LW in hidden]))
+    assert found_BD.std() > 0.1
+    torch.testing.assert_close(found_BD, expected_BD, atol=1e-6 if name in DECODERS else 1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("pool", "at"), [(Pool.cls, 0), (Pool.end, -1), (Pool.last, -1)])
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_pool_of_one_token_reads_that_token_of_the_text(pool: Pool, at: int, packed: bool, tmp_path: Path) -> None:
+    tower = build(tmp_path, "xlm-roberta", pool=pool, projection=TextProjection.mlp, packed=packed)
+    with torch.no_grad():
+        found_BD = tower(texts(5, 12))
+        plain = build(tmp_path, "xlm-roberta", packed=False).transformer
+        plain.load_state_dict(tower.transformer.state_dict())
+        rows = [plain(texts(5, 12)[i : i + 1, :n]).last_hidden_state[0, at] for i, n in enumerate((5, 12))]
+        expected_BD = tower.projection(torch.stack(rows))
+    torch.testing.assert_close(found_BD, expected_BD, atol=1e-10, rtol=0)
+
+
+def test_an_end_token_that_is_also_padding_belongs_to_the_text(tmp_path: Path) -> None:
+    """Qwen's embedding models end a text by the token with which they pad."""
+    tower = build(tmp_path, "qwen3", pool=Pool.end, end_id=PAD)
+    with torch.no_grad():
+        found_BD = tower(texts(5, 11))
+        rows = [alone_of(tower, texts(5, 11)[i : i + 1, : n + 1])[0, n] for i, n in enumerate((5, 11))]
+    torch.testing.assert_close(found_BD, tower.projection(torch.stack(rows)), atol=1e-6, rtol=0)
+
+
+def alone_of(tower: HfTextTower, tokens_1L: Tensor) -> Tensor:
+    twin = transformers.AutoModel.from_config(CONFIGS["qwen3"](), dtype=torch.float64).eval()
+    twin.load_state_dict(tower.transformer.state_dict())
+    hidden_1LW = twin(tokens_1L).last_hidden_state
+    assert isinstance(hidden_1LW, Tensor)
+    return hidden_1LW
+
+
+@pytest.mark.parametrize("policy", ["1", "2", "selective", "tower"])
+@pytest.mark.parametrize("name", ["roberta", "modernbert", "qwen3", "mt5"])
+def test_recomputation_has_the_same_gradients(name: str, policy: str, tmp_path: Path) -> None:
+    found = []
+    for checkpointing in ("none", policy):
+        tower = build(tmp_path, name, checkpointing=checkpointing, options=_NO_DROPOUT[name])
+        tower.train()
+        tower(texts(5, 12, 2)).square().sum().backward()
+        found.append({key: p.grad for key, p in tower.named_parameters()})
+    for key, gradient in found[0].items():
+        assert (gradient is None) == (found[1][key] is None), key
+        if gradient is not None:
+            torch.testing.assert_close(found[1][key], gradient, msg=key)
+
+
+_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_NO_DROPOUT: dict[str, dict[str, Any]] = {
+    "roberta": dict.fromkeys(_DROPOUT, 0.0),
+    "modernbert": {},
+    "qwen3": {},
+    "mt5": {"dropout_rate": 0.0},
+}
+
+
+def test_layers_are_numbered_from_the_embeddings_to_the_projection(tmp_path: Path) -> None:
+    spec = compose("model=tiny", "model/text=hf", f"model.text.source={save_config(tmp_path, 'roberta')}").model
+    found = parameter_layers(spec.build(torch.device("meta"), torch.float32), "a test")
+    text = {name.removeprefix("text."): layer for name, layer in found.items() if name.startswith("text.")}
+    assert {top for _, top in text.values()} == {4}
+    assert text["transformer.embeddings.word_embeddings.weight"] == (0, 4)
+    assert text["transformer.embeddings.LayerNorm.bias"] == (0, 4)
+    assert text["transformer.encoder.layer.0.attention.self.query.weight"] == (1, 4)
+    assert text["transformer.encoder.layer.2.output.dense.bias"] == (3, 4)
+    assert text["projection.weight"] == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.text.source=nowhere"], r"model\.text\.source=nowhere is not a folder with a config\.json"),
+        (["model.text.options.depth=3"], r"model\.text\.options\.depth=3 is not an entry of the config\.json"),
+        (["model.text.context_length=89"], r"context_length=89 is more than the 88 positions of .*: give at most"),
+        (["model.text.packed=true", "model.text.source=MT5"], r"packed=true is not possible for mt5, only for bert"),
+        (["model.text.projection=none"], r"projection=none needs model\.embed_dim=32, the width of the text tower"),
+        (["model.text.width=3"], r"model\.text\.width is not a key here: the keys are"),
+        (["model.text.end_id=2", "model.text.pad_id=1"], r"pad_id=1 has no effect with model\.text\.end_id=2"),
+        (["model.text.checkpointing=4"], r"model\.text\.checkpointing=4 has no effect on 3 blocks"),
+    ],
+)
+def test_what_does_not_fit_is_an_error(overrides: list[str], message: str, tmp_path: Path) -> None:
+    roberta, mt5 = save_config(tmp_path / "roberta", "roberta"), save_config(tmp_path / "mt5", "mt5")
+    given = [f"model.text.source={roberta}", *(text.replace("MT5", mt5) for text in overrides)]
+    usual = {override.partition("=")[0]: override for override in given}
+    with pytest.raises(ConfigError, match=message):
+        compose("model=tiny", "model/text=hf", *usual.values()).model.build(torch.device("meta"), torch.float32)
