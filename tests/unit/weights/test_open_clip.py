@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.cases import slow_except
+from helpers.hf_models import PACKED, VOCABULARY, save_config
 from helpers.open_clip_models import CONTEXT, PUBLISHED, SMALL, built, check_features, published, trained
 from helpers.runs import compose
 from torch import nn
@@ -73,6 +75,36 @@ def test_a_timm_vit_wrapped_by_open_clip_loads_with_the_same_spec() -> None:
     with META:
         found = from_open_clip(native, built(wrapped).state_dict())
         assert found.keys() == native.build(META, torch.float32).state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("roberta", {}),
+        ("xlm-roberta", {"hf_proj_type": "linear"}),
+        ("mt5", {"hf_pooler_type": "mean_pooler"}),
+        ("m2m_100", {"hf_proj_type": "linear", "hf_pooler_type": "cls_pooler"}),
+    ],
+)
+def test_a_text_tower_of_transformers_equals_open_clip(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_config(tmp_path, name)
+    text = {"hf_model_name": folder, "hf_model_pretrained": False, "hf_tokenizer_name": folder, **options}
+    config = {"embed_dim": 24, "custom_text": True, "text_cfg": text, "vision_cfg": SMALL["vit"]["vision_cfg"]}
+    twin = trained(config)
+    spec = spec_of(config, name)
+    assert spec.text.packed == (name in PACKED)
+    model = ours(spec, twin)
+    tokens_BL = torch.randint(5, VOCABULARY, (3, 77))
+    tokens_BL[0, 4:], tokens_BL[1, 76:] = 1, 1
+    with torch.no_grad():
+        expected_BD = twin.encode_text(tokens_BL, normalize=True)
+        torch.testing.assert_close(model.encode_text(tokens_BL), expected_BD, atol=1e-5, rtol=0)
+    back = to_open_clip(spec, model.state_dict())
+    assert back.keys() == twin.state_dict().keys() - {*NOT_IN_MODEL}
+    again = built(config_of(spec))
+    again.load_state_dict({**back, "logit_scale": torch.tensor(1.0)})
+    with torch.no_grad():
+        torch.testing.assert_close(again.encode_text(tokens_BL, normalize=True), expected_BD)
 
 
 # ----------------------------------------------------------------------------------------- published models
@@ -147,14 +179,14 @@ def varied_config(part: str, key: str, value: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         (
-            varied_config("text_cfg", "hf_model_name", "roberta-base"),
-            r"text_cfg\.hf_model_name=roberta-base in the config",
+            varied_config("text_cfg", "embed_cls", True),
+            r"text_cfg\.embed_cls=True in the config",
         ),
         (
             varied_config("text_cfg", "pool_type", "eos"),
             r"text_cfg\.pool_type=eos in the configuration has no counterpart",
         ),
-        (varied_config("vision_cfg", "pool_type", "avg"), r"vision_cfg\.pool_type=avg in the configuration has no"),
+        (varied_config("vision_cfg", "pool_type", "none"), r"vision_cfg\.pool_type=none in the configuration has no"),
         (
             varied_config("vision_cfg", "qk_norm", True),
             r"vision_cfg\.qk_norm=True in the configuration has no counterpart",
