@@ -20,7 +20,7 @@ from clipx.config.catalogue import commands, folder_of, groups, kinds, load_all,
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import SET_BY_CLIPX
 from clipx.config.expectation import Expectation
-from clipx.config.registry import MISSING
+from clipx.config.registry import MISSING, NESTED_OPTIONS
 
 Schema = dict[str, Any]
 
@@ -133,7 +133,10 @@ class _Writer:
             known.append({"enum": [*schemas, *names, *(f"{name}@_here_" for name in names)]})
             keys = self._copied(f"{group}.{kind}")
             rules.append({"if": _defaults_contain(known[-1]), "then": keys})
-            required = [f.name for f in _fields(self.kinds[group][kind]) if f.default == MISSING]
+            nested = NESTED_OPTIONS.get(group, {})  # selected in the defaults list
+            required = [
+                f.name for f in _fields(self.kinds[group][kind]) if f.default == MISSING and f.name not in nested
+            ]
             if required and group != "bench":  # conf/bench.yaml gives those of benchmarks
                 rules.append({"if": _defaults_contain({"enum": schemas}), "then": {"required": required}})
         rules.append({"if": {"not": _defaults_contain({"anyOf": known})}, "then": self._copied(f"{group}._any")})

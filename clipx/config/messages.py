@@ -18,12 +18,15 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from clipx.config.registry import conf_folders
+from clipx.config.registry import NESTED_OPTIONS, conf_folders
 from clipx.config.renamed import current_name, group_key, removed
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 _LISTED = 280  # characters of the keys that a message lists
+
+NESTED_GROUPS = {f"{group}.{part}": f"{group}/{part}" for group, parts in NESTED_OPTIONS.items() for part in parts}
+"""Groups of the options that an option contains, by their keys."""
 
 LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
 FREE_KEYS = ("model.image.options", "model.text.options")  # dictionaries of other libraries' keys, set without +
@@ -47,6 +50,9 @@ def one_line(error: BaseException) -> str:
         parent = cause.parent_node
         siblings = [str(name) for name in parent if name != "hydra"] if isinstance(parent, DictConfig) else []
         key = f"{_list_of(cause.object_type)}{cause.full_key}"
+        place = key.rpartition(".")[0]
+        if place in NESTED_GROUPS and isinstance(parent, DictConfig) and OmegaConf.is_missing(parent, "kind"):
+            return missing_value(f"{place}.kind") + _file(text)
         return unknown_key(key, siblings, free=OmegaConf.get_type(parent) is dict) + _file(text)
     key, message = cause.full_key or "", str(cause).splitlines()[0]
     if not isinstance(cause, ValidationError):
@@ -171,16 +177,23 @@ def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
 def option_key(key: str) -> str:
     """Returns the left-hand side of the override that selects the option at a key.
 
-    For a source of a mixture and for a data set of an evaluator it includes the group: `data@KEY`. The group of the key
-    model.text is `model/text`.
+    For a source of a mixture and for a data set of an evaluator it includes the group: `data@KEY`. For a part of
+    another option it is the group, as `model/text`.
     """
-    if key == "model.text":
-        return "model/text"
+    if key in NESTED_GROUPS:
+        return NESTED_GROUPS[key]
     return f"data@{key}" if key != "data" and group_key(key) == "data" else key
 
 
 def missing_value(key: str) -> str:
     """Returns the message for a required key without a value."""
+    nested = key.removesuffix(".kind")
+    if nested in NESTED_GROUPS:
+        group, _, option = nested.partition(".")
+        return (
+            f"{nested} is not selected: add an option of {NESTED_GROUPS[nested]} to the defaults of the YAML file of "
+            f"{group}, as in defaults: [/schema/{group}/KIND@_here_, {option}: NAME]"
+        )
     parent, _, name = key.rpartition(".")
     group, _, option = parent.partition(".")
     if name == "kind" and group in LIST_GROUPS:

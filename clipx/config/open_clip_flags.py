@@ -64,7 +64,7 @@ FLAGS: dict[str, Counterpart] = {
     "lock-text-freeze-layer-norm": Counterpart("model.text.lock_norms=true", "the default"),
     "image-mean": Counterpart("model.image.mean=[…,…,…]"),
     "image-std": Counterpart("model.image.std=[…,…,…]"),
-    "image-interpolation": Counterpart("", "because images are resized bicubically"),
+    "image-interpolation": Counterpart("model.image.interpolation=bilinear", "bicubic is the default"),
     "image-resize-mode": Counterpart("model.image.stretch=true", "for squash; shortest is the default"),
     "grad-checkpointing": Counterpart("model.image.checkpointing=1 model.text.checkpointing=1", "every block"),
     "force-context-length": Counterpart("model.text.context_length=…"),

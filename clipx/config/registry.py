@@ -28,6 +28,7 @@ from clipx.errors import ConfigError, require
 __all__ = [
     "CONF_DIR",
     "MISSING",
+    "NESTED_OPTIONS",
     "PACKAGE",
     "check_new_names",
     "conf_folders",
@@ -40,6 +41,9 @@ __all__ = [
 PACKAGE = Path(__file__).parents[1]
 # In a wheel the configuration is inside the package, in a checkout at the top level.
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+NESTED_OPTIONS = {"model": {"text": "clip"}}
+"""Options that an option of a group contains, with the kind that runs had before there was a choice."""
 
 Spec = TypeVar("Spec")
 

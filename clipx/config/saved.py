@@ -15,12 +15,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from clipx.config.compose import checked, prepare
 from clipx.config.messages import one_line
-from clipx.config.registry import Spec, spec_class
+from clipx.config.registry import NESTED_OPTIONS, Spec, spec_class
 from clipx.config.renamed import current_name, group_key, removed
 from clipx.errors import ConfigError
-
-NESTED_OPTIONS = {"model": {"text": "clip"}}
-"""Options that an option of a group contains, with the kind that runs had before there was a choice."""
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is four times as fast
 

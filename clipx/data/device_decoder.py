@@ -18,6 +18,7 @@ from clipx.data.batch import Batch, Packers
 from clipx.data.encoded import LARGEST, EncodedImage
 from clipx.data.source import BadRecord
 from clipx.errors import ConfigError, DataError, require
+from clipx.model.tower_spec import Interpolation
 
 if TYPE_CHECKING:
     from clipx.data.loader import TrainBatches
@@ -69,6 +70,7 @@ class DeviceDecoder:
     packers: Packers
     sizes: Sequence[int]
     """Sides of the images in pixels: the model's, and that of the second view if it is another."""
+    interpolation: Interpolation = Interpolation.bicubic
 
     def __call__(self, batch: Batch, device: torch.device) -> Batch:
         """Returns the batch on the device, with all images in pixels. Raises DataError.
@@ -104,7 +106,7 @@ class DeviceDecoder:
         for some in _grouped(good, lambda item: self._numbers(*item[1].shape[1:]), _NUMBERS):
             rows = torch.tensor([image.row for image, _ in some], device=device)
             for whole in whole_bSS3:
-                whole.index_copy_(0, rows, resize_crops([crop for _, crop in some], whole.shape[1]))
+                whole.index_copy_(0, rows, resize_crops([crop for _, crop in some], whole.shape[1], self.interpolation))
         return failed
 
     def _numbers(self, height: int, width: int) -> int:
@@ -208,8 +210,8 @@ def _first_line(error: Exception) -> str:
 # ------------------------------------------------------------------------------------------------------- resizing
 
 
-def resize_crops(crops: Sequence[Tensor], size: int) -> Tensor:
-    """Resizes crops [3, height, width] uint8 to rows [n, S, S, 3]: bicubic with antialiasing, as `transform.resize`.
+def resize_crops(crops: Sequence[Tensor], size: int, interpolation: Interpolation = Interpolation.bicubic) -> Tensor:
+    """Resizes crops [3, height, width] uint8 to rows [n, S, S, 3] with antialiasing, as `transform.resize`.
 
     Two matrix products for all crops, which are padded to one size: a kernel for each crop takes 20 us of the host
     in Python. Each product is rounded to a level, as on the CPU.
@@ -219,22 +221,23 @@ def resize_crops(crops: Sequence[Tensor], size: int) -> Tensor:
     padded_nH3W = torch.zeros((n, height, 3, width), device=crops[0].device)
     for padded_H3W, crop in zip(padded_nH3W, crops, strict=True):
         padded_H3W[: crop.shape[1], :, : crop.shape[2]] = crop.transpose(0, 1)
-    across_nWS = _weights(widths, size, crops[0].device).transpose(1, 2)
+    kernel, device = _KERNELS[interpolation], crops[0].device
+    across_nWS = _weights(widths, size, kernel, device).transpose(1, 2)
     wide = torch.bmm(padded_nH3W.view(n, height * 3, width), across_nWS)
     del padded_nH3W
     wide_nH3S = wide.round_().clamp_(0, 255).view(n, height, 3 * size)
-    tall = torch.bmm(_weights(heights, size, crops[0].device), wide_nH3S)
+    tall = torch.bmm(_weights(heights, size, kernel, device), wide_nH3S)
     return tall.round_().clamp_(0, 255).view(n, size, 3, size).transpose(2, 3).to(torch.uint8)
 
 
-def _weights(lengths: Sequence[int], size: int, device: torch.device) -> Tensor:
+def _weights(lengths: Sequence[int], size: int, kernel: Callable[[Tensor], Tensor], device: torch.device) -> Tensor:
     """Returns the weights [n, S, L] of the filter that resizes each length to `size`. L: the largest length."""
     length_n11 = torch.tensor(lengths, device=device).view(-1, 1, 1)
     scale_n11 = length_n11 / size
     center_nS1 = scale_n11 * (torch.arange(size, device=device) + 0.5)[:, None]
     place_L = torch.arange(max(lengths), device=device)
     distance_nSL = ((place_L + 0.5 - center_nS1) / scale_n11.clamp(min=1)).abs_()
-    weight_nSL = _cubic(distance_nSL).mul_(place_L < length_n11)
+    weight_nSL = kernel(distance_nSL).mul_(place_L < length_n11)
     return weight_nSL / weight_nSL.sum(2, keepdim=True)
 
 
@@ -243,3 +246,11 @@ def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+
+def _triangle(x: Tensor) -> Tensor:
+    """Returns the kernel of bilinear interpolation at distances x ≥ 0."""
+    return (1 - x).clamp(min=0)
+
+
+_KERNELS = {Interpolation.bicubic: _cubic, Interpolation.bilinear: _triangle}

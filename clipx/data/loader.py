@@ -220,7 +220,7 @@ def _device_decoder(parts: _Parts) -> DeviceDecoder | None:
     if not isinstance(view, ImageView) or not view.on_device:
         return None
     sizes = view.sizes(None if stream.second is None else stream.second.size)
-    return DeviceDecoder(replace(stream, view=view.on_cpu()), parts.packers, sizes)
+    return DeviceDecoder(replace(stream, view=view.on_cpu()), parts.packers, sizes, view.interpolation)
 
 
 def parts_ready(parts: int, workers: int, prefetch: int) -> int:

@@ -1,7 +1,7 @@
 """Image transforms: encoded image to square uint8 RGB. The model normalises on the device.
 
 Training uses the fastest path to the same picture: libjpeg-turbo without Pillow, which shrinks a JPEG at least twice
-too large while decoding it, and torch's bicubic filter, which is Pillow's in SIMD. Images that are not plain upright
+too large while decoding it, and torch's filters, which are Pillow's in SIMD. Images that are not plain upright
 JPEGs are read with Pillow, as are all evaluation images.
 """
 
@@ -23,6 +23,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from clipx.data.image_format import reason_unread
 from clipx.data.source import BadSample
+from clipx.model.tower_spec import Interpolation
 
 Image.MAX_IMAGE_PIXELS = None  # max_pixels is the limit: Pillow's warns from 89 million pixels on, and then refuses
 
@@ -107,7 +108,12 @@ _scratch = _Scratch()
 
 
 def train_transform(
-    encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop, *outs_SS3: torch.Tensor
+    encoded: bytes,
+    scale: Sequence[float],
+    max_pixels: int,
+    crop: Crop,
+    *outs_SS3: torch.Tensor,
+    interpolation: Interpolation = Interpolation.bicubic,
 ) -> Box:
     """Resizes a crop into `outs_SS3` and returns its box. A random one has area share `scale` and aspect ratio 3/4 to
     4/3 (arXiv:1409.4842).
@@ -125,7 +131,7 @@ def train_transform(
         box = box_of(crop, wh, scale)
         pixels, scaled = decode_shrunk(encoded, wh, box, max(map(len, outs_SS3)))
     for out_SS3 in outs_SS3:
-        resize(pixels, scaled, out_SS3)
+        resize(pixels, scaled, out_SS3, interpolation)
     return box
 
 
@@ -182,16 +188,24 @@ def _upright(encoded: bytes) -> bool:
     return False
 
 
-def resize(pixels: Pixels, box: Box, out_SS3: torch.Tensor) -> None:
-    """Resizes the box of an image into `out_SS3`: bicubic with antialiasing, in integers, as in Pillow.
+def resize(
+    pixels: Pixels, box: Box, out_SS3: torch.Tensor, interpolation: Interpolation = Interpolation.bicubic
+) -> None:
+    """Resizes the box of an image into `out_SS3` with antialiasing, in integers, as in Pillow.
 
-    Computes `F.interpolate(…, mode="bicubic", antialias=True)`, which has no `out` argument.
+    Computes `F.interpolate(…, mode=interpolation, antialias=True)`, which has no `out` argument.
     """
     left, top, right, bottom = box
     cut_1hw3 = torch.from_numpy(pixels)[None, top:bottom, left:right]  # the filter sees channels-last strides
-    torch.ops.aten._upsample_bicubic2d_aa.out(
+    _RESIZE[interpolation](
         cut_1hw3.permute(0, 3, 1, 2), out_SS3.shape[:2], False, out=out_SS3[None].permute(0, 3, 1, 2)
     )
+
+
+_RESIZE = {
+    Interpolation.bicubic: torch.ops.aten._upsample_bicubic2d_aa.out,
+    Interpolation.bilinear: torch.ops.aten._upsample_bilinear2d_aa.out,
+}
 
 
 def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) -> Box:
@@ -212,18 +226,27 @@ def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) 
     return left, top, left + w, top + h
 
 
-def eval_transform(image: Image.Image, size: int, stretch: bool = False) -> Pixels:
-    """Resizes the shorter side to `size`, bicubic, and crops the centre. `stretch`: resizes both sides, no crop."""
+def eval_transform(
+    image: Image.Image, size: int, stretch: bool = False, interpolation: Interpolation = Interpolation.bicubic
+) -> Pixels:
+    """Resizes the shorter side to `size` and crops the centre. `stretch`: resizes both sides, no crop."""
+    method = PILLOW[interpolation]
     if stretch:
-        return _pixels(image.resize((size, size), Image.Resampling.BICUBIC))
+        return _pixels(image.resize((size, size), method))
     image = _shortened(image)
     width, height = image.size
     short = min(width, height)
     w, h = size * width // short, size * height // short
     if (w, h) != image.size:
-        image = image.resize((w, h), Image.Resampling.BICUBIC)
+        image = image.resize((w, h), method)
     left, top = round((w - size) / 2), round((h - size) / 2)
     return _pixels(image.crop((left, top, left + size, top + size)))
+
+
+PILLOW = {
+    Interpolation.bicubic: Image.Resampling.BICUBIC,
+    Interpolation.bilinear: Image.Resampling.BILINEAR,
+}
 
 
 def _shortened(image: Image.Image) -> Image.Image:

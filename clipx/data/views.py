@@ -25,7 +25,7 @@ from clipx.data.shared_memory import copy_to_shared
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, Decoder, check_takes_features
 from clipx.data.transform import Box, Crop, decode, eval_transform, train_transform
-from clipx.model.tower_spec import ImageTowerSpec
+from clipx.model.tower_spec import ImageTowerSpec, Interpolation
 
 
 class View(Protocol):
@@ -74,7 +74,9 @@ def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> V
     """
     if image.features is None:
         on_device = data.decode == Decoder.gpu
-        return ImageView(size or image.size, data.crop_scale, data.max_pixels, image.stretch, on_device)
+        return ImageView(
+            size or image.size, data.crop_scale, data.max_pixels, image.stretch, image.interpolation, on_device
+        )
     check_takes_features(data)
     return FeatureView(image.features)
 
@@ -91,6 +93,7 @@ class ImageView:
     crop_scale: Sequence[float]
     max_pixels: int
     stretch: bool = False  # model.image.stretch; evaluation only
+    interpolation: Interpolation = Interpolation.bicubic
     on_device: bool = False  # training only
 
     def sizes(self, second_size: int | None) -> list[int]:
@@ -104,10 +107,11 @@ class ImageView:
         return device_crop(encoded, self.crop_scale, self.max_pixels, crop) if self.on_device else None
 
     def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box:
-        return train_transform(encoded, self.crop_scale, self.max_pixels, crop, *outs)
+        return train_transform(encoded, self.crop_scale, self.max_pixels, crop, *outs, interpolation=self.interpolation)
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
-        return torch.tensor(eval_transform(decode(encoded, self.max_pixels), self.size, self.stretch))
+        image = decode(encoded, self.max_pixels)
+        return torch.tensor(eval_transform(image, self.size, self.stretch, self.interpolation))
 
     def batch(self, rows: Tensor) -> Tensor:
         return rows.permute(0, 3, 1, 2)

@@ -67,7 +67,8 @@ class Captioner:
         """Returns the transformed pixels of a file, or the reason why it cannot be used."""
         try:
             image = self.model.spec.image
-            return eval_transform(decode(Path(file).read_bytes(), self.max_pixels), image.size, image.stretch)
+            decoded = decode(Path(file).read_bytes(), self.max_pixels)
+            return eval_transform(decoded, image.size, image.stretch, image.interpolation)
         except OSError as error:
             return f"cannot be read ({error.strerror})"
         except BadSample as error:

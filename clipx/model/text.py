@@ -300,12 +300,13 @@ class TextBlock(nn.Module):
     def of(cls, spec: ClipTextSpec, quick_gelu: bool) -> TextBlock:
         base = spec.rotary_base if spec.positions is Positions.rotary else None
         hidden = int(spec.width * spec.mlp_ratio)
+        attention = TextAttention(spec.width, spec.heads, spec.causal, spec.bias, base)
         mlp: Mlp | SwiGLU
         if spec.mlp is MlpKind.swiglu:
             mlp = SwiGLU(spec.width, hidden, spec.bias)
         else:
             mlp = Mlp(spec.width, hidden, quick_gelu, spec.gelu, spec.bias)
-        return cls(_norm(spec), TextAttention(spec.width, spec.heads, spec.causal, spec.bias, base), _norm(spec), mlp)
+        return cls(_norm(spec), attention, _norm(spec), mlp)
 
     def init_weights(self, depth: int) -> None:
         """Draws initial weights. `depth`: number of blocks in the tower. Each block adds two terms to the residual

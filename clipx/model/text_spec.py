@@ -55,7 +55,7 @@ class Pool(StrEnum):
 
 
 class Positions(StrEnum):
-    """How the transformer represents positions of tokens."""
+    """Representation of the positions of tokens."""
 
     learned = "learned"
     """A learned embedding of each position is added to the tokens."""

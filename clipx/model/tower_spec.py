@@ -34,6 +34,16 @@ class Projection(StrEnum):
     """No projection: the features of the trunk are the embedding."""
 
 
+class Interpolation(StrEnum):
+    """Filter that resizes images, with antialiasing."""
+
+    bicubic = "bicubic"
+    """Cubic convolution over 4x4 pixels."""
+
+    bilinear = "bilinear"
+    """A triangle over 2x2 pixels: smoother."""
+
+
 @dataclass(kw_only=True, slots=True)
 class ImageTowerSpec:
     """Image tower: any architecture of timm, or stored features, and its projection to the embedding."""
@@ -52,6 +62,10 @@ class ImageTowerSpec:
     stretch: bool = False
     """Evaluation resizes both sides of an image to `size` and changes its aspect ratio. false: it resizes the shorter
     side to `size` and crops the center."""
+
+    interpolation: Interpolation = Interpolation.bicubic
+    """Filter that resizes images in training and evaluation: bicubic or bilinear, both with antialiasing. Weights of
+    CLIPA, MobileCLIP and others were trained with bilinear."""
 
     projection: Projection = Projection.linear
     """Projection of the trunk's features to the embedding: linear (a linear layer without bias), mlp (two linear

@@ -17,7 +17,7 @@ from clipx.errors import CheckpointError
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.spec import ClipSpec
 from clipx.model.text_spec import CLIP_VOCABULARY, Clean, ClipTextSpec, Gelu, Pool, TextProjection, TextTowerSpec
-from clipx.model.tower_spec import ImageTowerSpec, Projection
+from clipx.model.tower_spec import ImageTowerSpec, Interpolation, Projection
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
@@ -248,10 +248,12 @@ def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
     quick = bool(model.take("quick_gelu", False))
     model.ignore("custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
     embed_dim = model.take("embed_dim")
-    prepared.expect(mode="RGB", interpolation="bicubic")
+    prepared.expect(mode="RGB")
     prepared.ignore("size", "fill_color")
     mode = prepared.take("resize_mode", "shortest")
     prepared.require(mode in ("shortest", "squash"), "resize_mode", mode)
+    interpolation = prepared.take("interpolation", "bicubic")
+    prepared.require(interpolation in list(Interpolation), "interpolation", interpolation)
     timm_name = vision.take("timm_model_name", None)
     size = _side(vision)
     vision.ignore("output_tokens", "patch_dropout")
@@ -262,7 +264,7 @@ def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
     else:
         image = _vit_tower(vision, size)
     mean, std = (list(map(float, prepared.take(*given))) for given in (("mean", image.mean), ("std", image.std)))
-    image = replace(image, stretch=mode == "squash", mean=mean, std=std)
+    image = replace(image, stretch=mode == "squash", interpolation=Interpolation(interpolation), mean=mean, std=std)
     spec = ClipSpec(name=name, embed_dim=embed_dim, quick_gelu=quick, image=image, text=_text_tower(text))
     for section in (whole, prepared, model, vision, text):
         section.check_all_read()

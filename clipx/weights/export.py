@@ -60,7 +60,8 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
         model["init_logit_bias"] = weights.bias  # without this key, open_clip's model has no bias
     # Resize and crop as in clipx's evaluation. open_clip takes the size from the model.
     mode = "squash" if image.stretch else "shortest"
-    preprocess = {"mean": image.mean, "std": image.std, "interpolation": "bicubic", "resize_mode": mode}
+    preprocess = {"mean": image.mean, "std": image.std, "resize_mode": mode}
+    preprocess["interpolation"] = str(image.interpolation)
     folder.mkdir()
     if run.model.text.tokenizer_place != "clip":
         _copy_tokenizer(run.model.text.tokenizer_place, folder)

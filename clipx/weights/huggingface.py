@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from clipx.data.transform import PILLOW
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer, vocabulary
@@ -160,7 +161,7 @@ def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
         "do_convert_rgb": True,
         "do_resize": True,
         "size": {"height": size, "width": size} if spec.image.stretch else {"shortest_edge": size},
-        "resample": 3,  # bicubic
+        "resample": int(PILLOW[spec.image.interpolation]),
         "do_center_crop": True,
         "crop_size": {"height": size, "width": size},
         "do_rescale": True,

@@ -170,7 +170,9 @@ def test_output_without_a_reader_is_no_traceback(arguments: tuple[str, ...], cod
 def test_bash_completes_groups_options_and_keys() -> None:
     expected = {
         "clipx-train objective=": {"objective=infonce"},
-        "clipx-train mod": {"model="},
+        "clipx-train obj": {"objective="},
+        "clipx-train mod": {"model"},  # and model/text=
+        "clipx-train model/te": {"model/text="},
         "clipx-train seed=1 model=vit_b": {"model=vit_b16", "model=vit_b32", "model=vit_bigg14"},
         "clipx-train data.ba": {"data.batch_size="},
     }

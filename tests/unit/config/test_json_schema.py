@@ -27,7 +27,7 @@ def schema_of(path: Path) -> str:
     folder = str(path.parent.relative_to(SITES if path.is_relative_to(SITES) else CONF_DIR))
     if folder.startswith(("experiment", "recipe", "debug")) or path.name == "train.yaml":
         return "schema.json"
-    name = path.stem if folder == "." else folder.removeprefix("hydra/")
+    name = path.stem if folder == "." else path.parent.name
     return f"schema/{name}.json"
 
 

@@ -118,7 +118,7 @@ def test_each_value_of_a_flag_with_choices_is_translated() -> None:
     precisions = [row[0].strip("`") for row in tables(OPEN_CLIP)["Values of `--precision`"]]
     assert sorted(precisions) == sorted(open_clip_actions()["--precision"].choices)
     rows = [row for rows in tables(OPEN_CLIP).values() for row in rows]
-    for flag in ("--dataset-type", "--image-resize-mode"):
+    for flag in ("--dataset-type", "--image-resize-mode", "--image-interpolation"):
         (row,) = (row for row in rows if row[0].startswith(f"`{flag} "))
         assert all(value in " ".join(row) for value in open_clip_actions()[flag].choices), flag
 

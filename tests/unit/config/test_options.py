@@ -408,7 +408,7 @@ def test_specs_of_two_compositions_share_nothing() -> None:
 # -------------------------------------------------------------------------------------------- user-defined options
 
 MODEL = """\
-defaults: [/schema/model/clip@_here_]
+defaults: [/schema/model/clip@_here_, text: clip_512]
 name: mine
 embed_dim: 64
 image: {timm: resnet18, size: 96}
@@ -440,6 +440,16 @@ def test_a_user_defined_option_composes_and_builds(folder: Path) -> None:
     model = spec.model.build(META, torch.float32)
     assert model.embed_dim == 64
     assert from_dict(RunSpec, to_dict(spec)) == spec
+
+
+def test_a_user_defined_model_without_a_text_tower_raises_an_error(folder: Path) -> None:
+    path = folder / "model/mine.yaml"
+    for tower in ("text: {width: 64}\n", ""):
+        path.write_text(MODEL.replace(", text: clip_512", "").replace(MODEL.splitlines()[-1] + "\n", tower))
+        with pytest.raises(
+            ConfigError, match=r"^model\.text is not selected: add an option of model/text to the defaults"
+        ):
+            compose("model=mine", config_dir=folder)
 
 
 def test_a_user_defined_experiment_is_overridden_by_the_command_line(folder: Path) -> None:
@@ -730,7 +740,7 @@ REFUSED = [
     ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
-    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, features, size, stretch, projection, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, features, size, stretch, interpolation, projection, patch_bias, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
     ("~nope", "Could not delete from config. 'nope' does not exist."),
     ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),

@@ -148,11 +148,10 @@ def test_an_invalid_tokenizer_file_raises_an_error(content: str | None, folder: 
         ("model.text.clean=canonical", "model.text.tokenizer=clip needs vocabulary=49408 and clean=clip, not"),
         (
             "model.text.tokenizer=x.json",
-            "model.text.pool=end needs model.text.tokenizer=clip, not x.json: give model.text.pool=last",
+            "model.text.pool=end with model.text.tokenizer=x.json needs the id of its end token: give model.text.end_id",
         ),
         ("model.text.tokenizer=pipe:cat", "model.text.tokenizer=pipe:cat is a command"),
-        ("model.text.causal=false", "model.text.packed=true skips the padding, which has an effect with"),
-        ("model.text.pool=last", "model.text.packed=true skips the padding, which has an effect with"),
+        ("model.text.pool=last", "model.text.packed=true skips the padding, which model.text.pool=last reads: give"),
         ("model.text.norm_eps=0", "model.text.norm_eps=0.0 must be above 0"),
     ],
 )
