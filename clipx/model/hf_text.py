@@ -61,6 +61,18 @@ def read_config(spec: HfTextSpec) -> Any:
     return config
 
 
+def end_of(spec: HfTextSpec, config: Any) -> TextEnd:
+    """Returns the rule for the last token of a text. Raises ConfigError if there is none."""
+    if spec.end_id is not None:
+        return TextEnd(spec.end_id)
+    pad_id = config.pad_token_id if spec.pad_id is None else spec.pad_id
+    require(
+        pad_id is not None,
+        f"model.text.source={spec.source} has no pad_token_id: give model.text.pad_id or model.text.end_id",
+    )
+    return TextEnd(pad_id=pad_id)
+
+
 class HfTextTower(nn.Module):
     """Token ids [B, L] -> features [B, D]. Dropout is that of the configuration."""
 
@@ -68,18 +80,13 @@ class HfTextTower(nn.Module):
         """Raises ConfigError for a configuration that does not fit the options."""
         super().__init__()
         config = read_config(spec)
-        pad_id = config.pad_token_id if spec.pad_id is None else spec.pad_id
-        require(
-            spec.end_id is not None or pad_id is not None,
-            f"model.text.source={spec.source} has no pad_token_id: give model.text.pad_id or model.text.end_id",
-        )
         require(
             not spec.packed or packs(config),
             f"model.text.packed=true is not possible for {config.model_type}, only for {', '.join(_PACKS)}: give "
             "model.text.packed=false",
         )
         self.context_length, self.packed = spec.context_length, spec.packed
-        self.end = TextEnd(spec.end_id, None if spec.end_id is not None else pad_id)
+        self.end = end_of(spec, config)
         self.transformer = _transformer(config, packed=spec.packed)
         self.blocks_name = f"transformer.{_blocks_name(self.transformer, config.num_hidden_layers, spec.source)}"
         self._first_position = _first_position(self.transformer)

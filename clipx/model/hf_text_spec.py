@@ -62,13 +62,20 @@ class HfTextSpec(TextTowerSpec):
         )
 
     def build_tokenizer(self) -> Tokenizer:
-        from clipx.model.hf_text import read_config
+        from clipx.model.hf_text import end_of, read_config
         from clipx.model.hf_tokenizer import FileTokenizer
 
-        vocabulary = read_config(self).vocab_size
-        return FileTokenizer(
-            self.tokenizer_place, self.context_length, vocabulary, self.clean, self.end_id, self.strip_separator
+        config = read_config(self)
+        place, pad_id = self.tokenizer_place, end_of(self, config).pad_id
+        found = FileTokenizer(
+            place, self.context_length, config.vocab_size, self.clean, self.end_id, self.strip_separator, pad_last=True
         )
+        require(
+            pad_id is None or found.pad_id == pad_id,
+            f"model.text.tokenizer={place} pads with token {found.pad_id}, and the padding of model.text.source="
+            f"{self.source} is token {pad_id}: give the tokenizer of the model, or model.text.pad_id={found.pad_id}",
+        )
+        return found
 
     def build(self, embed_dim: int, quick_gelu: bool) -> nn.Module:
         from clipx.model.hf_text import HfTextTower

@@ -37,15 +37,17 @@ class FileTokenizer(Tokenizer):
         clean: Clean,
         end: int | None = None,
         strip_separator: bool = False,
+        pad_last: bool = False,
     ) -> None:
         """`place`: a tokenizer.json, its folder, or hf-hub:ORG/NAME. `vocabulary`: number of tokens of the model.
         `end`: id at which the model pools, which must end each text. `strip_separator`: replaces the separator by 0.
+        `pad_last`: padding follows the text, whatever the file says.
 
         Raises ConfigError for an invalid tokenizer, one with more tokens, and one without a padding token, or without
         another token that these options need.
         """
         self.place, self.context_length, self.vocab_size, self.clean = place, context_length, vocabulary, clean
-        self.end, self.strip_separator = end, strip_separator
+        self.end, self.strip_separator, self.pad_last = end, strip_separator, pad_last
         self._clean = _CLEAN[clean]
         self._rust, config = _read(place)
         size = self._rust.get_vocab_size()
@@ -62,7 +64,7 @@ class FileTokenizer(Tokenizer):
                 f"model.text.tokenizer={place} defines no padding token: put its {_CONFIG} in the same folder"
             )
         self.pad_id = pad_id
-        side = config.get("padding_side") or padding.get("direction", "right")
+        side = "right" if pad_last else config.get("padding_side") or padding.get("direction", "right")
         try:
             self._rust.enable_truncation(context_length, direction=config.get("truncation_side", "right"))
             self._rust.enable_padding(direction=side, pad_id=pad_id, pad_token=token, length=context_length)
@@ -125,7 +127,7 @@ class FileTokenizer(Tokenizer):
 
     def __reduce__(self) -> Any:
         own = (self.place, self.context_length, self.vocab_size, self.clean, self.end, self.strip_separator)
-        return type(self), own
+        return type(self), (*own, self.pad_last)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.place}, context_length={self.context_length})"

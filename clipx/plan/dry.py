@@ -194,7 +194,8 @@ class DryRun:
 
     def _batch(self, samples: int, tokens: float) -> tuple[Tensor, Packing]:
         image = empty_input(self.spec.image, samples, torch.device("cpu"))
-        return image, _packing(samples, round(tokens * samples), self.spec.text.context_length)
+        text = self.spec.text
+        return image, _packing(samples, round(tokens * samples), text.context_length, text.packed)
 
     def _embed(self, batch: Tensor | Packing) -> Tensor:
         """Embeds a batch as the model does. Texts are packed already, for fake tensors have no values to measure."""
@@ -222,13 +223,13 @@ def _backward(image_BD: Tensor, text_BD: Tensor) -> None:
     torch.autograd.backward(learning, [torch.empty_like(x_BD) for x_BD in learning])
 
 
-def _packing(texts: int, tokens: int, length: int) -> Packing:
-    """Returns packed texts of `tokens` tokens in total, the longest of `length` tokens."""
+def _packing(texts: int, tokens: int, length: int, packed: bool) -> Packing:
+    """Returns texts of `tokens` tokens in total, the longest of `length` tokens. Their padding is a part of these
+    unless they are `packed`."""
     tokens_T, position_T, place_T = (torch.empty(tokens, dtype=torch.long) for _ in range(3))
-    start_S = torch.empty(texts + 1, dtype=torch.int32)
-    return Packing(
-        tokens_T, position_T, place_T, torch.empty(texts, dtype=torch.long), (texts, length), start_S=start_S
-    )
+    start_S = torch.empty(texts + 1, dtype=torch.int32) if packed else None
+    first_B, end_B = (torch.empty(texts, dtype=torch.long) for _ in range(2))
+    return Packing(tokens_T, position_T, place_T, end_B, (texts, length), start_S=start_S, first_B=first_B)
 
 
 def state_bytes(

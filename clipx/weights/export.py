@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import select_prefix
 from clipx.errors import CheckpointError
+from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.hf_tokenizer import tokenizer_files
+from clipx.model.text_spec import TextTowerSpec
 from clipx.weights import huggingface, open_clip_checkpoint
 from clipx.weights.load import LoadedWeights, learned_temperature, save_weights
 from clipx.weights.open_clip import config_of
@@ -64,7 +66,7 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
     preprocess["interpolation"] = str(image.interpolation)
     folder.mkdir()
     if run.model.text.tokenizer_place != "clip":
-        _copy_tokenizer(run.model.text.tokenizer_place, folder)
+        _copy_tokenizer(run.model.text, folder)
         model["text_cfg"]["hf_tokenizer_name"] = "tokenizer.json"  # any name: open_clip looks in the folder
     config = json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}, indent=1)
     (folder / "open_clip_config.json").write_text(config + "\n", encoding="utf-8")
@@ -72,14 +74,17 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
     save_file(tensors, folder / "open_clip_model.safetensors", {"format": "pt"})
 
 
-def _copy_tokenizer(location: str, folder: Path) -> None:
+def _copy_tokenizer(text: TextTowerSpec, folder: Path) -> None:
     """Copies the tokenizer into the folder, for AutoTokenizer of transformers."""
-    for name, path in tokenizer_files(location).items():
+    for name, path in tokenizer_files(text.tokenizer_place).items():
         if path.is_file():
             shutil.copyfile(path, folder / name)
     config = folder / "tokenizer_config.json"
-    if not config.exists():
-        config.write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n', encoding="utf-8")
+    values = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    values.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
+    if isinstance(text, HfTextSpec):
+        values["padding_side"] = "right"  # as in training, whatever the file says
+    config.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import transformers
+from tokenizers import models, pre_tokenizers, processors
 
 VOCABULARY, WIDTH, POSITIONS = 99, 32, 90
 _ENCODER = {
@@ -31,6 +34,7 @@ _M2M = {
     "max_position_embeddings": POSITIONS,
     "pad_token_id": 1,
 }
+_WORDS = ("a", "photo", "of", "the", "red", "blue", "green", "small", "large", "circle", "square", "star")
 CONFIGS: dict[str, Any] = {
     "bert": lambda: transformers.BertConfig(**_ENCODER),
     "roberta": lambda: transformers.RobertaConfig(**_ENCODER),
@@ -50,3 +54,13 @@ def save_config(folder: Path, name: str) -> str:
     """Writes the config.json of a model and returns its folder, a value of model.text.source."""
     CONFIGS[name]().save_pretrained(folder)
     return str(folder)
+
+
+def save_tokenizer(folder: Path, padding_side: str = "right") -> None:
+    """Writes a tokenizer of a few words, whose texts begin with token 0 and end with token 2; padding is 1."""
+    words = ["<s>", "<pad>", "</s>", "<unk>", *_WORDS]
+    rust = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    rust.pre_tokenizer = pre_tokenizers.Whitespace()
+    rust.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    rust.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>", "padding_side": padding_side}))

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
+from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
+from helpers.hf_models import VOCABULARY
 
 CONTEXT = 12
 _TEXT = {"context_length": CONTEXT, "width": 32, "heads": 2, "layers": 2}
@@ -147,6 +149,22 @@ def trained(config: dict[str, Any], seed: int = 0) -> nn.Module:
 
 
 @torch.no_grad()
+def filled(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Draws every parameter and running average of a model at random, of an order at which no layer vanishes."""
+    torch.manual_seed(seed)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and tensor.ndim:
+            if tensor.ndim > 1:
+                tensor.normal_(std=tensor[0].numel() ** -0.5)
+            else:
+                tensor.normal_(std=0.1)
+                tensor.add_(1.0 if name.endswith(("weight", "running_var", "gamma")) else 0.0)
+            if "running_var" in name:
+                tensor.abs_()
+    return model
+
+
+@torch.no_grad()
 def features(model: nn.Module, pixels_BCSS: Tensor, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
     """Returns image and text features of open_clip's model for normalised pixels."""
     return model.encode_image(pixels_BCSS, normalize=True), model.encode_text(tokens_BL, normalize=True)
@@ -156,14 +174,14 @@ TEXTS = ["a photo of a cat", "two dogs", ""]
 
 
 def tokens_of(spec: ModelSpec) -> Tensor:
-    if spec.text.tokenizer == "clip":
+    if spec.text.tokenizer_place == "clip":
         return Tokenizer(spec.text.context_length)(TEXTS)
-    tokens_BL = torch.randint(
-        5, spec.text.vocabulary, (3, spec.text.context_length), generator=torch.Generator().manual_seed(0)
-    )
-    if spec.text.end_id is not None:
-        for row, used in enumerate((2, 5, spec.text.context_length)):
-            tokens_BL[row, used - 1], tokens_BL[row, used:] = spec.text.end_id, 1
+    text, generator = spec.text, torch.Generator().manual_seed(0)
+    vocabulary = text.vocabulary if isinstance(text, ClipTextSpec) else VOCABULARY
+    tokens_BL = torch.randint(5, vocabulary, (3, text.context_length), generator=generator)
+    if text.end_id is not None or not isinstance(text, ClipTextSpec):
+        for row, used in enumerate((2, 5, text.context_length)):
+            tokens_BL[row, used - 1], tokens_BL[row, used:] = 2 if text.end_id is None else text.end_id, 1
     return tokens_BL
 
 

@@ -33,6 +33,7 @@ from clipx.data.views import ImageView, view_of
 from clipx.errors import ConfigError, DataError
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import Interpolation
 from clipx.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")
@@ -220,15 +221,18 @@ def test_a_header_cut_off_anywhere_is_left_to_the_cpu(at: int) -> None:
 # ------------------------------------------------------------------------------------------------------ pixels
 
 
+@pytest.mark.parametrize("interpolation", Interpolation)
 @pytest.mark.parametrize("size", [16, 224])
-def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(size: int) -> None:
+def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(size: int, interpolation: Interpolation) -> None:
     """Two levels where a rounding of the first product is multiplied by the filter of the second."""
     shapes = [(300, 200), (64, 64), (100, 333), (5, 7), (1, 1), (size, size)]
     crops = [torch.from_numpy(np.array(picture(w, h, i))).permute(2, 0, 1) for i, (w, h) in enumerate(shapes)]
     crops.append(255 * torch.randint(0, 2, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
-    for crop, found in zip(crops, resize_crops(crops, size), strict=True):
+    for crop, found in zip(crops, resize_crops(crops, size, interpolation), strict=True):
         expected = torch.empty((size, size, 3), dtype=torch.uint8)
-        resize(crop.permute(1, 2, 0).contiguous().numpy(), (0, 0, crop.shape[2], crop.shape[1]), expected)
+        resize(
+            crop.permute(1, 2, 0).contiguous().numpy(), (0, 0, crop.shape[2], crop.shape[1]), expected, interpolation
+        )
         off = (found.int() - expected.int()).abs()
         assert off.max() <= 2
         assert (off > 0).float().mean() < 0.03

@@ -24,6 +24,7 @@ from torchvision.transforms.functional import resized_crop
 from clipx.data.source import BadSample
 from clipx.data.spec import MAX_PIXELS
 from clipx.data.transform import decode, eval_transform, random_box, train_transform
+from clipx.model.tower_spec import Interpolation
 
 LIMIT = 10_000_000
 
@@ -418,8 +419,8 @@ EVAL_SIZES = [
 ]
 
 
-def reference_view(image: Image.Image, size: int) -> np.ndarray:
-    return np.asarray(Compose([Resize(size, InterpolationMode.BICUBIC), CenterCrop(size)])(image)).astype(int)
+def reference_view(image: Image.Image, size: int, mode: InterpolationMode = InterpolationMode.BICUBIC) -> np.ndarray:
+    return np.asarray(Compose([Resize(size, mode), CenterCrop(size)])(image)).astype(int)
 
 
 @pytest.mark.parametrize("size", EVAL_SIZES, ids=str)
@@ -429,6 +430,22 @@ def test_the_evaluation_view_equals_resize_and_centre_crop_of_torchvision(size: 
     found = eval_transform(image, target)
     assert found.shape == (target, target, 3)
     assert (found == reference_view(image, target)).all()
+
+
+@pytest.mark.parametrize("size", [(500, 375), (30, 90)], ids=str)
+def test_bilinear_views_equal_torchvision(size: tuple[int, int]) -> None:
+    image, box, mode = picture(*size), (5, 7, 26, 29), InterpolationMode.BILINEAR
+    assert (eval_transform(image, 32, interpolation=Interpolation.bilinear) == reference_view(image, 32, mode)).all()
+    left, top, right, bottom = box
+    stretched = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR))
+    assert (eval_transform(image, 32, stretch=True, interpolation=Interpolation.bilinear) == stretched).all()
+    found = torch.empty(32, 32, 3, dtype=torch.uint8)
+    train_transform(encode(image, "PNG"), (1.0, 1.0), LIMIT, box, found, interpolation=Interpolation.bilinear)
+    expected = np.asarray(resized_crop(image, top, left, bottom - top, right - left, [32, 32], mode)).astype(int)
+    assert np.abs(found.numpy().astype(int) - expected).max() <= 1
+    cubic = torch.empty(32, 32, 3, dtype=torch.uint8)
+    train_transform(encode(image, "PNG"), (1.0, 1.0), LIMIT, box, cubic)
+    assert not torch.equal(found, cubic)
 
 
 @pytest.mark.parametrize("size", [(640, 32), (33, 1001), (1001, 40)], ids=str)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.hf_models import CONFIGS, DECODERS, PACKED, VOCABULARY, save_config
+from helpers.hf_models import CONFIGS, DECODERS, PACKED, VOCABULARY, save_config, save_tokenizer
 from helpers.runs import compose
 from torch import Tensor
 
@@ -113,6 +113,15 @@ _NO_DROPOUT: dict[str, dict[str, Any]] = {
     "qwen3": {},
     "mt5": {"dropout_rate": 0.0},
 }
+
+
+def test_padding_follows_the_text_and_is_that_of_the_model(tmp_path: Path) -> None:
+    source = save_config(tmp_path, "qwen3")
+    save_tokenizer(tmp_path, padding_side="left")
+    tokens_BL = HfTextSpec(source=source, context_length=6).build_tokenizer()(["a photo", "the red star of the photo"])
+    assert tokens_BL.tolist() == [[0, 4, 5, 2, PAD, PAD], [0, 7, 8, 15, 6, 2]]
+    with pytest.raises(ConfigError, match=r"pads with token 1, and the padding of model\.text\.source=.* is token 3: "):
+        HfTextSpec(source=source, context_length=6, pad_id=3).build_tokenizer()
 
 
 def test_layers_are_numbered_from_the_embeddings_to_the_projection(tmp_path: Path) -> None:

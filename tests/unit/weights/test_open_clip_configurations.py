@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import open_clip  # type: ignore[import-untyped]
 import pytest
+import timm
 import torch
 from helpers.cases import slow_except
 from helpers.hf_models import save_config
-from helpers.open_clip_models import built
+from helpers.open_clip_models import built, check_features, filled
 from open_clip.coca_model import CoCa  # type: ignore[import-untyped]
 from torch import nn
 
@@ -21,11 +23,12 @@ from clipx.weights.open_clip import NOT_IN_MODEL, config_of, from_open_clip, spe
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 REFUSED = {
-    # A text decoder over the features of all patches, without the pool that gives CoCa's image embedding.
+    # Captioning models whose image tower has no attentional pool, which gives CoCa's image embedding.
     "coca_base": r"^vision_cfg\.attentional_pool=False in the configuration has no counterpart",
     "coca_roberta-ViT-B-32": r"^vision_cfg\.attentional_pool=False in the configuration has no counterpart",
 }
 READ = sorted(set(open_clip.list_models()) - REFUSED.keys())
+QUICK = ("ViT-B-16", "ViT-L-14-CLIPA", "ViT-B-16-SigLIP2", "EVA02-B-16", "MobileCLIP-S1")  # not marked slow
 HF_TYPES = {  # repository of the text tower -> model of tests/helpers/hf_models.py
     "roberta-base": "roberta",
     "xlm-roberta-base": "xlm-roberta",
@@ -35,7 +38,6 @@ HF_TYPES = {  # repository of the text tower -> model of tests/helpers/hf_models
     "facebook/nllb-200-distilled-600M": "m2m_100",
     "facebook/nllb-200-distilled-1.3B": "m2m_100",
 }
-QUICK = ("ViT-B-16", "ViT-L-14-CLIPA", "ViT-B-16-SigLIP2", "EVA02-B-16", "MobileCLIP-S1")  # not marked slow
 
 
 def config(name: str, folder: Path) -> dict[str, Any]:
@@ -45,13 +47,14 @@ def config(name: str, folder: Path) -> dict[str, Any]:
     if "hf_model_name" in text:
         text["hf_model_name"] = text["hf_tokenizer_name"] = save_config(folder, HF_TYPES[text["hf_model_name"]])
         text["hf_model_pretrained"] = False
+        found["custom_text"] = True  # as open_clip's factory does
     return found
 
 
 def model_of(found: dict[str, Any]) -> nn.Module:
     """Builds open_clip's model on the current default device."""
     with SkipDraws():
-        return CoCa(**deepcopy(found)) if "multimodal_cfg" in found else built(found)
+        return CoCa(**deepcopy(found)).eval() if "multimodal_cfg" in found else built(found)
 
 
 def shapes(state: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
@@ -70,7 +73,7 @@ def test_a_configuration_is_read_with_the_names_and_shapes_of_open_clip(name: st
     mine = spec.build(META, torch.float32).state_dict()
     assert shapes(from_open_clip(spec, theirs, name)) == shapes(mine)
     back = config_of(spec)
-    assert spec_of(back, name) == spec
+    assert config_of(spec_of(back, name)) == back
     with META:
         again = model_of(back).state_dict()
     assert shapes(to_open_clip(spec, mine)) == shapes(again)
@@ -81,3 +84,62 @@ def test_a_configuration_is_read_with_the_names_and_shapes_of_open_clip(name: st
 def test_a_configuration_that_is_not_read_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(CheckpointError, match=REFUSED[name]):
         spec_of(open_clip.get_model_config(name), name)
+
+
+# ----------------------------------------------------------------------- one of each form, with few layers
+
+_SIZE = r"_?(tiny|small|medium|base|large2?|xlarge|xxlarge|so400m|giantopt|giant|gigantic|enormous|patch\d+|\d+)(?=_|$)"
+_SIZES = ("image_size", "width", "layers", "heads", "vocab_size", "context_length", "hf_tokenizer_name", "eos_id")
+_CUTS: dict[str, dict[str, Any]] = {  # beginning of the name of a timm model -> arguments that leave few blocks
+    "convnext": {"depths": (1, 1, 1, 1)},
+    "swin": {"depths": (1, 1, 2, 1)},
+    "fastvit_mci3": {"layers": (1, 1, 1, 1, 1)},
+    "fastvit_mci4": {"layers": (1, 1, 1, 1, 1)},
+    "fastvit": {"layers": (1, 1, 1, 1)},
+    "resnet": {},
+    "": {"depth": 2},
+}
+
+
+def form(name: str) -> str:
+    """Returns what distinguishes a configuration from others beyond the sizes of its layers."""
+    found = open_clip.get_model_config(name)
+    vision, text = ({k: v for k, v in found[part].items() if k not in _SIZES} for part in ("vision_cfg", "text_cfg"))
+    vision["timm_model_name"] = re.sub(_SIZE, "", vision.get("timm_model_name", ""))
+    vision["resnet"] = len(found["vision_cfg"]["layers"]) if isinstance(found["vision_cfg"].get("layers"), list) else 0
+    return repr([vision, text, found.get("quick_gelu"), found["text_cfg"].get("hf_tokenizer_name") is None])
+
+
+def smaller(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns a configuration with two layers in each tower of open_clip's own, and few tokens."""
+    vision, text = found["vision_cfg"], found["text_cfg"]
+    if isinstance(vision.get("layers"), int):
+        vision["layers"] = 2
+    if "hf_model_name" not in text:
+        text["layers"] = 2
+    if "hf_tokenizer_name" in text and "vocab_size" in text:
+        text["vocab_size"] = 99
+    return found
+
+
+FORMS = {form(name): name for name in reversed(READ) if "coca" not in name}
+
+
+@pytest.mark.parametrize("name", slow_except(sorted(FORMS.values()), "EVA02-B-16"))
+def test_features_of_each_form_equal_open_clip(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = timm.create_model
+
+    def cut(name: str, **options: Any) -> nn.Module:
+        fewer = next(found for prefix, found in _CUTS.items() if name.startswith(prefix))
+        return create(name, **(fewer | options))
+
+    monkeypatch.setattr(timm, "create_model", cut)
+    found = smaller(config(name, tmp_path))
+    twin = filled(model_of(found))
+    spec = spec_of(found, name)
+    with SkipDraws():
+        model = spec.build(CPU, torch.float32).eval()
+    model.load_state_dict(from_open_clip(spec, twin.state_dict()))
+    check_features(model, twin)
+    back = to_open_clip(spec, model.state_dict())
+    assert all(torch.equal(back[key], tensor) for key, tensor in twin.state_dict().items() if key in back)
