@@ -54,7 +54,9 @@ def config(name: str, folder: Path) -> dict[str, Any]:
 def model_of(found: dict[str, Any]) -> nn.Module:
     """Builds open_clip's model on the current default device."""
     with SkipDraws():
-        return CoCa(**deepcopy(found)).eval() if "multimodal_cfg" in found else built(found)
+        if "multimodal_cfg" in found:
+            return CoCa(**{key: deepcopy(value) for key, value in found.items() if key != "custom_text"}).eval()
+        return built(found)
 
 
 def shapes(state: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
