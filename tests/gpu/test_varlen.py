@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from helpers import needs_cuda
-from torch import Tensor
+from helpers.hf_models import save_config
+from torch import Tensor, nn
 
 from clipx.bench.training import captions
+from clipx.model import hf_text, text
+from clipx.model.hf_text import HfTextTower
+from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.text import CUDA_MULTIPLE, Packing, TextTower
-from clipx.model.text_spec import ClipTextSpec
+from clipx.model.text_spec import CLIP_END_ID, CLIP_VOCABULARY, ClipTextSpec, Mlp, Norm, Pool, Positions
+from clipx.model.varlen import is_supported
 
-pytestmark = [pytest.mark.gpu, needs_cuda]
+pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
@@ -28,6 +35,7 @@ def gradients(packed: bool, compiled: bool, tokens_BL: Tensor, autocast: bool) -
     return {"features": features_BD.detach().float(), **found}
 
 
+@needs_cuda
 @pytest.mark.parametrize("texts", [5, 300])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_packed_texts_have_the_features_and_gradients_of_padded_texts(texts: int, compiled: bool) -> None:
@@ -40,6 +48,42 @@ def test_packed_texts_have_the_features_and_gradients_of_padded_texts(texts: int
         assert error < 1.5 * usual + 1e-3, name
 
 
+def other_tower(kind: str, folder: Path) -> nn.Module:
+    """Builds a tower whose tokens attend both ways, or with fewer keys than queries. Texts end by CLIP's end token."""
+    torch.manual_seed(0)
+    if kind == "clip":
+        form = {"positions": Positions.rotary, "norm": Norm.rms, "mlp": Mlp.swiglu, "bias": False}
+        spec = ClipTextSpec(width=256, heads=4, layers=3, causal=False, pool=Pool.mean, **form)
+        return TextTower(spec, 64, quick_gelu=False)
+    source = save_config(folder, kind)
+    options = {"vocab_size": CLIP_VOCABULARY, "hidden_size": 256, "head_dim": 64, "num_hidden_layers": 3}
+    options = {key: value for key, value in options.items() if key != "head_dim" or kind == "qwen3"}
+    return HfTextTower(HfTextSpec(source=source, options=options, end_id=CLIP_END_ID), 64).eval()
+
+
+@pytest.mark.parametrize("kind", ["clip", "xlm-roberta", "modernbert", "qwen3"])
+def test_packed_texts_of_other_towers_have_the_features_and_gradients_of_a_mask(
+    kind: str, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens_BL = captions(300, 77, 0)
+    tower = other_tower(kind, tmp_path).to(device)
+    found = {}
+    for name, masked, autocast in (("exact", True, False), ("usual", True, True), ("packed", False, True)):
+        for module in (text, hf_text):
+            monkeypatch.setattr(module, "is_supported", (lambda *_: False) if masked else is_supported)
+        tower.zero_grad()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+            features_BD = tower(tokens_BL)
+        features_BD.float().square().sum().backward()
+        gradients = {key: p.grad.clone() for key, p in tower.named_parameters() if p.grad is not None}
+        found[name] = {"features": features_BD.detach().float(), **gradients}
+    assert len(found["exact"]) > 20
+    for key, exact in found["exact"].items():
+        error, usual = ((found[name][key] - exact).norm() / exact.norm() for name in ("packed", "usual"))
+        assert error < 1.5 * usual + 1e-3, key
+
+
+@needs_cuda
 def test_attention_without_padding_is_called_for_rounded_packings() -> None:
     packing = Packing.of(captions(300, 77, 0), packed=True, multiple=CUDA_MULTIPLE)
     assert packing.start_S is not None
