@@ -42,7 +42,10 @@ def read_config(spec: HfTextSpec) -> Any:
         found = hub_files(spec.source, _CONFIG)
         require(bool(found), f"model.text.source={spec.source} has no {_CONFIG}: give the repository of a model")
         place = found[0].parent
-    require((place / _CONFIG).is_file(), f"model.text.source={spec.source} is not a folder with a {_CONFIG}")
+    require(
+        (place / _CONFIG).is_file(),
+        f"model.text.source={spec.source} is not a folder with a {_CONFIG}: give the folder of a model of transformers",
+    )
     try:
         config = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
     except Exception as error:  # of many types, for files of other programs

@@ -135,16 +135,16 @@ class TextTowerSpec:
     clip with tokenizer=clip."""
 
     end_id: int | None = None
-    """Id of the token with which the tokenizer ends a text, in [0, `vocabulary`): 2 for XLM-V, 1 for mT5. Required with
-    another tokenizer than clip, except with pool=last; else it must be null."""
+    """Id of the token with which the tokenizer ends a text: 2 for XLM-V, 1 for mT5. kind=clip: required with another
+    tokenizer than clip, except with pool=last; else it must be null. kind=hf: null ends a text at its padding."""
 
     strip_separator: bool = False
     """Replaces the separator token that the tokenizer appends to a text by padding of id 0, as CLIPA does with BERT's
     (arXiv:2305.07017). Requires a tokenizer with a sep_token in its tokenizer_config.json."""
 
     packed: bool = True
-    """Skips the padding after each text's end token. Without causal=false, padding has no effect on the embedding. Must
-    be false with pool=last, which reads it."""
+    """Skips the padding after each text, which then has no effect. false: it is computed, and with causal=false the
+    tokens of clipx's own tower attend to it. Must be false with pool=last of that tower, which reads it."""
 
     checkpointing: str = "none"
     """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
