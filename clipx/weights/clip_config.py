@@ -112,7 +112,8 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     other = {key: value for key, value in image.options.items() if key not in covered}
     _require(not other, f"model.image.options={other} has no counterpart there: remove it")
     usual = timm.get_pretrained_cfg(image.architecture)
-    size = usual.input_size[-1] if usual is not None and usual.fixed_input_size else image.size
+    fixed = usual is not None and usual.fixed_input_size and getattr(trunk, "pos_embed", "") is not None
+    size = usual.input_size[-1] if fixed else image.size
     _require(
         size == image.size,
         f"model.image.size={image.size}, but open_clip builds {image.timm} for {size} pixels only: choose a timm "

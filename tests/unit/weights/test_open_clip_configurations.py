@@ -1,4 +1,4 @@
-"""All configurations that the installed open_clip ships: names, shapes, features and the way back."""
+"""All configurations that the installed open_clip ships, with few blocks: names, shapes, features, the way back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import timm
 import torch
 from helpers.cases import slow_except
-from helpers.hf_models import save_config
+from helpers.hf_models import VOCABULARY, save_config
 from helpers.open_clip_models import built, check_features, filled
 from open_clip.coca_model import CoCa  # type: ignore[import-untyped]
 from torch import nn
@@ -38,12 +38,42 @@ HF_TYPES = {  # repository of the text tower -> model of tests/helpers/hf_models
     "facebook/nllb-200-distilled-600M": "m2m_100",
     "facebook/nllb-200-distilled-1.3B": "m2m_100",
 }
+_CUTS: dict[str, dict[str, Any]] = {  # beginning of the name of a timm model -> arguments that leave few blocks
+    "convnext": {"depths": (1, 1, 1, 1)},
+    "swin": {"depths": (1, 1, 2, 1)},
+    "fastvit_mci3": {"layers": (1, 1, 1, 1, 1)},
+    "fastvit_mci4": {"layers": (1, 1, 1, 1, 1)},
+    "fastvit": {"layers": (1, 1, 1, 1)},
+    "resnet": {},
+    "": {"depth": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds the models of timm with few blocks, in open_clip and in clipx."""
+    create = timm.create_model
+
+    def cut(name: str, **options: Any) -> nn.Module:
+        fewer = next(found for prefix, found in _CUTS.items() if name.startswith(prefix))
+        return create(name, **(fewer | options))
+
+    monkeypatch.setattr(timm, "create_model", cut)
 
 
 def config(name: str, folder: Path) -> dict[str, Any]:
-    """Returns a configuration of open_clip, whose text tower of transformers is a small one of the same type."""
+    """Returns a configuration of open_clip with two layers in each tower of its own.
+
+    A text tower of transformers is a small one of the same type.
+    """
     found: dict[str, Any] = deepcopy(open_clip.get_model_config(name))
-    text = found["text_cfg"]
+    vision, text = found["vision_cfg"], found["text_cfg"]
+    if isinstance(vision.get("layers"), int):
+        vision["layers"] = 2
+    for part in (text, found.get("multimodal_cfg", text)):
+        part["layers"] = 2
+    if "hf_tokenizer_name" in text:
+        text["vocab_size"] = VOCABULARY
     if "hf_model_name" in text:
         text["hf_model_name"] = text["hf_tokenizer_name"] = save_config(folder, HF_TYPES[text["hf_model_name"]])
         text["hf_model_pretrained"] = False
@@ -63,7 +93,7 @@ def shapes(state: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {key: tensor.shape for key, tensor in state.items() if key not in NOT_IN_MODEL}
 
 
-# --------------------------------------------------------------------------------------- all, in their full size
+# ----------------------------------------------------------------------------------------- names and shapes of all
 
 
 @pytest.mark.parametrize("name", slow_except(READ, *QUICK))
@@ -88,19 +118,10 @@ def test_a_configuration_that_is_not_read_is_refused_with_the_reason(name: str) 
         spec_of(open_clip.get_model_config(name), name)
 
 
-# ----------------------------------------------------------------------- one of each form, with few layers
+# ---------------------------------------------------------------------------------- features of one of each form
 
 _SIZE = r"_?(tiny|small|medium|base|large2?|xlarge|xxlarge|so400m|giantopt|giant|gigantic|enormous|patch\d+|\d+)(?=_|$)"
 _SIZES = ("image_size", "width", "layers", "heads", "vocab_size", "context_length", "hf_tokenizer_name", "eos_id")
-_CUTS: dict[str, dict[str, Any]] = {  # beginning of the name of a timm model -> arguments that leave few blocks
-    "convnext": {"depths": (1, 1, 1, 1)},
-    "swin": {"depths": (1, 1, 2, 1)},
-    "fastvit_mci3": {"layers": (1, 1, 1, 1, 1)},
-    "fastvit_mci4": {"layers": (1, 1, 1, 1, 1)},
-    "fastvit": {"layers": (1, 1, 1, 1)},
-    "resnet": {},
-    "": {"depth": 2},
-}
 
 
 def form(name: str) -> str:
@@ -112,31 +133,12 @@ def form(name: str) -> str:
     return repr([vision, text, found.get("quick_gelu"), found["text_cfg"].get("hf_tokenizer_name") is None])
 
 
-def smaller(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration with two layers in each tower of open_clip's own, and few tokens."""
-    vision, text = found["vision_cfg"], found["text_cfg"]
-    if isinstance(vision.get("layers"), int):
-        vision["layers"] = 2
-    if "hf_model_name" not in text:
-        text["layers"] = 2
-    if "hf_tokenizer_name" in text and "vocab_size" in text:
-        text["vocab_size"] = 99
-    return found
-
-
 FORMS = {form(name): name for name in reversed(READ) if "coca" not in name}
 
 
 @pytest.mark.parametrize("name", slow_except(sorted(FORMS.values()), "EVA02-B-16"))
-def test_features_of_each_form_equal_open_clip(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create = timm.create_model
-
-    def cut(name: str, **options: Any) -> nn.Module:
-        fewer = next(found for prefix, found in _CUTS.items() if name.startswith(prefix))
-        return create(name, **(fewer | options))
-
-    monkeypatch.setattr(timm, "create_model", cut)
-    found = smaller(config(name, tmp_path))
+def test_features_of_each_form_equal_open_clip(name: str, tmp_path: Path) -> None:
+    found = config(name, tmp_path)
     twin = filled(model_of(found))
     spec = spec_of(found, name)
     with SkipDraws():
