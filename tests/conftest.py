@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from helpers.hub_server import hub  # noqa: F401  # fixture
 from helpers.s3_server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from clipx.config import plugins
 
@@ -45,8 +48,15 @@ def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _clean_plugins() -> Iterator[None]:
-    """Removes the --config-dir folders of a test, so that later tests and their processes do not see them."""
+    """Removes the --config-dir folders of a test and their options, which later tests must not see."""
     yield
+    if plugins.__path__:
+        for name in [name for name in sys.modules if name.startswith(f"{plugins.__name__}.")]:
+            del sys.modules[name]
+        for group in ConfigStore.instance().repo["schema"].values():
+            for file in list(group) if isinstance(group, dict) else []:
+                if OmegaConf.get_type(group[file].node).__module__.startswith(f"{plugins.__name__}."):
+                    del group[file]
     plugins.__path__.clear()
     os.environ.pop("CLIPX_PLUGINS", None)
 

@@ -107,6 +107,7 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
             "hydra/launcher",
             "hydra/sweeper",
             "hydra/hydra_logging",
+            "model/text",
         )
         for name in names(group)
     }
@@ -155,6 +156,15 @@ def test_every_launcher_and_sweeper_has_valid_keys(choice: str) -> None:
 @pytest.mark.parametrize("name", names("experiment"))
 def test_every_experiment_composes(name: str) -> None:
     assert compose(f"experiment={name}", *NEEDED.get(name, ())).kind == "run"
+
+
+@pytest.mark.parametrize("name", names("model/text"))
+def test_every_text_tower_composes_and_builds(name: str) -> None:
+    source = ["model.text.source=outputs/xlm_r"] if name == "hf" else []
+    spec = compose("model=vit_b32", f"model/text={name}", *source)
+    assert from_dict(RunSpec, to_dict(spec)) == spec
+    if name != "hf":  # tests/unit/model/test_hf_text.py
+        assert spec.model.build(META, torch.float32).text.context_length == spec.model.text.context_length
 
 
 @pytest.mark.slow
