@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.runs import run
 
 from clipx.data.shards.packed import Packed
 
@@ -49,25 +50,32 @@ def test_a_value_takes_ten_bytes_more_than_its_text() -> None:
     assert kept < 50_000 * (len(packed[0]) + 2 + 8) * 1.05
 
 
-def private_dirty_bytes(pid: str) -> int:
-    """Returns the bytes of the process's private dirty pages: pages written since the fork."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+SHARED = """
+import os
+from pathlib import Path
+from clipx.data.shards.packed import Packed
+
+def private_dirty_bytes():  # pages written since the fork
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty"))
+
+packed = Packed.of(f"a photograph of thing number {i} in some place" for i in range(400_000))
+pid = os.fork()
+if pid:
+    os.waitpid(pid, 0)
+else:
+    before = private_dirty_bytes()
+    total = sum(map(len, packed))
+    print(total, private_dirty_bytes() - before)
+"""
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="reads /proc")
 def test_reading_all_values_in_a_forked_process_copies_no_pages() -> None:
-    """A plain list of the same strings would be copied completely, 40 MiB."""
-    packed = Packed.of(f"a photograph of thing number {i} in some place" for i in range(400_000))
-    gc.collect()
-    receive, send = os.pipe()
-    pid = os.fork()
-    if not pid:
-        before = private_dirty_bytes("self")
-        total = sum(map(len, packed))
-        os.write(send, f"{total} {private_dirty_bytes('self') - before}".encode())
-        os._exit(0)
-    os.waitpid(pid, 0)
-    total, grown = map(int, os.read(receive, 100).split())
+    """A plain list of the same strings would be copied completely, 40 MiB.
+
+    In a process of its own: a page that a thread of the parent writes to becomes private in the child, too.
+    """
+    total, grown = map(int, run(sys.executable, "-c", SHARED).stdout.split())
     assert total > 400_000 * 40
     assert grown < 4 << 20
