@@ -111,7 +111,9 @@ def _set(cfg: DictConfig, key: str, values: Any, group: str) -> None:
     values = _renamed(cls, values, f"{group}.")
     cfg[key] = OmegaConf.structured(cls)
     for name in NESTED_OPTIONS.get(group, {}).keys() & values.keys():
-        _set(cfg[key], name, {"kind": NESTED_OPTIONS[group][name], **values.pop(name)}, f"{group}.{name}")
+        nested = values.pop(name)
+        nested = {"kind": NESTED_OPTIONS[group][name], **nested} if isinstance(nested, dict) else nested
+        _set(cfg[key], name, nested, f"{group}.{name}")
     held = {name for name, hint in typing.get_type_hints(cls).items() if _holds_options(hint)}
     for name in held & values.keys():
         if not isinstance(values[name], dict | None):

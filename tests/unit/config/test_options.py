@@ -604,6 +604,7 @@ def test_a_saved_spec_contains_plain_values(tmp_path: Path) -> None:
         ({"seed": "many"}, "seed=many: Value 'many' of type 'str' could not be converted to Integer"),
         ({"seed": -1}, "seed=-1 must be in [0, 2^63)"),
         ({"model": {"kind": "clip", "name": "m", "depth": 3}}, "model.depth is not a key here: the keys are "),
+        ({"model": {"kind": "clip", "text": True}}, "text.kind=None is not registered: choose one of clip, hf"),
         ({"data": None}, "data=null: field 'data' is not Optional"),
     ],
 )
