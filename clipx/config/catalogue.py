@@ -15,7 +15,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from clipx.config.registry import CONF_DIR, discover, discover_installed
+from clipx.config.registry import CONF_DIR, NESTED_OPTIONS, discover, discover_installed
 
 _SCHEMA = re.compile(r"/schema/(?P<group>\w+)/(?P<kind>[\w.-]+)@_here_")
 
@@ -92,7 +92,7 @@ def groups() -> list[str]:
 def folder_of(group: str) -> str:
     """Returns the folder of a group below conf/, which is its name on the command line: `hydra/launcher`, `model/text`,
     `data`."""
-    parent = next((parent for parent in ("hydra", "model") if (CONF_DIR / parent / group).is_dir()), None)
+    parent = next((parent for parent in ("hydra", *NESTED_OPTIONS) if (CONF_DIR / parent / group).is_dir()), None)
     return f"{parent}/{group}" if parent else group
 
 

@@ -124,8 +124,9 @@ def discover(conf_dir: Path, plugin: bool = False) -> None:
     group's module if the group is not a package. In a user's `--config-dir` the module is next to the YAML file.
     """
     # The group model/text has its options in clipx/model/text_spec.py, which clipx/model/spec.py imports.
-    nested = ("hydra/*/*.yaml", "model/*/*.yaml") if plugin else ("hydra/*/*.yaml",)
-    for path in sorted(path for form in ("*/*.yaml", *nested) for path in conf_dir.glob(form)):
+    parents = ("hydra", *NESTED_OPTIONS) if plugin else ("hydra",)
+    forms = ("*/*.yaml", *(f"{parent}/*/*.yaml" for parent in parents))
+    for path in sorted(path for form in forms for path in conf_dir.glob(form)):
         group, name = path.parent.relative_to(conf_dir).as_posix(), path.stem
         if plugin and path.with_suffix(".py").is_file():
             plugins.load(conf_dir.absolute(), group, name)

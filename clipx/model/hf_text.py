@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clipx.errors import ConfigError, require
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.hf_text_spec import HfTextSpec
-from clipx.model.text import CUDA_MULTIPLE, Packing, TextPool, init_projection, text_projection
+from clipx.model.text import Packing, TextPool, init_projection, packed_on, text_projection
 from clipx.model.text_end import TextEnd
 from clipx.model.varlen import is_supported, varlen_attention
 from clipx.storage.hub import HUB, hub_files
@@ -122,10 +122,7 @@ class HfTextTower(nn.Module):
 
     def forward(self, tokens_BL: Tensor | Packing) -> Tensor:
         """[B, context_length] token ids -> [B, D] of any norm. The tokens may be on the host, or already packed."""
-        device = self.embedding_weight.device
-        if isinstance(tokens_BL, Tensor):
-            tokens_BL = Packing.of(tokens_BL, self.packed, self.end, CUDA_MULTIPLE if device.type == "cuda" else 1)
-        packing = tokens_BL.to(device)
+        packing = packed_on(self.embedding_weight.device, tokens_BL, self.packed, self.end)
         if packing.start_S is None:
             x_TW = self._padded(packing)
         else:

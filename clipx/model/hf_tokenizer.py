@@ -49,7 +49,7 @@ class FileTokenizer(Tokenizer):
         self.place, self.context_length, self.vocab_size, self.clean = place, context_length, vocabulary, clean
         self.end, self.strip_separator, self.pad_last = end, strip_separator, pad_last
         self._clean = _CLEAN[clean]
-        self._rust, config = _read(place)
+        self._rust, config = read_tokenizer(place)
         size = self._rust.get_vocab_size()
         require(
             size <= vocabulary,
@@ -145,7 +145,7 @@ def tokenizer_files(place: str) -> dict[str, Path]:
     return {_TOKENIZER: path, _CONFIG: path.with_name(_CONFIG)}
 
 
-def _read(place: str) -> tuple[Any, dict[str, Any]]:
+def read_tokenizer(place: str) -> tuple[Any, dict[str, Any]]:
     """Returns (the tokenizer, the values of its tokenizer_config.json)."""
     paths = tokenizer_files(place)
     try:

@@ -155,6 +155,13 @@ def moved(x: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+def packed_on(device: torch.device, tokens_BL: Tensor | Packing, packed: bool, end: TextEnd) -> Packing:
+    """Returns texts on the device. They are packed where they are, unless they are packed already."""
+    if isinstance(tokens_BL, Tensor):
+        tokens_BL = Packing.of(tokens_BL, packed, end, CUDA_MULTIPLE if device.type == "cuda" else 1)
+    return tokens_BL.to(device)
+
+
 class TextPool(nn.Module):
     """Features of tokens [T, W] -> features of texts [B, W]."""
 
@@ -260,11 +267,7 @@ class TextTower(nn.Module):
         With pool=end each row must contain an end token, as rows from Tokenizer do. The tokens may be on the host,
         where packing does not block a device, or already packed.
         """
-        device = self.token_embedding.weight.device
-        multiple = CUDA_MULTIPLE if device.type == "cuda" else 1
-        if isinstance(tokens_BL, Tensor):
-            tokens_BL = Packing.of(tokens_BL, self.packed, self.end, multiple)
-        packing = tokens_BL.to(device)
+        packing = packed_on(self.token_embedding.weight.device, tokens_BL, self.packed, self.end)
         x_TW = self.token_embedding(packing.tokens_T)
         if self.positional_embedding is not None:
             x_TW = x_TW + F.embedding(packing.position_T, self.positional_embedding)

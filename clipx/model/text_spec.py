@@ -101,7 +101,7 @@ class Clean(StrEnum):
     """Converts to lower case and collapses white space to single spaces."""
 
     canonical = "canonical"
-    """As clip, and removes ASCII punctuation. Used by SigLIP."""
+    """Does the same as clip, and removes ASCII punctuation. Used by SigLIP."""
 
     whitespace = "whitespace"
     """Collapses white space to single spaces."""

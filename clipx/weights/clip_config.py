@@ -352,11 +352,10 @@ def _hf_tower(section: _ConfigSection, name: str) -> HfTextSpec:
 
     pool, projection = section.take("hf_pooler_type", "mean_pooler"), section.take("hf_proj_type", "mlp")
     tokenizer, cleaning = section.take("hf_tokenizer_name", name), section.take("tokenizer_kwargs", None) or {}
-    clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", "whitespace")), None)
     ways = {theirs: ours for ours, theirs in _HF_PROJECTIONS.items()}
     section.require(pool in _HF_POOLS.values() or pool == "cls_pooler", "hf_pooler_type", pool)
     section.require(projection in ways, "hf_proj_type", projection)
-    section.require(clean is not None and not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
+    section.require(not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
     section.expect(tokenizer_mode=None)
     unused = ("vocab_size", "width", "heads", "layers", "mlp_ratio", "pool_type", "eos_id", "pad_id", "no_causal_mask")
     section.ignore("hf_model_pretrained", "output_tokens", "embed_cls", *unused)
@@ -367,11 +366,19 @@ def _hf_tower(section: _ConfigSection, name: str) -> HfTextSpec:
         pool=Pool.mean if pool == "mean_pooler" else Pool.cls,
         projection=ways[projection],
         tokenizer=None if place == source else place,
-        clean=clean or Clean.whitespace,
+        clean=_clean_of(section, cleaning, "whitespace"),
     )
     config = read_config(spec)
     section.require(pool != "cls_pooler" or config.is_encoder_decoder, "hf_pooler_type", pool)  # else it has a layer
     return replace(spec, packed=packs(config))
+
+
+def _clean_of(section: _ConfigSection, cleaning: Mapping[str, Any], usual: str) -> Clean:
+    """Returns the cleaning of texts. `usual`: open_clip's name of the default."""
+    clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", usual)), None)
+    section.require(clean is not None, "tokenizer_kwargs", cleaning)
+    assert clean is not None
+    return clean
 
 
 def _text_tower(section: _ConfigSection) -> TextTowerSpec:
@@ -381,14 +388,12 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
     tokenizer, cleaning = section.take("hf_tokenizer_name", None), section.take("tokenizer_kwargs", None) or {}
     section.require(pool in ("argmax" if tokenizer is None else "eos", "last"), "pool_type", pool)
     section.require(not cleaning.keys() - {"clean", "strip_sep_token"}, "tokenizer_kwargs", cleaning)
-    usual = "lower" if tokenizer is None else "whitespace"
-    clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", usual)), None)
+    clean = _clean_of(section, cleaning, "lower" if tokenizer is None else "whitespace")
     act, norm = section.take("act_kwargs", None) or {}, section.take("norm_kwargs", None) or {}
     section.require(
         act.get("approximate", "none") in ("none", "tanh") and not act.keys() - {"approximate"}, "act_kwargs", act
     )
     section.require(not norm.keys() - {"eps"}, "norm_kwargs", norm)
-    section.require(clean is not None, "tokenizer_kwargs", cleaning)
     section.expect(ls_init_value=None, embed_cls=False, tokenizer_mode=None)
     section.expect(final_ln_after_pool=False)
     section.ignore("output_tokens", "pad_id", "hf_model_pretrained")
@@ -410,7 +415,7 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
         gelu=Gelu.tanh if act.get("approximate") == "tanh" else Gelu.exact,
         vocabulary=section.take("vocab_size", CLIP_VOCABULARY),
         tokenizer="clip" if tokenizer is None else _HUB + tokenizer,
-        clean=clean or Clean.clip,
+        clean=clean,
         packed=causal and end,
     )
 

@@ -17,7 +17,7 @@ from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import select_prefix
 from clipx.errors import CheckpointError
 from clipx.model.hf_text_spec import HfTextSpec
-from clipx.model.hf_tokenizer import tokenizer_files
+from clipx.model.hf_tokenizer import read_tokenizer, tokenizer_files
 from clipx.model.text_spec import TextTowerSpec
 from clipx.weights import huggingface, open_clip_checkpoint
 from clipx.weights.load import LoadedWeights, learned_temperature, save_weights
@@ -62,8 +62,8 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
         model["init_logit_bias"] = weights.bias  # without this key, open_clip's model has no bias
     # Resize and crop as in clipx's evaluation. open_clip takes the size from the model.
     mode = "squash" if image.stretch else "shortest"
-    preprocess = {"mean": image.mean, "std": image.std, "resize_mode": mode}
-    preprocess["interpolation"] = str(image.interpolation)
+    resizing = {"interpolation": str(image.interpolation), "resize_mode": mode}
+    preprocess = {"mean": image.mean, "std": image.std, **resizing}
     folder.mkdir()
     if run.model.text.tokenizer_place != "clip":
         _copy_tokenizer(run.model.text, folder)
@@ -79,12 +79,11 @@ def _copy_tokenizer(text: TextTowerSpec, folder: Path) -> None:
     for name, path in tokenizer_files(text.tokenizer_place).items():
         if path.is_file():
             shutil.copyfile(path, folder / name)
-    config = folder / "tokenizer_config.json"
-    values = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    values.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
-    if isinstance(text, HfTextSpec):
-        values["padding_side"] = "right"  # as in training, whatever the file says
-    config.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    config, values = folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if isinstance(text, HfTextSpec):  # padding follows the text as in training, whatever the file says
+        values |= read_tokenizer(text.tokenizer_place)[1] | {"padding_side": "right"}
+    if isinstance(text, HfTextSpec) or not config.exists():
+        config.write_text(json.dumps(values, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @contextmanager
