@@ -23,11 +23,11 @@ class InfoNCESpec(LearnedTemperatureSpec):
     """Type of the objective; set by objective=infonce or objective=openclip."""
 
     zero_minimum: ClassVar[bool] = True
+    several_positives: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
     open_clip_loss: ClassVar[str | None] = "ClipLoss"
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.contrastive import Contrastive, in_batch
+        from clipx.objective.losses.positives import MultiPositive
 
-        temperature = self.build_temperature()
-        return Contrastive(comm, temperature, in_batch, self.tiling(comm, length))
+        return MultiPositive(comm, self.build_temperature(), self.tiling(comm, length), self.same_caption)

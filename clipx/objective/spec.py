@@ -47,12 +47,33 @@ class ObjectiveTraffic:
     """Further numbers that one all_reduce sums."""
 
 
+class SameCaption(StrEnum):
+    """Treatment of a pair of an image and the equal caption of another sample of the batch."""
+
+    negative = "negative"
+    """A negative pair, like any other."""
+
+    mask = "mask"
+    """Left out of the loss."""
+
+    positive = "positive"
+    """A right pair, like that of the image and its own caption."""
+
+
 @dataclass(kw_only=True, slots=True)
 class ObjectiveSpec:
     """Base class of the options of all objectives."""
 
     kind: str = MISSING
     """Type of the objective; set by the choice of an option, e.g. objective=infonce."""
+
+    same_caption: SameCaption = SameCaption.negative
+    """Pairs of an image with the equal caption of another sample of the global batch: negative (as any other), mask
+    (left out of the loss) or positive (right as well). Captions are equal if their tokens are. Of infonce and siglip;
+    must be negative with other objectives."""
+
+    several_positives: ClassVar[bool] = False
+    """True if the objective takes several captions of an image, and compares captions as `same_caption` says."""
 
     indexed: ClassVar[bool] = False
     """True if the objective stores state for each sample, so that each sample needs an index in the data set."""
