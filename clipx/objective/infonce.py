@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
-from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SameCaption
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -26,6 +26,10 @@ class InfoNCESpec(LearnedTemperatureSpec):
     several_positives: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
     open_clip_loss: ClassVar[str | None] = "ClipLoss"
+
+    def has_zero_minimum(self, each: int) -> bool:
+        # The cross entropy with a uniform target over n right captions is at least log n.
+        return each == 1 and self.same_caption is not SameCaption.positive
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.positives import MultiPositive

@@ -113,6 +113,26 @@ class ObjectiveSpec:
         """Returns `traffic` with the options of this spec, for `clipx.plan`."""
         return self.traffic
 
+    def compares_captions(self, each: int) -> bool:
+        """Returns whether the objective compares the captions of a batch of `each` captions of each sample."""
+        return each > 1 or self.same_caption is not SameCaption.negative
+
+    def check_captions(self, each: int) -> None:
+        """Raises ConfigError if the objective does not support `each` captions of each sample, or `same_caption`."""
+        require(
+            self.several_positives or not self.compares_captions(each),
+            f"{self._compared(each)} needs a loss with several right captions, and objective={self.kind} has one: "
+            "choose objective=infonce or siglip, or remove it",
+        )
+
+    def _compared(self, each: int) -> str:
+        """Returns the option for which captions are compared."""
+        return f"data.captions_per_step={each}" if each > 1 else f"objective.same_caption={self.same_caption}"
+
+    def has_zero_minimum(self, each: int) -> bool:
+        """Returns `zero_minimum` for `each` captions of each sample."""
+        return self.zero_minimum
+
     def describe(self, length: Length) -> str | None:
         """Returns the values that the objective computes for a run of `length`, for the log. None: there are none."""
         return None
@@ -177,6 +197,14 @@ class TiledSpec(ObjectiveSpec):
             self.products is not ProductFormat.fused or self.one_temperature,
             f"objective.products=fused has no effect on objective={self.kind}, whose kernels are of softmaxes at one "
             "temperature for all pairs: use split_fp16",
+        )
+
+    def check_captions(self, each: int) -> None:
+        ObjectiveSpec.check_captions(self, each)
+        require(
+            self.products is not ProductFormat.fused or not self.compares_captions(each),
+            f"{self._compared(each)} does not support objective.products=fused, whose kernels are of one right caption "
+            "of each image: use split_fp16",
         )
 
     def tile_size(self, comm: Comm, length: Length) -> int:

@@ -248,7 +248,7 @@ def _own_weights(z_bk: Tensor, row_b14: Tensor, col_bk4: Tensor, k: int) -> Tens
 
 def own_scores(pairs: Pairs) -> Tensor:
     """Returns s of this rank's images and their own texts, [b, k]."""
-    return (pairs.x_bD[:, None] * pairs.y_bD.unflatten(0, (-1, pairs.texts))).sum(2)
+    return (pairs.x_bD[:, None] * pairs.y_bD.reshape(len(pairs.x_bD), pairs.texts, -1)).sum(2)
 
 
 def gradients(pairs: Pairs, weights: Callable[[Tile], Tensor], own_bk: Tensor) -> tuple[Tensor, Tensor]:
@@ -258,7 +258,7 @@ def gradients(pairs: Pairs, weights: Callable[[Tile], Tensor], own_bk: Tensor) -
     precision.
     """
     k = pairs.texts
-    dx_bD = (own_bk[..., None] * pairs.y_bD.unflatten(0, (-1, k))).sum(1)
+    dx_bD = (own_bk[..., None] * pairs.y_bD.reshape(len(pairs.x_bD), k, -1)).sum(1)
     dy_mD = (own_bk[..., None] * pairs.x_bD[:, None]).flatten(0, 1)
     for tile in pairs.tiles():
         g = weights(tile)
