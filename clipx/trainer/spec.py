@@ -211,6 +211,7 @@ class RunSpec:
             "captions: remove it",
         )
         self.model.check_fits(self.duration, Length(0, self.data.batch_size))
+        self.model.check_stretching()
         require(
             self.objective.reads_text or self.model.text.frozen,
             f"objective={self.objective.kind} gives the text tower no gradient: add model.text.lock=all, and "
@@ -228,7 +229,7 @@ class RunSpec:
 
     def _check_captions(self) -> None:
         """Checks the options of several captions per sample, equal captions and sub-captions. Raises ConfigError."""
-        each, objective = self.data.captions_per_step, self.objective
+        objective, each = self.objective, self.data.captions_per_step
         objective.check_captions(each)
         require(
             not self.compares_captions or self.data.indexed,
@@ -236,15 +237,14 @@ class RunSpec:
             f"a batch, but data={self.data.kind} has no sample indices: choose data with indices, or remove them",
         )
         for key, value in self.data.set_options(("sub_captions",)):
-            option = f"data.{key}={value}"
             require(
                 objective.reads_text,
-                f"{option} has no effect on objective={objective.kind}, which reads no captions: remove it",
+                f"data.{key}={value} has no effect on objective={objective.kind}, which reads no captions: remove it",
             )
             require(
                 not self.teacher.embeddings,
-                f"{option} draws parts of captions, and teacher.embeddings={self.teacher.embeddings} has the texts of "
-                "whole captions: remove one of them, or give teacher.weights",
+                f"data.{key}={value} draws parts of captions, and teacher.embeddings={self.teacher.embeddings} has the "
+                "texts of whole captions: remove one of them, or give teacher.weights",
             )
 
     def _check_groups(self) -> None:
