@@ -50,7 +50,7 @@ class Batch:
     bad: Sequence[BadRecord] = ()
     targets: tuple[Tensor, ...] = ()
     second_image: Tensor | None = None  # in the size of the SecondView; None if `image` already has that size
-    second_tokens: Tensor | None = None  # None without a second view
+    second_tokens: Tensor | None = None  # of the first caption of each sample; None without a second view
     packing: tuple[Any, ...] = ()  # packed texts of each micro-batch; without them the model takes `tokens`
     second_packing: tuple[Any, ...] = ()
     text_tokens: int = 0  # number of tokens in `packing`, see TextPacker.count
@@ -161,7 +161,7 @@ class Packers:
         return replace(
             batch,
             packing=self._packed(self.first, batch.tokens, batch.texts_per_sample),
-            second_packing=self._packed(self.second, batch.second_tokens, batch.texts_per_sample),
+            second_packing=self._packed(self.second, batch.second_tokens, each=1),
             text_tokens=batch.tokens.numel() if self.first is None else self.first.count(batch.tokens),
         )
 

@@ -133,7 +133,7 @@ class DeviceDecoder:
         texts = (each * rows[:, None] + torch.arange(each)).flatten()
         second = None
         if stream.second is not None and batch.second_tokens is not None:
-            second = batch.second_tokens.index_copy(0, rows, stream.second.tokenizer(captions))
+            second = batch.second_tokens.index_copy(0, rows, stream.second.tokenizer(captions[::each]))
         return self.packers(
             replace(
                 batch,

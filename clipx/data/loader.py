@@ -120,7 +120,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             bad=bad,
             targets=tuple(map(torch.stack, zip(*targets, strict=True))),
             second_image=others[0] if others else None,
-            second_tokens=None if self.second is None else self.second.tokenizer(captions),
+            second_tokens=None if self.second is None else self.second.tokenizer(captions[:: self.captions.each]),
             captions=self.captions.digests(tokens),
             traffic=take_traffic(),
             encoded=encoded,
