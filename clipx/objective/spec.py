@@ -46,6 +46,12 @@ class ObjectiveTraffic:
     summed: int = 0
     """Further numbers that one all_reduce sums."""
 
+    texts: int = 1
+    """Texts of a sample whose embeddings are gathered."""
+
+    digests: int = 0
+    """Numbers of 8 bytes per sample in an all_gather: its index and the digests of its captions."""
+
 
 class SameCaption(StrEnum):
     """Treatment of a pair of an image and the equal caption of another sample of the batch."""
