@@ -5,6 +5,7 @@ Shape suffixes: b samples of a rank, S side of an image in pixels, F stored feat
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import reduce
@@ -36,7 +37,7 @@ class BatchDecoder(Protocol):
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Batch of b samples of this rank. image_b3SS uint8, or image_bF float32 for stored features; tokens_bL int64;
-    index_b int64, the indices in the source.
+    index_b int64, the indices in the source. With k captions of each sample, tokens are [k·b, L], sample by sample.
 
     Tokens and indices stay on the host, where reading them needs no synchronisation. `targets` are the rows that the
     objective compares with, one per sample: labels, or a teacher's embeddings. With data.decode=gpu a batch on the host
@@ -49,10 +50,11 @@ class Batch:
     bad: Sequence[BadRecord] = ()
     targets: tuple[Tensor, ...] = ()
     second_image: Tensor | None = None  # in the size of the SecondView; None if `image` already has that size
-    second_tokens: Tensor | None = None  # None without a second view
+    second_tokens: Tensor | None = None  # of the first caption of each sample; None without a second view
     packing: tuple[Any, ...] = ()  # packed texts of each micro-batch; without them the model takes `tokens`
     second_packing: tuple[Any, ...] = ()
     text_tokens: int = 0  # number of tokens in `packing`, see TextPacker.count
+    captions: Tensor | None = None  # [b, k] int64, digests of the captions; None unless the objective compares them
     traffic: Traffic = NO_TRAFFIC  # with remote storage, since the batch before of the same process
     encoded: tuple[EncodedImages, ...] = ()  # of each part; without data.decode=gpu none
     decoder: BatchDecoder | None = None  # of `encoded`
@@ -61,6 +63,15 @@ class Batch:
     def images(self) -> list[Tensor]:
         """`image`, and `second_image` if the batch has it."""
         return [self.image] if self.second_image is None else [self.image, self.second_image]
+
+    @property
+    def texts_per_sample(self) -> int:
+        """k, the number of captions of each sample."""
+        return len(self.tokens) // len(self.index)
+
+    def texts(self, micro_batches: int) -> tuple[Any, ...]:
+        """Returns the texts of each micro-batch, packed or as tokens."""
+        return self.packing or text_chunks(self.tokens, self.texts_per_sample, micro_batches)
 
     def without_texts(self) -> Batch:
         """Returns the batch with tokens [b, 0], for which a model computes no text embedding."""
@@ -103,6 +114,21 @@ class Batch:
         return _from_values, tuple(mapped(getattr(self, f.name), Tensor, _to_value) for f in fields(self))
 
 
+def text_chunks(tokens_bL: Tensor, each: int, micro_batches: int) -> tuple[Tensor, ...]:
+    """Splits the texts of samples with `each` texts like the samples of a batch."""
+    return tuple(chunk.flatten(0, 1) for chunk in _by_sample(tokens_bL, each).chunk(micro_batches))
+
+
+def caption_digests(tokens_bL: Tensor, each: int) -> Tensor:
+    """Returns a 64-bit digest of the tokens of each text, [b, each] int64: texts of equal tokens have equal digests."""
+    rows = (hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in tokens_bL.numpy())
+    return _by_sample(torch.from_numpy(np.frombuffer(b"".join(rows), np.int64).copy()), each)
+
+
+def _by_sample(texts: Tensor, each: int) -> Tensor:
+    return texts.view(len(texts) // each, each, *texts.shape[1:])  # not -1: a batch without texts has no elements
+
+
 def mapped(value: Any, kind: type, call: Callable[[Any], Any]) -> Any:
     """Returns `value`, a dataclass or a tuple of any depth, with `call(x)` in place of each x of type `kind`."""
     if isinstance(value, kind):
@@ -134,15 +160,15 @@ class Packers:
     def __call__(self, batch: Batch) -> Batch:
         return replace(
             batch,
-            packing=self._packed(self.first, batch.tokens),
-            second_packing=self._packed(self.second, batch.second_tokens),
+            packing=self._packed(self.first, batch.tokens, batch.texts_per_sample),
+            second_packing=self._packed(self.second, batch.second_tokens, each=1),
             text_tokens=batch.tokens.numel() if self.first is None else self.first.count(batch.tokens),
         )
 
-    def _packed(self, packer: TextPacker | None, tokens_bL: Tensor | None) -> tuple[Any, ...]:
+    def _packed(self, packer: TextPacker | None, tokens_bL: Tensor | None, each: int) -> tuple[Any, ...]:
         if packer is None or tokens_bL is None:
             return ()
-        return tuple(packer(chunk) for chunk in tokens_bL.chunk(self.micro_batches))
+        return tuple(packer(chunk) for chunk in text_chunks(tokens_bL, each, self.micro_batches))
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
@@ -229,6 +255,7 @@ class JoinedBatch:
     def _whole(self) -> Batch:
         parts = [self._parts[first] for first in sorted(self._parts)]
         second = [part.second_tokens for part in parts if part.second_tokens is not None]
+        captions = [part.captions for part in parts if part.captions is not None]
         if parts[0].encoded:
             self._images = [torch.cat(images) for images in zip(*(part.images for part in parts), strict=True)]
         image, *others = self._images
@@ -241,6 +268,7 @@ class JoinedBatch:
             targets=tuple(map(torch.cat, zip(*(part.targets for part in parts), strict=True))),
             second_image=others[0] if others else None,
             second_tokens=torch.cat(second) if second else None,
+            captions=torch.cat(captions) if captions else None,
             traffic=reduce(Traffic.plus, [part.traffic for part in parts]),
             encoded=tuple(images for part in parts for images in part.encoded),
         )

@@ -118,25 +118,31 @@ class DeviceDecoder:
         """Returns the batch on the host, with the samples of these images drawn again, and their pixels added."""
         stream, rows = self.stream, torch.tensor([image.row for image in failed])
         pixels_nSS3 = [torch.empty((len(failed), size, size, 3), dtype=torch.uint8) for size in self.sizes]
-        bad, indices, captions, targets = list(batch.bad), [], [], []
+        bad, indices, captions, targets = list(batch.bad), [], list[str](), []
         for image, *outs in zip(failed, *pixels_nSS3, strict=True):
             found: list[BadRecord] = []
             drawn = stream.draw(image.position, stream.order(image.position), found, *outs)
             bad += found[image.bad :]  # the batch has those before
             indices.append(drawn.index)
-            captions.append(drawn.caption)
+            captions += drawn.captions
             targets.append(drawn.targets)
         images = [torch.cat(pair) for pair in zip(batch.images, map(stream.view.batch, pixels_nSS3), strict=True)]
-        tokens = stream.tokenizer(captions)[:, : batch.tokens.shape[1]]  # none of a batch without texts
+        read = stream.tokenizer(captions)
+        tokens = read[:, : batch.tokens.shape[1]]  # none of a batch without texts
+        each, digests = batch.texts_per_sample, stream.captions.digests(read)
+        texts = (each * rows[:, None] + torch.arange(each)).flatten()
         second = None
         if stream.second is not None and batch.second_tokens is not None:
-            second = batch.second_tokens.index_copy(0, rows, stream.second.tokenizer(captions))
+            second = batch.second_tokens.index_copy(0, rows, stream.second.tokenizer(captions[::each]))
         return self.packers(
             replace(
                 batch,
                 image=images[0],
                 second_image=images[1] if len(images) > 1 else None,
-                tokens=batch.tokens.index_copy(0, rows, tokens),
+                tokens=batch.tokens.index_copy(0, texts, tokens),
+                captions=None
+                if batch.captions is None or digests is None
+                else batch.captions.index_copy(0, rows, digests),
                 second_tokens=second,
                 index=batch.index.index_copy(0, rows, torch.tensor(indices)),
                 bad=bad,

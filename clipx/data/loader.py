@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
 
-from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
+from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange, caption_digests
 from clipx.data.crops import Crops
 from clipx.data.device_decoder import DeviceDecoder, warn_of_few
 from clipx.data.encoded import DeviceCrop, EncodedImages, Place
@@ -53,12 +53,24 @@ class TargetSource(Protocol):
         """Returns the target rows of a sample and its drawn caption and crop. Raises BadSample if it has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class CaptionDraw:
+    """Captions of each sample of a batch: `each` different ones, and `compared` if the objective compares them."""
+
+    each: int = 1
+    compared: bool = False
+
+    def digests(self, tokens_bL: Tensor) -> Tensor | None:
+        """Returns the digests of the captions of a batch, [b, each], if they are compared."""
+        return caption_digests(tokens_bL, self.each) if self.compared else None
+
+
 @dataclass(slots=True)
 class Drawn:
     """Sample at a position of the stream. `crop`: that which the device decodes; None if the image was read."""
 
     index: int
-    caption: str
+    captions: Sequence[str]
     targets: tuple[Tensor, ...]
     crop: DeviceCrop | None
 
@@ -74,13 +86,14 @@ class TrainBatches(Dataset["Batch | DataError"]):
     seed: int
     second: SecondView | None = None
     targets: TargetSource | None = None
+    captions: CaptionDraw = CaptionDraw()
 
     def __getitem__(self, positions: range) -> Batch | DataError:
         """Returns the batch, or a DataError for the main process to raise.
 
         torch would replace the message of an exception raised here by a stack trace.
         """
-        captions, indices, targets, bad = [], [], [], list[BadRecord]()
+        captions, indices, targets, bad = list[str](), [], [], list[BadRecord]()
         crops = list[tuple[Place, DeviceCrop]]()
         try:
             views = self.view.allocate(len(positions), None if self.second is None else self.second.size)
@@ -89,7 +102,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             for row, (position, first) in enumerate(zip(positions, wanted, strict=True)):
                 known = len(bad)
                 drawn = self.draw(position, first, bad, *(rows[row - len(crops)] for rows in views))
-                captions.append(drawn.caption)
+                captions += drawn.captions
                 indices.append(drawn.index)
                 targets.append(drawn.targets)
                 if drawn.crop is not None:
@@ -99,14 +112,16 @@ class TrainBatches(Dataset["Batch | DataError"]):
             encoded = (EncodedImages.of(crops, shared_rows),) if self.view.on_device else ()
         except DataError as error:
             return error
+        tokens = self.tokenizer(captions)
         return Batch(
             image=image,
-            tokens=self.tokenizer(captions),
+            tokens=tokens,
             index=torch.tensor(indices),
             bad=bad,
             targets=tuple(map(torch.stack, zip(*targets, strict=True))),
             second_image=others[0] if others else None,
-            second_tokens=None if self.second is None else self.second.tokenizer(captions),
+            second_tokens=None if self.second is None else self.second.tokenizer(captions[:: self.captions.each]),
+            captions=self.captions.digests(tokens),
             traffic=take_traffic(),
             encoded=encoded,
         )
@@ -130,9 +145,9 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 device_crop = self.view.device_crop(sample.image, crop)
                 if device_crop is None:
                     self.view.load(sample.image, crop, *outs)
-                caption = sample.draw_caption(rng)
-                targets = () if self.targets is None else self.targets.rows(index, sample, caption, number)
-                return Drawn(index, caption, targets, device_crop)
+                captions = sample.draw_captions(rng, self.captions.each)
+                targets = () if self.targets is None else self.targets.rows(index, sample, captions[0], number)
+                return Drawn(index, captions, targets, device_crop)
             except BadSample as error:
                 if device_crop is not None:  # no targets: whether its image is bad, too, decides on the next draws
                     del bad[known:]
@@ -257,14 +272,16 @@ def train_loader(
     part: int = PART_SAMPLES,
     repeat: bool = False,
     pool: LoaderPool | None = None,
+    captions: CaptionDraw = CaptionDraw(),
 ) -> TrainLoader:
     """Returns a loader of this rank's batches for the stream positions `samples`, `batch` per step over all ranks.
 
     The start position does not affect the cost: nothing before it is read. The batches do not depend on the size of
     their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing. `repeat`: each of them is the
-    first batch of the stream. `pool`: processes that make the batches, in place of new ones.
+    first batch of the stream. `pool`: processes that make the batches, in place of new ones. `captions`: how many
+    captions of each sample.
     """
-    stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
+    stream = TrainBatches(source, order, view, tokenizer, seed, second, targets, captions)
     packers = Packers(packer, None if second is None else second.packer, micro_batches)
     sampler = _PartSampler(samples, batch, rank, world, part, repeat)
     return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin, pool)

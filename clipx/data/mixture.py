@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clipx.data.order import ReadAhead, SampleOrder, SourceCount
 
 # Keys of DataSpec that define how a source is read: set for each source of a mixture.
-_SOURCE_KEYS = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side")
+_SOURCE_KEYS = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side", "sub_captions")
 # Keys of DataSpec that define how the stream is consumed: set for the mixture.
 _MIXTURE_KEYS = tuple(f.name for f in dataclasses.fields(DataSpec) if f.name not in ("kind", "name", *_SOURCE_KEYS))
 
@@ -42,8 +42,8 @@ T = TypeVar("T")
 class MixtureSpec(DataSpec):
     """A mixture of sources of any kind; each gets a share of every batch in proportion to its weight.
 
-    weight, shuffle_window, replacement, min_caption_chars, min_side and the options of its kind are set for each
-    source; batch_size and the other options are set for the mixture, and are an error in a source.
+    weight, shuffle_window, replacement, min_caption_chars, min_side, sub_captions and the options of its kind are set
+    for each source; batch_size and the other options are set for the mixture, and are an error in a source.
     """
 
     kind: str = "mixture"
@@ -147,10 +147,10 @@ class MixtureSpec(DataSpec):
     def _weights(self) -> list[Fraction]:
         return [Fraction(repr(source.weight)) for _, source in self._sorted()]  # the decimal value: 0.1 is exactly 1/10
 
-    def image_options(self) -> Iterator[tuple[str, Any]]:
-        yield from DataSpec.image_options(self)
+    def set_options(self, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        yield from DataSpec.set_options(self, keys)
         for name, source in self._sorted():
-            for key, value in source.image_options():
+            for key, value in source.set_options(keys):
                 yield f"sources.{name}.{key}", value
 
     def _sorted(self) -> list[tuple[str, DataSpec]]:

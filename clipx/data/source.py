@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from clipx.data.sentences import sub_captions
 from clipx.data.shards.packed import Packed
 from clipx.errors import require
 
@@ -63,20 +64,49 @@ def count_reasons(records: Sequence[BadRecord], most: int = 10) -> list[str]:
 class Sample:
     """A sample as stored: an encoded `image`, at least one caption, and a `label` that is an index or a class name.
 
-    If captions come from several keys, `captions_by_key` has (weight, captions) of each key.
+    If captions come from several keys, `captions_by_key` has (weight, captions) of each key. `sub_captions`: largest
+    number of sentences of a drawn caption; 0: whole captions.
     """
 
     image: bytes
     captions: Sequence[str]
     label: int | str | None = None
     captions_by_key: Sequence[tuple[float, Sequence[str]]] = ()
+    sub_captions: int = 0
 
     def draw_caption(self, rng: random.Random) -> str:
-        """Draws a key by weight if there are several, then one of its captions uniformly."""
-        if not self.captions_by_key:
-            return rng.choice(self.captions)
-        ((_, captions),) = rng.choices(self.captions_by_key, [weight for weight, _ in self.captions_by_key])
-        return rng.choice(captions)
+        """Draws a key by weight if there are several, then one of its captions uniformly, then one of the sub-captions
+        of this caption uniformly."""
+        return self._draw(rng, ())
+
+    def draw_captions(self, rng: random.Random, count: int) -> list[str]:
+        """Draws `count` captions, the first as `draw_caption`, each other in the same way among those that are left.
+
+        If the sample has fewer different captions, the drawn ones are repeated in their order.
+        """
+        drawn = [self._draw(rng, ())]
+        while len(drawn) < count and any(self._left(caption, drawn) for caption in self.captions):
+            drawn.append(self._draw(rng, drawn))
+        return [drawn[i % len(drawn)] for i in range(count)]
+
+    def _draw(self, rng: random.Random, drawn: Sequence[str]) -> str:
+        """Draws a caption or a sub-caption that is not among the `drawn` ones."""
+        by_key = [
+            (weight, left)
+            for weight, captions in self.captions_by_key or [(1.0, self.captions)]
+            if (left := [texts for caption in captions if (texts := self._left(caption, drawn))])
+        ]
+        captions = by_key[0][1] if not self.captions_by_key else _weighted(rng, by_key)
+        texts = rng.choice(captions)
+        return rng.choice(texts) if len(texts) > 1 else texts[0]
+
+    def _left(self, caption: str, drawn: Sequence[str]) -> list[str]:
+        return [text for text in sub_captions(caption, self.sub_captions) if text not in drawn]
+
+
+def _weighted(rng: random.Random, by_key: Sequence[tuple[float, list[list[str]]]]) -> list[list[str]]:
+    ((_, captions),) = rng.choices(by_key, [weight for weight, _ in by_key])
+    return captions
 
 
 def read_bounded(path: str, what: str = "image", limit: int = MAX_BYTES) -> bytes:

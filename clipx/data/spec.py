@@ -30,9 +30,10 @@ log = logging.getLogger(__name__)
 _IMAGE_OPTIONS = ("crop_scale", "decode", "max_pixels", "min_side")
 SAMPLING_OPTIONS = (
     *("batch_size", "micro_batches", "shuffle_window", "decode", "streams"),
-    *("replacement", "repeat_batch", "weight"),
+    *("replacement", "repeat_batch", "weight", "captions_per_step", "sub_captions"),
 )
 """Options of DataSpec that have no effect on commands that read each sample once, on the CPU."""
+_MOST_CAPTIONS, _MOST_SENTENCES = 64, 16
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
 
 
@@ -131,6 +132,15 @@ class DataSpec:
     shards of its part of each epoch, one after the other, and gives an equal share of every batch. If it is a multiple
     of the number of ranks, no two ranks read the same shard. null: up to 4 for each rank; a resumed run keeps it."""
 
+    captions_per_step: int = 1
+    """Number k of captions of each sample in a step, in [1, 64]: different ones, drawn like one; a sample with fewer
+    repeats them in their order. All are right for its image. The text tower encodes k times as many texts. Above 1 it
+    needs objective=infonce or siglip."""
+
+    sub_captions: int = 0
+    """Largest number of sentences of a training caption, in [0, 16]: draws one of the runs of 1 to this number of
+    consecutive sentences of the drawn caption. 1: single sentences. 0: whole captions."""
+
     mismatched: float = 0.0
     """Share of the training samples with the captions of another sample, in [0, 1]: noise for experiments. These
     samples are a function of the seed and of the number of samples. Held-out samples keep their captions."""
@@ -183,6 +193,11 @@ class DataSpec:
         )
         for name, limit in (("min_caption_chars", self.min_caption_chars), ("min_side", self.min_side)):
             require(limit >= 0, f"data.{name}={limit} is negative: give 0 for no limit, or more")
+        for name, count, low, high in (
+            ("captions_per_step", self.captions_per_step, 1, _MOST_CAPTIONS),
+            ("sub_captions", self.sub_captions, 0, _MOST_SENTENCES),
+        ):
+            require(low <= count <= high, f"data.{name}={count} must be in [{low}, {high}]: {low} is the default")
         require(0 <= self.mismatched <= 1, f"data.mismatched={self.mismatched} must be in [0, 1]: 0 for no exchange")
         require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must be in [0, 1]")
 
@@ -223,9 +238,13 @@ class DataSpec:
         """Opens the data as an evaluation set: its held-out part if one is given explicitly, else all of it."""
         return self.open()
 
+    def set_options(self, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
+        """Yields (key, value) of the options among `keys` that are set, those of the sources of a mixture too."""
+        return non_default_values(self, keys)
+
     def image_options(self) -> Iterator[tuple[str, Any]]:
         """Yields (key, value) of the options that are set and have an effect on images only."""
-        return non_default_values(self, _IMAGE_OPTIONS)
+        return self.set_options(_IMAGE_OPTIONS)
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """Returns the order in which the opened training source is read."""
@@ -300,16 +319,20 @@ def check_takes_features(data: DataSpec, key: str = "data") -> None:
 
 
 def open_data(data: DataSpec) -> Dataset:
-    """Calls `data.open()` and applies min_caption_chars and min_side to the training samples.
+    """Calls `data.open()` and applies min_caption_chars, min_side and sub_captions to the training samples.
 
-    Held-out samples are not filtered: the evaluation data does not change with the training data.
+    Held-out samples keep their captions: the evaluation data does not change with the training data.
     """
     opened = data.open()
-    if not (data.min_caption_chars or data.min_side):
-        return opened
-    from clipx.data.filter import Filtered
+    if data.min_caption_chars or data.min_side:
+        from clipx.data.filter import Filtered
 
-    return replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
+        opened = replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
+    if data.sub_captions:
+        from clipx.data.sub_captions import SubCaptions
+
+        opened = replace(opened, train=SubCaptions(opened.train, data.sub_captions))
+    return opened
 
 
 def exchange_captions(dataset: Dataset, data: DataSpec, seed: int) -> Dataset:

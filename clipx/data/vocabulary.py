@@ -33,7 +33,7 @@ SPECIAL = (PAD, END, UNKNOWN)
 # Options of DataSpec that do not change the captions of a data set.
 _UNUSED = (
     *("batch_size", "micro_batches", "workers", "prefetch", "shuffle_window", "crop_scale", "decode", "max_pixels"),
-    *("replacement", "weight", "mismatched"),
+    *("replacement", "weight", "mismatched", "captions_per_step", "sub_captions"),
 )
 
 

@@ -162,6 +162,14 @@ class ModelSpec:
             "no trainable weights: lock one tower only, or give the number of highest blocks to train",
         )
 
+    def check_stretching(self) -> None:
+        """Raises ConfigError if text positions are stretched without initial weights."""
+        require(
+            self.text.kept_positions is None or self.weights is not None,
+            f"model.text.stretch_keep={self.text.kept_positions} stretches the text positions of weights, and "
+            "model.weights=null has none: give model.weights=…, or remove it",
+        )
+
     def check_fits(self, duration: str, length: Length) -> None:
         """Raises ConfigError if the final phase is as long as the run of `duration` or longer.
 
@@ -287,6 +295,11 @@ class CoCaSpec(ClipSpec):
                 f"model.text.{key}={getattr(text, key)} cannot be combined with model.kind=coca, whose decoder has the "
                 "blocks of CLIP: remove it",
             )
+        require(
+            text.stretch_keep is None,
+            f"model.text.stretch_keep={text.stretch_keep} cannot be combined with model.kind=coca, whose text tower "
+            "has a position of its class token: remove it",
+        )
         require(
             text.projection is TextProjection.linear,
             f"model.text.projection={text.projection} cannot be combined with model.kind=coca, whose class token "

@@ -174,6 +174,12 @@ class TextTowerSpec:
         limits.check_limit("model.text.context_length", self.context_length, limits.TOKENS, "tokens")
 
     @property
+    def kept_positions(self) -> int | None:
+        """Number of text positions of initial weights that stay where they are when the others are stretched to a
+        longer context. None: positions are not stretched."""
+        return None
+
+    @property
     def end(self) -> TextEnd:
         """Rule for the last token of a text."""
         raise NotImplementedError
@@ -226,6 +232,12 @@ class ClipTextSpec(TextTowerSpec):
     """Positions of the tokens: learned (an embedding of each position) or rotary (rotations of queries and keys,
     arXiv:2104.09864; the width of a head must be even)."""
 
+    stretch_keep: int | None = None
+    """Stretches the text positions of model.weights to a larger context_length (Long-CLIP, arXiv:2403.15378): so many
+    first positions are kept, the others are interpolated linearly. At least 0, at most 2 less than the weights have;
+    the reference is 20, for 77 to 248 positions. Requires positions=learned. null: the weights must have context_length
+    positions."""
+
     rotary_base: float = 10000.0
     """Base of the wavelengths of rotary positions, above 1. Must be 10000 with positions=learned."""
 
@@ -275,6 +287,16 @@ class ClipTextSpec(TextTowerSpec):
             self.rotary_base > 1 and (not learned or self.rotary_base == 10_000),
             f"model.text.rotary_base={self.rotary_base:g} must be above 1, and 10000 with model.text.positions="
             f"learned, on which it has no effect",
+        )
+        require(
+            self.stretch_keep is None or learned,
+            f"model.text.stretch_keep={self.stretch_keep} has no effect with model.text.positions={self.positions}, "
+            "which has no weights: remove it",
+        )
+        require(
+            self.stretch_keep is None or 0 <= self.stretch_keep < self.context_length,
+            f"model.text.stretch_keep={self.stretch_keep} must be in [0, model.text.context_length="
+            f"{self.context_length}): the reference is 20",
         )
         require(
             self.mlp is Mlp.gelu or self.gelu is Gelu.exact,
@@ -353,6 +375,10 @@ class ClipTextSpec(TextTowerSpec):
     @property
     def tokenizer_place(self) -> str:
         return self.tokenizer
+
+    @property
+    def kept_positions(self) -> int | None:
+        return self.stretch_keep
 
     @property
     def end(self) -> TextEnd:

@@ -29,10 +29,11 @@ class StepInputs:
     """Inputs of an objective for one step: this rank's share of the global batch, one row per sample."""
 
     image: Tensor  # [b, D], unit norm, float32 or float64
-    text: Tensor  # [b, D], unit norm; [b, 0] for an objective that does not read texts
+    text: Tensor  # [b, D], unit norm; [b, 0] for an objective that does not read texts; [k·b, D] for k captions each
     index: Tensor  # [b] int64 on the host: positions of the samples in the data set, in [0, samples)
     outputs: tuple[Tensor, ...] = ()  # further outputs of the model with gradient, e.g. the losses of a captioner
     targets: tuple[Tensor, ...] = ()  # targets of the batch without gradient: labels, embeddings of a teacher
+    captions: Tensor | None = None  # [b, k] int64 on the host: digests of the captions, for an objective that compares
 
 
 class Objective(nn.Module):

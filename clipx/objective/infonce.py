@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
-from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SameCaption
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -23,11 +23,15 @@ class InfoNCESpec(LearnedTemperatureSpec):
     """Type of the objective; set by objective=infonce or objective=openclip."""
 
     zero_minimum: ClassVar[bool] = True
+    several_positives: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
     open_clip_loss: ClassVar[str | None] = "ClipLoss"
 
-    def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.contrastive import Contrastive, in_batch
+    def has_zero_minimum(self, each: int) -> bool:
+        # The cross entropy with a uniform target over n right captions is at least log n.
+        return each == 1 and self.same_caption is not SameCaption.positive
 
-        temperature = self.build_temperature()
-        return Contrastive(comm, temperature, in_batch, self.tiling(comm, length))
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.losses.positives import MultiPositive
+
+        return MultiPositive(comm, self.build_temperature(), self.tiling(comm, length), self.same_caption)

@@ -31,11 +31,12 @@ class SigLIPSpec(LearnedTemperatureSpec):
     compiles_tiles: ClassVar[bool] = False  # its tiles are one fused expression
     one_temperature: ClassVar[bool] = False  # sigmoids
     zero_minimum: ClassVar[bool] = True
+    several_positives: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=0, parameters=2)
     open_clip_loss: ClassVar[str | None] = "SigLipLoss"
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.sigmoid import Sigmoid
+        from clipx.objective.losses.positives import MultiPositiveSigmoid
 
-        temperature = self.build_temperature()
-        return Sigmoid(comm, temperature, self.init_bias, self.tiling(comm, length))
+        tiling = self.tiling(comm, length)
+        return MultiPositiveSigmoid(comm, self.build_temperature(), self.init_bias, tiling, self.same_caption)

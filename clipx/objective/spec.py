@@ -46,6 +46,25 @@ class ObjectiveTraffic:
     summed: int = 0
     """Further numbers that one all_reduce sums."""
 
+    texts: int = 1
+    """Texts of a sample whose embeddings are gathered."""
+
+    digests: int = 0
+    """Numbers of 8 bytes per sample in an all_gather: its index and the digests of its captions."""
+
+
+class SameCaption(StrEnum):
+    """Treatment of a pair of an image and the equal caption of another sample of the batch."""
+
+    negative = "negative"
+    """A negative pair, like any other."""
+
+    mask = "mask"
+    """Left out of the loss."""
+
+    positive = "positive"
+    """A right pair, like that of the image and its own caption."""
+
 
 @dataclass(kw_only=True, slots=True)
 class ObjectiveSpec:
@@ -53,6 +72,14 @@ class ObjectiveSpec:
 
     kind: str = MISSING
     """Type of the objective; set by the choice of an option, e.g. objective=infonce."""
+
+    same_caption: SameCaption = SameCaption.negative
+    """Pairs of an image with the equal caption of another sample of the global batch: negative (as any other), mask
+    (left out of the loss) or positive (right as well). Captions are equal if their tokens are. Of infonce and siglip;
+    must be negative with other objectives."""
+
+    several_positives: ClassVar[bool] = False
+    """True if the objective takes several captions of an image, and compares captions as `same_caption` says."""
 
     indexed: ClassVar[bool] = False
     """True if the objective stores state for each sample, so that each sample needs an index in the data set."""
@@ -91,6 +118,26 @@ class ObjectiveSpec:
     def exchanged(self) -> ObjectiveTraffic | None:
         """Returns `traffic` with the options of this spec, for `clipx.plan`."""
         return self.traffic
+
+    def compares_captions(self, each: int) -> bool:
+        """Returns whether the objective compares the captions of a batch of `each` captions of each sample."""
+        return each > 1 or self.same_caption is not SameCaption.negative
+
+    def check_captions(self, each: int) -> None:
+        """Raises ConfigError if the objective does not support `each` captions of each sample, or `same_caption`."""
+        require(
+            self.several_positives or not self.compares_captions(each),
+            f"{self._compared(each)} needs a loss with several right captions, and objective={self.kind} has one: "
+            "choose objective=infonce or siglip, or remove it",
+        )
+
+    def _compared(self, each: int) -> str:
+        """Returns the option for which captions are compared."""
+        return f"data.captions_per_step={each}" if each > 1 else f"objective.same_caption={self.same_caption}"
+
+    def has_zero_minimum(self, each: int) -> bool:
+        """Returns `zero_minimum` for `each` captions of each sample."""
+        return self.zero_minimum
 
     def describe(self, length: Length) -> str | None:
         """Returns the values that the objective computes for a run of `length`, for the log. None: there are none."""
@@ -156,6 +203,14 @@ class TiledSpec(ObjectiveSpec):
             self.products is not ProductFormat.fused or self.one_temperature,
             f"objective.products=fused has no effect on objective={self.kind}, whose kernels are of softmaxes at one "
             "temperature for all pairs: use split_fp16",
+        )
+
+    def check_captions(self, each: int) -> None:
+        ObjectiveSpec.check_captions(self, each)
+        require(
+            self.products is not ProductFormat.fused or not self.compares_captions(each),
+            f"{self._compared(each)} does not support objective.products=fused, whose kernels are of one right caption "
+            "of each image: use split_fp16",
         )
 
     def tile_size(self, comm: Comm, length: Length) -> int:

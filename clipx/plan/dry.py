@@ -131,7 +131,7 @@ class Flops:
     """FLOPs of one sample."""
 
     image: float  # forward of the image tower
-    text: float  # forward of the text tower
+    text: float  # forward of the text tower, for all texts of a sample
     backward: float  # backward of both towers, with recomputed forwards
 
 
@@ -139,11 +139,16 @@ class DryRun:
     """Model whose weights use no memory."""
 
     def __init__(
-        self, spec: ModelSpec, precision: Precision, patch_dropout: float = 0.0, every_block: bool = False
+        self,
+        spec: ModelSpec,
+        precision: Precision,
+        patch_dropout: float = 0.0,
+        every_block: bool = False,
+        texts: int = 1,
     ) -> None:
         """`precision` must be built for the CPU. `patch_dropout` is the share of patches that are dropped.
-        `every_block` runs all blocks of the towers, which gives the same counts."""
-        self.spec, self.precision = spec, precision
+        `every_block` runs all blocks of the towers, which gives the same counts. `texts`: of each sample."""
+        self.spec, self.precision, self.texts = spec, precision, texts
         self.model = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
         freeze(self.model, spec)
         self.model.image.set_patch_dropout(patch_dropout)
@@ -195,7 +200,8 @@ class DryRun:
     def _batch(self, samples: int, tokens: float) -> tuple[Tensor, Packing]:
         image = empty_input(self.spec.image, samples, torch.device("cpu"))
         text = self.spec.text
-        return image, _packing(samples, round(tokens * samples), text.context_length, text.packed)
+        texts = samples * self.texts
+        return image, _packing(texts, round(tokens * texts), text.context_length, text.packed)
 
     def _embed(self, batch: Tensor | Packing) -> Tensor:
         """Embeds a batch as the model does. Texts are packed already, for fake tensors have no values to measure."""

@@ -154,7 +154,7 @@ def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
         size = min(size, 2)
     norms = any(isinstance(module, BATCH_NORM) for module in model.modules())
     return StepShape(
-        objective_traffic(spec.objective),
+        objective_traffic(spec.objective, spec.data.captions_per_step),
         spec.data.batch_size // ranks,
         ranks,
         model.embed_dim,

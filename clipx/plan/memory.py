@@ -23,6 +23,7 @@ from clipx.precision.spec import Fp32Spec, PrecisionSpec, QuantizedSpec
 _LINE = (512, 1024)
 _SPLIT_BYTES = 6  # three float16 numbers for each of an embedding, where the products of the loss are split
 _TILES = 3  # tiles of scores that are live at the same time
+_COMPARED_TILES = 7  # the same where captions are compared, with three tiles of bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class MemoryModel:
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
         self.precision = _on_cpu(spec.precision).build(torch.device("cpu"))
-        self.dry = DryRun(spec.model, self.precision, _least_patch_dropout(spec))
+        texts = spec.data.captions_per_step
+        self.dry = DryRun(spec.model, self.precision, _least_patch_dropout(spec), texts=texts)
         groups = parameter_groups(self.dry.model, self.objective(1, spec.data.batch_size), spec.optimizer)
         self.optimizer = state_bytes(groups, spec.optimizer.build, self.precision.stored)
         self._line: tuple[TowerMemory, TowerMemory] | None = None
@@ -136,11 +138,17 @@ class MemoryModel:
             length = Length(batch, batch, batch)
             tile = spec.objective.tile_size(comm, length)
             split = _SPLIT_BYTES * spec.objective.splits(comm, length)
-        gathered = 2 * (batch + b) if ranks > 1 else 0
-        local = 3 * 2 * b
-        scores = _TILES * min(tile, b) * min(tile, batch)
+        texts = spec.data.captions_per_step
+        gathered = (1 + texts) * (batch + b) if ranks > 1 else 0
+        local = 3 * (1 + texts) * b
+        scores = (
+            (_COMPARED_TILES if spec.compares_captions else _TILES) * min(tile, b * texts) * min(tile, batch * texts)
+        )
         width = self.dry.model.embed_dim
-        return int(self.precision.wide.itemsize) * ((gathered + local) * width + scores) + split * 2 * batch * width
+        return (
+            int(self.precision.wide.itemsize) * ((gathered + local) * width + scores)
+            + split * (1 + texts) * batch * width
+        )
 
     def needed(self, ranks: int, samples: int) -> float:
         """Returns the bytes of one of `ranks` devices with micro-batches of `samples`, linearly from two dry runs."""

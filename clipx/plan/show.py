@@ -43,13 +43,17 @@ def _table(title: str, rows: Rows) -> Table:
 
 def _model(plan: Plan) -> Rows:
     spec, forward = plan.spec, plan.forward
-    length = spec.model.text.context_length
+    length, texts = spec.model.text.context_length, spec.data.captions_per_step
     return [
         *((f"parameters, {name}", f"{count:,}") for name, count in plan.parameters.items()),
         ("parameters", f"{sum(plan.parameters.values()):,}"),
         ("GFLOPs per image, forward", _number(forward.image / 1e9)),
-        (f"GFLOPs per text, forward, all {length} tokens", _number(forward.text / 1e9)),
-        (f"GFLOPs per text, forward, {spec.tokens:g} tokens", _number((plan.sample_flops - forward.image) / 1e9)),
+        (f"GFLOPs per text, forward, all {length} tokens", _number(forward.text / texts / 1e9)),
+        (
+            f"GFLOPs per text, forward, {spec.tokens:g} tokens",
+            _number((plan.sample_flops - forward.image) / texts / 1e9),
+        ),
+        *([("texts per image", str(texts))] if texts > 1 else []),
         ("TFLOPs per step, all devices", _number(plan.flops * plan.ranks / 1e12)),
     ]
 

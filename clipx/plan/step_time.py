@@ -71,8 +71,9 @@ def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int,
     """Predicts a step with one micro-batch of `b` samples on each GPU.
 
     Forward and backward of the towers cost three forwards; the loss costs 6·b·B·D multiplications and as many
-    additions. The gradients' collectives overlap the backward (under FSDP, forward and backward), except for the last
-    bucket, which is ready only after the backward. Loader, optimizer and evaluation are not included.
+    additions, for each text of a sample. The gradients' collectives overlap the backward (under FSDP, forward and
+    backward), except for the last bucket, which is ready only after the backward. Loader, optimizer and evaluation are
+    not included.
     """
     shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers)
     return step_with(model, machine, shape, (fsdp_traffic if fsdp else ddp_traffic)(shape), fsdp)
@@ -88,7 +89,7 @@ def step_with(model: Model, machine: Machine, shape: StepShape, moved: Traffic, 
         shape.ranks,
         batch,
         towers,
-        12 * shape.b * batch * model.dim / machine.loss_flops,
+        12 * shape.b * batch * shape.objective.texts * model.dim / machine.loss_flops,
         cluster.total(moved.loss),
         gradients,
         max(gradients / shape.buckets, gradients - hidden),

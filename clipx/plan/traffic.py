@@ -5,7 +5,7 @@ b samples on each of K ranks, embeddings of width D in float32, P parameters in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from clipx.errors import ConfigError
 from clipx.objective.spec import ObjectiveSpec, ObjectiveTraffic
@@ -55,21 +55,27 @@ class StepShape:
         return 1 + max(0, -(-(self.parameters * _FLOAT - _FIRST_BUCKET) // _BUCKET))
 
 
-def objective_traffic(spec: ObjectiveSpec) -> ObjectiveTraffic:
-    """Returns the traffic of an objective. Raises ConfigError if its spec does not declare it."""
+def objective_traffic(spec: ObjectiveSpec, captions: int = 1) -> ObjectiveTraffic:
+    """Returns the traffic of an objective with so many captions of each sample. Raises ConfigError if its spec does not
+    declare it."""
     traffic = spec.exchanged()
     if traffic is None:
         raise ConfigError(
             f"objective={spec.kind} does not declare what it exchanges between ranks: define the property traffic of "
             "its spec, see clipx/objective/spec.py"
         )
-    return traffic
+    if not spec.compares_captions(captions):
+        return traffic
+    # Of a row and of each column a log-normaliser and two probabilities, and the loss; a sum of losses has none.
+    statistics = traffic.statistics and 3 * (1 + captions) + 1
+    return replace(traffic, statistics=statistics, texts=captions, digests=1 + captions)
 
 
 def ddp_traffic(shape: StepShape) -> Traffic:
     """Returns the traffic of data parallelism (DDP)."""
     extra, batch = shape.objective, shape.b * shape.ranks
-    gathers = [2 * shape.dim * _FLOAT] + ([extra.statistics * _FLOAT] if extra.statistics else [])
+    gathers = [(1 + extra.texts) * shape.dim * _FLOAT] + ([extra.statistics * _FLOAT] if extra.statistics else [])
+    gathers += [extra.digests * _LONG] if extra.digests else []
     gathers += [_LONG, extra.written * _FLOAT] if extra.read else []
     sums = ([batch * extra.read * _FLOAT] if extra.read else []) + ([] if extra.statistics else [_FLOAT])
     sums += [size * _FLOAT for size in (extra.parameters, extra.summed) if size]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from clipx.data.batch import Batch
 from clipx.data.device_decoder import check_device_decoding
-from clipx.data.loader import check_workers, parts_of, parts_ready, train_loader
+from clipx.data.loader import CaptionDraw, check_workers, parts_of, parts_ready, train_loader
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.spec import DataSpec, Decoder
 from clipx.data.views import view_of
@@ -72,5 +72,6 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
             micro_batches=spec.data.micro_batches,
             repeat=spec.data.repeat_batch,
             pool=trainer.evaluation.pool,
+            captions=CaptionDraw(spec.data.captions_per_step, spec.compares_captions),
         )
         yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)

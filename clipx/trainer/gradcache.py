@@ -47,8 +47,7 @@ def forward_backward(
 
     Only the model's outputs are differentiated: (image, text), and a captioner's losses. A frozen tower has no graph.
     """
-    texts = batch.packing or batch.tokens.chunk(micro_batches)
-    chunks = list(zip(batch.image.chunk(micro_batches), texts, strict=True))
+    chunks = list(zip(batch.image.chunk(micro_batches), batch.texts(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []
     states: list[TorchRng] = []
     with _no_sync(model, comm, len(chunks) > 1):
@@ -63,13 +62,14 @@ def forward_backward(
     rows = [torch.cat(parts).detach() for parts in zip(*embedded, strict=True)]
     outputs = [x.requires_grad_(last.requires_grad) for x, last in zip(rows, kept, strict=True)]
     image, text, *more = outputs
-    loss, metrics = objective(StepInputs(image, text, batch.index, tuple(more), batch.targets))
+    loss, metrics = objective(StepInputs(image, text, batch.index, tuple(more), batch.targets, batch.captions))
     whole = loss * comm.world
     (whole if loss_scale is None else loss_scale.scaled(whole)).backward()
     comm.average_gradients(objective)
 
-    sizes = [len(image) for image, _ in chunks]
-    grads = list(zip(*(_gradient(output).split(sizes) for output in outputs if output.requires_grad), strict=True))
+    sizes = [[len(part) for part in parts] for parts in zip(*embedded, strict=True)]
+    learned = [(output, each) for output, each in zip(outputs, sizes, strict=True) if output.requires_grad]
+    grads = list(zip(*(_gradient(output).split(each) for output, each in learned), strict=True))
     if grads:
         with _no_sync(model, comm, len(chunks) > 1):
             torch.autograd.backward(_learning(kept), grads[-1])

@@ -136,7 +136,7 @@ class Learner:
         location, lines = self.spec.model.weights, list[str]()
         if location is not None:
             found = load_weights(location)
-            lines += [location, *load_into(self.weights, found)]
+            lines += [location, *load_into(self.weights, found, initial=True)]
             lines += self.objective.adopt_scale(found.log_scale, found.bias)
             if self.masters is not None:
                 self.masters.copy_weights_to_model()

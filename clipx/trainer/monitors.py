@@ -16,11 +16,11 @@ LARGE_LOG_U = 20.0  # mean of log u: negatives score e^20 times as high as posit
 
 
 class Monitors:
-    """Calls `event(kind, message=…, step=…)` once for each alarm while its cause lasts."""
+    """Calls `event(kind, message=…, step=…)` once for each alarm while its cause lasts. `captions`: of each sample."""
 
-    def __init__(self, objective: Objective, event: Callable[..., None]) -> None:
+    def __init__(self, objective: Objective, event: Callable[..., None], captions: int = 1) -> None:
         self._temperatures = [m for m in objective.modules() if isinstance(m, GlobalTemperature)]
-        self._event = event
+        self._event, self._captions = event, captions
         self._since: int | None = None  # the step at which a temperature was first seen at its limit
         self._reported: set[str] = set()
         self._hits = recompile_limit_hits()  # of earlier runs of this process
@@ -50,6 +50,15 @@ class Monitors:
             log_u > LARGE_LOG_U,
             step,
             f"log u is {log_u:.3g} on average: negatives score far above positives; lower optimizer.lr",
+        )
+
+        repeated = row.get("train/repeated_captions", 0.0)
+        self._alarm(
+            "repeated_captions",
+            self._captions > 1 and repeated > 1 - 1 / self._captions - 1e-6,
+            step,
+            f"data.captions_per_step={self._captions} repeats one caption of each sample, as no sample has another: "
+            "remove it, or give data with several captions",
         )
 
     def _alarm(self, kind: str, on: bool, step: int, message: str) -> None:

@@ -199,10 +199,11 @@ class RunSpec:
             f"objective={self.objective.kind} does not train the decoder of model={self.model.name}: choose "
             "objective=coca, or model=vit_b32",
         )
+        self._check_captions()
         require(
-            self.max_final_loss is None or self.objective.zero_minimum,
+            self.max_final_loss is None or self.objective.has_zero_minimum(self.data.captions_per_step),
             f"max_final_loss={self.max_final_loss} has no meaning for objective={self.objective.kind}, whose loss does "
-            "not have the minimum 0: add max_final_loss=null, or choose objective=infonce",
+            "not have the minimum 0: add max_final_loss=null, or choose objective=infonce with one right caption",
         )
         require(
             self.objective.reads_text or not self.data.mismatched,
@@ -210,6 +211,7 @@ class RunSpec:
             "captions: remove it",
         )
         self.model.check_fits(self.duration, Length(0, self.data.batch_size))
+        self.model.check_stretching()
         require(
             self.objective.reads_text or self.model.text.frozen,
             f"objective={self.objective.kind} gives the text tower no gradient: add model.text.lock=all, and "
@@ -219,6 +221,31 @@ class RunSpec:
             self.objective.has_head or self.model.captions,
             {"image": self.optimizer.image_lr_scale, "text": self.optimizer.text_lr_scale},
         )
+
+    @property
+    def compares_captions(self) -> bool:
+        """True if the objective needs the digests of the captions of a batch."""
+        return self.objective.compares_captions(self.data.captions_per_step)
+
+    def _check_captions(self) -> None:
+        """Checks the options of several captions per sample, equal captions and sub-captions. Raises ConfigError."""
+        objective, each = self.objective, self.data.captions_per_step
+        objective.check_captions(each)
+        require(
+            not self.compares_captions or self.data.indexed,
+            f"data.captions_per_step={each} and objective.same_caption={objective.same_caption} compare the samples of "
+            f"a batch, but data={self.data.kind} has no sample indices: choose data with indices, or remove them",
+        )
+        for key, value in self.data.set_options(("sub_captions",)):
+            require(
+                objective.reads_text,
+                f"data.{key}={value} has no effect on objective={objective.kind}, which reads no captions: remove it",
+            )
+            require(
+                not self.teacher.embeddings,
+                f"data.{key}={value} draws parts of captions, and teacher.embeddings={self.teacher.embeddings} has the "
+                "texts of whole captions: remove one of them, or give teacher.weights",
+            )
 
     def _check_groups(self) -> None:
         """Checks the rules between all other groups. Raises ConfigError."""

@@ -158,7 +158,7 @@ class Trainer:
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.run_on_main(self.rundir.must_exist)
         self.early_stopping = EarlyStopping(spec.early_stopping, self.rundir.path, comm)
-        self.monitors = Monitors(self.learner.objective, self._warn)
+        self.monitors = Monitors(self.learner.objective, self._warn, spec.data.captions_per_step)
         self.meter = Meter(comm)
         self._open = contextlib.ExitStack()
         self.sinks = Sinks([], self.rundir.event)

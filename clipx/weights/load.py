@@ -41,6 +41,7 @@ from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, 
 from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
 from clipx.weights.spec import WeightsChoice
+from clipx.weights.stretch import stretch_text_positions, with_context
 
 CONFIG = "open_clip_config.json"
 # In the order of open_clip's search in a folder.
@@ -223,18 +224,24 @@ def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
     return weights, weights.spec
 
 
-def load_into(model: CLIP, weights: LoadedWeights) -> list[str]:
+def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> list[str]:
     """Loads weights into the model, strictly. Returns notes on changes to the weights, for the log.
 
-    Interpolates learned positional embeddings (bicubic, antialiased) to another image size. Raises CheckpointError for
-    weights of another model, with both values of each difference, and for missing or unexpected tensors and shapes.
+    Interpolates learned positional embeddings (bicubic, antialiased) to another image size. `initial`: as the initial
+    weights of a run, whose text positions model.text.stretch_keep stretches. Raises CheckpointError for weights of
+    another model, with both values of each difference, and for missing or unexpected tensors and shapes.
     """
-    tensors, notes = weights.model, []
+    tensors, notes = weights.model, list[str]()
+    keep, length = model.spec.text.kept_positions if initial else None, model.spec.text.context_length
     if weights.spec is None:
         tensors = from_open_clip(model.spec, tensors, weights.location)
         notes = [f"{weights.location} has no configuration: only names and shapes were compared"]
     else:
-        check_same(model.spec, weights.spec, weights.location)
+        theirs = weights.spec if keep is None else with_context(weights.spec, length)
+        check_same(model.spec, theirs, weights.location)
+    if keep is not None:
+        tensors, note = stretch_text_positions(tensors, keep, length, weights.location)
+        notes.append(note)
     fitted, changed = _fitted(model, tensors)
     load_module(model, fitted, f"model at {weights.location}")
     return [*notes, *changed]

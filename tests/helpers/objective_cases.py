@@ -6,7 +6,7 @@ Every objective with options far from their defaults, batches, and towers.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Every objective, and those with a choice between the paper's gradient and the official code's, by a name for the test."""
 
 
+POSITIVES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "infonce of 3 captions": (3, ()),
+    "infonce of 2 captions, equal ones right": (2, ("objective.same_caption=positive",)),
+    "infonce without equal captions": (1, ("objective.same_caption=mask",)),
+    "siglip of 3 captions, equal ones right": (3, ("objective.same_caption=positive",)),
+    "siglip without equal captions": (1, ("objective.same_caption=mask",)),
+}
+"""Objectives that compare captions: (captions of each sample, options) by a name for the test."""
+
+
 def options(variant: str) -> tuple[str, tuple[str, ...]]:
     """Returns (objective, options) of a variant."""
     name = variant.split()[0]
@@ -86,6 +96,12 @@ def spec(name: str, *overrides: str) -> ObjectiveSpec:
 def specs(*overrides: str) -> dict[str, ObjectiveSpec]:
     """Returns the specs of all `VARIANTS`."""
     return {variant: spec(*_flat(variant), *overrides) for variant in VARIANTS}
+
+
+def positive_specs(*overrides: str) -> dict[str, ObjectiveSpec]:
+    """Returns the specs of all `POSITIVES`."""
+    kinds = {variant: variant.split()[0] for variant in POSITIVES}
+    return {v: spec(kind, *SETTINGS[kind], *POSITIVES[v][1], *overrides) for v, kind in kinds.items()}
 
 
 def _flat(variant: str) -> tuple[str, ...]:
@@ -220,3 +236,20 @@ def inputs(batch: int, samples: int, seed: int = 0, dtype: torch.dtype = torch.f
     image, text = (torch.randn(batch, 7, generator=generator, dtype=torch.float64) for _ in range(2))
     index = torch.randperm(samples, generator=generator)[:batch]
     return Batch(image.to(dtype), (text + 0.5 * image).to(dtype), index)
+
+
+def with_captions(batch: Batch, each: int, seed: int) -> Batch:
+    """Returns the batch with `each` captions of each sample, and digests of which some are equal."""
+    generator = torch.Generator().manual_seed(200 + seed)
+    size, width = batch.tokens.shape
+    noise = torch.randn(size, each, width, generator=generator, dtype=batch.tokens.dtype)
+    captions = torch.randint(-2 * size, 2 * size, (size, each), generator=generator) // 3
+    return replace(batch, tokens=(batch.tokens[:, None] + noise).flatten(0, 1), captions=captions)
+
+
+def part_of(batch: Batch, rows: slice) -> Batch:
+    """Returns some samples of a batch for `Towers`."""
+    each, captions = batch.texts_per_sample, batch.captions
+    tokens = batch.tokens[rows.start * each : rows.stop * each]
+    own = None if captions is None else captions[rows]
+    return Batch(batch.image[rows], tokens, batch.index[rows], captions=own)

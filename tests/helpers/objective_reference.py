@@ -9,6 +9,7 @@ Notation: B batch, s_ij = x_i·y_j, τ temperature, side 0 is an image's row (i 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,53 @@ def siglip(x: Tensor, y: Tensor, alpha: Tensor, bias: Tensor) -> Tensor:
             total = total + (torch.log1p(torch.exp(-z)) if z > 0 else torch.log1p(torch.exp(z)) - z)
         rows.append(total)
     return mean(rows)
+
+
+# ------------------------------------------------------------- several captions of an image, and equal captions
+
+
+def relations(samples: Sequence[int], captions: Sequence[Sequence[int]], rule: str) -> list[list[str]]:
+    """Returns "right", "negative" or "out" of each image and text. `captions`: those of each image."""
+    owners = [i for i, own in enumerate(captions) for _ in own]
+    texts = [caption for own in captions for caption in own]
+    table = []
+    for i, sample in enumerate(samples):
+        words = []
+        for owner, text in zip(owners, texts, strict=True):
+            if owner == i or samples[owner] == sample:
+                words.append("right")
+            elif text in captions[i]:
+                words.append({"negative": "negative", "mask": "out", "positive": "right"}[rule])
+            else:
+                words.append("negative")
+        table.append(words)
+    return table
+
+
+def infonce_with_positives(x: Tensor, y: Tensor, alpha: Tensor, table: list[list[str]]) -> Tensor:
+    """Cross entropy with a uniform target over the right texts of each image, and over the right images of each text.
+    Pairs that are out are in no softmax."""
+    s = similarities(x, y)
+    sides = []
+    for side, count in zip(SIDES, (len(x), len(y)), strict=True):
+        terms = []
+        for i in range(count):
+            words = table[i] if side == 0 else [line[i] for line in table]
+            z = [alpha * v for v in row(s, i, side)] if side == 0 else [alpha * line[i] for line in s]
+            kept = log_sum_exp([v for v, word in zip(z, words, strict=True) if word != "out"])
+            terms.append(mean([kept - v for v, word in zip(z, words, strict=True) if word == "right"]))
+        sides.append(mean(terms))
+    return mean(sides)
+
+
+def siglip_with_positives(x: Tensor, y: Tensor, alpha: Tensor, bias: Tensor, table: list[list[str]]) -> Tensor:
+    """-Σ log σ(±(α s_ij + β)) over the pairs that are not out, + for a right pair; divided by the number of texts."""
+    s, total = similarities(x, y), torch.zeros((), dtype=torch.float64)
+    for i, j in itertools.product(range(len(x)), range(len(y))):
+        z = alpha * s[i][j] + bias
+        if table[i][j] != "out":
+            total = total + torch.log1p(torch.exp(-z if table[i][j] == "right" else z))
+    return total / len(y)
 
 
 # --------------------------------------------------------------------------------------------- the FCCO family

@@ -33,6 +33,7 @@ OBJECTIVES = {
     "infonce": ("objective=infonce",),
     "siglip": ("objective=siglip",),
     "fastclip_v3": ("objective=fastclip_v3", "objective.rho=2.9"),
+    "captions": ("objective.same_caption=positive", "data.captions_per_step=3"),
     "lamb": ("optimizer=lamb",),
     "muon": ("optimizer=muon",),
 }
@@ -91,11 +92,19 @@ WAYS = {
         "model.text.checkpointing=1",
     ),
     "micro": ("fastclip_v3", FSDP, "data.micro_batches=2"),
+    "captions": ("captions", FSDP, "data.micro_batches=2"),
 }
 QUICK = ("ddp", "fsdp", "compressed")
 COMPILED = {
     "compiled_ddp": ("infonce", "data.micro_batches=2", "compile.towers=true", "compile.backend=aot_eager"),
     "compiled_fsdp": ("infonce", FSDP, "compile.towers=true", "compile.backend=aot_eager"),
+    "compiled_captions": (
+        "captions",
+        "data.micro_batches=2",
+        "compile.towers=true",
+        "compile.objective=true",
+        "compile.backend=aot_eager",
+    ),
 }
 
 

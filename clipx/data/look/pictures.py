@@ -102,7 +102,7 @@ def contact_sheet(stream: TrainBatches, captions: Captions, positions: range) ->
         except DataError as error:
             return tiles, str(error)
         remark = f"in place of {bad[0].key}: {bad[0].reason}" if bad else ""
-        tiles.append(Tile(_shown(rows[0]), stream.source.key(drawn.index), captions(drawn.caption), remark))
+        tiles.append(Tile(_shown(rows[0]), stream.source.key(drawn.index), captions(drawn.captions[0]), remark))
     return tiles, ""
 
 
@@ -116,7 +116,7 @@ def draws(
         tiles = []
         for epoch in range(_DRAWS):
             drawn = stream.draw(position + epoch * stream.order.samples, index, [], rows[0])
-            tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(drawn.caption)))
+            tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(drawn.captions[0])))
         yield Draws(thumbnail(stream.source, index, max_pixels), number, tiles)
 
 

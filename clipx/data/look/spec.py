@@ -69,7 +69,7 @@ class LookSpec:
             require(0 <= value <= limit, f"{key}={value} must be in [0, {limit}]")
         require(self.out.endswith(".html"), f"out={self.out} must be a file name that ends in .html")
         check_path("out", self.out)
-        check_effect(self.data, ("micro_batches",), "the samples")
+        check_effect(self.data, ("micro_batches", "captions_per_step"), "the samples")
         check_effect(self.data, ("decode",), "the samples, which are read on the CPU")
         require(
             self.model.image.features is None,

@@ -228,7 +228,9 @@ class Tile:
 class Pairs:
     """The pairs that this rank scores: its images with all texts, and its texts with all images.
 
-    The block of its images with its texts is scored once for both. float32, or float64 for float64 features.
+    The block of its images with its texts is scored once for both. float32, or float64 for float64 features. Each image
+    has `texts` consecutive texts: the rows of `y_bD` and `y_BD` are so many times those of `x_bD` and `x_BD`, and the
+    methods of the diagonal (`own`, `lse`, `gradients`) are for one.
     """
 
     x_bD: Tensor
@@ -248,7 +250,8 @@ class Pairs:
         require(batch >= 2, f"a global batch of {batch} has no negatives: give data.batch_size of at least 2")
         dtype = torch.promote_types(image_bD.dtype, torch.float32)
         x_bD, y_bD = image_bD.detach().to(dtype), text_bD.detach().to(dtype)
-        x_BD, y_BD = comm.gather_coalesced(x_bD, y_bD)
+        x_BD, y_BD = comm.gather_coalesced(x_bD, y_bD.reshape(len(x_bD), -1))  # the texts of an image beside each other
+        y_BD = y_BD.reshape(-1, y_bD.shape[1])
         products = tiling.products if dtype is torch.float32 else EXACT
         left_BK, right_BK = products.left(x_BD), products.right(y_BD)
         return cls(x_bD, y_bD, x_BD, y_BD, left_BK, right_BK, comm.rank * len(x_bD), tiling, products)
@@ -261,6 +264,11 @@ class Pairs:
     def dtype(self) -> torch.dtype:
         return self.x_bD.dtype
 
+    @property
+    def texts(self) -> int:
+        """Number of texts of each image."""
+        return len(self.y_bD) // len(self.x_bD)
+
     def own(self) -> Tensor:
         """Returns s_ii of this rank's samples, [b]."""
         return (self.x_bD * self.y_bD).sum(1)
@@ -271,16 +279,25 @@ class Pairs:
 
     def tiles(self) -> Iterator[Tile]:
         """Yields the tiles in this rank's rows or columns, each once."""
-        first, end = self.first, self.first + len(self.x_bD)
-        own = _cut(first, end, self.tiling.size)
-        others = _cut(0, first, self.tiling.size) + _cut(end, self.batch, self.tiling.size)
-        yield from (Tile(rows, cols, True, True) for rows in own for cols in own)
-        yield from (Tile(rows, cols, True, False) for rows in own for cols in others)
-        yield from (Tile(rows, cols, False, True) for rows in others for cols in own)
+        (own_rows, other_rows), (own_cols, other_cols) = (self._parts(self.first * n, n) for n in (1, self.texts))
+        yield from (Tile(rows, cols, True, True) for rows in own_rows for cols in own_cols)
+        yield from (Tile(rows, cols, True, False) for rows in own_rows for cols in other_cols)
+        yield from (Tile(rows, cols, False, True) for rows in other_rows for cols in own_cols)
 
-    def local(self, part: slice) -> slice:
-        """Returns the position in the local batch of a slice of the global batch that belongs to this rank."""
-        return slice(part.start - self.first, part.stop - self.first)
+    def _parts(self, first: int, each: int) -> tuple[list[slice], list[slice]]:
+        """Returns the edges of the tiles of this rank's images or texts, from `first`, and those of the other ranks.
+
+        `each`: number of rows or columns of an image.
+        """
+        end, size = first + each * len(self.x_bD), self.tiling.size
+        return _cut(first, end, size), _cut(0, first, size) + _cut(end, each * self.batch, size)
+
+    def local(self, part: slice, each: int = 1) -> slice:
+        """Returns the position in the local batch of a slice of the global batch that belongs to this rank.
+
+        `each`: number of rows or columns of an image.
+        """
+        return slice(part.start - self.first * each, part.stop - self.first * each)
 
     def similarities(self, tile: Tile) -> Tensor:
         """Returns s of a tile."""

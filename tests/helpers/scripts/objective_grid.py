@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from helpers.objective_cases import FP64, Towers, inputs, read
+from helpers.objective_cases import FP64, POSITIVES, Towers, inputs, part_of, read, with_captions
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -35,16 +35,19 @@ from clipx.trainer.gradcache import forward_backward
 
 SIZE, SAMPLES, LR = 24, 61, 0.5  # a number of samples that no number of ranks divides
 # on two ranks, with the smallest and the largest number of micro-batches
-COUNTED = ("infonce", "siglip", "fastclip_v1", "fastclip_v3", "neuclip")
+COUNTED = ("infonce", "infonce of 3 captions", "siglip", "fastclip_v1", "fastclip_v3", "neuclip")
 Collectives = dict[str, dict[str, int]]
 
 
-def share(comm: Comm, step: int) -> Batch:
-    """Returns this rank's part of the step's batch, in which one sample occurs on the first and on the last rank."""
+def share(comm: Comm, step: int, captions: int) -> Batch:
+    """Returns this rank's part of the step's batch, in which one sample occurs on the first and on the last rank.
+
+    `captions`: captions of each sample that the objective compares. 0: one, without digests.
+    """
     batch = inputs(SIZE, SAMPLES, seed=step)
     batch.index[-3] = batch.index[1]
-    part = slice(comm.rank * SIZE // comm.world, (comm.rank + 1) * SIZE // comm.world)
-    return Batch(batch.image[part], batch.tokens[part], batch.index[part])
+    batch = with_captions(batch, captions, step) if captions else batch
+    return part_of(batch, slice(comm.rank * SIZE // comm.world, (comm.rank + 1) * SIZE // comm.world))
 
 
 def teachers(batch: Batch, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -63,8 +66,8 @@ def teachers(batch: Batch, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
 class Run:
     """Training of one objective on small towers."""
 
-    def __init__(self, comm: Comm, spec: ObjectiveSpec, micro_batches: int) -> None:
-        self.comm, self.micro_batches = comm, micro_batches
+    def __init__(self, comm: Comm, spec: ObjectiveSpec, micro_batches: int, captions: int = 0) -> None:
+        self.comm, self.micro_batches, self.captions = comm, micro_batches, captions
         self.model = Towers()
         self.parallel = DistributedDataParallel(self.model) if comm.world > 1 else self.model
         self.teachers = ((4, 3) if spec.teacher_logits else (4,)) if spec.taught else ()  # widths
@@ -75,8 +78,9 @@ class Run:
         self.parameters = dict((*self.model.named_parameters(), *objectives))
 
     def forward_backward(self, step: int) -> tuple[Tensor, Metrics]:
-        batch = share(self.comm, step)
-        batch = replace(batch, targets=teachers(batch, self.teachers))
+        batch = share(self.comm, step, self.captions)
+        if self.teachers:
+            batch = replace(batch, targets=teachers(batch, self.teachers))
         return forward_backward(self.parallel, self.objective, batch, self.micro_batches, self.comm, FP64)
 
     def step(self, step: int) -> dict[str, Tensor]:
@@ -114,7 +118,7 @@ def main(out: Path, specs: dict[str, ObjectiveSpec], micro_batches: list[int]) -
     counts: Collectives = {}
     for variant, spec in specs.items():
         for number in micro_batches:
-            run = Run(comm, spec, number)
+            run = Run(comm, spec, number, POSITIVES.get(variant, (0,))[0])
             for step in range(2):
                 found |= {f"{variant}/{number}/{step}/{name}": t for name, t in run.step(step).items()}
             found[f"{variant}/{number}/table"] = read(run.objective, SAMPLES).contiguous()

@@ -14,7 +14,7 @@ from clipx.trainer.trainer import Trainer
 
 OBJECTIVES = (
     *("infonce", "dcl", "siglip", "sogclr", "isogclr"),
-    *("fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3", "neuclip"),
+    *("fastclip_v0", "fastclip_v1", "fastclip_v2", "fastclip_v3", "neuclip", "captions"),
 )
 # The prototypes are replaced in steps 0, 1, 3 and 4.
 _PROTOTYPES = ("objective.prototypes=50", "objective.updates=2", "objective.restart=3st", "objective.rho=2")
@@ -29,7 +29,13 @@ FIVE = (
 )
 
 
+_CAPTIONS = ("objective=siglip", "objective.same_caption=mask", "data.captions_per_step=3", "data.sub_captions=2")
+
+
 def options(objective: str) -> tuple[str, ...]:
+    """Returns the options of a run. captions: several captions and sub-captions of each sample."""
+    if objective == "captions":
+        return (*FIVE, *_CAPTIONS)
     rho = ("objective.rho=2",) if objective in ("isogclr", "fastclip_v2", "fastclip_v3") else ()  # below log(75 - 1)
     return (*FIVE, f"objective={objective}", *rho, *(_PROTOTYPES if objective == "neuclip" else ()))
 

@@ -20,10 +20,10 @@ from helpers.samples import Numbers, encode, picture
 from torch import Tensor
 
 from clipx.data import device_decoder
-from clipx.data.batch import Batch
+from clipx.data.batch import Batch, mapped
 from clipx.data.device_decoder import check_device_decoding, decode_jpegs, resize_crops
 from clipx.data.encoded import LARGEST, device_crop
-from clipx.data.loader import SecondView, train_loader
+from clipx.data.loader import CaptionDraw, SecondView, train_loader
 from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadSample, Sample
@@ -130,6 +130,9 @@ def assert_same_samples(found: Sequence[Batch], expected: Sequence[Batch]) -> No
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.index, other.index)
         assert torch.equal(one.tokens, other.tokens)
+        assert mapped((one.captions, one.second_tokens), Tensor, Tensor.tolist) == mapped(
+            (other.captions, other.second_tokens), Tensor, Tensor.tolist
+        )
         assert sorted(one.bad, key=str) == sorted(other.bad, key=str)
         assert all(map(torch.equal, one.targets, other.targets))
         assert len(one.packing) == len(other.packing)
@@ -181,6 +184,7 @@ def test_a_later_start_and_ranks_give_the_same_batches(on_device: list[Batch]) -
 
 @pytest.mark.parametrize("changed", [
     {"second": None}, {"targets": None}, {"targets": Targets(stored=True)}, {"second": SecondView(SIDE, Tokenizer(9))},
+    {"captions": CaptionDraw(3, compared=True)},
 ])  # fmt: skip
 def test_batches_with_other_views_and_targets(changed: dict[str, Any]) -> None:
     assert_same_samples(loaded(True, **changed), loaded(False, **changed))

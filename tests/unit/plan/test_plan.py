@@ -25,7 +25,7 @@ from clipx.plan import published
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import MemoryModel
-from clipx.plan.show import assumptions
+from clipx.plan.show import _model, assumptions
 from clipx.plan.spec import PlanSpec
 from clipx.plan.utilisation import loss_speed, tower_speed
 from clipx.trainer.spec import RunSpec
@@ -343,6 +343,23 @@ def test_a_plugin_objective_is_planned_by_its_declared_traffic() -> None:
     spec = replace(planned("ranks=2", "data.batch_size=64"), objective=PluginSpec())
     traffic = plan(spec, lambda text: None, largest=False).traffic
     assert traffic.loss == {"all_gather": (2, 64 * (2 * 128 + 1) * 4), "all_reduce": (1, 2 * 4)}
+
+
+@pytest.mark.parametrize(("objective", "statistics"), [("infonce", 13), ("siglip", 0)])
+def test_several_captions_are_planned_with_their_texts(objective: str, statistics: int) -> None:
+    words = (f"objective={objective}", "ranks=2", "data.batch_size=64")
+    one, three = (
+        plan(planned(*words, f"data.captions_per_step={n}"), lambda text: None, largest=False) for n in (1, 3)
+    )
+    assert three.forward.image == one.forward.image
+    assert three.forward.text == 3 * one.forward.text
+    assert three.sample_flops - one.sample_flops == pytest.approx(2 * (one.sample_flops - one.forward.image))
+    assert three.memory.activations > one.memory.activations
+    assert three.memory.loss > one.memory.loss
+    width = 4 * 128 + statistics
+    calls = 2 + (statistics > 0)  # embeddings, index and digests, statistics
+    assert three.traffic.loss["all_gather"] == (calls, 64 * (4 * width + 8 * 4))
+    assert ("texts per image", "3") in _model(three)
 
 
 # -------------------------------------------------------------------------------------------------------- command

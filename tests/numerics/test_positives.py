@@ -1,0 +1,196 @@
+"""Losses with several captions of an image and with equal captions, against their definitions and open_clip."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import objective_reference as reference
+from helpers.objective_cases import assert_same, build, features
+from open_clip.loss import ClipLoss, SigLipLoss
+from torch import Tensor
+
+from clipx.errors import ConfigError
+from clipx.objective.base import Objective, StepInputs
+from clipx.objective.losses.contrastive import Tiling
+from clipx.objective.losses.products import SplitProducts
+
+RULES = ("negative", "mask", "positive")
+CASES = list(itertools.product(("infonce", "siglip"), RULES))
+B = 9
+SAMPLES = (4, 7, 1, 0, 7, 3, 2, 8, 5)  # rows 1 and 4 are the same sample
+
+
+def several(k: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Returns unit vectors of B images and k texts of each, as leaves."""
+    x, y = features(B, seed=2, dtype=dtype)
+    generator = torch.Generator().manual_seed(3)
+    noise = torch.randn(B, k, y.shape[1], generator=generator, dtype=torch.float64).to(dtype)
+    texts = F.normalize(y.detach()[:, None] + 0.5 * noise, dim=2).flatten(0, 1)
+    return x, texts.requires_grad_()
+
+
+def captions(k: int) -> Tensor:
+    """Returns digests [B, k]: several samples share captions, and one repeats a caption of its own."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(-2 * k, 2 * k, (B, k), generator=generator) * 2**60 + 1
+
+
+def scored(module: Objective, x: Tensor, y: Tensor, digests: Tensor | None, samples: Tensor) -> dict[str, Tensor]:
+    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
+    module.zero_grad()
+    loss, _ = module(StepInputs(x, y, samples, captions=digests))
+    loss.backward()
+    own = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **own}
+
+
+def defined(name: str, rule: str, x: Tensor, y: Tensor, digests: Tensor, module: Objective) -> dict[str, Tensor]:
+    """Returns the loss and the gradients of the definition."""
+    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
+    own = {n: p.detach().clone().requires_grad_() for n, p in module.named_parameters()}
+    table = reference.relations(SAMPLES, digests.tolist(), rule)
+    alpha = own["temperature.log_scale"].exp()
+    if name == "infonce":
+        loss = reference.infonce_with_positives(x, y, alpha, table)
+    else:
+        loss = reference.siglip_with_positives(x, y, alpha, own["bias"], table)
+    loss.backward()
+    return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **{n: p.grad for n, p in own.items()}}
+
+
+@pytest.mark.parametrize("tile", ["auto", "4"])
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_loss_and_gradients_match_the_definition(name: str, rule: str, k: int, tile: str) -> None:
+    module = build(name, f"objective.same_caption={rule}", f"objective.tile={tile}")
+    (x, y), digests = several(k), captions(k)
+    found = scored(module, x, y, digests, torch.tensor(SAMPLES))
+    assert_same(found, defined(name, rule, x, y, digests, module), atol=1e-12)
+
+
+def test_the_cases_have_pairs_of_each_kind() -> None:
+    for k in (1, 2, 3):
+        words = {w for rule in RULES for line in reference.relations(SAMPLES, captions(k).tolist(), rule) for w in line}
+        assert words == {"right", "negative", "out"}
+        shared = reference.relations(SAMPLES, captions(k).tolist(), "positive")
+        assert sum(line.count("right") for line in shared) > k * (B + 2)
+
+
+def scale_and_bias(module: Objective) -> list[Tensor]:
+    learned = [module.temperature(), *([module.bias] if hasattr(module, "bias") else [])]
+    return [value.detach() for value in learned]
+
+
+def distinct(k: int) -> Tensor:
+    return torch.arange(B * k).view(B, k)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_one_distinct_caption_gives_the_losses_of_open_clip(rule: str) -> None:
+    x, y = several(1)
+    for name, official in (("infonce", ClipLoss()), ("siglip", SigLipLoss())):
+        module = build(name, f"objective.same_caption={rule}")
+        theirs = official(x, y, *scale_and_bias(module))
+        found = scored(module, x, y, distinct(1), torch.arange(B))
+        dx, dy = torch.autograd.grad(theirs, (x, y))
+        assert_same(
+            {n: found[n] for n in ("loss", "image", "text")},
+            {"loss": theirs.detach(), "image": dx, "text": dy},
+            atol=1e-12,
+        )
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_distinct_captions_match_cross_entropy_with_soft_targets(k: int) -> None:
+    (x, y), module = several(k), build("infonce")
+    logits = module.temperature().detach() * x @ y.T
+    target = torch.kron(torch.eye(B, dtype=torch.float64), torch.ones(1, k, dtype=torch.float64))
+    theirs = (F.cross_entropy(logits, target / k) + F.cross_entropy(logits.T, target.T)) / 2
+    dx, dy = torch.autograd.grad(theirs, (x, y))
+    found = scored(module, x, y, distinct(k), torch.arange(B))
+    assert_same(
+        {n: found[n] for n in ("loss", "image", "text")}, {"loss": theirs.detach(), "image": dx, "text": dy}, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_the_sigmoid_loss_is_the_mean_of_the_losses_with_one_caption_each(k: int) -> None:
+    (x, y), module = several(k), build("siglip")
+    theirs = torch.stack([SigLipLoss()(x, y[t::k], *scale_and_bias(module)) for t in range(k)]).mean()
+    found = scored(module, x, y, distinct(k), torch.arange(B))
+    torch.testing.assert_close(found["loss"], theirs.detach(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found["text"], torch.autograd.grad(theirs, y)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["infonce", "siglip"])
+def test_distinct_captions_in_float32_give_the_loss_without_digests(name: str) -> None:
+    """The values and gradients of the kernel for one caption, to the rounding of float32."""
+    module = build(name, "objective.same_caption=negative", dtype=torch.float32)
+    x, y = several(1, torch.float32)
+    found, expected = (scored(module, x, y, digests, torch.arange(B)) for digests in (distinct(1), None))
+    assert_same(found, expected, atol=2e-7)
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_the_order_of_samples_and_captions_has_no_effect(name: str, rule: str) -> None:
+    k, module = 3, build(name, f"objective.same_caption={rule}")
+    (x, y), digests, samples = several(k), captions(k), torch.tensor(SAMPLES)
+    rows, within = torch.randperm(B), torch.randperm(k)
+    mixed = y.unflatten(0, (B, k))[rows][:, within].flatten(0, 1)
+    found = scored(module, x[rows], mixed, digests[rows][:, within], samples[rows])
+    whole = scored(module, x, y, digests, samples)
+    whole["image"], whole["text"] = (
+        whole["image"][rows],
+        whole["text"].unflatten(0, (B, k))[rows][:, within].flatten(0, 1),
+    )
+    assert_same(found, whole, atol=1e-12)
+
+
+def test_a_batch_whose_captions_are_all_equal_has_no_negatives() -> None:
+    """mask: the loss and its gradient are 0. positive: every target is uniform, and the minimum is log B."""
+    x, y = several(1)
+    digests = torch.zeros(B, 1, dtype=torch.int64)
+    masked = scored(build("infonce", "objective.same_caption=mask"), x, y, digests, torch.arange(B))
+    assert masked["loss"] == 0
+    assert all(not gradient.any() for gradient in masked.values())
+    same = torch.ones(B, 1, dtype=torch.float64) * x[:1].detach()
+    right = scored(build("infonce", "objective.same_caption=positive"), same, same, digests, torch.arange(B))
+    torch.testing.assert_close(right["loss"], torch.tensor(float(B), dtype=torch.float64).log())
+
+
+@pytest.mark.parametrize(("name", "rule"), CASES)
+def test_split_products_are_within_their_bound(name: str, rule: str) -> None:
+    k, module = 2, build(name, f"objective.same_caption={rule}", dtype=torch.float32)
+    (x, y), digests = several(k, torch.float32), captions(k)
+    expected = scored(module, x, y, digests, torch.tensor(SAMPLES))
+    module.tiling = Tiling(4, SplitProducts())
+    assert_same(scored(module, x, y, digests, torch.tensor(SAMPLES)), expected, atol=1e-3)
+
+
+def test_metrics_count_shared_and_repeated_captions() -> None:
+    module = build("infonce", batch=4)
+    x, y = (F.normalize(torch.randn(n, 5, dtype=torch.float64), dim=1) for n in (4, 8))
+    digests = torch.tensor([[1, 1], [2, 3], [3, 4], [5, 6]])
+    _, metrics = module(StepInputs(x, y, torch.tensor([0, 1, 2, 1]), captions=digests))
+    assert metrics["repeated_captions"] == 1 / 8  # the second text of the first row
+    assert metrics["shared_captions"] == 2 / 8  # caption 3, of samples 1 and 2
+    _, metrics = module(StepInputs(x, y, torch.tensor([0, 1, 1, 1]), captions=digests))
+    assert metrics["shared_captions"] == 0, "rows of one sample"
+
+
+def test_compiled_tiles_give_the_same_loss_and_gradients() -> None:
+    k, module = 2, build("infonce", "objective.same_caption=positive", "objective.tile=5")
+    (x, y), digests = several(k), captions(k)
+    expected = scored(module, x, y, digests, torch.tensor(SAMPLES))
+    module.compile_tiles(lambda function: torch.compile(function, backend="aot_eager"))
+    assert_same(scored(module, x, y, digests, torch.tensor(SAMPLES)), expected, atol=1e-12)
+
+
+def test_a_batch_of_one_image_is_rejected() -> None:
+    module, (x, y) = build("infonce"), several(2)
+    inputs = StepInputs(x[:1], y[:2], torch.tensor([0]), captions=torch.tensor([[1, 2]]))
+    with pytest.raises(ConfigError, match="a global batch of 1 has no negatives"):
+        module(inputs)

@@ -1,0 +1,265 @@
+"""Several captions of each sample in a step, and sub-captions: draws, batches, and options."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import pytest
+import torch
+from helpers.runs import compose
+from helpers.samples import Numbers
+
+from clipx.data.batch import Batch, Packers, caption_digests
+from clipx.data.csv import CsvSpec
+from clipx.data.loader import CaptionDraw, train_loader
+from clipx.data.mixture import MixtureSpec
+from clipx.data.order import Order
+from clipx.data.sentences import sentences, sub_captions
+from clipx.data.shapes import ShapesSpec
+from clipx.data.source import Sample
+from clipx.data.spec import open_data
+from clipx.data.sub_captions import SubCaptions
+from clipx.data.views import ImageView
+from clipx.errors import ConfigError
+from clipx.model.packer import TextPacker
+from clipx.model.tokenizer import Tokenizer
+
+TOKENIZER, VIEW = Tokenizer(16), ImageView(12, [0.5, 1.0], 10**6)
+TEXTS = ("a dog runs.", "a cat sits. it sleeps! is it old?", "two birds")
+BROKEN = frozenset({3, 8, 9, 40})
+
+
+@dataclass(frozen=True)
+class Texts(Numbers):
+    """A source in which sample i has the first captions of `TEXTS`, 1 to 3, with its number."""
+
+    sizes: Sequence[int] = (30, 20)
+    broken: frozenset[int] = field(default=BROKEN)
+
+    def read(self, index: int) -> Sample:
+        sample = Numbers.read(self, index)
+        return Sample(sample.image, [f"{index} {text}" for text in TEXTS[: 1 + index % 3]], index)
+
+
+# ----------------------------------------------------------------------------------------------------- sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("A dog. A cat! Is it?", ["A dog.", "A cat!", "Is it?"]),
+        ("no end", ["no end"]),
+        ("one line\nanother line.\n\n", ["one line", "another line."]),
+        ('He said "No." She left.', ['He said "No."', "She left."]),
+        ("J. Smith of St. Louis, e.g. at 3.5 m, in the U.S. army. Next", ["J. Smith of St. Louis, e.g. at 3.5 m, in the U.S. army.", "Next"]),
+        ("Wait... what?! Yes.", ["Wait...", "what?!", "Yes."]),
+        ("一只狗。一只猫！好", ["一只狗。", "一只猫！", "好"]),
+        (" ... ", ["..."]),
+        ("", [""]),
+    ],
+)  # fmt: skip
+def test_texts_are_split_at_the_ends_of_sentences(text: str, expected: list[str]) -> None:
+    assert sentences(text) == expected
+
+
+def test_sub_captions_are_all_runs_of_at_most_so_many_sentences() -> None:
+    text = "One.  Two. Three."
+    assert sub_captions(text, 0) == [text]
+    assert sub_captions(text, 1) == ["One.", "Two.", "Three."]
+    assert sub_captions(text, 2) == ["One.", "Two.", "Three.", "One. Two.", "Two. Three."]
+    assert sub_captions(text, 16)[-1] == "One. Two. Three."
+    assert sub_captions("Same. Same. Other.", 1) == ["Same.", "Other."]
+
+
+@pytest.mark.parametrize(
+    "text", ["a. " * 10**6, "a! " * 10**6, '."' * 10**6, " " * 10**6 + "x", "\n" * 10**6, "。" * 10**6]
+)
+def test_a_damaged_caption_of_megabytes_has_few_sentences(text: str) -> None:
+    assert len(sub_captions(text, 3)) <= 3 * 257
+
+
+# --------------------------------------------------------------------------------------------------------- draws
+
+
+def rng(number: int) -> random.Random:
+    return random.Random(f"draw/{number}")
+
+
+BY_KEY = Sample(b"", ["a", "b", "c", "d"], captions_by_key=[(0.1, ["a"]), (0.3, ["b", "c"]), (0.6, ["d"])])
+PLAIN = Sample(b"", ["a", "b", "c", "d"])
+LONG = Sample(b"", ["One. Two. Three.", "Four."], sub_captions=2)
+
+
+@pytest.mark.parametrize("sample", [PLAIN, BY_KEY, LONG])
+def test_the_first_caption_is_that_of_a_single_draw_and_all_differ(sample: Sample) -> None:
+    for number in range(50):
+        drawn = sample.draw_captions(rng(number), 4)
+        assert drawn[0] == sample.draw_caption(rng(number))
+        assert drawn[:2] == sample.draw_captions(rng(number), 2)
+        assert len(set(drawn)) == 4
+
+
+def test_a_single_draw_uses_the_random_numbers_of_a_choice() -> None:
+    """So runs with one whole caption per step do not change."""
+    for number in range(20):
+        assert PLAIN.draw_caption(rng(number)) == rng(number).choice(PLAIN.captions)
+        one = rng(number)
+        ((_, captions),) = one.choices(BY_KEY.captions_by_key, [0.1, 0.3, 0.6])
+        assert BY_KEY.draw_caption(rng(number)) == one.choice(captions)
+
+
+def test_missing_captions_are_repeated_in_their_order() -> None:
+    for sample, different in ((Sample(b"", ["a"]), 1), (Sample(b"", ["a", "b", "a"]), 2), (LONG, 6)):
+        drawn = sample.draw_captions(rng(0), 13)
+        assert len(set(drawn[:different])) == different
+        assert drawn == [drawn[i % different] for i in range(13)]
+
+
+def test_further_captions_are_drawn_by_the_weights_of_the_keys_that_are_left() -> None:
+    pairs = Counter(tuple(BY_KEY.draw_captions(rng(number), 2)) for number in range(4000))
+    expected = {("d", "a"): 0.6 * 0.25, ("d", "b"): 0.6 * 0.75 / 2, ("a", "d"): 0.1 * 0.6 / 0.9, ("b", "c"): 0.15 * 0.3}
+    for pair, share in expected.items():
+        limit = NormalDist().inv_cdf(1 - 1e-6) * (share * (1 - share) / 4000) ** 0.5
+        assert abs(pairs[pair] / 4000 - share) < limit
+
+
+# ------------------------------------------------------------------------------------------------------- batches
+
+
+def batches(each: int, compared: bool = True, most: int = 0, **options: Any) -> list[Batch]:
+    source = SubCaptions(Texts(), most) if most else Texts()
+    settings: dict[str, Any] = {"samples": range(96), "rank": 0, "world": 1, "workers": 0, "prefetch": 2, **options}
+    order, captions = Order(source.sizes, 3, 30), CaptionDraw(each, compared)
+    loader = train_loader(source, order, VIEW, TOKENIZER, seed=3, batch=12, pin=False, captions=captions, **settings)
+    return list(loader)
+
+
+def assert_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        for name in ("image", "tokens", "index", "captions"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_a_batch_has_different_captions_of_each_sample_in_its_order() -> None:
+    plain = batches(1, compared=False)
+    for batch, single in zip(batches(3), plain, strict=True):
+        assert batch.texts_per_sample == 3
+        assert torch.equal(batch.index, single.index) and torch.equal(batch.image, single.image)
+        texts = batch.tokens.view(12, 3, -1)
+        assert torch.equal(texts[:, 0], single.tokens)
+        for index, rows in zip(batch.index.tolist(), texts, strict=True):
+            own = TOKENIZER([f"{index} {text}" for text in TEXTS[: 1 + index % 3]])
+            assert len(rows.unique(dim=0)) == len(own)
+            assert all((row == own).all(1).any() for row in rows)
+
+
+def test_digests_are_equal_for_equal_tokens_only() -> None:
+    tokens = TOKENIZER(["a dog", "A  dog", "a cat", "a dog."])
+    digests = caption_digests(tokens, 2)
+    assert (digests.dtype, digests.shape) == (torch.int64, (2, 2))
+    assert digests[0, 0] == digests[0, 1]
+    assert len(digests.unique()) == 3
+    assert batches(1, compared=False)[0].captions is None
+    for batch in batches(2):
+        assert torch.equal(batch.captions, caption_digests(batch.tokens, 2))
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("changed", [{"part": 5}, {"part": 1, "workers": 3}, {"workers": 3}])
+def test_batches_do_not_depend_on_parts_and_processes(changed: dict[str, Any]) -> None:
+    assert_same(batches(2, most=2, **changed), batches(2, most=2))
+
+
+def test_a_later_start_and_ranks_give_the_same_captions() -> None:
+    whole = batches(2, most=1)
+    assert_same(batches(2, most=1, samples=range(48, 96)), whole[4:])
+    for rank in (0, 1):
+        for half, batch in zip(batches(2, most=1, rank=rank, world=2), whole, strict=True):
+            assert torch.equal(half.tokens, batch.tokens.view(12, 2, -1)[6 * rank : 6 * rank + 6].flatten(0, 1))
+            assert torch.equal(half.captions, batch.captions[6 * rank : 6 * rank + 6])
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_texts_are_packed_with_the_images_of_their_micro_batch(micro_batches: int) -> None:
+    packer = TextPacker(packed=True)
+    for batch, plain in zip(batches(2, packer=packer, micro_batches=micro_batches), batches(2), strict=True):
+        chunks = plain.texts(micro_batches)
+        assert [len(chunk) for chunk in chunks] == [24 // micro_batches] * micro_batches
+        assert torch.equal(torch.cat(chunks), plain.tokens)
+        for packed, chunk in zip(batch.texts(micro_batches), chunks, strict=True):
+            assert torch.equal(packed.tokens_T, packer(chunk).tokens_T)
+        assert batch.text_tokens == packer.count(plain.tokens)
+    uneven = Packers(packer, None, 5)(batches(3)[0]).packing  # 12 samples in micro-batches of 3
+    assert [packing.shape[0] for packing in uneven] == [9, 9, 9, 9]
+
+
+def test_sub_captions_are_of_training_samples_alone(tmp_path: Any) -> None:
+    data = ShapesSpec(name="shapes", samples=8, held_out_samples=4, sub_captions=1)
+    opened = open_data(data)
+    assert opened.train.read(0).sub_captions == 1
+    assert opened.held_out is not None and opened.held_out.read(0).sub_captions == 0
+
+
+def test_each_source_of_a_mixture_has_its_sub_captions() -> None:
+    parts = {
+        name: ShapesSpec(name=name, samples=8, held_out_samples=4, sub_captions=most)
+        for name, most in (("a", 2), ("b", 0))
+    }
+    train = open_data(MixtureSpec(name="both", sources=parts)).train
+    assert [train.read(0).sub_captions, train.read(8).sub_captions] == [2, 0]
+
+
+# ------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data.captions_per_step=0"], r"data.captions_per_step=0 must be in \[1, 64\]"),
+        (["data.sub_captions=17"], r"data.sub_captions=17 must be in \[0, 16\]"),
+        (["data.captions_per_step=2", "objective=dcl"], "captions_per_step=2 needs a loss with several right captions, and objective=dcl has one: choose objective=infonce or siglip"),
+        (["data.captions_per_step=2", "objective=fastclip_v3"], "captions_per_step=2 needs a loss with several right captions, and objective=fastclip_v3"),
+        (["data.captions_per_step=2", "model=coca_tiny", "objective=coca"], "captions_per_step=2 needs a loss with several right captions, and objective=coca"),
+        (["data.captions_per_step=2", "objective=distillation", "teacher.weights=t"], "captions_per_step=2 needs a loss with several right captions, and objective=distillation"),
+        (["objective=neuclip", "objective.same_caption=mask"], "objective.same_caption=mask needs a loss with several right captions, and objective=neuclip"),
+        (["objective.products=fused", "objective.same_caption=positive"], "same_caption=positive does not support objective.products=fused"),
+        (["objective.products=fused", "data.captions_per_step=2"], "captions_per_step=2 does not support objective.products=fused"),
+        (["objective.same_caption=positive", "max_final_loss=0.1"], "max_final_loss=0.1 has no meaning for objective=infonce"),
+        (["data.captions_per_step=2", "debug=overfit"], "max_final_loss=0.05 has no meaning for objective=infonce"),
+        (["data.sub_captions=1", "objective=classification", "model.weights=w", "model.text.lock=all"], "data.sub_captions=1 has no effect on objective=classification"),
+        (["data.sub_captions=1", "objective=distillation", "teacher.embeddings=e"], "data.sub_captions=1 draws parts of captions, and teacher.embeddings=e"),
+        (["data=mixture", "+data@data.sources.a=shapes", "data.sources.a.captions_per_step=2"], "data.sources.a.captions_per_step=2 has no effect on a source"),
+        (["data=mixture", "+data@data.sources.a=shapes", "data.sub_captions=2"], "data.sub_captions=2 has no effect on a mixture"),
+        (["data=mixture", "+data@data.sources.a=shapes", "data.sources.a.sub_captions=2", "objective=distillation", "teacher.embeddings=e"], "data.sources.a.sub_captions=2 draws parts"),
+    ],
+)  # fmt: skip
+def test_invalid_options_raise_a_one_line_error(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(*words)
+
+
+def test_valid_combinations_compose() -> None:
+    for words in (
+        ["objective=siglip", "data.captions_per_step=2", "max_final_loss=0.1"],
+        ["objective.same_caption=mask", "max_final_loss=0.1"],
+        ["objective.products=split_fp16", "data.captions_per_step=2"],
+        ["model=coca_tiny", "objective=coca", "data.sub_captions=1"],
+        ["objective=distillation", "teacher.weights=t", "data.sub_captions=1"],
+    ):
+        compose(*words)
+
+
+def test_data_without_indices_is_rejected() -> None:
+    class Stream(CsvSpec):
+        indexed = False
+
+    spec = compose("data.captions_per_step=2")
+    spec.data = Stream(name="stream", path="x", captions_per_step=2)
+    with pytest.raises(ConfigError, match="but data=csv has no sample indices"):
+        spec._check_objective()

@@ -1,0 +1,135 @@
+"""Stretching of text positions to a longer context: Long-CLIP's formula, runs, exports and errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import SMALL, VIT, compose, small
+from safetensors.torch import load_file, save_file
+
+from clipx.errors import CheckpointError, ConfigError
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import LoadedWeights, load_into, load_with_spec
+from clipx.weights.stretch import stretched
+
+NAME = "text.positional_embedding"
+LONG = (*VIT, "model.text.layers=1", "model.text.context_length=40", "model.text.stretch_keep=5", "checkpoint=none")
+
+
+def long_clip(before: torch.Tensor, keep: int) -> torch.Tensor:
+    """The loops of Long-CLIP's published code (arXiv:2403.15378), which stretch by a factor of 4."""
+    length, width = before.shape
+    after = torch.zeros(4 * length - 3 * keep, width, dtype=before.dtype)
+    after[:keep] = before[:keep]
+    for i in range(length - 1 - keep):
+        here, following = before[i + keep], before[i + 1 + keep]
+        for quarter in range(4):
+            after[4 * i + keep + quarter] = ((4 - quarter) * here + quarter * following) / 4
+    step = before[length - 1] - before[length - 2]
+    for quarter in range(4):
+        after[4 * length - 3 * keep - 4 + quarter] = before[length - 1] + quarter * step / 4
+    return after
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_77_positions_become_248_as_in_long_clip(dtype: torch.dtype) -> None:
+    before = torch.randn(77, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    found = stretched(before, keep=20, length=248)
+    assert found.dtype is dtype
+    assert torch.equal(found[:20], before[:20])
+    assert torch.equal(found[20::4], before[20:])
+    torch.testing.assert_close(found, long_clip(before.double(), 20).to(dtype), rtol=0, atol=1e-12)
+
+
+def test_any_ratio_interpolates_a_line_exactly() -> None:
+    """Positions on a line stay on it, beyond the last one too."""
+    before = torch.arange(10.0, dtype=torch.float64)[:, None] * torch.tensor([1.0, -2.0], dtype=torch.float64)
+    for keep, length in ((0, 23), (3, 11), (8, 64)):
+        place = torch.arange(length - keep, dtype=torch.float64) * (10 - keep) / (length - keep) + keep
+        expected = torch.cat([torch.arange(keep), place])[:, None] * before[1]
+        torch.testing.assert_close(stretched(before, keep, length), expected, rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with 12 text positions."""
+    run_dir = tmp_path_factory.mktemp("short") / "run"
+    words = [word for word in LONG if "stretch" not in word and word != "checkpoint=none"]
+    Trainer(small(run_dir, *words, "model.text.context_length=12", "duration=1st", "schedule.warmup=1st")).fit()
+    return run_dir
+
+
+def test_a_run_starts_from_shorter_weights_and_is_evaluated_and_continued(tmp_path: Path, short: Path) -> None:
+    run_dir = tmp_path / "long"
+    words = [word for word in LONG if word != "checkpoint=none"]
+    trainer = Trainer(small(run_dir, *words, f"model.weights={short}", "duration=2st", "schedule.warmup=1st"))
+    before = load_with_spec(str(short), "run")[0].model[NAME]
+    found = trainer.learner.weights.state_dict()[NAME]
+    assert torch.equal(found, stretched(before, 5, 40))
+    assert f"{NAME} was stretched from 12 to 40 positions, the first 5 unchanged" in trainer.loaded_weights
+    trainer.fit()
+    weights, spec = load_with_spec(str(run_dir), "run")
+    assert spec.text.context_length == len(weights.model[NAME]) == 40
+    assert load_into(spec.build(torch.device("cpu"), torch.float32), weights) == [], "stretched again"
+    longer = [*words, "model.text.context_length=60", f"model.weights={run_dir}"]
+    again = Trainer(small(tmp_path / "longer", *longer, "duration=1st", "schedule.warmup=1st"))
+    assert len(again.learner.weights.state_dict()[NAME]) == 60
+    again.close()
+
+
+def test_weights_without_configuration_are_stretched(tmp_path: Path, short: Path) -> None:
+    from clipx.weights.open_clip import to_open_clip
+
+    weights, spec = load_with_spec(str(short), "run")
+    save_file({n: t.contiguous() for n, t in to_open_clip(spec, weights.model).items()}, tmp_path / "w.safetensors")
+    assert len(load_file(tmp_path / "w.safetensors")["positional_embedding"]) == 12
+    trainer = Trainer(small(tmp_path / "run", *LONG, f"model.weights={tmp_path / 'w.safetensors'}"))
+    found = trainer.learner.weights.state_dict()[NAME]
+    assert torch.equal(found, stretched(weights.model[NAME], 5, 40))
+    trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.text.context_length=12"], "has no effect on .*, which has 12 text positions, model.text.context_length=12: remove it"),
+        (["model.text.context_length=9"], "has no effect on .*, which has 12 text positions, model.text.context_length=9"),
+        (["model.text.stretch_keep=11"], "leaves less than 2 of the 12 text positions of .*: give at most 10"),
+    ],
+)  # fmt: skip
+def test_an_option_without_effect_is_rejected_before_training(
+    words: list[str], message: str, tmp_path: Path, short: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Trainer(small(tmp_path / "run", *LONG, f"model.weights={short}", *words))
+
+
+def test_shorter_weights_need_the_option(tmp_path: Path, short: Path) -> None:
+    words = [word for word in LONG if "stretch" not in word]
+    with pytest.raises(CheckpointError, match="context_length=12, expected 40"):
+        Trainer(small(tmp_path / "run", *words, f"model.weights={short}"))
+
+
+def test_weights_without_text_positions_are_rejected(short: Path) -> None:
+    model = compose(*SMALL, *LONG, f"model.weights={short}").model
+    bare = {name: tensor for name, tensor in load_with_spec(str(short), "run")[0].model.items() if name != NAME}
+    spec = load_with_spec(str(short), "run")[1]
+    with pytest.raises(CheckpointError, match=r"has no text.positional_embedding for model.text.stretch_keep=5"):
+        load_into(model.build(torch.device("cpu"), torch.float32), LoadedWeights("w", bare, spec), initial=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.text.stretch_keep=5"], "model.text.stretch_keep=5 stretches the text positions of weights, and model.weights=null"),
+        (["model.text.stretch_keep=-1", "model.weights=w"], r"model.text.stretch_keep=-1 must be in \[0, model.text.context_length=20\)"),
+        (["model.text.stretch_keep=20", "model.weights=w"], r"stretch_keep=20 must be in \[0, model.text.context_length=20\)"),
+        (["model.text.stretch_keep=5", "model.weights=w", "model.text.positions=rotary"], "stretch_keep=5 has no effect with model.text.positions=rotary"),
+        (["model=coca_tiny", "objective=coca", "model.text.stretch_keep=5", "model.weights=w"], "stretch_keep=5 cannot be combined with model.kind=coca"),
+    ],
+)  # fmt: skip
+def test_invalid_options_raise_a_one_line_error(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose(*words)
