@@ -13,7 +13,7 @@ from clipx.cli import cli, imports
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
-from clipx.data.spec import SAMPLING_OPTIONS, DataSpec, check_effect
+from clipx.data.spec import CROP_OPTIONS, SAMPLING_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx.evaluator.spec import EvaluatorSpec
@@ -145,7 +145,7 @@ class EmbedSpec:
         limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)
         self._check_views()
         # The data of a run, by data=null, may have these options.
-        check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, "crop_scale"), "embeddings")
+        check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, *CROP_OPTIONS), "embeddings")
         limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
 

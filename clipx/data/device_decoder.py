@@ -106,7 +106,10 @@ class DeviceDecoder:
         for some in _grouped(good, lambda item: self._numbers(*item[1].shape[1:]), _NUMBERS):
             rows = torch.tensor([image.row for image, _ in some], device=device)
             for whole in whole_bSS3:
-                whole.index_copy_(0, rows, resize_crops([crop for _, crop in some], whole.shape[1], self.interpolation))
+                found_nSS3 = resize_crops([crop for _, crop in some], whole.shape[1], self.interpolation)
+                for (image, _), row_SS3 in zip(some, found_nSS3, strict=True):
+                    self.stream.view.augment(self.stream.augment_seed(image.position), row_SS3, on_device=True)
+                whole.index_copy_(0, rows, found_nSS3)
         return failed
 
     def _numbers(self, height: int, width: int) -> int:
@@ -127,7 +130,9 @@ class DeviceDecoder:
             captions.append(drawn.caption)
             targets.append(drawn.targets)
         images = [torch.cat(pair) for pair in zip(batch.images, map(stream.view.batch, pixels_nSS3), strict=True)]
-        tokens = stream.tokenizer(captions)[:, : batch.tokens.shape[1]]  # none of a batch without texts
+        tokens = stream.tokens([image.position for image in failed], captions)[
+            :, : batch.tokens.shape[1]
+        ]  # none of a batch without texts
         second = None
         if stream.second is not None and batch.second_tokens is not None:
             second = batch.second_tokens.index_copy(0, rows, stream.second.tokenizer(captions))
@@ -197,7 +202,7 @@ def _decode_halves(files: Sequence[Tensor], device: torch.device, errors: list[R
 
 def _decode(files: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     # torchvision announces that torchcodec replaces it; torchcodec would be a further dependency.
-    from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped]
+    from torchvision.io import ImageReadMode, decode_jpeg
 
     decoded: list[Tensor] = decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
     return decoded

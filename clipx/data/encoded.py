@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.transform import Box, Crop, box_of, plain_jpeg
+from clipx.data.transform import RATIO, Box, Crop, box_of, plain_jpeg
 
 LARGEST = 2**24
 """Pixels of the largest image that the device decodes: 50 MB. libjpeg-turbo shrinks a larger one while decoding."""
@@ -87,7 +87,9 @@ class EncodedImages:
         return replace(self, data_N=self.data_N.clone(), table_m10=table)
 
 
-def device_crop(encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop) -> DeviceCrop | None:
+def device_crop(
+    encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop, ratio: Sequence[float] = RATIO
+) -> DeviceCrop | None:
     """Returns the crop of an image that the device decodes: a plain, complete baseline JPEG of at most LARGEST pixels.
 
     Returns None for any other image, without a draw. The draws are those of `train_transform`. Raises BadSample for a
@@ -96,7 +98,7 @@ def device_crop(encoded: bytes, scale: Sequence[float], max_pixels: int, crop: C
     wh = plain_jpeg(encoded, min(max_pixels, LARGEST))
     if wh is None or not _is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0:
         return None
-    return DeviceCrop(encoded, wh, box_of(crop, wh, scale))
+    return DeviceCrop(encoded, wh, box_of(crop, wh, scale, ratio))
 
 
 def _is_baseline(encoded: bytes) -> bool:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange
+from clipx.data.caption_mask import check_tagger, masked
+from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.crops import Crops
 from clipx.data.device_decoder import DeviceDecoder, warn_of_few
 from clipx.data.encoded import DeviceCrop, EncodedImages, Place
@@ -74,6 +76,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
     seed: int
     second: SecondView | None = None
     targets: TargetSource | None = None
+    mask: CaptionMaskSpec | None = None  # None: the first tokens of each caption
 
     def __getitem__(self, positions: range) -> Batch | DataError:
         """Returns the batch, or a DataError for the main process to raise.
@@ -101,7 +104,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             return error
         return Batch(
             image=image,
-            tokens=self.tokenizer(captions),
+            tokens=self.tokens(positions, captions),
             index=torch.tensor(indices),
             bad=bad,
             targets=tuple(map(torch.stack, zip(*targets, strict=True))),
@@ -114,6 +117,20 @@ class TrainBatches(Dataset["Batch | DataError"]):
     def rng(self, position: int) -> random.Random:
         """Returns the generator of the crop and the caption at a position."""
         return random.Random(f"{self.seed}/{position}")
+
+    def augment_seed(self, position: int) -> str:
+        """Returns the seed of the augmentation of the image at a position."""
+        return f"{self.seed}/{position}/augment"
+
+    def tokens(self, positions: Iterable[int], captions: Sequence[str]) -> Tensor:
+        """Returns the tokens of the drawn captions at these positions."""
+        return self.tokenizer([self.shown(*drawn) for drawn in zip(positions, captions, strict=True)])
+
+    def shown(self, position: int, caption: str) -> str:
+        """Returns the words of a drawn caption that the text tower reads. A teacher reads the whole caption."""
+        if self.mask is None:
+            return caption
+        return masked(caption, self.mask, self.tokenizer, f"{self.seed}/{position}/caption")
 
     def draw(self, position: int, index: int, bad: list[BadRecord], *outs: Tensor) -> Drawn:
         """Reads sample `index` into its row of each allocated tensor, with the draws of a position of the stream.
@@ -130,6 +147,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 device_crop = self.view.device_crop(sample.image, crop)
                 if device_crop is None:
                     self.view.load(sample.image, crop, *outs)
+                    self.view.augment(self.augment_seed(position), *outs)
                 caption = sample.draw_caption(rng)
                 targets = () if self.targets is None else self.targets.rows(index, sample, caption, number)
                 return Drawn(index, caption, targets, device_crop)
@@ -252,6 +270,7 @@ def train_loader(
     pin: bool,
     second: SecondView | None = None,
     targets: TargetSource | None = None,
+    mask: CaptionMaskSpec | None = None,
     packer: TextPacker | None = None,
     micro_batches: int = 1,
     part: int = PART_SAMPLES,
@@ -264,10 +283,18 @@ def train_loader(
     their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing. `repeat`: each of them is the
     first batch of the stream. `pool`: processes that make the batches, in place of new ones.
     """
-    stream = TrainBatches(source, order, view, tokenizer, seed, second, targets)
+    stream = TrainBatches(source, order, view, tokenizer, seed, second, targets, used_mask(mask))
     packers = Packers(packer, None if second is None else second.packer, micro_batches)
     sampler = _PartSampler(samples, batch, rank, world, part, repeat)
     return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin, pool)
+
+
+def used_mask(mask: CaptionMaskSpec | None) -> CaptionMaskSpec | None:
+    """Returns None for a mask that keeps the first tokens of a caption. Loads what others need. Raises ConfigError."""
+    if mask is None or not mask.active:
+        return None
+    check_tagger(mask)
+    return mask
 
 
 # ---------------------------------------------------------------------------------------------- evaluation
