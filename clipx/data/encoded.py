@@ -37,14 +37,16 @@ class Place(NamedTuple):
     row: int
     position: int  # in the stream
     bad: int  # samples at this position that were bad before this one
+    number: int  # of its stored crop
 
 
 class EncodedImage(NamedTuple):
-    """Row of EncodedImages.table_m10: place of the sample, bytes of the file, size and crop of the image."""
+    """Row of EncodedImages.table_m11: place of the sample, bytes of the file, size and crop of the image."""
 
     row: int
     position: int
     bad: int
+    number: int
     stop: int  # end of the file in the data
     width: int
     height: int
@@ -59,7 +61,7 @@ class EncodedImages:
     """JPEG files of a part of a batch that the device decodes, one after the other in `data_N`, uint8."""
 
     data_N: Tensor
-    table_m10: Tensor  # int64
+    table_m11: Tensor  # int64
 
     @classmethod
     def of(cls, crops: Sequence[tuple[Place, DeviceCrop]], shared: Callable[[Tensor], Tensor]) -> EncodedImages:
@@ -75,16 +77,16 @@ class EncodedImages:
     def __iter__(self) -> Iterator[tuple[EncodedImage, Tensor]]:
         """Yields each image with its file."""
         start = 0
-        for values in self.table_m10.tolist():
+        for values in self.table_m11.tolist():
             image = EncodedImage(*values)
             yield image, self.data_N[start : image.stop]
             start = image.stop
 
     def moved(self, first: int) -> EncodedImages:
         """Returns a copy in new memory for a part of a batch that begins at row `first`."""
-        table = self.table_m10.clone()
+        table = self.table_m11.clone()
         table[:, 0] += first
-        return replace(self, data_N=self.data_N.clone(), table_m10=table)
+        return replace(self, data_N=self.data_N.clone(), table_m11=table)
 
 
 def device_crop(

@@ -51,18 +51,26 @@ class TargetSource(Protocol):
         Returns (0, rng) if the targets do not depend on the crop: it is drawn from `rng`. Raises BadSample.
         """
 
+    def augment_seed(self, index: int, crop: int) -> str | None:
+        """Returns the seed of the augmentation of a crop that has targets.
+
+        Returns None if the targets do not depend on the crop: the augmentation is drawn by position.
+        """
+
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         """Returns the target rows of a sample and its drawn caption and crop. Raises BadSample if it has none."""
 
 
 @dataclass(slots=True)
 class Drawn:
-    """Sample at a position of the stream. `crop`: that which the device decodes; None if the image was read."""
+    """Sample at a position of the stream. `crop`: that which the device decodes; None if the image was read. `number`:
+    of its stored crop."""
 
     index: int
     caption: str
     targets: tuple[Tensor, ...]
     crop: DeviceCrop | None
+    number: int
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 indices.append(drawn.index)
                 targets.append(drawn.targets)
                 if drawn.crop is not None:
-                    crops.append((Place(row, position, len(bad) - known), drawn.crop))
+                    crops.append((Place(row, position, len(bad) - known, drawn.number), drawn.crop))
             pixels = len(positions) - len(crops)
             image, *others = (self.view.batch(shared_rows(rows[:pixels])) for rows in views)
             encoded = (EncodedImages.of(crops, shared_rows),) if self.view.on_device else ()
@@ -118,9 +126,10 @@ class TrainBatches(Dataset["Batch | DataError"]):
         """Returns the generator of the crop and the caption at a position."""
         return random.Random(f"{self.seed}/{position}")
 
-    def augment_seed(self, position: int) -> str:
-        """Returns the seed of the augmentation of the image at a position."""
-        return f"{self.seed}/{position}/augment"
+    def augment_seed(self, position: int, index: int, number: int) -> str:
+        """Returns the seed of the augmentation of sample `index`, drawn at a position, and its stored crop `number`."""
+        of_crop = None if self.targets is None else self.targets.augment_seed(index, number)
+        return of_crop or f"{self.seed}/{position}/augment"
 
     def tokens(self, positions: Iterable[int], captions: Sequence[str]) -> Tensor:
         """Returns the tokens of the drawn captions at these positions."""
@@ -147,10 +156,10 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 device_crop = self.view.device_crop(sample.image, crop)
                 if device_crop is None:
                     self.view.load(sample.image, crop, *outs)
-                    self.view.augment(self.augment_seed(position), *outs)
+                    self.view.augment(self.augment_seed(position, index, number), *outs)
                 caption = sample.draw_caption(rng)
                 targets = () if self.targets is None else self.targets.rows(index, sample, caption, number)
-                return Drawn(index, caption, targets, device_crop)
+                return Drawn(index, caption, targets, device_crop, number)
             except BadSample as error:
                 if device_crop is not None:  # no targets: whether its image is bad, too, decides on the next draws
                     del bad[known:]

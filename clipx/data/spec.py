@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CROP_OPTIONS = ("crop_scale", "crop_ratio")
-_IMAGE_OPTIONS = (*CROP_OPTIONS, "augment", "decode", "max_pixels", "min_side")
+VIEW_OPTIONS = ("crop_scale", "crop_ratio", "augment")
+"""Options of DataSpec of the random crops of training images."""
+_IMAGE_OPTIONS = (*VIEW_OPTIONS, "decode", "max_pixels", "min_side")
 SAMPLING_OPTIONS = (
     *("batch_size", "micro_batches", "shuffle_window", "decode", "streams"),
-    *("replacement", "repeat_batch", "weight", "augment", "caption_mask"),
+    *("replacement", "repeat_batch", "weight", "caption_mask"),
 )
 """Options of DataSpec that have no effect on commands that read each sample once, on the CPU."""
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
@@ -236,6 +237,11 @@ class DataSpec:
     def image_options(self) -> Iterator[tuple[str, Any]]:
         """Yields (key, value) of the options that are set and have an effect on images only."""
         return non_default_values(self, _IMAGE_OPTIONS)
+
+    def view_options(self) -> dict[str, Any]:
+        """Returns the options of random crops and their augmentation: the area, and all others that are set, by key."""
+        area = [float(share) for share in self.crop_scale]
+        return {**dict(non_default_values(self, VIEW_OPTIONS)), "crop_scale": area}
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """Returns the order in which the opened training source is read."""
