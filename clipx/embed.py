@@ -13,7 +13,7 @@ from clipx.cli import cli, imports
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
-from clipx.data.spec import SAMPLING_OPTIONS, DataSpec, check_effect
+from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx.evaluator.spec import EvaluatorSpec
@@ -103,9 +103,9 @@ class EmbedSpec:
     """Number format of the stored embeddings: `float16`, `float32` or `float64`."""
 
     views: int = 0
-    """Number of random crops of each image that are embedded and stored with their boxes, of the area data.crop_scale,
-    at most batch_size. Training on them cuts exactly these boxes. 0: one embedding of the image as in evaluation.
-    Needs format=npy."""
+    """Number of random crops of each image that are embedded and stored with their boxes, at most batch_size: drawn
+    with data.crop_scale and data.crop_ratio, and changed by data.augment. Training on them with these options cuts
+    exactly these boxes and augments them alike. 0: one embedding of the image as in evaluation. Needs format=npy."""
 
     seed: int | None = None
     """Seed of the crops, at least 0. The crops of a sample depend on this seed, its number and its image, not on the
@@ -145,7 +145,7 @@ class EmbedSpec:
         limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)
         self._check_views()
         # The data of a run, by data=null, may have these options.
-        check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, "crop_scale"), "embeddings")
+        check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, *VIEW_OPTIONS), "embeddings")
         limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
 

@@ -34,9 +34,13 @@ PARTS = {
 class WorkerView(ImageView):
     """View that reuses its rows, as in a loader process: new ones would cost a page fault per 4 KB."""
 
-    @lru_cache(maxsize=8)  # noqa: B019  # one view in a process
     def allocate(self, samples: int, second_size: int | None = None) -> list[Tensor]:
-        return super().allocate(samples, second_size)
+        return [_rows(samples, size) for size in self.sizes(second_size)]
+
+
+@lru_cache(maxsize=8)
+def _rows(samples: int, size: int) -> Tensor:
+    return torch.empty((samples, size, size, 3), dtype=torch.uint8)
 
 
 def microseconds(comm: Comm, folder: str, batch: int, rounds: int, seed: int) -> dict[str, float]:

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 from clipx.data.batch import Batch
-from clipx.data.loader import TrainBatches, train_loader
+from clipx.data.loader import TrainBatches, train_loader, used_mask
 from clipx.data.order import Order
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
@@ -116,6 +116,7 @@ def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> It
         workers=workers,
         prefetch=prefetch,
         pin=False,
+        mask=stream.mask,
     )
 
 
@@ -299,7 +300,8 @@ def stream_of_run(run_dir: Path) -> tuple[RunSpec, Dataset, TrainBatches]:
     dataset = open_data(spec.data)
     order = training_order(spec.data, dataset, spec.seed, ranks=1)
     view = view_of(spec.model.image, spec.data)
-    return spec, dataset, TrainBatches(dataset.train, order, view, spec.model.text.build_tokenizer(), spec.seed)
+    tokenizer, mask = spec.model.text.build_tokenizer(), used_mask(spec.data.caption_mask)
+    return spec, dataset, TrainBatches(dataset.train, order, view, tokenizer, spec.seed, mask=mask)
 
 
 def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:

@@ -51,7 +51,7 @@ FLAGS: dict[str, Counterpart] = {
     ),
     "workers": Counterpart("data.workers=…", "for each rank"),
     "batch-size": Counterpart("data.batch_size=…", _GLOBAL),
-    "aug-cfg": Counterpart("data.crop_scale=[0.9,1.0]", "the only augmentation"),
+    "aug-cfg": Counterpart("data.crop_scale=[0.9,1.0]", "and data.crop_ratio, data.augment"),
     # model
     "model": Counterpart("model=…", "ViT-B-32 is vit_b32, RN50 is rn50"),
     "pretrained": Counterpart("model.weights=…", "a file, a folder, a URL or hf-hub:ORG/NAME"),

@@ -49,7 +49,7 @@ def check_device_decoding(device: torch.device) -> None:
 
 def warn_of_few(batch: Batch, rank: int) -> None:
     """Logs a warning on rank 0 if the device decodes less than half of the images of a batch."""
-    count, total = sum(len(images.table_m10) for images in batch.encoded), len(batch.index)
+    count, total = sum(len(images.table_m11) for images in batch.encoded), len(batch.index)
     if rank == 0 and 2 * count < total:
         log.warning(
             "data.decode=gpu: the device decodes %d of the %d images of a batch; loader processes decode the others, "
@@ -81,7 +81,7 @@ class DeviceDecoder:
         whole_bSS3 = [torch.empty((len(batch.index), s, s, 3), dtype=torch.uint8, device=device) for s in self.sizes]
         failed: list[EncodedImage] = []
         for group in _grouped(encoded, lambda item: item[0].width * item[0].height, _PIXELS):
-            failed += self._decode(group, whole_bSS3)
+            failed += self._decode(group, whole_bSS3, batch.index)
         on_device = {image.row for image, _ in encoded}
         rows = [row for row in range(len(batch.index)) if row not in on_device] + [image.row for image in failed]
         batch = replace(self._read_again(batch, failed) if failed else batch, encoded=(), decoder=None).to(device)
@@ -90,7 +90,9 @@ class DeviceDecoder:
         image, *others = map(self.stream.view.batch, whole_bSS3)
         return replace(batch, image=image, second_image=others[0] if others else None)
 
-    def _decode(self, group: Sequence[tuple[EncodedImage, Tensor]], whole_bSS3: Sequence[Tensor]) -> list[EncodedImage]:
+    def _decode(
+        self, group: Sequence[tuple[EncodedImage, Tensor]], whole_bSS3: Sequence[Tensor], index_b: Tensor
+    ) -> list[EncodedImage]:
         """Decodes images into their rows. Returns those that the device cannot decode. Raises DataError."""
         device = whole_bSS3[0].device
         if device.type == "cuda":
@@ -106,7 +108,11 @@ class DeviceDecoder:
         for some in _grouped(good, lambda item: self._numbers(*item[1].shape[1:]), _NUMBERS):
             rows = torch.tensor([image.row for image, _ in some], device=device)
             for whole in whole_bSS3:
-                whole.index_copy_(0, rows, resize_crops([crop for _, crop in some], whole.shape[1], self.interpolation))
+                found_nSS3 = resize_crops([crop for _, crop in some], whole.shape[1], self.interpolation)
+                for (image, _), row_SS3 in zip(some, found_nSS3, strict=True):
+                    seed = self.stream.augment_seed(image.position, int(index_b[image.row]), image.number)
+                    self.stream.view.augment(seed, row_SS3, on_device=True)
+                whole.index_copy_(0, rows, found_nSS3)
         return failed
 
     def _numbers(self, height: int, width: int) -> int:
@@ -127,9 +133,9 @@ class DeviceDecoder:
             captions += drawn.captions
             targets.append(drawn.targets)
         images = [torch.cat(pair) for pair in zip(batch.images, map(stream.view.batch, pixels_nSS3), strict=True)]
-        read = stream.tokenizer(captions)
+        read = stream.tokens([image.position for image in failed], captions)
         tokens = read[:, : batch.tokens.shape[1]]  # none of a batch without texts
-        each, digests = batch.texts_per_sample, stream.captions.digests(read)
+        each, digests = batch.texts_per_sample, stream.digests(captions, read)
         texts = (each * rows[:, None] + torch.arange(each)).flatten()
         second = None
         if stream.second is not None and batch.second_tokens is not None:
@@ -203,7 +209,7 @@ def _decode_halves(files: Sequence[Tensor], device: torch.device, errors: list[R
 
 def _decode(files: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     # torchvision announces that torchcodec replaces it; torchcodec would be a further dependency.
-    from torchvision.io import ImageReadMode, decode_jpeg  # type: ignore[import-untyped]
+    from torchvision.io import ImageReadMode, decode_jpeg
 
     decoded: list[Tensor] = decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
     return decoded

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.transform import Box, Crop, box_of, plain_jpeg
+from clipx.data.transform import RATIO, Box, Crop, box_of, plain_jpeg
 
 LARGEST = 2**24
 """Pixels of the largest image that the device decodes: 50 MB. libjpeg-turbo shrinks a larger one while decoding."""
@@ -37,14 +37,16 @@ class Place(NamedTuple):
     row: int
     position: int  # in the stream
     bad: int  # samples at this position that were bad before this one
+    number: int  # of its stored crop
 
 
 class EncodedImage(NamedTuple):
-    """Row of EncodedImages.table_m10: place of the sample, bytes of the file, size and crop of the image."""
+    """Row of EncodedImages.table_m11: place of the sample, bytes of the file, size and crop of the image."""
 
     row: int
     position: int
     bad: int
+    number: int
     stop: int  # end of the file in the data
     width: int
     height: int
@@ -59,7 +61,7 @@ class EncodedImages:
     """JPEG files of a part of a batch that the device decodes, one after the other in `data_N`, uint8."""
 
     data_N: Tensor
-    table_m10: Tensor  # int64
+    table_m11: Tensor  # int64
 
     @classmethod
     def of(cls, crops: Sequence[tuple[Place, DeviceCrop]], shared: Callable[[Tensor], Tensor]) -> EncodedImages:
@@ -75,19 +77,21 @@ class EncodedImages:
     def __iter__(self) -> Iterator[tuple[EncodedImage, Tensor]]:
         """Yields each image with its file."""
         start = 0
-        for values in self.table_m10.tolist():
+        for values in self.table_m11.tolist():
             image = EncodedImage(*values)
             yield image, self.data_N[start : image.stop]
             start = image.stop
 
     def moved(self, first: int) -> EncodedImages:
         """Returns a copy in new memory for a part of a batch that begins at row `first`."""
-        table = self.table_m10.clone()
+        table = self.table_m11.clone()
         table[:, 0] += first
-        return replace(self, data_N=self.data_N.clone(), table_m10=table)
+        return replace(self, data_N=self.data_N.clone(), table_m11=table)
 
 
-def device_crop(encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop) -> DeviceCrop | None:
+def device_crop(
+    encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop, ratio: Sequence[float] = RATIO
+) -> DeviceCrop | None:
     """Returns the crop of an image that the device decodes: a plain, complete baseline JPEG of at most LARGEST pixels.
 
     Returns None for any other image, without a draw. The draws are those of `train_transform`. Raises BadSample for a
@@ -96,7 +100,7 @@ def device_crop(encoded: bytes, scale: Sequence[float], max_pixels: int, crop: C
     wh = plain_jpeg(encoded, min(max_pixels, LARGEST))
     if wh is None or not _is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0:
         return None
-    return DeviceCrop(encoded, wh, box_of(crop, wh, scale))
+    return DeviceCrop(encoded, wh, box_of(crop, wh, scale, ratio))
 
 
 def _is_baseline(encoded: bytes) -> bool:

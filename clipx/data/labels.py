@@ -22,6 +22,9 @@ class Labels:
     def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
         return 0, rng
 
+    def augment_seed(self, index: int, crop: int) -> None:
+        return None
+
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         return (torch.tensor(self.number(sample.label)),)
 

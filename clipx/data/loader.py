@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange, caption_digests
+from clipx.data.caption_mask import check_tagger, masked
+from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.crops import Crops
 from clipx.data.device_decoder import DeviceDecoder, warn_of_few
 from clipx.data.encoded import DeviceCrop, EncodedImages, Place
@@ -49,30 +51,34 @@ class TargetSource(Protocol):
         Returns (0, rng) if the targets do not depend on the crop: it is drawn from `rng`. Raises BadSample.
         """
 
+    def augment_seed(self, index: int, crop: int) -> str | None:
+        """Returns the seed of the augmentation of a crop that has targets.
+
+        Returns None if the targets do not depend on the crop: the augmentation is drawn by position.
+        """
+
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         """Returns the target rows of a sample and its drawn caption and crop. Raises BadSample if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptionDraw:
-    """Captions of each sample of a batch: `each` different ones, and `compared` if the objective compares them."""
+    """Captions of each sample of a batch: `each` of them, and whether the objective compares captions."""
 
     each: int = 1
     compared: bool = False
 
-    def digests(self, tokens_bL: Tensor) -> Tensor | None:
-        """Returns the digests of the captions of a batch, [b, each], if they are compared."""
-        return caption_digests(tokens_bL, self.each) if self.compared else None
-
 
 @dataclass(slots=True)
 class Drawn:
-    """Sample at a position of the stream. `crop`: that which the device decodes; None if the image was read."""
+    """Sample at a position of the stream. `crop`: that which the device decodes; None if the image was read. `number`:
+    of its stored crop."""
 
     index: int
     captions: Sequence[str]
     targets: tuple[Tensor, ...]
     crop: DeviceCrop | None
+    number: int
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
     seed: int
     second: SecondView | None = None
     targets: TargetSource | None = None
+    mask: CaptionMaskSpec | None = None  # None: the first tokens of each caption
     captions: CaptionDraw = CaptionDraw()
 
     def __getitem__(self, positions: range) -> Batch | DataError:
@@ -106,13 +113,13 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 indices.append(drawn.index)
                 targets.append(drawn.targets)
                 if drawn.crop is not None:
-                    crops.append((Place(row, position, len(bad) - known), drawn.crop))
+                    crops.append((Place(row, position, len(bad) - known, drawn.number), drawn.crop))
             pixels = len(positions) - len(crops)
             image, *others = (self.view.batch(shared_rows(rows[:pixels])) for rows in views)
             encoded = (EncodedImages.of(crops, shared_rows),) if self.view.on_device else ()
         except DataError as error:
             return error
-        tokens = self.tokenizer(captions)
+        tokens = self.tokens(positions, captions)
         return Batch(
             image=image,
             tokens=tokens,
@@ -121,7 +128,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             targets=tuple(map(torch.stack, zip(*targets, strict=True))),
             second_image=others[0] if others else None,
             second_tokens=None if self.second is None else self.second.tokenizer(captions[:: self.captions.each]),
-            captions=self.captions.digests(tokens),
+            captions=self.digests(captions, tokens),
             traffic=take_traffic(),
             encoded=encoded,
         )
@@ -129,6 +136,30 @@ class TrainBatches(Dataset["Batch | DataError"]):
     def rng(self, position: int) -> random.Random:
         """Returns the generator of the crop and the caption at a position."""
         return random.Random(f"{self.seed}/{position}")
+
+    def augment_seed(self, position: int, index: int, number: int) -> str:
+        """Returns the seed of the augmentation of sample `index`, drawn at a position, and its stored crop `number`."""
+        of_crop = None if self.targets is None else self.targets.augment_seed(index, number)
+        return of_crop or f"{self.seed}/{position}/augment"
+
+    def tokens(self, positions: Iterable[int], captions: Sequence[str]) -> Tensor:
+        """Returns the tokens of the drawn captions of the samples at these positions, sample by sample."""
+        places = itertools.product(positions, range(self.captions.each))
+        return self.tokenizer([self.shown(*place, text) for place, text in zip(places, captions, strict=True)])
+
+    def digests(self, captions: Sequence[str], tokens_bL: Tensor) -> Tensor | None:
+        """Returns the digests of the whole captions of a batch, [b, k], if they are compared. `tokens_bL`: their
+        tokens."""
+        if not self.captions.compared:
+            return None
+        return caption_digests(tokens_bL if self.mask is None else self.tokenizer(captions), self.captions.each)
+
+    def shown(self, position: int, number: int, caption: str) -> str:
+        """Returns the words that the text tower reads of the drawn caption `number` of a sample. A teacher reads the
+        whole caption."""
+        if self.mask is None:
+            return caption
+        return masked(caption, self.mask, self.tokenizer, f"{self.seed}/{position}/caption/{number}")
 
     def draw(self, position: int, index: int, bad: list[BadRecord], *outs: Tensor) -> Drawn:
         """Reads sample `index` into its row of each allocated tensor, with the draws of a position of the stream.
@@ -145,9 +176,10 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 device_crop = self.view.device_crop(sample.image, crop)
                 if device_crop is None:
                     self.view.load(sample.image, crop, *outs)
+                    self.view.augment(self.augment_seed(position, index, number), *outs)
                 captions = sample.draw_captions(rng, self.captions.each)
                 targets = () if self.targets is None else self.targets.rows(index, sample, captions[0], number)
-                return Drawn(index, captions, targets, device_crop)
+                return Drawn(index, captions, targets, device_crop, number)
             except BadSample as error:
                 if device_crop is not None:  # no targets: whether its image is bad, too, decides on the next draws
                     del bad[known:]
@@ -267,6 +299,7 @@ def train_loader(
     pin: bool,
     second: SecondView | None = None,
     targets: TargetSource | None = None,
+    mask: CaptionMaskSpec | None = None,
     packer: TextPacker | None = None,
     micro_batches: int = 1,
     part: int = PART_SAMPLES,
@@ -281,10 +314,18 @@ def train_loader(
     first batch of the stream. `pool`: processes that make the batches, in place of new ones. `captions`: how many
     captions of each sample.
     """
-    stream = TrainBatches(source, order, view, tokenizer, seed, second, targets, captions)
+    stream = TrainBatches(source, order, view, tokenizer, seed, second, targets, used_mask(mask), captions)
     packers = Packers(packer, None if second is None else second.packer, micro_batches)
     sampler = _PartSampler(samples, batch, rank, world, part, repeat)
     return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin, pool)
+
+
+def used_mask(mask: CaptionMaskSpec | None) -> CaptionMaskSpec | None:
+    """Returns None for a mask that keeps the first tokens of a caption. Loads what others need. Raises ConfigError."""
+    if mask is None or not mask.active:
+        return None
+    check_tagger(mask)
+    return mask
 
 
 # ---------------------------------------------------------------------------------------------- evaluation

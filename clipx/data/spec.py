@@ -18,6 +18,8 @@ from clipx.config import limits
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING
 from clipx.config.saved import to_dict
+from clipx.data.augment_spec import AugmentSpec, check_crops
+from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IMAGE_OPTIONS = ("crop_scale", "decode", "max_pixels", "min_side")
+VIEW_OPTIONS = ("crop_scale", "crop_ratio", "augment")
+"""Options of DataSpec of the random crops of training images."""
+_IMAGE_OPTIONS = (*VIEW_OPTIONS, "decode", "max_pixels", "min_side")
 SAMPLING_OPTIONS = (
     *("batch_size", "micro_batches", "shuffle_window", "decode", "streams"),
-    *("replacement", "repeat_batch", "weight", "captions_per_step", "sub_captions"),
+    *("replacement", "repeat_batch", "weight", "captions_per_step", "sub_captions", "caption_mask"),
 )
 """Options of DataSpec that have no effect on commands that read each sample once, on the CPU."""
 _MOST_CAPTIONS, _MOST_SENTENCES = 64, 16
@@ -107,6 +111,17 @@ class DataSpec:
     crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])
     """Range [low, high] of the area of random training crops, as a share of the image's area: 0 < low ≤ high ≤ 1."""
 
+    crop_ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
+    """Range [low, high] of the aspect ratio of random training crops, width by height, before they are resized to a
+    square: 0.01 ≤ low ≤ high ≤ 100. The default [0.75,1.3333] is that of Inception (arXiv:1409.4842)."""
+
+    augment: AugmentSpec = field(default_factory=AugmentSpec)
+    """Augmentation of training images after the crop: flips, colors, RandAugment, erasing. Off by default; evaluation
+    is never augmented."""
+
+    caption_mask: CaptionMaskSpec = field(default_factory=CaptionMaskSpec)
+    """Selection of the words of training captions that are too long, or always of a share of the words."""
+
     decode: Decoder = Decoder.cpu
     """Decoder of training images. cpu: the loader processes. gpu: nvJPEG decodes baseline JPEGs on the CUDA device,
     which also resizes their crops; the loader processes decode all other images. Crops and captions are the same, the
@@ -182,11 +197,7 @@ class DataSpec:
                 f"data.streams={self.streams} must be at least 1 and divide data.batch_size={self.batch_size}: use "
                 f"{nearest_divisors(self.batch_size, max(1, self.streams))}",
             )
-        low, high = (*self.crop_scale, 0, 0)[:2]
-        require(
-            len(self.crop_scale) == 2 and 0 < low <= high <= 1,
-            f"data.crop_scale={self.crop_scale} must be [low, high] with 0 < low ≤ high ≤ 1, e.g. [0.9,1.0]",
-        )
+        check_crops(self.crop_scale, self.crop_ratio)
         require(
             1 <= self.max_pixels <= MAX_PIXELS,
             f"data.max_pixels={self.max_pixels} must be in [1, {MAX_PIXELS}]: 89000000 is the default",
@@ -246,6 +257,11 @@ class DataSpec:
         """Yields (key, value) of the options that are set and have an effect on images only."""
         return self.set_options(_IMAGE_OPTIONS)
 
+    def view_options(self) -> dict[str, Any]:
+        """Returns the options of random crops and their augmentation: the area, and all others that are set, by key."""
+        area = [float(share) for share in self.crop_scale]
+        return {**dict(non_default_values(self, VIEW_OPTIONS)), "crop_scale": area}
+
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """Returns the order in which the opened training source is read."""
         from clipx.data.order import Order, WeightedOrder
@@ -299,11 +315,22 @@ def training_order(data: DataSpec, dataset: Dataset, seed: int, ranks: int, stre
 
 
 def non_default_values(data: DataSpec, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yields (key, value) of those `keys` whose value differs from the default."""
+    """Yields (key, value) of those `keys` whose value differs from the default; of a nested spec, the keys inside."""
     for f in dataclasses.fields(data):
-        default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        if f.name in keys and (value := getattr(data, f.name)) != default:
-            yield f.name, value
+        if f.name in keys:
+            yield from _changes(f.name, getattr(data, f.name), _default(f))
+
+
+def _changes(key: str, value: Any, default: Any) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(value):
+        for f in dataclasses.fields(value):
+            yield from _changes(f"{key}.{f.name}", getattr(value, f.name), getattr(default, f.name))
+    elif value != default:
+        yield key, value
+
+
+def _default(f: dataclasses.Field[Any]) -> Any:
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def check_effect(data: DataSpec | None, keys: Sequence[str], result: str) -> None:

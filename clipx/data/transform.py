@@ -36,7 +36,9 @@ Box = tuple[int, int, int, int]
 Crop = random.Random | Box
 """A box of the upright image, or the generator from which one is drawn."""
 
-_RATIO = (3 / 4, 4 / 3)
+RATIO = (3 / 4, 4 / 3)
+"""Default range of the aspect ratio of random crops (arXiv:1409.4842)."""
+
 _SEGMENT = struct.Struct(">BBH")  # header of a JPEG segment: 0xFF, its kind, and its length without these two bytes
 _APP1, _SCAN = 0xE1, 0xDA
 _UPRIGHT = {  # EXIF orientation -> transposition to upright
@@ -114,9 +116,9 @@ def train_transform(
     crop: Crop,
     *outs_SS3: torch.Tensor,
     interpolation: Interpolation = Interpolation.bicubic,
+    ratio: Sequence[float] = RATIO,
 ) -> Box:
-    """Resizes a crop into `outs_SS3` and returns its box. A random one has area share `scale` and aspect ratio 3/4 to
-    4/3 (arXiv:1409.4842).
+    """Resizes a crop into `outs_SS3` and returns its box. A random one has area share `scale` and aspect ratio `ratio`.
 
     All outputs get the same crop, each at its size; the image is decoded once, for the largest. The outputs are
     contiguous uint8 views of a batch, which saves a copy. Raises BadSample as `decode` does, and for a box that is not
@@ -125,20 +127,20 @@ def train_transform(
     wh = plain_jpeg(encoded, max_pixels)
     if wh is None:
         image = decode(encoded, max_pixels)
-        pixels, box = np.array(image), box_of(crop, image.size, scale)
+        pixels, box = np.array(image), box_of(crop, image.size, scale, ratio)
         scaled = box
     else:
-        box = box_of(crop, wh, scale)
+        box = box_of(crop, wh, scale, ratio)
         pixels, scaled = decode_shrunk(encoded, wh, box, max(map(len, outs_SS3)))
     for out_SS3 in outs_SS3:
         resize(pixels, scaled, out_SS3, interpolation)
     return box
 
 
-def box_of(crop: Crop, wh: tuple[int, int], scale: Sequence[float]) -> Box:
+def box_of(crop: Crop, wh: tuple[int, int], scale: Sequence[float], ratio: Sequence[float] = RATIO) -> Box:
     """Returns the box of a crop of an image, drawn if it is not given. Raises BadSample if it is not inside."""
     if isinstance(crop, random.Random):
-        return random_box(wh, scale, crop)
+        return random_box(wh, scale, crop, ratio)
     left, top, right, bottom = crop
     if not (0 <= left < right <= wh[0] and 0 <= top < bottom <= wh[1]):
         raise BadSample(f"image has {wh[0]}x{wh[1]} pixels, its stored crop is {left},{top} to {right},{bottom}")
@@ -208,17 +210,17 @@ _RESIZE = {
 }
 
 
-def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random) -> Box:
+def random_box(wh: tuple[int, int], scale: Sequence[float], rng: random.Random, ratios: Sequence[float] = RATIO) -> Box:
     """Draws a box with the distribution of torchvision's RandomResizedCrop."""
     width, height = wh
     for _ in range(10):
         area = width * height * rng.uniform(scale[0], scale[1])
-        ratio = math.exp(rng.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
+        ratio = math.exp(rng.uniform(math.log(ratios[0]), math.log(ratios[1])))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
             break
     else:  # the image is too long or too tall: the largest centred box of an allowed ratio
-        ratio = min(max(width / height, _RATIO[0]), _RATIO[1])
+        ratio = min(max(width / height, ratios[0]), ratios[1])
         w, h = min(width, round(height * ratio)), min(height, round(width / ratio))
         left, top = (width - w) // 2, (height - h) // 2
         return left, top, left + w, top + h

@@ -8,6 +8,7 @@ Shape suffixes: n samples, S side of an image in pixels, F stored features of a 
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,12 +20,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from clipx.data.augment_spec import AugmentSpec
 from clipx.data.encoded import DeviceCrop, device_crop
 from clipx.data.image_format import NPY
 from clipx.data.shared_memory import copy_to_shared
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, Decoder, check_takes_features
-from clipx.data.transform import Box, Crop, decode, eval_transform, train_transform
+from clipx.data.transform import RATIO, Box, Crop, decode, eval_transform, train_transform
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation
 
 
@@ -54,6 +56,12 @@ class View(Protocol):
         Returns the box of the crop; None for a view without crops.
         """
 
+    def augment(self, seed: str, *outs: Tensor, on_device: bool = False) -> None:
+        """Changes a training sample in its row of each tensor, by the draws of a generator of this seed.
+
+        `on_device`: by tensor operations. No operation for a view without augmentation.
+        """
+
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         """Returns the row of an evaluation sample. Raises BadSample."""
 
@@ -75,7 +83,15 @@ def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> V
     if image.features is None:
         on_device = data.decode == Decoder.gpu
         return ImageView(
-            size or image.size, data.crop_scale, data.max_pixels, image.stretch, image.interpolation, on_device
+            size or image.size,
+            data.crop_scale,
+            data.max_pixels,
+            image.stretch,
+            image.interpolation,
+            on_device,
+            tuple(data.crop_ratio),
+            data.augment if data.augment.active else None,
+            tuple(min(255, max(0, round(255 * mean))) for mean in image.mean),
         )
     check_takes_features(data)
     return FeatureView(image.features)
@@ -95,6 +111,9 @@ class ImageView:
     stretch: bool = False  # model.image.stretch; evaluation only
     interpolation: Interpolation = Interpolation.bicubic
     on_device: bool = False  # training only
+    crop_ratio: Sequence[float] = RATIO
+    augmentation: AugmentSpec | None = None  # training only
+    fill: Sequence[int] = (123, 117, 104)  # colour of pixels without content after augmentation
 
     def sizes(self, second_size: int | None) -> list[int]:
         """Returns the sides of the images of a batch: a second view of the same size has the same images."""
@@ -104,10 +123,29 @@ class ImageView:
         return [empty_rows((samples, size, size, 3), torch.uint8) for size in self.sizes(second_size)]
 
     def device_crop(self, encoded: bytes, crop: Crop) -> DeviceCrop | None:
-        return device_crop(encoded, self.crop_scale, self.max_pixels, crop) if self.on_device else None
+        if not self.on_device:
+            return None
+        return device_crop(encoded, self.crop_scale, self.max_pixels, crop, self.crop_ratio)
 
     def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box:
-        return train_transform(encoded, self.crop_scale, self.max_pixels, crop, *outs, interpolation=self.interpolation)
+        return train_transform(
+            encoded,
+            self.crop_scale,
+            self.max_pixels,
+            crop,
+            *outs,
+            interpolation=self.interpolation,
+            ratio=self.crop_ratio,
+        )
+
+    def augment(self, seed: str, *outs: Tensor, on_device: bool = False) -> None:
+        if self.augmentation is None:
+            return
+        from clipx.data.augment import Augmentation  # torchvision's functions take a second to import
+
+        drawn = Augmentation.draw(self.augmentation, random.Random(seed))
+        for out in outs:
+            (drawn.apply_on_device if on_device else drawn.apply)(out, self.fill)
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         image = decode(encoded, self.max_pixels)
@@ -139,6 +177,9 @@ class FeatureView:
 
     def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> None:
         outs[0].copy_(self.load_for_evaluation(encoded))
+
+    def augment(self, seed: str, *outs: Tensor, on_device: bool = False) -> None:
+        """Has no effect: stored features are not images."""
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         return torch.from_numpy(parse_features(encoded, self.width))

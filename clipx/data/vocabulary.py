@@ -18,7 +18,7 @@ from clipx.config import limits
 from clipx.config.registry import option
 from clipx.data.class_names import fill
 from clipx.data.source import BadSample
-from clipx.data.spec import Dataset, DataSpec, check_effect, open_data
+from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, check_effect, open_data
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import write_atomically
 from clipx.storage.url import check_path
@@ -32,8 +32,8 @@ SPECIAL = (PAD, END, UNKNOWN)
 
 # Options of DataSpec that do not change the captions of a data set.
 _UNUSED = (
-    *("batch_size", "micro_batches", "workers", "prefetch", "shuffle_window", "crop_scale", "decode", "max_pixels"),
-    *("replacement", "weight", "mismatched", "captions_per_step", "sub_captions"),
+    *("batch_size", "micro_batches", "workers", "prefetch", "shuffle_window", *VIEW_OPTIONS, "decode", "max_pixels"),
+    *("replacement", "weight", "mismatched", "captions_per_step", "sub_captions", "caption_mask"),
 )
 
 

@@ -9,7 +9,7 @@ from clipx.config import limits
 from clipx.config.duration import check_cadence
 from clipx.config.names import check_metric_part
 from clipx.config.registry import MISSING
-from clipx.data.spec import Dataset, DataSpec, non_default_values
+from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, non_default_values
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Options of DataSpec for the sampling and augmentation of training data.
 _TRAINING_OPTIONS = (
-    *("batch_size", "micro_batches", "shuffle_window", "crop_scale", "replacement", "weight"),
-    *("min_caption_chars", "min_side", "mismatched", "repeat_batch", "decode"),
+    *("batch_size", "micro_batches", "shuffle_window", *VIEW_OPTIONS, "replacement", "weight"),
+    *("min_caption_chars", "min_side", "mismatched", "repeat_batch", "decode", "caption_mask"),
 )
 
 

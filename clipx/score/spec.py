@@ -9,7 +9,7 @@ from typing import Any
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
-from clipx.data.spec import SAMPLING_OPTIONS, DataSpec, check_effect
+from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx.precision.spec import PrecisionSpec
@@ -126,7 +126,7 @@ class ScoreSpec:
         require(0 <= self.near_bits <= _MOST_BITS, f"near_bits={self.near_bits} must be in [0, {_MOST_BITS}]")
         limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
-        check_effect(self.data, (*SAMPLING_OPTIONS, "crop_scale"), "scores")
+        check_effect(self.data, (*SAMPLING_OPTIONS, *VIEW_OPTIONS), "scores")
 
     def _check_effects(self) -> None:
         """Raises ConfigError for a missing option of a score, and for an option of a score that is not computed."""

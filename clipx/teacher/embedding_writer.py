@@ -95,7 +95,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         **({"features": str(spec.features)} if spec.format == "webdataset" else {}),
         **({"min_caption_chars": data.min_caption_chars, "min_side": data.min_side} if spec.split == "train" else {}),
         **({"mismatched": [data.mismatched, seed]} if data.mismatched else {}),
-        **_views(writer.crops, data.crop_scale),
+        **_views(writer.crops, data),
     }
     comm.require_equal(embeddings=plan)
     with locked(store, comm):
@@ -106,11 +106,14 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))
 
 
-def _views(crops: Crops | None, crop_scale: Sequence[float]) -> dict[str, Any]:
+def _views(crops: Crops | None, data: DataSpec) -> dict[str, Any]:
     """Returns the part of the plan about the views."""
     if crops is None:
         return {}
-    return {"views": crops.count, "views_seed": crops.seed, "crop_scale": [float(share) for share in crop_scale]}
+    options = data.view_options()
+    area = options.pop("crop_scale")
+    plan = {"views": crops.count, "views_seed": crops.seed, "crop_scale": area}
+    return {**plan, "view_options": options} if options else plan
 
 
 def _source(dataset: Dataset, split: str, data: DataSpec) -> Source:
@@ -145,7 +148,8 @@ def _finish(
         highlight=False,
     )
     if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
-        crops = f" data.crop_scale=[{','.join(map(str, plan['crop_scale']))}]" if in_views else ""
+        options = {"crop_scale": plan["crop_scale"], **plan.get("view_options", {})} if in_views else {}
+        crops = "".join(f" data.{key}={str(value).replace(' ', '')}" for key, value in options.items())
         line = f"distill from them: objective=distillation teacher.embeddings={store.out}{crops}"
         console.print(line, highlight=False, soft_wrap=True)
     if plan["format"] == "webdataset":

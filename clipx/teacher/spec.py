@@ -9,7 +9,7 @@ similarities for an objective with `teacher_logits` False. Of several stored tea
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -190,11 +190,11 @@ class TeacherSpec:
 
         return Teacher.build(self, comm, precision, self.micro_batches or micro_batches, logits)
 
-    def open(self, train: Source, crop_scale: Sequence[float], logits: bool) -> StoredTeachers | None:
+    def open(self, train: Source, options: Mapping[str, Any], logits: bool) -> StoredTeachers | None:
         """Opens the stored embeddings of the training samples. Returns None if there are none.
 
         Args:
-            crop_scale: data.crop_scale of the run, which stored views must have.
+            options: options of crops and augmentation of the run, which stored views must have.
             logits: see `build`.
 
         Raises DataError if they are incomplete or of other data, and ConfigError if the temperature is unknown or the
@@ -204,7 +204,7 @@ class TeacherSpec:
             return None
         from clipx.teacher.stored import StoredTeachers
 
-        return StoredTeachers.open(self.folders, self.temperatures, train, crop_scale, logits)
+        return StoredTeachers.open(self.folders, self.temperatures, train, options, logits)
 
 
 def _text(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
+from clipx.data.crops import crop_seed
 from clipx.data.source import BadSample, Sample, Source
 from clipx.data.transform import Box, Crop
 from clipx.errors import ConfigError, DataError, require
@@ -56,6 +57,7 @@ class _Manifest:
     views: _Count = 0
     views_seed: int = 0
     crop_scale: list[FiniteFloat] = field(default_factory=list)
+    view_options: dict[str, int | FiniteFloat | list[FiniteFloat]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,14 @@ class StoredTeachers:
         folders: Sequence[str],
         temperatures: Sequence[float | None],
         train: Source,
-        crop_scale: Sequence[float],
+        options: Mapping[str, Any],
         logits: bool = True,
     ) -> StoredTeachers:
         """Opens the embeddings of the training source `train`.
 
         Args:
             temperatures: temperature of each teacher; None: the stored one.
-            crop_scale: data.crop_scale of the run.
+            options: options of crops and augmentation of the run, see DataSpec.view_options.
             logits: whether the products of the embeddings are logits. False: similarities, without a temperature.
 
         Raises DataError if they are incomplete or of other data, and ConfigError if a temperature is unknown or if
@@ -97,11 +99,7 @@ class StoredTeachers:
                 f"teacher.embeddings={folder} has {teacher.views}, but {folders[0]} has {first}: the teachers of an "
                 "ensemble need the same crops; write one of them again",
             )
-        require(
-            not first.count or list(first.crop_scale) == list(crop_scale),
-            f"data.crop_scale={list(crop_scale)} has no effect on teacher.embeddings={folders[0]}, whose crops are "
-            f"stored: give data.crop_scale={list(first.crop_scale)}, with which they were drawn",
-        )
+        first.check_options(f"teacher.embeddings={folders[0]}", options)
         return cls(teachers)
 
     @property
@@ -109,6 +107,7 @@ class StoredTeachers:
         """Digest of the weights of all teachers and of the views."""
         views = self.teachers[0].views
         suffix = f"-{views.count}-views-of-seed-{views.seed}" if views.count else ""
+        suffix += "".join(f"-{key}={value}" for key, value in views.changes())
         return "+".join(teacher.digest for teacher in self.teachers) + suffix
 
     @property
@@ -126,6 +125,10 @@ class StoredTeachers:
             raise BadSample("teacher.embeddings of the ensemble have different crops: write one of them again")
         return view, boxes[0]
 
+    def augment_seed(self, index: int, crop: int) -> str | None:
+        views = self.teachers[0].views
+        return crop_seed(views.seed, index, crop) if views.count else None
+
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         """Returns (α·image_T, text_T) of each teacher. Raises BadSample if it lacks the sample or the caption."""
         return tuple(row for teacher in self.teachers for row in teacher.rows(index, caption, crop))
@@ -137,12 +140,40 @@ class Views:
 
     count: int
     seed: int
-    crop_scale: tuple[float, ...]
+    options: Mapping[str, Any]
+    """Options with which they were drawn, see DataSpec.view_options."""
+
+    def changes(self) -> list[tuple[str, Any]]:
+        """Returns (key, value) of the options that are set, without crop_scale."""
+        return sorted((key, value) for key, value in self.options.items() if key != "crop_scale")
+
+    def check_options(self, named: str, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError if the options of a run are not those of the views. `named`: the key of the embeddings.
+
+        Without views a run may draw any crops, and no augmentation.
+        """
+        for key in sorted({*self.options, *options} if self.count else options):
+            value, stored = options.get(key), self.options.get(key)
+            if not self.count:
+                require(
+                    not key.startswith("augment."),
+                    f"data.{key}={value} changes images, and those of {named} are unchanged: remove it, or write views "
+                    "with it",
+                )
+            elif key not in options:
+                raise ConfigError(f"{named} has views with data.{key}={stored}: give it")
+            else:
+                fix = f"give data.{key}={stored}, with which" if key in self.options else "remove it, as"
+                require(
+                    value == stored,
+                    f"data.{key}={value} has no effect on {named}, whose crops are stored: {fix} they were drawn",
+                )
 
     def __str__(self) -> str:
         if not self.count:
             return "no views"
-        return f"{self.count} views of seed {self.seed} and crop_scale={list(self.crop_scale)}"
+        options = "".join(f", {key}={value}" for key, value in self.changes())
+        return f"{self.count} views of seed {self.seed} and crop_scale={list(self.options['crop_scale'])}{options}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +214,8 @@ class StoredEmbeddings:
                 f"{named} has no temperature (the model was trained without a single one, or saved without it): give "
                 "teacher.temperature, e.g. 0.01"
             )
-        views = Views(manifest.views, manifest.views_seed, tuple(manifest.crop_scale))
+        options = {"crop_scale": manifest.crop_scale, **manifest.view_options} if manifest.views else {}
+        views = Views(manifest.views, manifest.views_seed, options)
         description = f"{folder}, {manifest.samples:,} samples, {manifest.dtype}, width {manifest.width}"
         description += f", {views}" if views.count else ""
         stored = cls(

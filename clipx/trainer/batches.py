@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from clipx.data.batch import Batch
+from clipx.data.caption_mask import check_tagger
 from clipx.data.device_decoder import check_device_decoding
 from clipx.data.loader import CaptionDraw, check_workers, parts_of, parts_ready, train_loader
 from clipx.data.loader_pool import LoaderPool
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 
 def check_loading(data: DataSpec, comm: Comm) -> None:
-    """Raises ConfigError if this rank cannot have as many loader processes, or its device does not decode images."""
+    """Raises ConfigError if this rank cannot have as many loader processes, its device does not decode images, or a
+    package is missing."""
     check_workers(data.workers, comm)
+    check_tagger(data.caption_mask)
     if data.decode == Decoder.gpu:
         check_device_decoding(comm.device)
 
@@ -68,6 +71,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
             pin=comm.device.type == "cuda",
             second=None if learner.teacher is None else learner.teacher.view,
             targets=trainer.stored or learner.objective.target_source,
+            mask=spec.data.caption_mask,
             packer=learner.model.packer if spec.objective.reads_text else None,
             micro_batches=spec.data.micro_batches,
             repeat=spec.data.repeat_batch,

@@ -17,7 +17,7 @@ from clipx.config.duration import Duration, Length
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
 from clipx.config.registry import MISSING, option
-from clipx.data.spec import DataSpec, check_takes_features
+from clipx.data.spec import DataSpec, check_takes_features, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.escape import escaped
@@ -210,6 +210,12 @@ class RunSpec:
             f"data.mismatched={self.data.mismatched} has no effect on objective={self.objective.kind}, which reads no "
             "captions: remove it",
         )
+        for key, value in non_default_values(self.data, ("caption_mask",)):
+            require(
+                self.objective.reads_text,
+                f"data.{key}={value} has no effect on objective={self.objective.kind}, which reads no captions: remove "
+                "it",
+            )
         self.model.check_fits(self.duration, Length(0, self.data.batch_size))
         self.model.check_stretching()
         require(

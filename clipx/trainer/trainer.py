@@ -144,7 +144,7 @@ class Trainer:
             *(spec, comm, self.length, varying, classes, self._warn, self._roll_back),
             before_update=lambda: self.checkpoints.hold_updates(),
         )
-        self.stored = spec.teacher.open(self.dataset.train, spec.data.crop_scale, spec.objective.teacher_logits)
+        self.stored = spec.teacher.open(self.dataset.train, spec.data.view_options(), spec.objective.teacher_logits)
         self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
             comm.require_equal(teacher=self.teacher.digest)

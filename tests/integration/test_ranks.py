@@ -177,6 +177,18 @@ def test_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: P
     assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9)
 
 
+def test_augmented_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: Path) -> None:
+    augmented = (
+        "data.augment={flip:0.5,rand_augment:{operations:1},color_jitter:{probability:0.8},grayscale:0.2,erase:0.5}",
+        *("data.crop_ratio=[0.5,2]", "data.caption_mask={rule:random,share:0.6}", "precision=fp64"),
+    )
+    run(sys.executable, "-m", "clipx.train", *SMALL, *VIT, *augmented, f"run_dir={tmp_path}/one")
+    several = ("data.micro_batches=2", "data.workers=1", f"run_dir={tmp_path}/two")
+    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, *augmented, *several)
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-9)
+    assert losses(tmp_path / "one") != pytest.approx(losses(trained), abs=1e-4), "without augmentation"
+
+
 def test_a_run_resumes_on_another_number_of_ranks(tmp_path: Path, trained: Path) -> None:
     """Three steps on one rank, then the fourth on two: the same sample stream, the same curve."""
     run_dir = tmp_path / "elastic"

@@ -22,6 +22,18 @@ def test_a_run_with_loader_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert differences(tmp_path, *options("fastclip_v3"), "data.workers=2", steps=range(3, 5)) == []
 
 
+AUGMENTED = (
+    "data.crop_ratio=[0.5,2]",
+    "data.augment={flip:0.5,rand_augment:{operations:2},color_jitter:{probability:0.8},grayscale:0.2,erase:0.5}",
+    "data.caption_mask={rule:random,share:0.6}",
+)
+
+
+@pytest.mark.parametrize("workers", slow_except([0, 2], 2))
+def test_a_run_with_augmentation_resumes_bit_for_bit(tmp_path: Path, workers: int) -> None:
+    assert differences(tmp_path, *options("infonce"), *AUGMENTED, f"data.workers={workers}", steps=range(2, 4)) == []
+
+
 @pytest.mark.parametrize(
     "objective", slow_except(["fastclip_v3", "infonce", "isogclr", "neuclip", "captions"], "fastclip_v3")
 )

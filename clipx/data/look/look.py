@@ -18,7 +18,7 @@ from clipx.escape import print_stderr
 from clipx.storage.local import ensure_folder, write_atomically
 
 with imports():
-    from clipx.data.loader import TrainBatches
+    from clipx.data.loader import TrainBatches, used_mask
     from clipx.data.look import page, pictures
     from clipx.data.look.findings import Finding, findings, percent
     from clipx.data.look.measure import measure
@@ -55,7 +55,8 @@ def build(spec: LookSpec, dataset: Dataset) -> Content:
     data = spec.data
     order = training_order(data, dataset, spec.seed, ranks=1)
     tokenizer = spec.model.text.build_tokenizer()
-    stream = TrainBatches(dataset.train, order, view_of(spec.model.image, data), tokenizer, spec.seed)
+    view, mask = view_of(spec.model.image, data), used_mask(data.caption_mask)
+    stream = TrainBatches(dataset.train, order, view, tokenizer, spec.seed, mask=mask)
     positions = range(min(spec.samples, order.samples))
     places = _places(stream, positions)
     captions = Captions(tokenizer)

@@ -101,8 +101,9 @@ def contact_sheet(stream: TrainBatches, captions: Captions, positions: range) ->
             drawn = stream.draw(position, first, bad, rows[0])
         except DataError as error:
             return tiles, str(error)
+        caption = stream.shown(position, 0, drawn.captions[0])
         remark = f"in place of {bad[0].key}: {bad[0].reason}" if bad else ""
-        tiles.append(Tile(_shown(rows[0]), stream.source.key(drawn.index), captions(drawn.captions[0]), remark))
+        tiles.append(Tile(_shown(rows[0]), stream.source.key(drawn.index), captions(caption), remark))
     return tiles, ""
 
 
@@ -115,8 +116,9 @@ def draws(
         number = len(stream.source.read(index).captions)
         tiles = []
         for epoch in range(_DRAWS):
-            drawn = stream.draw(position + epoch * stream.order.samples, index, [], rows[0])
-            tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(drawn.captions[0])))
+            place = position + epoch * stream.order.samples
+            caption = stream.shown(place, 0, stream.draw(place, index, [], rows[0]).captions[0])
+            tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(caption)))
         yield Draws(thumbnail(stream.source, index, max_pixels), number, tiles)
 
 

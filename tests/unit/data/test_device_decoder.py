@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from helpers.samples import Numbers, encode, picture
 from torch import Tensor
 
 from clipx.data import device_decoder
+from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec
 from clipx.data.batch import Batch, mapped
+from clipx.data.caption_mask_spec import CaptionMaskSpec, CaptionRule
 from clipx.data.device_decoder import check_device_decoding, decode_jpegs, resize_crops
 from clipx.data.encoded import LARGEST, device_crop
 from clipx.data.loader import CaptionDraw, SecondView, train_loader
@@ -92,13 +94,16 @@ class Targets:
         crop = rng.randrange(2)
         return crop, ((3, 2, 30, 29), (0, 1, 38, 30 if index % 7 else 999))[crop]  # one of them is not in the image
 
+    def augment_seed(self, index: int, crop: int) -> str | None:
+        return f"{index}/{crop}" if self.stored else None
+
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         if index in (20, 21):
             raise BadSample("no target")
         return torch.tensor(index), torch.full((3,), len(caption) / 7 + crop)
 
 
-def loaded(on_device: bool, **options: Any) -> list[Batch]:
+def loaded(on_device: bool, augment: AugmentSpec | None = None, **options: Any) -> list[Batch]:
     """Returns the batches on the CPU of two epochs, with a second view, targets and packed texts."""
     order = Order(SOURCE.sizes, seed=3, window=30)
     settings: dict[str, Any] = {
@@ -116,7 +121,8 @@ def loaded(on_device: bool, **options: Any) -> list[Batch]:
         "targets": Targets(),
         **options,
     }
-    view = ImageView(SIDE, [0.3, 1.0], 10**6, on_device=on_device)
+    view = ImageView(SIDE, [0.3, 1.0], 10**6, on_device=on_device, augmentation=augment)
+    view = view if augment is None else replace(view, crop_ratio=(0.5, 2.0))
     return list(DevicePrefetcher(train_loader(SOURCE, order, view, TOKENIZER, **settings), CPU))
 
 
@@ -188,6 +194,23 @@ def test_a_later_start_and_ranks_give_the_same_batches(on_device: list[Batch]) -
 ])  # fmt: skip
 def test_batches_with_other_views_and_targets(changed: dict[str, Any]) -> None:
     assert_same_samples(loaded(True, **changed), loaded(False, **changed))
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_images_on_the_device_have_the_augmentation_of_the_cpu(stored: bool) -> None:
+    """Without hue, which is 8 bits in Pillow. `stored`: drawn by the stored crop instead of the position."""
+    spec = AugmentSpec(
+        flip=0.5, grayscale=0.3, erase=0.5, color_jitter=ColorJitterSpec(probability=0.8, hue=0),
+    )  # fmt: skip
+    options = {"augment": spec, "targets": Targets(stored), "mask": CaptionMaskSpec(tokens=1, rule=CaptionRule.random)}
+    found = loaded(True, **options)
+    plain = loaded(True, **{**options, "augment": replace(spec, flip=0, grayscale=0, color_jitter=ColorJitterSpec())})
+    assert_same_samples(found, loaded(False, **options))
+    different = [not torch.equal(*pair) for one, other in zip(found, plain, strict=True)
+                 for pair in zip(one.image, other.image, strict=True)]  # fmt: skip
+    assert sum(different) > 0.8 * len(different), "erased only"
+    for one, other in zip(found, loaded(True, part=7, workers=1, **options), strict=True):
+        assert all(map(torch.equal, one.images, other.images))
 
 
 def test_a_batch_without_texts_has_the_same_images(on_cpu: list[Batch]) -> None:

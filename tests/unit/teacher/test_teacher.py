@@ -237,7 +237,7 @@ def test_the_reference_of_drrho_clip_is_live_or_stored(trained: Path, tmp_path: 
 def test_the_targets_of_drrho_clip_are_similarities(stored: Path, trained: Path) -> None:
     """The embeddings have unit norm: they are not multiplied by the inverse temperature of the teacher."""
     train = compose(*SMALL, *DATA).data.open().train
-    found = StoredTeachers.open([str(stored)], [None], train, [0.9, 1.0], logits=False)
+    found = StoredTeachers.open([str(stored)], [None], train, {"crop_scale": [0.9, 1.0]}, logits=False)
     sample = train.read(0)
     image, text = found.rows(0, sample, sample.captions[0])
     assert image.norm().item() == pytest.approx(1, abs=1e-3) and text.norm().item() == pytest.approx(1, abs=1e-3)
@@ -274,7 +274,7 @@ def test_stored_embeddings_work_with_loader_processes_on_several_ranks(stored: P
 
 def open_stored(stored: Path, temperature: float | None = None) -> tuple[StoredTeachers, Source]:
     train = compose(*SMALL, *DATA).data.open().train
-    return StoredTeachers.open([str(stored)], [temperature], train, [0.9, 1.0]), train
+    return StoredTeachers.open([str(stored)], [temperature], train, {"crop_scale": [0.9, 1.0]}), train
 
 
 def test_a_row_belongs_to_its_sample_and_caption(stored: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.runs import SMALL, VIT, compose, losses, run, small, tensors, torchrun
 
+from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec
 from clipx.data.batch import Batch
 from clipx.data.loader import SecondView, train_loader
 from clipx.data.order import Order
@@ -71,7 +72,9 @@ def data() -> DataSpec:
 
 
 def opened(*folders: Path, scale: list[float] = SCALE) -> StoredTeachers:
-    return StoredTeachers.open([str(path) for path in folders], [None] * len(folders), data().open().train, scale)
+    return StoredTeachers.open(
+        [str(path) for path in folders], [None] * len(folders), data().open().train, {"crop_scale": scale}
+    )
 
 
 def batches(targets: StoredTeachers, second: SecondView | None = None, workers: int = 0, size: int = 48) -> list[Batch]:
@@ -288,6 +291,84 @@ def test_invalid_options_of_views_raise_an_error(overrides: list[str], message: 
 
 def test_a_list_of_one_folder_is_one_teacher(stored: dict[str, Path]) -> None:
     one = compose(*RUN, f"teacher.embeddings=[{stored['a']}]", "teacher.temperature=[0.1]").teacher
-    found = one.open(data().open().train, SCALE, logits=True)
+    found = one.open(data().open().train, {"crop_scale": SCALE}, logits=True)
     assert found is not None and found.teachers[0].scale == 10
     assert len(batches(found)[0].targets) == 2
+
+
+# ------------------------------------------------------------------------------------------------------ augmentation
+
+AUGMENTED = (
+    "data.crop_ratio=[1,1]",
+    *("data.augment.flip=0.5", "data.augment.erase=0.5", "data.augment.color_jitter.probability=1"),
+)
+AUGMENT = AugmentSpec(flip=0.5, erase=0.5, color_jitter=ColorJitterSpec(probability=1))
+
+
+@pytest.fixture(scope="module")
+def augmented(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return embedded(trained["a"], tmp_path_factory.mktemp("augmented") / "a", *AUGMENTED)
+
+
+def of_run(*overrides: str) -> dict[str, object]:
+    return compose(*SMALL, *DATA, *overrides).data.view_options()
+
+
+def test_stored_views_equal_the_live_teacher_on_the_same_augmentation(
+    trained: dict[str, Path], augmented: Path
+) -> None:
+    """The augmentation of a view is drawn again in training, from the seed, the sample and the number of the view."""
+    teacher = Teacher.build(TeacherSpec(weights=str(trained["a"])), ONE, FP32, 1)
+    train = data().open().train
+    targets = StoredTeachers.open([str(augmented)], [None], train, of_run(*AUGMENTED))
+    view = ImageView(48, SCALE, 10**6, crop_ratio=[1.0, 1.0], augmentation=AUGMENT)
+    tokenizer = compose(*RUN, "teacher.weights=x").model.text.build_tokenizer()
+    loader = train_loader(
+        train, Order(train.sizes, 0, 100), view, tokenizer, seed=0, samples=range(2 * SAMPLES), batch=48, rank=0,
+        world=1, workers=0, prefetch=1, pin=False, second=teacher.view, targets=targets,
+    )  # fmt: skip
+    for batch in loader:
+        image, _, live_image, _ = teacher(batch).targets
+        torch.testing.assert_close(image / teacher.scale, live_image / teacher.scale, rtol=0, atol=1e-6)
+
+
+def test_a_run_on_augmented_views_needs_their_options(augmented: Path, stored: dict[str, Path], tmp_path: Path) -> None:
+    options = (*RUN, *AUGMENTED, f"teacher.embeddings={augmented}", f"run_dir={tmp_path}/run", "name=run")
+    trainer = Trainer(compose(*options, "duration=2st"))
+    trainer.fit()
+    assert "data.augment" not in str(trainer.notes) and trainer.stored is not None
+    assert trainer.stored.digest.endswith("-augment.erase=0.5-augment.flip=0.5-crop_ratio=[1.0, 1.0]")
+    train = data().open().train
+    named = f"teacher.embeddings={augmented}"
+    for folder, overrides, message in (
+        (augmented, (), f"{named} has views with data.augment.color_jitter.probability=1.0: give it"),
+        (
+            augmented,
+            (*AUGMENTED, "data.augment.flip=1"),
+            f"data.augment.flip=1.0 has no effect on {named}, whose crops are stored: give data.augment.flip=0.5, with "
+            "which they were drawn",
+        ),
+        (
+            augmented,
+            (*AUGMENTED, "data.augment.grayscale=0.1"),
+            f"data.augment.grayscale=0.1 has no effect on {named}, whose crops are stored: remove it, as they were drawn",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            StoredTeachers.open([str(folder)], [None], train, of_run(*overrides))
+        assert str(caught.value) == message
+
+
+def test_embeddings_without_views_take_no_augmentation(trained: dict[str, Path], tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    embed(compose(f"run={trained['b']}", f"out={plain}", *DATA[:-1], config_name="embed"))
+    train = data().open().train
+    StoredTeachers.open([str(plain)], [None], train, of_run("data.crop_ratio=[1,1]"))
+    with pytest.raises(ConfigError) as caught:
+        StoredTeachers.open([str(plain)], [None], train, of_run("data.augment.flip=0.5"))
+    assert str(caught.value) == (
+        f"data.augment.flip=0.5 changes images, and those of teacher.embeddings={plain} are unchanged: remove it, or "
+        "write views with it"
+    )
+    with pytest.raises(ConfigError, match=r"^data\.augment\.flip=0\.5 has no effect on embeddings: remove it$"):
+        compose(f"run={trained['b']}", "out=x", *DATA[:-1], "data.augment.flip=0.5", config_name="embed")

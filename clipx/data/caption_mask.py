@@ -1,0 +1,133 @@
+"""Selection of the words of captions that are longer than the text tower reads (CLIPA, arXiv:2305.07017).
+
+Words are separated by white space; each character of a script without spaces between words is a word. Whole words are
+kept, as long as their tokens fit, so a text tower reads no part of a word that is not a token by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from clipx.data.caption_mask_spec import CaptionMaskSpec, CaptionRule
+from clipx.errors import ConfigError
+from clipx.model.tokenizer import Tokenizer
+
+_MOST_WORDS = 1000  # read of a caption: a text of a web page may have megabytes
+_TAGGED = 20  # characters of a word that are tagged: the time is quadratic in them
+_KINDS = (("NN", "NP"), ("AJ",), ("V",))  # tags of nouns, adjectives and verbs begin with these: CLAWS 5
+_WORD = regex.compile(
+    r"\s*(?:[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]\p{M}*"
+    r"|[^\s\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]+)"
+)
+"""A word with the white space before it."""
+
+
+def masked(caption: str, spec: CaptionMaskSpec, tokenizer: Tokenizer, seed: str) -> str:
+    """Returns the words of a caption that `spec` keeps. `seed`: of the draws.
+
+    A caption is returned unchanged if all of its tokens are kept.
+    """
+    special, found = len(tokenizer.encode("")), len(tokenizer.encode(caption))
+    budget = _budget(spec, found - special, tokenizer.context_length - special)
+    if found - special <= budget:
+        return caption
+    words = [match[0] for match in _first(_WORD.finditer(caption), _MOST_WORDS)]
+    counts = [len(tokenizer.encode(word.strip())) - special for word in words]
+    kept = sorted(_kept(spec.rule, words, counts, budget, random.Random(seed)))
+    return "".join(words[place] for place in kept).strip()
+
+
+def _first(items: Iterable[Any], most: int) -> Iterable[Any]:
+    return (item for _, item in zip(range(most), items, strict=False))
+
+
+def _budget(spec: CaptionMaskSpec, tokens: int, context: int) -> int:
+    """Returns the number of tokens that are kept of a caption with so many."""
+    share = max(1, math.ceil(spec.share * tokens))
+    return min(context, share, context if spec.tokens is None else spec.tokens)
+
+
+def _kept(rule: CaptionRule, words: Sequence[str], counts: Sequence[int], budget: int, rng: random.Random) -> list[int]:
+    """Returns the places of the words that are kept: as many as fit, and at least one."""
+    places = list(range(len(words)))
+    if rule is CaptionRule.truncate:
+        return _leading(places, counts, budget)
+    if rule is CaptionRule.block:
+        return _leading(places[rng.randint(0, _last_start(counts, budget)) :], counts, budget)
+    if rule is CaptionRule.random:
+        rng.shuffle(places)
+    else:
+        kinds = kinds_of([word.strip() for word in words])
+        places.sort(key=lambda place: kinds[place])
+    return _fitting(places, counts, budget)
+
+
+def _leading(places: Sequence[int], counts: Sequence[int], budget: int) -> list[int]:
+    """Returns the first places before one that does not fit."""
+    sums = accumulate(counts[place] for place in places)
+    return [place for place, total in zip(places, sums, strict=True) if total <= budget] or list(places[:1])
+
+
+def _fitting(places: Sequence[int], counts: Sequence[int], budget: int) -> list[int]:
+    """Returns all places that fit beside those before them."""
+    kept: list[int] = []
+    for place in places:
+        if counts[place] <= budget:
+            kept.append(place)
+            budget -= counts[place]
+    return kept or list(places[:1])
+
+
+def _last_start(counts: Sequence[int], budget: int) -> int:
+    """Returns the first place from which on all words fit: later blocks would be shorter."""
+    total = 0
+    for place in reversed(range(len(counts))):
+        total += counts[place]
+        if total > budget:
+            return min(place + 1, len(counts) - 1)
+    return 0
+
+
+# -------------------------------------------------------------------------------------------------------------- syntax
+
+
+def kinds_of(words: Sequence[str]) -> list[int]:
+    """Returns the kind of each word of an English sentence: 0 noun, 1 adjective, 2 verb, 3 other."""
+    shown = [_bare(word)[:_TAGGED] or "." for word in words]
+    return [_kind(tag) for tag in tagger().tag_sent(shown, taglevel=0)]
+
+
+def _bare(word: str) -> str:
+    """Returns a word without the punctuation around it."""
+    return str(regex.sub(r"^[^\p{L}\p{N}]+|[^\p{L}\p{N}]+$", "", word))
+
+
+def _kind(tag: str) -> int:
+    return next((kind for kind, names in enumerate(_KINDS) if tag.startswith(names)), len(_KINDS))
+
+
+@lru_cache(maxsize=1)
+def tagger() -> Any:
+    """Returns HanTa's tagger of English words, with the model in its wheel. Raises ConfigError if it is missing."""
+    try:
+        from HanTa import HanoverTagger
+    except ImportError as error:
+        raise ConfigError(
+            "data.caption_mask.rule=syntax needs the package HanTa, which is not installed: pip install 'clipx[syntax]'"
+        ) from error
+    # The whole path: HanTa unpickles a file of this name in the working directory first.
+    return HanoverTagger.HanoverTagger(str(Path(HanoverTagger.__file__).with_name("morphmodel_en.pgz")))
+
+
+def check_tagger(spec: CaptionMaskSpec) -> None:
+    """Loads the tagger if captions need it, so that loader processes share its memory. Raises ConfigError."""
+    if spec.rule is CaptionRule.syntax:
+        tagger()

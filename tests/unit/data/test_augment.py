@@ -1,0 +1,365 @@
+"""Image augmentation: torchvision's operations and distributions, and draws that depend on the position alone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision.transforms.v2 as v2
+from helpers.runs import compose
+from helpers.samples import Numbers, picture
+from PIL import Image
+from scipy import stats
+from torch import Tensor
+
+from clipx.data.augment import OPERATIONS, Augmentation, strength_of
+from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec, RandAugmentSpec
+from clipx.data.batch import Batch
+from clipx.data.loader import SecondView, eval_loader, train_loader
+from clipx.data.order import Order
+from clipx.data.transform import random_box
+from clipx.data.views import ImageView, view_of
+from clipx.errors import ConfigError
+from clipx.model.tokenizer import Tokenizer
+
+SIDE, FILL = 48, (122, 117, 104)
+ALL = AugmentSpec(
+    flip=0.5,
+    rand_augment=RandAugmentSpec(operations=2, magnitude=12),
+    color_jitter=ColorJitterSpec(probability=0.8),
+    grayscale=0.2,
+    erase=0.5,
+)
+TORCHVISION = {  # names of operations in its RandAugment
+    "identity": "Identity",
+    "shear_x": "ShearX",
+    "shear_y": "ShearY",
+    "translate_x": "TranslateX",
+    "translate_y": "TranslateY",
+    "rotate": "Rotate",
+    "brightness": "Brightness",
+    "color": "Color",
+    "contrast": "Contrast",
+    "sharpness": "Sharpness",
+    "posterize": "Posterize",
+    "solarize": "Solarize",
+    "auto_contrast": "AutoContrast",
+    "equalize": "Equalize",
+}
+
+
+def row(seed: int = 0, side: int = SIDE) -> Tensor:
+    return torch.from_numpy(np.array(picture(side, side, seed)))
+
+
+def changed(drawn: Augmentation, pixels: Tensor, on_device: bool = False) -> Tensor:
+    out = pixels.clone()
+    (drawn.apply_on_device if on_device else drawn.apply)(out, FILL)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------- operations
+
+
+@pytest.mark.parametrize("magnitude", [0, 9, 30])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_of_rand_augment_are_those_of_torchvision(name: str, magnitude: int, sign: int) -> None:
+    assert set(OPERATIONS) == set(TORCHVISION)
+    reference = v2.RandAugment(fill=list(FILL))
+    magnitudes, signed = reference._AUGMENTATION_SPACE[TORCHVISION[name]]
+    assert OPERATIONS[name].signed == signed
+    sign = sign if signed else 1
+    found = magnitudes(31, SIDE, SIDE)
+    theirs = 0.0 if found is None else sign * float(found[magnitude])
+    drawn = Augmentation(False, [(name, sign * strength_of(name, magnitude))], None)
+    for on_device in (False, True):
+        pixels = row(3)
+        image: Any = pixels.permute(2, 0, 1).contiguous() if on_device else Image.fromarray(pixels.numpy())
+        expected = reference._apply_image_or_video_transform(
+            image, TORCHVISION[name], theirs, interpolation=reference.interpolation, fill=reference._fill
+        )
+        expected = expected.permute(1, 2, 0) if on_device else torch.from_numpy(np.array(expected))
+        difference = (changed(drawn, pixels, on_device).int() - expected.int()).abs()
+        assert difference.max() <= 1 and difference.float().mean() < 0.01, "strengths in float64 and float32"
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_color_jitter_is_that_of_torchvision(order: list[int]) -> None:
+    names, factors = ("brightness", "color", "contrast", "hue"), (1.3, 0.7, 1.2, 0.06)
+    jitter = v2.ColorJitter(0.32, 0.32, 0.32, 0.08)
+    params = {
+        "fn_idx": torch.tensor([(0, 2, 1, 3)[place] for place in order]),
+        "brightness_factor": factors[0],
+        "saturation_factor": factors[1],
+        "contrast_factor": factors[2],
+        "hue_factor": factors[3],
+    }
+    operations = [(names[place], factors[place] - (names[place] != "hue")) for place in order]
+    pixels = row(1)
+    expected = torch.from_numpy(np.array(jitter.transform(Image.fromarray(pixels.numpy()), params)))
+    assert (changed(Augmentation(False, operations, None), pixels).int() - expected.int()).abs().max() <= 1
+    onto = jitter.transform(pixels.permute(2, 0, 1), params).permute(1, 2, 0)
+    assert (changed(Augmentation(False, operations, None), pixels, True).int() - onto.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_flips_grey_and_erasing_change_exactly_their_pixels(on_device: bool) -> None:
+    pixels = row(2)
+    assert torch.equal(changed(Augmentation(True, [], None), pixels, on_device), pixels.flip(1))
+    assert torch.equal(changed(Augmentation(False, [], None), pixels, on_device), pixels)
+    grey = changed(Augmentation(False, [("grayscale", 1.0)], None), pixels, on_device)
+    assert (grey == grey[..., :1]).all()
+    luma = pixels.double() @ torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64)
+    assert (grey[..., 0] - luma).abs().max() < 1.1
+    erased = changed(Augmentation(False, [], (0.25, 0.5, 0.75, 1.0)), pixels, on_device)
+    expected = pixels.clone()
+    expected[SIDE // 2 :, SIDE // 4 : 3 * SIDE // 4] = torch.tensor(FILL, dtype=torch.uint8)
+    assert torch.equal(erased, expected)
+
+
+def test_pillow_and_tensors_differ_by_rounding() -> None:
+    """Hue is 8 bits in Pillow."""
+    drawn = [("hue", 0.05)]
+    pixels = row(4)
+    for name in OPERATIONS:
+        for sign in (1, -1):
+            one = Augmentation(False, [(name, sign * strength_of(name, 9) if OPERATIONS[name].signed else 1)], None)
+            difference = (changed(one, pixels).int() - changed(one, pixels, True).int()).abs()
+            assert difference.float().mean() < 0.2, name
+            assert difference.max() <= 1 or name in ("rotate", "shear_x", "shear_y"), name  # pixels at edges
+    hue = Augmentation(False, drawn, None)
+    difference = (changed(hue, pixels).int() - changed(hue, pixels, True).int()).abs()
+    assert difference.max() <= 12 and difference.float().mean() < 2
+
+
+# ---------------------------------------------------------------------------------------------------------- draws
+
+
+def draws(spec: AugmentSpec, count: int = 4000) -> list[Augmentation]:
+    return [Augmentation.draw(spec, random.Random(f"0/{position}/augment")) for position in range(count)]
+
+
+def test_each_change_is_made_with_its_probability() -> None:
+    found = draws(replace(ALL, rand_augment=RandAugmentSpec()))
+    shares = {
+        0.5: [drawn.flip for drawn in found],
+        0.8: [any(name == "hue" for name, _ in drawn.operations) for drawn in found],
+        0.2: [any(name == "grayscale" for name, _ in drawn.operations) for drawn in found],
+    }
+    for share, happened in shares.items():
+        assert stats.binomtest(sum(happened), len(found), share).pvalue > 0.001
+    erased = sum(drawn.erased is not None for drawn in found)
+    assert stats.binomtest(erased, len(found), 0.5).pvalue > 0.001
+    assert not any(drawn.flip or drawn.operations or drawn.erased for drawn in draws(AugmentSpec(), 50))
+    for drawn in draws(AugmentSpec(flip=1, grayscale=1, erase=1), 50):
+        assert drawn.flip and drawn.operations == [("grayscale", 1.0)] and drawn.erased is not None
+
+
+def test_factors_of_color_jitter_have_the_distribution_of_torchvision() -> None:
+    spec = AugmentSpec(color_jitter=ColorJitterSpec(probability=1, brightness=0.4, contrast=1.5, saturation=0, hue=0.1))
+    found = [dict(drawn.operations) for drawn in draws(spec)]
+    assert {tuple(sorted(one)) for one in found} == {("brightness", "contrast", "hue")}, "saturation=0 draws nothing"
+    torch.manual_seed(0)
+    reference = v2.ColorJitter(0.4, 1.5, 0, 0.1)
+    theirs = [reference.make_params([]) for _ in range(4000)]
+    for name, factor in (("brightness", "brightness_factor"), ("contrast", "contrast_factor"), ("hue", "hue_factor")):
+        ours = [one[name] + (name != "hue") for one in found]
+        assert stats.ks_2samp(ours, [one[factor] for one in theirs]).pvalue > 0.001, name
+    orders = Counter(tuple(name for name, _ in drawn.operations) for drawn in draws(spec))
+    assert len(orders) == 6 and stats.chisquare(list(orders.values())).pvalue > 0.001
+
+
+def test_rand_augment_draws_all_operations_and_both_signs() -> None:
+    found = [
+        operation for drawn in draws(AugmentSpec(rand_augment=RandAugmentSpec(operations=3)), 1500)
+        for operation in drawn.operations
+    ]  # fmt: skip
+    assert len(found) == 4500
+    counts = Counter(name for name, _ in found)
+    assert set(counts) == set(OPERATIONS) and stats.chisquare(list(counts.values())).pvalue > 0.001
+    for name, operation in OPERATIONS.items():
+        strengths = {strength for other, strength in found if other == name}
+        expected = strength_of(name, 9)
+        assert strengths == ({expected, -expected} if operation.signed else {expected})
+
+
+def test_erased_rectangles_have_the_distribution_of_torchvision() -> None:
+    torch.manual_seed(0)
+    reference, blank = v2.RandomErasing(p=1.0), torch.zeros(3, 1000, 1000)
+    theirs = [reference.make_params([blank]) for _ in range(3000)]
+    ours = [drawn.erased for drawn in draws(AugmentSpec(erase=1), 3000) if drawn.erased is not None]
+    boxes = [(box["j"], box["i"], box["j"] + box["w"], box["i"] + box["h"]) for box in theirs]
+    for edge in range(4):
+        assert stats.ks_2samp([box[edge] for box in ours], [box[edge] / 1000 for box in boxes]).pvalue > 0.001
+    areas = [(right - left) * (bottom - top) for left, top, right, bottom in ours]
+    assert min(areas) >= 0.02 and max(areas) <= 0.33
+    assert all(0 <= left < right <= 1 and 0 <= top < bottom <= 1 for left, top, right, bottom in ours)
+
+
+@pytest.mark.parametrize("ratios", [[0.5, 0.5], [1.0, 1.0], [0.4, 2.5]])
+def test_crops_have_the_aspect_ratio_of_the_option(ratios: list[float]) -> None:
+    rng = random.Random(0)
+    boxes = [random_box((4000, 4000), [0.1, 0.2], rng, ratios) for _ in range(500)]
+    found = [(right - left) / (bottom - top) for left, top, right, bottom in boxes]
+    assert ratios[0] * 0.99 <= min(found) and max(found) <= ratios[1] * 1.01
+    assert len(set(boxes)) == 500
+
+
+def test_the_default_ratio_leaves_crops_bit_for_bit_as_without_the_option() -> None:
+    spec = compose("data.crop_scale=[0.1,1]").data
+    assert spec.crop_ratio == [3 / 4, 4 / 3]
+    one, other = random.Random(1), random.Random(1)
+    assert [random_box((640, 480), spec.crop_scale, one, spec.crop_ratio) for _ in range(100)] == [
+        random_box((640, 480), spec.crop_scale, other) for _ in range(100)
+    ]
+    boxes = [random_box((640, 480), [0.1, 1.0], random.Random(f"0/{position}")) for position in (7, 8)]
+    assert boxes == [(209, 26, 569, 361), (330, 95, 572, 408)], "of the code before the option"
+
+
+# --------------------------------------------------------------------------------------------------------- batches
+
+SOURCE = Numbers([17, 40, 4], broken=frozenset({3, 40}))
+VIEW = ImageView(size=SIDE, crop_scale=[0.5, 1.0], max_pixels=10**6)
+
+
+def batches(augment: AugmentSpec | None, start: int = 0, **options: Any) -> list[Batch]:
+    settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
+    view = replace(VIEW, augmentation=augment)
+    order = Order(SOURCE.sizes, seed=3, window=30)
+    return list(train_loader(SOURCE, order, view, Tokenizer(16), samples=range(start, 96), **settings))
+
+
+def images(found: list[Batch]) -> Tensor:
+    return torch.cat([batch.image for batch in found])
+
+
+@pytest.fixture(scope="module")
+def augmented() -> Tensor:
+    return images(batches(ALL))
+
+
+def test_images_depend_on_their_position_alone(augmented: Tensor) -> None:
+    assert torch.equal(images(batches(ALL)), augmented)
+    assert torch.equal(images(batches(ALL, part=5)), augmented)
+    assert torch.equal(images(batches(ALL, start=36)), augmented[36:])
+    ranks = [batches(ALL, rank=rank, world=2) for rank in range(2)]
+    joined = [torch.cat([one.image, other.image]) for one, other in zip(*ranks, strict=True)]
+    assert torch.equal(torch.cat(joined), augmented)
+    assert not torch.equal(images(batches(ALL, seed=4)), augmented)
+
+
+def test_loader_processes_make_the_same_images(augmented: Tensor) -> None:
+    assert torch.equal(images(batches(ALL, workers=2)), augmented)
+
+
+def test_augmentation_changes_neither_crops_nor_captions() -> None:
+    plain, flipped = batches(None), batches(AugmentSpec(flip=0.5))
+    same = 0
+    for one, other in zip(plain, flipped, strict=True):
+        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.index, other.index)
+        for image, changed_one in zip(one.image, other.image, strict=True):
+            equal = torch.equal(image, changed_one)
+            same += equal
+            assert equal or torch.equal(image.flip(2), changed_one)
+    assert 24 < same < 72
+
+
+def test_a_second_view_has_the_same_changes_at_its_size() -> None:
+    spec = AugmentSpec(flip=0.5, grayscale=0.5, erase=0.5)
+    found = batches(spec, second=SecondView(2 * SIDE, Tokenizer(9)))
+    for batch in found:
+        assert batch.second_image is not None
+        small = torch.nn.functional.avg_pool2d(batch.second_image.float(), 2)
+        assert (small - batch.image.float()).abs().mean() < 8
+        grey, larger = ((image == image[:, :1]).flatten(1).float().mean(1) for image in batch.images)
+        assert (grey - larger).abs().max() < 0.03
+
+
+def test_evaluation_is_not_augmented() -> None:
+    settings = {"batch": 8, "rank": 0, "world": 1, "workers": 0, "prefetch": 1}
+    plain = list(eval_loader(SOURCE, VIEW, **settings))
+    found = list(eval_loader(SOURCE, replace(VIEW, augmentation=ALL), **settings))
+    assert all(torch.equal(one.image, other.image) for one, other in zip(plain, found, strict=True))
+
+
+def test_the_view_of_a_run_fills_with_the_mean_of_the_model() -> None:
+    spec = compose("data.augment.erase=0.25", "model.image.mean=[0.5,0,1]")
+    view = view_of(spec.model.image, spec.data)
+    assert isinstance(view, ImageView)
+    assert view.augmentation == AugmentSpec(erase=0.25) and tuple(view.fill) == (128, 0, 255)
+    plain = compose()
+    assert view_of(plain.model.image, plain.data).augmentation is None  # type: ignore[attr-defined]
+
+
+# --------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("flip=1.5",), "data.augment.flip=1.5 must be a probability in [0, 1]: 0 for never"),
+        (("flip=-1",), "data.augment.flip=-1.0 must be a probability"),
+        (("grayscale=nan",), "data.augment.grayscale=nan is not a finite number"),
+        (("erase=2",), "data.augment.erase=2.0 must be a probability"),
+        (("color_jitter.probability=2",), "data.augment.color_jitter.probability=2.0 must be a probability"),
+        (("color_jitter={probability:1,hue:0.6}",), "data.augment.color_jitter.hue=0.6 must be in [0, 0.5]"),
+        (("color_jitter={probability:1,contrast:-1}",), "data.augment.color_jitter.contrast=-1.0 must be in [0, 10]"),
+        (
+            ("color_jitter={probability:1,brightness:0,contrast:0,saturation:0,hue:0}",),
+            "data.augment.color_jitter.probability=1.0 has no effect with all strengths 0: give one, or remove it",
+        ),
+        (
+            ("color_jitter.hue=0.2",),
+            "data.augment.color_jitter={hue:0.2} has no effect with probability=0: give "
+            "data.augment.color_jitter.probability, or remove it",
+        ),
+        (
+            ("rand_augment.magnitude=12",),
+            "data.augment.rand_augment={magnitude:12} has no effect with operations=0: give "
+            "data.augment.rand_augment.operations, or remove it",
+        ),
+        (("rand_augment.operations=15",), "data.augment.rand_augment.operations=15 must be in [0, 14]"),
+        (("rand_augment={operations:2,magnitude:31}",), "data.augment.rand_augment.magnitude=31 must be in [0, 30]"),
+    ],
+    ids=str,
+)
+def test_an_invalid_option_raises_a_one_line_error(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(*(f"data.augment.{override}" for override in overrides))
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("value", ["[0.5]", "[0,1]", "[2,1]", "[0.5,1000]"])
+def test_an_invalid_ratio_raises_a_one_line_error(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"^data\.crop_ratio=\[.*\] must be \[low, high\] with 0\.01 ≤ low ≤ high"):
+        compose(f"data.crop_ratio={value}")
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("data.augment.flip=0.5", "data.augment.flip=0.5"),
+        ("data.augment.color_jitter.probability=0.5", "data.augment.color_jitter.probability=0.5"),
+        ("data.crop_ratio=[1,1]", "data.crop_ratio=[1.0, 1.0]"),
+    ],
+)
+def test_stored_features_are_not_augmented(override: str, key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose("model=stored_features", "data=csv", "data.path=a.csv", "model.image.features=8", override)
+    assert str(error.value).startswith(f"{key} has no effect on stored features")
+
+
+def test_sources_of_a_mixture_and_sets_are_not_augmented() -> None:
+    mixture = ("data=mixture", "+data@data.sources.a=shapes")
+    with pytest.raises(ConfigError, match=r"^data\.sources\.a\.augment\.flip=0\.5 has no effect on a source of a mix"):
+        compose(*mixture, "data.sources.a.augment.flip=0.5")
+    assert math.isclose(compose(*mixture, "data.augment.flip=0.5").data.augment.flip, 0.5)
+    with pytest.raises(ConfigError, match=r"\.augment\.erase=1\.0 has no effect on a set, which is evaluated"):
+        compose("+data@evaluator.retrieval.sets.a=shapes", "evaluator.retrieval.sets.a.augment.erase=1")

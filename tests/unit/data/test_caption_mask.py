@@ -1,0 +1,277 @@
+"""Words kept of a caption: the rules of open_clip's masks, budgets in tokens, and draws of the position alone."""
+
+from __future__ import annotations
+
+import functools
+import random
+import subprocess
+import sys
+import types
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip.tokenizer as theirs  # type: ignore[import-untyped]
+import pytest
+import torch
+from helpers.runs import compose
+from helpers.samples import Numbers, jpeg
+from scipy import stats
+from torch import Tensor
+
+from clipx.data.batch import Batch
+from clipx.data.caption_mask import kinds_of, masked, tagger
+from clipx.data.caption_mask_spec import CaptionMaskSpec, CaptionRule
+from clipx.data.loader import SecondView, train_loader
+from clipx.data.order import Order
+from clipx.data.source import Sample
+from clipx.data.views import ImageView
+from clipx.data.vocabulary import word_tokenizer
+from clipx.errors import ConfigError
+from clipx.model.hf_tokenizer import FileTokenizer
+from clipx.model.text_spec import Clean
+from clipx.model.tokenizer import Tokenizer
+
+# Each word is one token of CLIP's vocabulary.
+LONG = "a small brown dog jumps over the red fence while two children watch from our old wooden house"
+WORDS = LONG.split()
+CONTEXT = 8  # with start and end: 6 words
+TOKENIZER = Tokenizer(CONTEXT)
+
+
+def spec(rule: str, **options: Any) -> CaptionMaskSpec:
+    return CaptionMaskSpec(rule=CaptionRule(rule), **options)
+
+
+def ours(rule: str, count: int = 3000) -> Counter[str]:
+    return Counter(masked(LONG, spec(rule), TOKENIZER, f"0/{position}/caption") for position in range(count))
+
+
+def of_open_clip(mask: Any, count: int = 3000) -> Counter[str]:
+    """Returns the texts that a mask of open_clip keeps."""
+    tokenizer = theirs.SimpleTokenizer()
+    torch.manual_seed(0)
+    random.seed(0)
+    rows = mask([LONG] * count, CONTEXT, tokenizer.sot_token_id, tokenizer.eot_token_id, tokenizer.encode)
+    return Counter(tokenizer.decode(row[1:-1].tolist()).strip() for row in rows)
+
+
+def test_each_word_of_the_caption_is_a_token() -> None:
+    assert len(set(WORDS)) == len(WORDS)
+    assert len(TOKENIZER.encode(LONG)) == len(WORDS) + 2
+
+
+def test_blocks_are_those_of_open_clip() -> None:
+    found, expected = ours("block"), of_open_clip(theirs.simple_mask_tokenize)
+    assert found.keys() == expected.keys()
+    assert len(found) == len(WORDS) - 6 + 1
+    assert stats.chisquare(list(found.values())).pvalue > 0.001, "uniform, as theirs"
+
+
+def test_random_words_are_those_of_open_clip() -> None:
+    found, expected = ours("random"), of_open_clip(theirs.random_mask_tokenize)
+    for texts in (found, expected):
+        assert all(len(text.split()) == 6 for text in texts)
+        assert all(sorted(text.split(), key=WORDS.index) == text.split() for text in texts)
+        kept = Counter(word for text in texts.elements() for word in text.split())
+        assert kept.keys() == set(WORDS)
+        assert stats.chisquare(list(kept.values())).pvalue > 0.001, "each word is kept equally often"
+
+
+def test_syntax_is_that_of_open_clip_with_the_same_tagger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """open_clip's rule on the tags of HanTa: nltk's tagger downloads its model."""
+    penn = {0: "NN", 1: "JJ", 2: "VB", 3: "XX"}
+    nltk = types.ModuleType("nltk")
+    nltk.tokenize = types.SimpleNamespace(word_tokenize=str.split)  # type: ignore[attr-defined]
+    nltk.pos_tag = lambda words: [(w, penn[k]) for w, k in zip(words, kinds_of(words), strict=True)]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nltk", nltk)
+    monkeypatch.setattr(theirs, "_nltk_init", True)
+    stable = functools.partial(np.argsort, kind="stable")  # numpy's default sorts words of a kind in any order
+    monkeypatch.setattr(theirs, "np", types.SimpleNamespace(argsort=stable, array=np.array, take=np.take))
+    for context in (4, 6, 8, 10, 14):
+        tokenizer, reference = Tokenizer(context), theirs.SimpleTokenizer()
+        captions = [" ".join(WORDS[start:]) for start in range(3)]
+        expected = theirs.syntax_mask_tokenize(
+            captions, context, reference.sot_token_id, reference.eot_token_id, reference.encode
+        )
+        found = tokenizer([masked(caption, spec("syntax"), tokenizer, "0") for caption in captions])
+        assert torch.equal(found, expected)
+
+
+def test_syntax_keeps_nouns_then_adjectives_then_verbs() -> None:
+    kinds = dict(zip(WORDS, kinds_of(WORDS), strict=True))
+    assert [word for word, kind in kinds.items() if kind == 0] == ["dog", "fence", "children", "house"]
+    assert [word for word, kind in kinds.items() if kind == 1] == ["small", "brown", "red", "old", "wooden"]
+    assert [word for word, kind in kinds.items() if kind == 2] == ["jumps", "watch"]
+    kept = [masked(LONG, spec("syntax", tokens=count), Tokenizer(40), "0") for count in (2, 4, 6, 11, 12)]
+    assert kept == [
+        "dog fence",
+        "dog fence children house",
+        "small brown dog fence children house",
+        "small brown dog jumps red fence children watch old wooden house",
+        "a small brown dog jumps red fence children watch old wooden house",
+    ]
+
+
+def test_the_tags_of_a_caption_do_not_depend_on_earlier_ones() -> None:
+    code = f"from clipx.data.caption_mask import kinds_of; print(kinds_of({WORDS!r}))"
+    kinds_of(["fence", "wooden"] * 9)
+    kinds_of(["zzyx", "Qwrtz", "漢字", "", "—", "don't", "x" * 10_000])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(kinds_of(WORDS))
+
+
+def test_the_tagger_reads_no_model_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "morphmodel_en.pgz").write_bytes(b"not a model, which HanTa would unpickle")
+    monkeypatch.chdir(tmp_path)
+    tagger.cache_clear()
+    assert kinds_of(["dog"]) == [0]
+
+
+def test_a_missing_tagger_is_one_line_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    tagger.cache_clear()
+    monkeypatch.setitem(sys.modules, "HanTa", None)
+    with pytest.raises(ConfigError) as error:
+        kinds_of(["dog"])
+    assert str(error.value) == (
+        "data.caption_mask.rule=syntax needs the package HanTa, which is not installed: pip install 'clipx[syntax]'"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- budgets
+
+
+@pytest.mark.parametrize("rule", list(CaptionRule))
+def test_a_caption_that_fits_is_unchanged(rule: CaptionRule) -> None:
+    for caption in ("two  dogs, one cat", "a", "", "  dogs "):
+        assert masked(caption, CaptionMaskSpec(rule=rule), TOKENIZER, "0") == caption
+
+
+@pytest.mark.parametrize("rule", list(CaptionRule))
+@pytest.mark.parametrize(("share", "tokens", "kept"), [(0.5, None, 9), (1.0, 5, 5), (0.1, None, 2), (0.5, 3, 3)])
+def test_a_share_or_a_number_of_tokens_is_kept(rule: CaptionRule, share: float, tokens: int | None, kept: int) -> None:
+    for position in range(20):
+        found = masked(LONG, CaptionMaskSpec(rule=rule, share=share, tokens=tokens), Tokenizer(77), str(position))
+        words = found.split()
+        assert len(words) == kept
+        remaining = iter(WORDS)
+        assert all(word in remaining for word in words), "in their order"
+
+
+@pytest.mark.parametrize("rule", list(CaptionRule))
+def test_words_of_several_tokens_are_kept_whole_if_they_fit(rule: CaptionRule) -> None:
+    caption = "a photograph of honorificabilitudinitatibus, an unpronounceable word, in Qwghlm"
+    for context in (4, 5, 8, 12):
+        tokenizer = Tokenizer(context)
+        for position in range(30):
+            found = masked(caption, CaptionMaskSpec(rule=rule), tokenizer, str(position))
+            words = found.split()
+            assert words and set(words) <= set(caption.split())
+            assert len(tokenizer.encode(found)) <= context or len(words) == 1
+
+
+@pytest.mark.parametrize("rule", list(CaptionRule))
+def test_scripts_without_spaces_are_split_into_characters(rule: CaptionRule) -> None:
+    caption = "古い木造の家の前で小さな茶色の犬が赤い柵を飛び越える"
+    tokenizer = Tokenizer(20)
+    found = {masked(caption, CaptionMaskSpec(rule=rule), tokenizer, str(position)) for position in range(30)}
+    for text in found:
+        assert 1 < len(text) < len(caption) and " " not in text
+        remaining = iter(caption)
+        assert all(character in remaining for character in text)
+        assert len(tokenizer.encode(text)) <= 20
+    assert len(found) > 5 or rule in (CaptionRule.truncate, CaptionRule.syntax)
+
+
+@pytest.mark.parametrize("rule", list(CaptionRule))
+@pytest.mark.parametrize("caption", ["x" * 5000, "!" * 500, "\ud83d\ude00 " * 300, "&amp;lt;" * 200, "word " * 50_000])
+def test_unusual_captions_are_masked(rule: CaptionRule, caption: str) -> None:
+    caption = caption.encode("utf-16", "surrogatepass").decode("utf-16")
+    found = masked(caption, CaptionMaskSpec(rule=rule), TOKENIZER, "0")
+    assert found and TOKENIZER([found]).shape == (1, CONTEXT)
+
+
+def test_the_tokenizer_of_a_file_is_masked(tmp_path: Path) -> None:
+    path = tmp_path / "words.json"
+    word_tokenizer(Counter(WORDS), 64).save(str(path))
+    tokenizer = FileTokenizer(str(path), 7, 64, Clean.clip)
+    found = {masked(LONG, spec("random"), tokenizer, str(position)) for position in range(20)}
+    assert {len(text.split()) for text in found} == {7 - len(tokenizer.encode(""))}
+    assert len(found) > 10
+
+
+# ---------------------------------------------------------------------------------------------------------- batches
+
+
+@dataclass(frozen=True)
+class Described(Numbers):
+    """Samples with long captions."""
+
+    def read(self, index: int) -> Sample:
+        Numbers.read(self, index)
+        return Sample(jpeg(index), [f"{index} {LONG}", f"{LONG} number {index}"], index)
+
+
+SOURCE = Described([17, 40, 4], broken=frozenset({3, 40}))
+
+
+def batches(mask: CaptionMaskSpec | None, start: int = 0, **options: Any) -> list[Batch]:
+    settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
+    view, order = ImageView(12, [0.5, 1.0], 10**6), Order(SOURCE.sizes, seed=3, window=30)
+    return list(train_loader(SOURCE, order, view, TOKENIZER, samples=range(start, 96), mask=mask, **settings))
+
+
+def tokens(found: list[Batch]) -> Tensor:
+    return torch.cat([batch.tokens for batch in found])
+
+
+@pytest.mark.parametrize("rule", ["random", "block", "syntax"])
+def test_tokens_depend_on_their_position_alone(rule: str) -> None:
+    whole = tokens(batches(spec(rule)))
+    assert torch.equal(tokens(batches(spec(rule), part=5)), whole)
+    assert torch.equal(tokens(batches(spec(rule), start=36)), whole[36:])
+    assert torch.equal(tokens(batches(spec(rule), workers=2)), whole)
+    ranks = [batches(spec(rule), rank=rank, world=2) for rank in range(2)]
+    assert torch.equal(torch.cat([torch.cat([a.tokens, b.tokens]) for a, b in zip(*ranks, strict=True)]), whole)
+    assert not torch.equal(whole, tokens(batches(None)))
+
+
+def test_a_mask_changes_neither_images_nor_the_caption_of_a_teacher() -> None:
+    second = SecondView(12, Tokenizer(20))
+    for one, other in zip(batches(None, second=second), batches(spec("random"), second=second), strict=True):
+        assert torch.equal(one.image, other.image) and torch.equal(one.index, other.index)
+        assert one.second_tokens is not None and other.second_tokens is not None
+        assert torch.equal(one.second_tokens, other.second_tokens)
+        assert not torch.equal(one.tokens, other.tokens)
+
+
+def test_the_default_is_truncation() -> None:
+    assert torch.equal(tokens(batches(CaptionMaskSpec())), tokens(batches(None)))
+
+
+# ---------------------------------------------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("data.caption_mask.share=0",), "data.caption_mask.share=0.0 must be above 0 and at most 1"),
+        (("data.caption_mask.share=1.1",), "data.caption_mask.share=1.1 must be above 0 and at most 1"),
+        (("data.caption_mask.tokens=0",), "data.caption_mask.tokens=0 must be at least 1"),
+        (
+            ("objective=classification", "model.weights=x.pt", "model.text.lock=all", "data.caption_mask.rule=block"),
+            "data.caption_mask.rule=block has no effect on objective=classification, which reads no captions: remove it",
+        ),
+        (
+            ("+data@evaluator.retrieval.sets.a=shapes", "evaluator.retrieval.sets.a.caption_mask.share=0.5"),
+            "evaluator.retrieval.sets.a.caption_mask.share=0.5 has no effect on a set",
+        ),
+    ],
+    ids=str,
+)
+def test_an_invalid_option_raises_a_one_line_error(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose(*overrides)
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
