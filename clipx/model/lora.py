@@ -9,6 +9,7 @@ Shape suffixes: I inputs of a layer, O outputs, R rank.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
 from collections.abc import Mapping
@@ -78,10 +79,16 @@ class DoraLinear(LoraLinear):
 
     def _ratio_O(self) -> Tensor:
         """Returns the factor of each output."""
-        with torch.no_grad(), torch.autocast(self.weight.device.type, enabled=False):
+        with torch.no_grad(), _without_autocast(self.weight.device.type):
             weight_OI = updated_weight(self.weight, self.lora_a, self.lora_b, self.scale)
             norm_O = row_norms(weight_OI).to(self.magnitude.dtype)
         return self.magnitude / norm_O
+
+
+def _without_autocast(kind: str) -> contextlib.AbstractContextManager[object]:
+    """Returns a context in which products have the dtype of their factors. Tensors on `meta` have no autocast."""
+    on = torch.amp.is_autocast_available(kind)
+    return torch.autocast(kind, enabled=False) if on else contextlib.nullcontext()
 
 
 def updated_weight(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
