@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
@@ -13,6 +15,9 @@ from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.distributed.comm import Comm
 from clipx.errors import require
+
+if TYPE_CHECKING:
+    from clipx.bench import laps
 
 _TOLERANCE = 1e-5  # relative difference of the first loss in float32
 
@@ -61,8 +66,7 @@ class LoraBenchSpec(BenchSpec):
         device = self.device_type()
         course = laps.Course(self.variants(), [], self.batch, 1, self.repeats, self.seed)
         log(f"time: steps of {self.batch} samples on {device}")
-        rows, times = Processes(device, self.threads).run(laps.race, course)[0]
-        losses = {row.name: row.loss for row in rows}
+        losses, times, cpu_times = Processes(device, self.threads).run(race, course)[0]
         spread = max(losses.values()) / min(losses.values()) - 1
         if spread > _TOLERANCE:
             raise BenchError(f"the first losses differ by a relative {spread:.2g}: the times are not valid")
@@ -77,8 +81,10 @@ class LoraBenchSpec(BenchSpec):
             "batch": self.batch,
             "rank": self.rank,
             "time_ratios": {name: rounded(ratio(times[name], times[first])) for name in adapted},
+            "cpu_time_ratios": {name: rounded(ratio(cpu_times[name], cpu_times[first])) for name in adapted},
             "memory_ratios": {name: rounded(_total(found[name]) / _total(found[first])) for name in adapted},
             "seconds": medians(times),
+            "cpu_seconds": medians(cpu_times),
             "memory_mib": {
                 name: {part: rounded(size / 2**20) for part, size in parts.items() if part != "trained"}
                 for name, parts in found.items()
@@ -86,10 +92,34 @@ class LoraBenchSpec(BenchSpec):
             "trained_parameters": {name: parts["trained"] for name, parts in found.items()},
             "loss_difference": float(f"{spread:.3g}"),
         }
-        return Findings(figures, {"times": times, "losses": losses, "memory": found}, [_table(self, figures, found)])
+        return Findings(
+            figures,
+            {"times": times, "cpu_times": cpu_times, "losses": losses, "memory": found},
+            [_table(self, figures, found)],
+        )
 
 
-def memory(comm: Comm, course: Any, name: str) -> dict[str, int]:
+def race(comm: Comm, course: laps.Course) -> tuple[dict[str, float], dict[str, list[float]], dict[str, list[float]]]:
+    """Returns by variant the loss of the first step, and the seconds of a step and the CPU time of the process in each
+    round. On the CPU the latter is that of the step, on a busy machine too."""
+    from clipx.bench.measure import interleaved
+    from clipx.report.console import stdout_console
+
+    contenders = {name: build() for name, build in course.builders(comm).items()}
+    losses = {name: contender.warm_up(1) for name, contender in contenders.items()}
+    cpu_times: dict[str, list[float]] = {name: [] for name in contenders}
+
+    def turn(name: str) -> None:
+        start = time.process_time()
+        contenders[name].lap(1)
+        cpu_times[name].append(time.process_time() - start)
+
+    turns = {name: partial(turn, name) for name in contenders}
+    times = interleaved(turns, course.rounds, comm, log=stdout_console().print)
+    return losses, times, cpu_times
+
+
+def memory(comm: Comm, course: laps.Course, name: str) -> dict[str, int]:
     """Returns the bytes of a run's weights, of its optimizer's state, and of the peak of a step without these; and the
     number of trained parameters."""
     from clipx.bench.measure import peak_memory, return_freed_memory
@@ -98,6 +128,7 @@ def memory(comm: Comm, course: Any, name: str) -> dict[str, int]:
     contender = course.builders(comm)[name]()
     contender.lap(1)  # allocates the optimizer's state
     learner = contender.learner
+    assert learner is not None
     state = [x for values in learner.optimizer.state.values() for x in values.values() if torch.is_tensor(x)]
     trained = sum(p.numel() for p in learner.weights.parameters() if p.requires_grad)
     return {
@@ -113,11 +144,25 @@ def _total(parts: dict[str, int]) -> int:
 
 
 def _table(spec: LoraBenchSpec, figures: dict[str, Any], found: dict[str, dict[str, int]]) -> Table:
-    columns = ("", "trained", "step, s", "relative", "weights, MiB", "optimizer", "peak of the step", "sum, relative")
+    columns = (
+        "",
+        "trained",
+        "step, s",
+        "relative",
+        "CPU s",
+        "relative",
+        "weights, MiB",
+        "optimizer",
+        "peak of the step",
+        "sum, relative",
+    )
     table = Table(f"{spec.architecture}, {spec.batch} samples, rank {spec.rank}, {figures['device']}", columns)
     for name, parts in found.items():
         mib = [f"{parts[part] / 2**20:,.0f}" for part in ("weights", "optimizer", "step")]
-        times, sizes = (figures[key].get(name, 1) for key in ("time_ratios", "memory_ratios"))
-        shown = f"{parts['trained']:,}", f"{figures['seconds'][name]:.3g}", f"{times:.3f}"
-        table.rows.append((name, *shown, *mib, f"{sizes:.3f}"))
+        clock = [
+            text
+            for kind in ("", "cpu_")
+            for text in (f"{figures[f'{kind}seconds'][name]:.3g}", f"{figures[f'{kind}time_ratios'].get(name, 1):.3f}")
+        ]
+        table.rows.append((name, f"{parts['trained']:,}", *clock, *mib, f"{figures['memory_ratios'].get(name, 1):.3f}"))
     return table
