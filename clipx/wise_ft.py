@@ -1,14 +1,15 @@
-"""`python -m clipx.wise_ft base=… finetuned=…`: interpolates between a model and its fine-tuned version.
+"""`python -m clipx.wise_ft base=… finetuned=…`: averages the weights of a model and of its fine-tuned versions.
 
-WiSE-FT, arXiv:2109.01903.
+WiSE-FT, arXiv:2109.01903; model soups, arXiv:2203.05482.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
@@ -21,24 +22,48 @@ from clipx.report.console import Screen
 
 if TYPE_CHECKING:
     from clipx.weights.interpolation import ScoredMixture
+    from clipx.weights.soup import Soup as Mixed
+
+
+_ALPHAS = [i / 10 for i in range(11)]
+
+
+class Soup(StrEnum):
+    """Averages of several fine-tuned models (model soups, arXiv:2203.05482)."""
+
+    none = "none"
+    """One fine-tuned model."""
+
+    uniform = "uniform"
+    """The mean of all models."""
+
+    greedy = "greedy"
+    """Models in descending order of the metric, each added if the mean with it is not worse."""
 
 
 @option("")
 @dataclass(kw_only=True, slots=True)
 class WiseFtSpec:
-    """Options of clipx.wise_ft: two models of one architecture, and two data sets to evaluate their mixtures."""
+    """Options of clipx.wise_ft: models of one architecture, and two data sets to evaluate their mixtures."""
 
     kind: str = "wise_ft"
     """Name of this command's options. The key itself cannot be set."""
 
-    base: str = MISSING
-    """Weights with which fine-tuning began: any value of model.weights."""
+    base: str | None = None
+    """Weights with which fine-tuning began: any value of model.weights. null: none, only with a soup, which is then not
+    interpolated."""
 
-    finetuned: str = MISSING
-    """Fine-tuned weights: any value of model.weights."""
+    finetuned: Any = MISSING  # OmegaConf has no type for a string or a list
+    """Fine-tuned weights: any value of model.weights; or those of several runs, [A,B,C], for a soup."""
 
-    alphas: list[float] = field(default_factory=lambda: [i / 10 for i in range(11)])
-    """Shares of the fine-tuned weights in the mixtures, different numbers in [0, 1]. 0: base, 1: finetuned."""
+    soup: Soup = Soup.none
+    """Average of several fine-tuned models, which then takes the place of one (arXiv:2203.05482). uniform: the mean of
+    all. greedy: in descending order of `metric` on `data`, each model is added if the metric does not become worse.
+    none: finetuned is one model."""
+
+    alphas: list[float] = field(default_factory=lambda: list(_ALPHAS))
+    """Shares of the fine-tuned weights in the mixtures, different numbers in [0, 1]. 0: base, 1: finetuned. Without
+    base: [1]."""
 
     data: DataSpec = MISSING
     """Data set that the model was fine-tuned for."""
@@ -54,7 +79,8 @@ class WiseFtSpec:
     the smallest alpha), or one of the alphas. An alpha needs `out`."""
 
     out: str | None = None
-    """Output folder for model.safetensors, wise_ft.json and wise_ft.png. It must not exist. null: no output."""
+    """Output folder for model.safetensors, wise_ft.json, which also lists the models of a soup, and wise_ft.png. It
+    must not exist. null: no output."""
 
     evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
     """Evaluators by name, selected by evaluator=[zeroshot,retrieval]."""
@@ -65,7 +91,42 @@ class WiseFtSpec:
     distributed: DistributedSpec = MISSING
     """Processes and devices."""
 
+    @property
+    def members(self) -> list[str]:
+        """The fine-tuned models."""
+        return list(self.finetuned) if isinstance(self.finetuned, list) else [self.finetuned]
+
+    def _check_soup(self) -> None:
+        shown = f"[{','.join(map(str, self.members))}]" if isinstance(self.finetuned, list) else str(self.finetuned)
+        require(
+            all(isinstance(member, str) and member for member in self.members),
+            f"finetuned={shown} must be a model, or a list of models: [outputs/A,outputs/B]",
+        )
+        require(
+            self.soup is not Soup.none or len(self.members) == 1,
+            f"finetuned={shown} are {len(self.members)} models: give soup=uniform or soup=greedy, or one model",
+        )
+        require(
+            self.soup is Soup.none or len(self.members) > 1,
+            f"soup={self.soup} has no effect on one model, finetuned={shown}: give several, [outputs/A,outputs/B]",
+        )
+        require(
+            len(set(self.members)) == len(self.members),
+            f"finetuned={shown} has a model twice: give each once",
+        )
+        require(
+            self.base is not None or self.soup is not Soup.none,
+            "base=null leaves nothing to interpolate: give base=…, or several models and soup=greedy",
+        )
+        if self.base is None:
+            require(
+                self.alphas in ([1.0], _ALPHAS),
+                f"alphas={self.alphas} needs base=…, with which the soup is interpolated: give it, or remove alphas",
+            )
+            self.alphas = [1.0]
+
     def __post_init__(self) -> None:
+        self._check_soup()
         require(
             len(self.alphas) > 0 and all(0 <= alpha <= 1 for alpha in self.alphas),
             f"alphas={self.alphas} must be numbers in [0, 1], the shares of the fine-tuned weights: e.g. [0,0.5,1]",
@@ -93,30 +154,37 @@ def wise_ft(spec: WiseFtSpec) -> None:
     if out is not None and out.exists():
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
     with imports():
-        from clipx.weights.interpolation import (
-            check_mixable,
-            choose_mixture,
-            interpolate,
-            score_mixtures,
-            write_mixture,
-        )
+        from clipx.weights.interpolation import check_mixable, choose_mixture, score_mixtures, write_mixture
         from clipx.weights.load import load_with_spec
+        from clipx.weights.soup import mix
 
     comm = spec.distributed.build()
     try:
-        (base, _), (finetuned, model) = load_with_spec(spec.base, "base"), load_with_spec(spec.finetuned, "finetuned")
-        check_mixable(base, finetuned)
-        mixtures = list(score_mixtures(spec, model, base, finetuned, comm))
+        models = [load_with_spec(location, "finetuned") for location in spec.members]
+        finetuned, model = models[0]
+        base = finetuned if spec.base is None else load_with_spec(spec.base, "base")[0]
+        for member, _ in models:
+            check_mixable(base, member)
+        soup = mix(spec, model, [member for member, _ in models], comm)
+        mixtures = list(score_mixtures(spec, model, base, soup.weights, comm))
         chosen = choose_mixture(mixtures, spec.select)
         if comm.is_main:
             screen = Screen(True)
+            _show_soup(screen, spec, soup)
             _show(screen, spec, mixtures, chosen)
             if out is not None:
-                write_mixture(out, spec, mixtures, chosen, interpolate(base, finetuned, chosen.alpha))
+                write_mixture(out, spec, mixtures, chosen, base, soup)
                 screen.print(f"written  alpha {chosen.alpha:g} to {out}: model.weights={out / 'model.safetensors'}")
         comm.barrier()
     finally:
         comm.close()
+
+
+def _show_soup(screen: Screen, spec: WiseFtSpec, soup: Mixed) -> None:
+    for member in soup.members:
+        score = "" if member.score is None else f"  {member.score:.2%}"
+        tried = "" if member.mixed_score is None else f"  with it {member.mixed_score:.2%}"
+        screen.print(f"soup     {'added  ' if member.chosen else 'skipped'}{score}{tried}  {member.location}")
 
 
 def _show(screen: Screen, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture) -> None:

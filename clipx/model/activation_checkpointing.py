@@ -82,7 +82,7 @@ class _Recomputed:
     def __init__(self, module: nn.Module, selective: bool) -> None:
         self.module, self.selective = module, selective
         self.has_statistics = any(isinstance(m, BATCH_NORM) for m in module.modules())
-        self.draws = any(_may_draw(m) for m in module.modules())
+        self.find_dropout()
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         options: dict[str, Any] = {"preserve_rng_state": self.draws}
@@ -93,6 +93,10 @@ class _Recomputed:
         forward = functools.partial(type(self.module).forward, **keywords) if keywords else type(self.module).forward
         return checkpoint(forward, self.module, *args, use_reentrant=False, **options)
 
+    def find_dropout(self) -> None:
+        """Finds out whether the module draws random numbers. Call it after a change of its submodules."""
+        self.draws = any(_may_draw(m) for m in self.module.modules())
+
     def contexts(self) -> Contexts:
         """Returns the contexts of the first pass and of the second, in which BatchNorm's statistics stay unchanged."""
         first, second = _selective() if self.selective else (contextlib.nullcontext(), contextlib.nullcontext())
@@ -102,6 +106,14 @@ class _Recomputed:
     def again(self, context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
         with frozen_statistics(self.module), context:
             yield
+
+
+def find_dropout(model: nn.Module) -> None:
+    """Makes the checkpointed modules of a model consider dropout that was added to them."""
+    for module in model.modules():
+        forward = module.forward
+        if isinstance(forward, _Recomputed):
+            forward.find_dropout()
 
 
 def _may_draw(module: nn.Module) -> bool:

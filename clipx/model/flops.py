@@ -51,7 +51,8 @@ class Utilisation:
     """Model FLOPs utilization (arXiv:2204.02311, appendix B).
 
     Forward and backward count as three forward passes; recomputation does not count. A text counts in proportion to the
-    share of its context that its tokens fill. A fully locked tower counts its forward pass only.
+    share of its context that its tokens fill. A fully locked tower counts its forward pass only, and a tower with
+    adapters two passes, since its weights have no gradients.
     """
 
     forward: ForwardFlops
@@ -69,7 +70,7 @@ class Utilisation:
             peak = peak_tflops(torch.cuda.get_device_name(device), precision)
         if peak is None:
             return None
-        image, text = (1 if tower.frozen else 3 for tower in (model.image, model.text))
+        image, text = (1 if tower.frozen else 2 if tower.lora.rank else 3 for tower in (model.image, model.text))
         return cls(ForwardFlops.of(model), image, text, model.text.context_length, 1e12 * peak)
 
     def of(self, samples_per_second: float, tokens_per_second: float, devices: int) -> float:

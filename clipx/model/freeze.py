@@ -10,8 +10,6 @@ from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP
 from clipx.model.layers import parameter_layers
 from clipx.model.spec import ModelSpec
-from clipx.model.text_spec import TextTowerSpec
-from clipx.model.tower_spec import ImageTowerSpec
 
 NORMS = (BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
 
@@ -19,13 +17,17 @@ NORMS = (BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
 def freeze(model: CLIP, spec: ModelSpec) -> None:
     """Freezes the parameters that `lock` selects: no gradient, optimizer state, weight decay or communication.
 
+    A tower with adapters is frozen as by lock=0; its adapters are added later, by `add_adapters`.
+
     autograd stores nothing below the lowest trained weight and builds no graph for a frozen tower. A BatchNorm whose
     parameters are frozen stays in evaluation mode. Dropout remains as configured. Raises ConfigError for a lock that
     does not fit the tower.
     """
     for side, tower in (("image", spec.image), ("text", spec.text)):
-        if tower.lock != "none":
-            _freeze_tower(model, side, tower)
+        if tower.lora.rank:
+            _freeze_tower(model, side, "0", True, f"model.{side}.lora.rank={tower.lora.rank}")
+        elif tower.lock != "none":
+            _freeze_tower(model, side, tower.lock, tower.lock_norms, f"model.{side}.lock={tower.lock}")
 
 
 def frozen_count(model: nn.Module) -> int:
@@ -33,10 +35,11 @@ def frozen_count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if not p.requires_grad)
 
 
-def _freeze_tower(model: CLIP, side: str, spec: ImageTowerSpec | TextTowerSpec) -> None:
+def _freeze_tower(model: CLIP, side: str, lock: str, lock_norms: bool, key: str) -> None:
+    """Freezes the parameters of a tower. `key`: the option that asks for it, as KEY=VALUE."""
     parameters = {name: p for name, p in model.named_parameters() if name.startswith(f"{side}.")}
-    all_layers = spec.lock in ("all", "norms")
-    frozen = set(parameters) if all_layers else _below(model, side, int(spec.lock))
+    all_layers = lock in ("all", "norms")
+    frozen = set(parameters) if all_layers else _below(model, side, int(lock), key)
     norms = {
         name: owned
         for name, module in model.named_modules()
@@ -46,24 +49,22 @@ def _freeze_tower(model: CLIP, side: str, spec: ImageTowerSpec | TextTowerSpec) 
         and (owned or all_layers)
     }
     of_norms = set().union(*norms.values())
-    if spec.lock == "norms":
+    if lock == "norms":
         frozen = of_norms
-    if spec.lock_norms:
+    if lock_norms:
         model.freeze_batchnorms(name for name in norms if isinstance(model.get_submodule(name), BATCH_NORM))
     else:
         require(
             bool(norms),
-            f"model.{side}.lock_norms=false has no effect with model.{side}.lock={spec.lock}, which locks no norm: "
-            "remove it",
+            f"model.{side}.lock_norms=false has no effect with {key}, which locks no norm: remove it",
         )
         frozen -= of_norms
     for name in frozen:
         parameters[name].requires_grad_(False)
 
 
-def _below(model: CLIP, side: str, trained: int) -> set[str]:
+def _below(model: CLIP, side: str, trained: int, key: str) -> set[str]:
     """Returns the names of the parameters below the `trained` highest blocks of a tower."""
-    key = f"model.{side}.lock={trained}"
     depths = {name: depth for name, depth in parameter_layers(model, key).items() if name.startswith(f"{side}.")}
     blocks = max(top for _, top in depths.values()) - 1
     require(

@@ -131,9 +131,17 @@ class ModelSpec:
 
     @property
     def lock_options(self) -> str:
-        """The `lock` options that are not none, as text for the log."""
+        """The options that freeze weights, as text for the log."""
         towers = (("image", self.image), ("text", self.text))
-        return ", ".join(f"{name}.lock={tower.lock}" for name, tower in towers if tower.lock != "none")
+        locks = [f"{name}.lock={tower.lock}" for name, tower in towers if tower.lock != "none"]
+        return ", ".join(
+            [*locks, *(f"{name}.lora.rank={tower.lora.rank}" for name, tower in towers if tower.lora.rank)]
+        )
+
+    @property
+    def has_adapters(self) -> bool:
+        """True if a tower has low-rank adapters."""
+        return bool(self.image.lora.rank or self.text.lora.rank)
 
     def check_freezing(self, objective_learns: bool, lr_scales: Mapping[str, float]) -> None:
         """Raises ConfigError if randomly initialized weights are frozen, or no trainable weights remain.
@@ -147,6 +155,11 @@ class ModelSpec:
                 tower.lock == "none" or self.weights is not None,
                 f"model.{name}.lock={tower.lock} freezes randomly initialized weights: give model.weights=…, or "
                 "remove the lock",
+            )
+            require(
+                not tower.lora.rank or self.weights is not None,
+                f"model.{name}.lora.rank={tower.lora.rank} adapts randomly initialized weights: give model.weights=…, "
+                "or remove it",
             )
             if tower.frozen:
                 frozen.append(name)

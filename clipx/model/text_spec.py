@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.errors import require
+from clipx.model.lora_spec import LoraSpec
 from clipx.model.text_end import TextEnd
 from clipx.model.tower_spec import check_checkpointing, check_freezing
 from clipx.storage.url import check_url
@@ -159,6 +160,9 @@ class TextTowerSpec:
     """Freezes the normalization layers in the locked part too. false: they are trained; only valid with lock=all or a
     number."""
 
+    lora: LoraSpec = field(default_factory=LoraSpec)
+    """Low-rank adapters of the tower's blocks, trained in place of its weights (LoRA, DoRA). Off by default."""
+
     @property
     def frozen(self) -> bool:
         """True if no parameter of the tower is trained."""
@@ -167,6 +171,7 @@ class TextTowerSpec:
     def __post_init__(self) -> None:
         check_checkpointing("text", self.checkpointing)
         check_freezing("text", self.lock, self.lock_norms, self.checkpointing)
+        self.lora.check("text", self.lock)
         require(
             self.context_length >= 3,
             f"model.text.context_length={self.context_length} must be at least 3: start token, one token, end token",

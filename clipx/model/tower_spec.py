@@ -10,6 +10,7 @@ from typing import Any
 from clipx.config import limits
 from clipx.config.messages import missing_value
 from clipx.errors import require
+from clipx.model.lora_spec import LoraSpec
 
 # Options that make timm.create_model read files, pickled ones included.
 _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
@@ -103,6 +104,9 @@ class ImageTowerSpec:
     """Freezes the normalization layers in the locked part too: weights, biases and running averages, which BatchNorm
     then uses in training. false: they are trained; only valid with lock=all or a number."""
 
+    lora: LoraSpec = field(default_factory=LoraSpec)
+    """Low-rank adapters of the tower's blocks, trained in place of its weights (LoRA, DoRA). Off by default."""
+
     @property
     def frozen(self) -> bool:
         """True if no parameter of the tower is trained."""
@@ -123,6 +127,7 @@ class ImageTowerSpec:
         self._check_input()
         check_checkpointing("image", self.checkpointing)
         check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
+        self.lora.check("image", self.lock)
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
         limits.check_limit("model.image.size", self.size, limits.PIXELS, "pixels")
         limits.check_tower_options("model.image.options", self.options)
@@ -146,6 +151,10 @@ class ImageTowerSpec:
         require(
             self.projection is not Projection.head,
             f"model.image.projection=head is timm's classifier, which {key} does not have: choose linear or none",
+        )
+        require(
+            not self.lora.rank,
+            f"model.image.lora.rank={self.lora.rank} has no effect with {key}, which has no blocks: remove one of them",
         )
         for f in fields(self):
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()

@@ -1,7 +1,8 @@
-"""InfoNCE and distillation of a teacher's softmax over the batch into the student's."""
+"""InfoNCE, distillation of a teacher's softmax over the batch into the student's, and distance of the embeddings."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class DistillationSpec(LearnedTemperatureSpec):
     """contrastive_weight · InfoNCE + distill_weight · cross-entropy of the student's softmax under the teacher's
-    (arXiv:1503.02531). Mean over B and both directions. The group `teacher` names the teacher."""
+    (arXiv:1503.02531) + embedding_weight · cosine distance of the student's embeddings from the teacher's. Mean over B
+    and both directions. The group `teacher` names the teacher."""
 
     kind: str = "distillation"
     """Type of the objective; set by objective=distillation. It needs teacher.weights=… or teacher.embeddings=…"""
@@ -29,7 +31,12 @@ class DistillationSpec(LearnedTemperatureSpec):
 
     distill_weight: float = 1.0
     """Weight of the distillation loss, the cross-entropy between the softmaxes of teacher and student over the batch.
-    Above 0."""
+    At least 0, and above 0 without embedding_weight."""
+
+    embedding_weight: float = 0.0
+    """Weight of 1 - the cosine of each embedding and the teacher's, mean over images and texts. At least 0; above 0 the
+    teacher must have the embed_dim of the model. With the start of fine-tuning as teacher it preserves its
+    embeddings. 0: off."""
 
     taught: ClassVar[bool] = True
     untaught: ClassVar[str | None] = "infonce"
@@ -42,9 +49,22 @@ class DistillationSpec(LearnedTemperatureSpec):
             "alone",
         )
         require(
-            self.distill_weight > 0,
+            self.embedding_weight >= 0,
+            f"objective.embedding_weight={self.embedding_weight} must be at least 0: 0 disables it",
+        )
+        require(
+            self.distill_weight > 0 or (self.distill_weight == 0 and self.embedding_weight > 0),
             f"objective.distill_weight={self.distill_weight} must be above 0: to train without a teacher, choose "
-            "objective=infonce",
+            "objective=infonce; 0 is valid with objective.embedding_weight above 0",
+        )
+
+    def check_teacher(self, widths: Sequence[int], width: int) -> None:
+        other = [w for w in widths if w != width]
+        require(
+            not other or not self.embedding_weight,
+            f"objective.embedding_weight={self.embedding_weight:g} compares embeddings of the same width, and the "
+            f"teacher's is {', '.join(map(str, other))}, not model.embed_dim={width}: give a teacher of this width, or "
+            "remove it",
         )
 
     def build(self, comm: Comm, length: Length) -> Objective:
@@ -52,4 +72,4 @@ class DistillationSpec(LearnedTemperatureSpec):
 
         temperature = self.build_temperature()
         weights = self.contrastive_weight, self.distill_weight
-        return Distillation(comm, temperature, weights, self.tiling(comm, length))
+        return Distillation(comm, temperature, weights, self.embedding_weight, self.tiling(comm, length))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
@@ -150,6 +151,10 @@ class ObjectiveSpec:
     def check(self, batch: int, samples: int | None) -> None:
         """Raises ConfigError where the options do not fit the batch size or the data's number of samples (None:
         unknown)."""
+
+    def check_teacher(self, widths: Sequence[int], width: int) -> None:
+        """Raises ConfigError where the embeddings of the teachers do not fit. `widths`: theirs; `width`: the
+        model's."""
 
     def build(self, comm: Comm, length: Length) -> Objective:
         """Returns the objective. `length.epoch` is the size of the training set, which per-sample state needs."""

@@ -25,7 +25,8 @@ class MuonSpec(OptimizerSpec):
 
     Hidden matrices are the weights of linear layers and convolutions inside the towers' blocks: a fused qkv as one
     matrix, a kernel as out × (in·height·width). AdamW trains the rest: embeddings (of patches, tokens, positions),
-    stems, depthwise and grouped kernels, pooling heads, projections, norms, biases and the objective's parameters.
+    stems, depthwise and grouped kernels, pooling heads, projections, norms, biases, the objective's parameters, and
+    low-rank adapters: a factor of a product is defined only up to an invertible matrix.
 
     With distributed=fsdp each rank orthogonalizes its share of the matrices, gathered for it.
     """
@@ -60,7 +61,13 @@ class MuonSpec(OptimizerSpec):
 
         # Here eps is the smallest norm that Newton-Schulz divides by; in the other groups it is AdamW's.
         options: Group = {"use_muon": True, "nesterov": self.nesterov, "eps": 1e-7}
-        return hidden_matrices(model, "optimizer=muon"), options
+        matrices = hidden_matrices(model, "optimizer=muon")
+        require(
+            not model.spec.has_adapters or bool(matrices & set(decay)),
+            "optimizer=muon has no effect if no hidden matrix is trained, and adapters are trained by AdamW: choose "
+            "optimizer=adamw",
+        )
+        return matrices, options
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         from clipx.optimizer.sharded_muon import ShardedMuon

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from clipx.model.clip import empty_input
 from clipx.model.freeze import freeze
+from clipx.model.lora import add_adapters
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.text import Packing
 from clipx.optimizer.spec import Group
@@ -151,6 +152,7 @@ class DryRun:
         self.spec, self.precision, self.texts = spec, precision, texts
         self.model = spec.build(torch.device("meta"), precision.dtype, Varying(patch_dropout=patch_dropout > 0))
         freeze(self.model, spec)
+        add_adapters(self.model, spec)
         self.model.image.set_patch_dropout(patch_dropout)
         self._observer: Observer | None = None
         short = copy.deepcopy(self.model)

@@ -10,6 +10,7 @@ from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.errors import ConfigError, require
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, parameter_count
+from clipx.model.freeze import frozen_count
 from clipx.plan.alpha_beta import Link
 from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, MemoryModel
@@ -47,6 +48,7 @@ class Plan:
     spec: PlanSpec
     ranks: int
     parameters: dict[str, int]  # number of parameters of image, text, objective
+    trained: int  # number of parameters that are trained
     forward: Flops  # of a sample whose text fills the context
     sample_flops: float  # forward of a sample whose text has the mean length
     flops: float  # one step, with the forwards that micro-batches compute twice
@@ -108,6 +110,7 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
             "text": parameter_count(model.text),
             "objective": objective,
         },
+        trained=parameter_count(model) - frozen_count(model) + objective,
         forward=whole,
         sample_flops=counted.image + counted.text,
         flops=flops,
@@ -160,6 +163,7 @@ def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
         model.embed_dim,
         parameter_count(model) * size // 4,
         sum(buffer.nbytes for buffer in model.buffers()) if norms else 0,
+        frozen_count(model) * size // 4,
     )
 
 
@@ -177,7 +181,7 @@ def _step(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> Step:
     within = Link(1e-6 * spec.within_us, 1e9 * spec.within[0])
     between = Link(1e-6 * spec.between_us, 1e9 * spec.between[0]) if shape.ranks > spec.gpus_per_node else within
     machine = Machine(spec.gpus_per_node, within, between, rate, loss_speed(spec)[0])
-    model = Model(shape.parameters, flops / 3 / shape.b, shape.dim, shape.buffers)
+    model = Model(shape.parameters, flops / 3 / shape.b, shape.dim, shape.buffers, shape.frozen)
     found = step(model, machine, shape.objective, shape.ranks, shape.b, spec.distributed.shards_parameters)
     hidden = found.towers * 2 / 3 / spec.data.micro_batches
     return replace(found, exposed=max(found.exposed, found.gradients - hidden))

@@ -47,6 +47,7 @@ def _model(plan: Plan) -> Rows:
     return [
         *((f"parameters, {name}", f"{count:,}") for name, count in plan.parameters.items()),
         ("parameters", f"{sum(plan.parameters.values()):,}"),
+        *([("parameters, trained", f"{plan.trained:,}")] if plan.trained < sum(plan.parameters.values()) else []),
         ("GFLOPs per image, forward", _number(forward.image / 1e9)),
         (f"GFLOPs per text, forward, all {length} tokens", _number(forward.text / texts / 1e9)),
         (
@@ -156,6 +157,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "micro_batches": spec.data.micro_batches,
         "micro_batch": plan.micro_batch,
         "parameters": plan.parameters,
+        "trained_parameters": plan.trained,
         "forward_flops": {
             "image": round(plan.forward.image),
             "text_context": round(plan.forward.text),

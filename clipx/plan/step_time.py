@@ -17,6 +17,7 @@ class Model:
     flops: float  # forward of a sample through both towers
     dim: int
     buffers: int = 0  # bytes
+    frozen: int = 0  # number of parameters without gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int,
     backward), except for the last bucket, which is ready only after the backward. Loader, optimizer and evaluation are
     not included.
     """
-    shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers)
+    shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers, model.frozen)
     return step_with(model, machine, shape, (fsdp_traffic if fsdp else ddp_traffic)(shape), fsdp)
 
 

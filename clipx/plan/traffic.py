@@ -47,12 +47,18 @@ class StepShape:
     dim: int
     parameters: int  # number of parameters of the model
     buffers: int = 0  # bytes of the model's buffers, which DDP broadcasts from rank 0 before each step
+    frozen: int = 0  # number of parameters without gradients
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of the gradients."""
+        return (self.parameters - self.frozen) * _FLOAT
 
     @property
     def buckets(self) -> int:
         """Number of buckets in which DDP sums the gradients during the backward. An upper bound: DDP does not split
         tensors."""
-        return 1 + max(0, -(-(self.parameters * _FLOAT - _FIRST_BUCKET) // _BUCKET))
+        return 1 + max(0, -(-(self.gradients - _FIRST_BUCKET) // _BUCKET))
 
 
 def objective_traffic(spec: ObjectiveSpec, captions: int = 1) -> ObjectiveTraffic:
@@ -84,7 +90,7 @@ def ddp_traffic(shape: StepShape) -> Traffic:
     buffers = {"broadcast": (1, shape.buffers)} if shape.buffers else {}
     return Traffic(
         {kind: found for kind, found in loss.items() if found[0]},
-        {"all_reduce": (shape.buckets, shape.parameters * _FLOAT)},
+        {"all_reduce": (shape.buckets, shape.gradients)},
         {"all_reduce": (1, _LONG)} | buffers,  # agreement on whether a rank received a signal to stop
     )
 
@@ -93,5 +99,6 @@ def fsdp_traffic(shape: StepShape) -> Traffic:
     """Returns the traffic of sharded data parallelism (FSDP): all_gather of the parameters for the forward and again
     for the backward, reduce_scatter of the gradients. Not verified against counted traffic."""
     traffic, size = ddp_traffic(shape), shape.parameters * _FLOAT
-    traffic.gradients = {"all_gather": (2 * shape.buckets, 2 * size), "reduce_scatter": (shape.buckets, size)}
+    calls = replace(shape, frozen=0).buckets
+    traffic.gradients = {"all_gather": (2 * calls, 2 * size), "reduce_scatter": (shape.buckets, shape.gradients)}
     return traffic

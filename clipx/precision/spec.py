@@ -76,6 +76,11 @@ class PrecisionSpec:
     """dtype of the weights in forward and backward, a name of torch. None: not declared."""
 
     @property
+    def converts_layers(self) -> bool:
+        """True if the format has its own `convert`."""
+        return type(self).convert is not PrecisionSpec.convert
+
+    @property
     def product_format(self) -> str | None:
         """Data sheet column with the peak rate of its matrix products: half, tf32, fp32 or fp64; None: unknown."""
         return None

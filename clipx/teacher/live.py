@@ -67,6 +67,11 @@ class Teacher:
             description=description,
         )
 
+    @property
+    def widths(self) -> list[int]:
+        """Width of the teacher's embeddings, in a list as for several teachers."""
+        return [self.model.embed_dim]
+
     @torch.no_grad()
     def __call__(self, batch: Batch) -> Batch:
         """Returns the batch with the teacher's embeddings appended to `targets`.

@@ -111,6 +111,11 @@ class StoredTeachers:
         return "+".join(teacher.digest for teacher in self.teachers) + suffix
 
     @property
+    def widths(self) -> list[int]:
+        """Width of the embeddings of each teacher."""
+        return [teacher.width for teacher in self.teachers]
+
+    @property
     def description(self) -> str:
         return "; ".join(teacher.description for teacher in self.teachers)
 

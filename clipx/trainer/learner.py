@@ -16,6 +16,7 @@ from clipx.distributed.comm import Comm
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
+from clipx.model.lora import add_adapters
 from clipx.model.spec import Varying
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import parameter_groups
@@ -94,6 +95,7 @@ class Learner:
         seed_all(spec.seed)
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
         freeze(self.weights, spec.model)
+        add_adapters(self.weights, spec.model)
         self.masters = None
         if self.precision.master_weights:
             self.masters = MasterWeights(self.weights, self.precision.dtype)

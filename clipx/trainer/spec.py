@@ -292,6 +292,11 @@ class RunSpec:
         """Checks the rules between a number format, the run's or the one that it chose, and other groups."""
         self.distributed.check_precision(precision.kind, precision.weight_format, precision.autocasts)
         precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
+        require(
+            not (self.model.has_adapters and precision.converts_layers),
+            f"precision={precision.kind} replaces linear layers, which model.image.lora and model.text.lora adapt: "
+            "choose precision=amp_bf16, or remove the adapters",
+        )
 
 
 def compose(*overrides: str, config_name: str = "train", config_dir: str | Path | None = None) -> RunSpec:

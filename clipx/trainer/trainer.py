@@ -148,6 +148,7 @@ class Trainer:
         self.teacher = self.stored or self.learner.teacher
         if self.teacher is not None:
             comm.require_equal(teacher=self.teacher.digest)
+            spec.objective.check_teacher(self.teacher.widths, self.learner.weights.embed_dim)
         self.utilisation = Utilisation.build(spec.model, self.learner.format, comm.device, spec.device_peak_tflops)
 
     def _open_run(self) -> None:

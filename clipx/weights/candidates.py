@@ -22,6 +22,7 @@ from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import Evaluated
 from clipx.model.clip import CLIP
+from clipx.model.lora import merged
 from clipx.precision.spec import PrecisionSpec
 from clipx.run.directory import RunDir
 from clipx.weights.files import SUFFIXES
@@ -50,7 +51,7 @@ def evaluate_runs(
         for step in wanted:
             checkpoint = checkpoints.load_on_all(comm, step)
             if checkpoint is not None:
-                fill = partial(_fill, checkpoint, spec)
+                fill = partial(_fill, checkpoint, spec, run)
                 precision, data = spec.precision or run.precision, suite.tasks[0].data
                 embedder = Embedder.of_weights(run.model, fill, precision, data, comm, rundir.quarantine)
                 yield suite, Evaluated(run.name, checkpoint.step, suite.evaluate(list(suite.evaluators), embedder))
@@ -72,9 +73,9 @@ def _suite(spec: EvaluateSpec, run: RunSpec, comm: Comm, suites: dict[str, Suite
     return suites[key]
 
 
-def _fill(checkpoint: Checkpoint, spec: EvaluateSpec, model: CLIP) -> None:
+def _fill(checkpoint: Checkpoint, spec: EvaluateSpec, run: RunSpec, model: CLIP) -> None:
     prefix = weights_part(checkpoint, spec.weights, spec.run)
-    load_module(model, select_prefix(prefix, checkpoint.tensors), prefix)
+    load_module(model, merged(select_prefix(prefix, checkpoint.tensors), run.model, str(checkpoint.folder)), prefix)
 
 
 def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Evaluated]]:

@@ -13,7 +13,7 @@ from clipx.model.spec import ModelSpec
 from clipx.weights.clip_config import TRAINING, native_form
 
 _IGNORED = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
-_TRAINED = {"checkpointing", "packed", "lock", "lock_norms", "stretch_keep"}
+_TRAINED = {"checkpointing", "packed", "lock", "lock_norms", "stretch_keep", "lora"}
 """Options that affect how a model or tower is initialized, trained or computed, but not its function."""
 _ARCHITECTURE = {"timm", "options", "size"}  # compared by the resulting trunk; weights adapt to another size
 _SHOWN = 5
@@ -65,9 +65,11 @@ def _form(spec: ModelSpec) -> dict[str, Any]:
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
+        if key in _TRAINED:
+            continue
         if isinstance(value, dict):
             flat |= _flat(f"{prefix}.{key}", value)
-        elif key not in _TRAINED:
+        else:
             flat[f"{prefix}.{key}"] = value
     return flat
 

@@ -18,6 +18,7 @@ from clipx.checkpoint.state import select_prefix
 from clipx.errors import CheckpointError
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.hf_tokenizer import read_tokenizer, tokenizer_files
+from clipx.model.lora import merged, without_adapters
 from clipx.model.text_spec import TextTowerSpec
 from clipx.weights import huggingface, open_clip_checkpoint
 from clipx.weights.load import LoadedWeights, learned_temperature, save_weights
@@ -40,8 +41,9 @@ def write_export(format: ExportFormat, out: Path, run: RunSpec, checkpoint: Chec
         tau, origin = run.objective.fixed_temperature()
         notes = [f"logit_scale is {1 / tau:.4g}: {origin}"]
         log_scale = -math.log(tau)
-    tensors = dict(select_prefix(prefix, checkpoint.tensors))
-    weights = LoadedWeights(str(checkpoint.folder), tensors, run.model, log_scale, bias)
+    place = str(checkpoint.folder)
+    tensors = dict(merged(select_prefix(prefix, checkpoint.tensors), run.model, place))
+    weights = LoadedWeights(place, tensors, without_adapters(run.model), log_scale, bias)
     with atomic_output(out) as path:
         match format:
             case ExportFormat.open_clip:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from clipx.weights.export import atomic_output
 from clipx.weights.load import LoadedWeights, load_into, save_weights
 
 if TYPE_CHECKING:
+    from clipx.weights.soup import Soup
     from clipx.wise_ft import WiseFtSpec
 
 
@@ -52,6 +53,8 @@ def interpolate(base: LoadedWeights, finetuned: LoadedWeights, alpha: float) -> 
 
     Integers, such as BatchNorm's counts, are taken from the fine-tuned model.
     """
+    if base is finetuned:
+        return finetuned
 
     def lerp(a: Tensor, b: Tensor) -> Tensor:
         if not b.is_floating_point():
@@ -98,16 +101,22 @@ def score_mixtures(
     sets = (spec.data, spec.reference)
     suites = [Suite.open(spec.evaluator, data, open_on_all_ranks(data, comm), comm) for data in sets]
     for alpha in sorted(spec.alphas):
-        fill = partial(load_into, weights=interpolate(base, finetuned, alpha))
-        embedder = Embedder.of_weights(model, fill, spec.precision, spec.data, comm, lambda bad: None)
-        target, reference = (suite.evaluate(list(spec.evaluator), embedder) for suite in suites)
-        for numbers in (target, reference):
-            require(
-                f"eval/{spec.metric}" in numbers,
-                f"metric={spec.metric} was not measured: give one of "
-                f"{', '.join(name.removeprefix('eval/') for name in numbers)}",
-            )
+        mixture = interpolate(base, finetuned, alpha)
+        target, reference = (evaluate(spec, model, mixture, suite, comm) for suite in suites)
         yield ScoredMixture(alpha, target, reference, spec.metric)
+
+
+def evaluate(spec: WiseFtSpec, model: ModelSpec, weights: LoadedWeights, suite: Suite, comm: Comm) -> dict[str, float]:
+    """Returns the metrics of weights on the data of `suite`. Raises ConfigError without `metric`. Collective."""
+    fill = partial(load_into, weights=weights)
+    embedder = Embedder.of_weights(model, fill, spec.precision, spec.data, comm, lambda bad: None)
+    numbers = suite.evaluate(list(spec.evaluator), embedder)
+    require(
+        f"eval/{spec.metric}" in numbers,
+        f"metric={spec.metric} was not measured: give one of "
+        f"{', '.join(name.removeprefix('eval/') for name in numbers)}",
+    )
+    return numbers
 
 
 def choose_mixture(mixtures: Sequence[ScoredMixture], choose: str) -> ScoredMixture:
@@ -121,7 +130,12 @@ def choose_mixture(mixtures: Sequence[ScoredMixture], choose: str) -> ScoredMixt
 
 
 def write_mixture(
-    out: Path, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture, weights: LoadedWeights
+    out: Path,
+    spec: WiseFtSpec,
+    mixtures: Sequence[ScoredMixture],
+    chosen: ScoredMixture,
+    base: LoadedWeights,
+    soup: Soup,
 ) -> None:
     """Writes a folder with the selected model, the metrics and the plot, atomically."""
     numbers: dict[str, Any] = {
@@ -133,7 +147,9 @@ def write_mixture(
             {"alpha": m.alpha, "data": _short(m.target), "reference": _short(m.reference), "mean": m.mean}
             for m in mixtures
         ],
+        **({"soup": {"kind": str(spec.soup), "models": [asdict(one) for one in soup.members]}} if soup.members else {}),
     }
+    weights = interpolate(base, soup.weights, chosen.alpha)
     with atomic_output(out) as folder:
         folder.mkdir()
         save_weights(folder / "model.safetensors", weights, None)

@@ -30,6 +30,7 @@ from clipx.config.names import name_of
 from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
+from clipx.model.lora import initial_adapters, merged, without_adapters
 from clipx.model.spec import ModelSpec
 from clipx.model.uninitialized import SkipDraws
 from clipx.storage.hub import HUB, first_hub_file, hub_files
@@ -145,7 +146,8 @@ def _of_run(location: str, folder: CheckpointDir, step: int | None) -> LoadedWei
         raise CheckpointError(f"{checkpoint.folder}/{STATE} does not describe its model: restore it")
     spec: ModelSpec = option_from_dict("model", config)
     tensors = select_prefix(weights_part(checkpoint, WeightsChoice.auto, location), checkpoint.tensors)
-    return LoadedWeights(location, tensors, spec, *learned_temperature(checkpoint))
+    tensors = merged(tensors, spec, location)
+    return LoadedWeights(location, tensors, without_adapters(spec), *learned_temperature(checkpoint))
 
 
 def weights_part(checkpoint: Checkpoint, choice: WeightsChoice, run: str) -> str:
@@ -227,9 +229,10 @@ def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
 def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> list[str]:
     """Loads weights into the model, strictly. Returns notes on changes to the weights, for the log.
 
-    Interpolates learned positional embeddings (bicubic, antialiased) to another image size. `initial`: as the initial
-    weights of a run, whose text positions model.text.stretch_keep stretches. Raises CheckpointError for weights of
-    another model, with both values of each difference, and for missing or unexpected tensors and shapes.
+    Interpolates learned positional embeddings (bicubic, antialiased) to another image size. Adapters start from these
+    weights. `initial`: as the initial weights of a run, whose text positions model.text.stretch_keep stretches. Raises
+    CheckpointError for weights of another model, with both values of each difference, and for missing or unexpected
+    tensors and shapes.
     """
     tensors, notes = weights.model, list[str]()
     keep, length = model.spec.text.kept_positions if initial else None, model.spec.text.context_length
@@ -243,7 +246,8 @@ def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> lis
         tensors, note = stretch_text_positions(tensors, keep, length, weights.location)
         notes.append(note)
     fitted, changed = _fitted(model, tensors)
-    load_module(model, fitted, f"model at {weights.location}")
+    norms, kept = initial_adapters(model, fitted)
+    load_module(model, {**fitted, **norms} if norms else fitted, f"model at {weights.location}", kept)
     return [*notes, *changed]
 
 

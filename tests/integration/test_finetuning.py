@@ -1,4 +1,4 @@
-"""Locked towers and a classification head: several ranks and micro-batches match a single process."""
+"""Locked towers, adapters and a classification head: several ranks and micro-batches match a single process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,19 @@ from clipx.trainer.trainer import Trainer
 SCRIPT = str(SCRIPTS / "finetune.py")
 NARROW = (*VIT, "model.embed_dim=16", "model.text.width=16", "model.text.heads=2")
 EVALUATED = ("checkpoint=none", "evaluator=[retrieval]", "evaluator.retrieval.every=end")
+DORA = ("model.image.lora.dora=true", "model.text.lora.dora=true")
 KINDS = {
     "part": ("model.image.lock=2", "model.text.lock=all", "optimizer.layer_decay=0.5"),
     "norms": ("model.image.lock=1", "model.image.lock_norms=false", "model.text.lock=0", "model.text.lock_norms=false"),
     "head": ("objective=classification", "model.text.lock=all", "objective.label_smoothing=0.1"),
+    "lora": (
+        "model.image.lora.rank=3",
+        "model.text.lora.rank=2",
+        "model.text.lora.last=1",
+        "optimizer.layer_decay=0.5",
+    ),
+    # One row of A on two ranks: the shard of the second is empty.
+    "dora": (*DORA, "model.image.lora.rank=1", "model.text.lora.rank=5", "model.text.lora.layers=[attn.*,mlp.fc1]"),
     "probe": ("objective=classification", "model.text.lock=all", "model.image.lock=all"),
 }
 FSDP, MICRO = "distributed=fsdp", "data.micro_batches=2"
@@ -33,9 +42,13 @@ WAYS = {
     "head_ddp": ("head", MICRO),
     "head_fsdp": ("head", FSDP, MICRO),
     "probe_ddp": ("probe", MICRO),
+    "lora_ddp": ("lora", MICRO),
+    "lora_fsdp": ("lora", FSDP, MICRO),
+    "dora_ddp": ("dora",),
+    "dora_fsdp": ("dora", FSDP, MICRO),
     "sent": ("part",),
 }
-QUICK = ("part_ddp", "head_fsdp", "sent")
+QUICK = ("part_ddp", "head_fsdp", "dora_fsdp", "sent")
 Tensors = dict[str, torch.Tensor]
 Results = Callable[[str], Tensors]  # of a kind of fine-tuning, or of a way to train on two ranks
 
@@ -72,7 +85,9 @@ def two(weights: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
     return lambda way: found(way in QUICK)[way]
 
 
-@pytest.mark.parametrize("way", slow_except([way for way in WAYS if way != "sent"], "part_ddp", "head_fsdp"))
+@pytest.mark.parametrize(
+    "way", slow_except([way for way in WAYS if way != "sent"], "part_ddp", "head_fsdp", "dora_fsdp")
+)
 def test_two_ranks_match_a_single_process(way: str, two: Results, single: Results) -> None:
     """Losses, gradient norms, weights, their average, the head and evaluation results: float64, to 1e-9."""
     expected = single(WAYS[way][0])

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from helpers import SCRIPTS
 from helpers.cases import slow_except
-from helpers.runs import torchrun
+from helpers.runs import VIT, small, torchrun
 from helpers.scripts.resume_each_step import OBJECTIVES, differences, options
+
+from clipx.trainer.trainer import Trainer
 
 
 # The other objectives combine the same parts differently, or have no state.
@@ -41,3 +43,12 @@ def test_a_run_on_two_ranks_resumes_bit_for_bit(tmp_path: Path, objective: str) 
     torchrun(2, str(SCRIPTS / "resume_each_step.py"), str(tmp_path), objective)
     for rank in range(2):
         assert json.loads((tmp_path / f"differences.{rank}.json").read_text()) == {objective: []}
+
+
+@pytest.mark.parametrize("dora", slow_except(["false", "true"], "true"))
+def test_a_run_with_adapters_resumes_bit_for_bit(tmp_path: Path, dora: str) -> None:
+    """Dropout of the adapters, in two micro-batches, and the average of the weights."""
+    Trainer(small(tmp_path / "zero", *VIT, "duration=1st", "schedule.warmup=0st")).fit()
+    adapters = [f"model.{side}.lora.{word}" for side in ("image", "text") for word in ("rank=3", "dropout=0.2")]
+    adapters += [f"model.image.lora.dora={dora}", f"model.weights={tmp_path / 'zero'}", "optimizer.ema_decay=0.9"]
+    assert differences(tmp_path, *options("infonce"), *adapters, steps=range(2, 5)) == []

@@ -88,6 +88,53 @@ def test_value_and_gradients_match_the_definition(weights: tuple[float, float], 
     assert_same(score(module, x, y, given), {**expected, "temperature": 1 / alpha.detach()}, atol=1e-12)
 
 
+DISTANCE = ("objective.embedding_weight=0.8",)
+
+
+def teachers_of_the_same_width(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Returns the embeddings of two teachers that are as wide as the student."""
+    found = [features(B, seed=seed, dtype=dtype, pull=1.0) for seed in (5, 6)]
+    return tuple(t.detach() for image, text in found for t in (7 * image, text))
+
+
+@pytest.mark.parametrize("teachers", [1, 2])
+@pytest.mark.parametrize("weights", [(0.7, 1.9), (0.7, 0.0), (0.0, 0.0)])
+def test_the_distance_of_embeddings_matches_the_definition(weights: tuple[float, float], teachers: int) -> None:
+    """Adds the mean of 1 - cos over samples, sides and teachers, scalar by scalar, to the losses without it."""
+    contrastive, distill = weights
+    words = (f"objective.contrastive_weight={contrastive}", f"objective.distill_weight={distill}")
+    given = teachers_of_the_same_width()[: 2 * teachers]
+    x, y = features(B)
+    log_scale = build().get_parameter("temperature.log_scale").detach().clone().requires_grad_()
+    s, alpha = objective_reference.similarities(x, y), log_scale.exp()
+    logits = [objective_reference.similarities(*two) for two in zip(given[::2], given[1::2], strict=True)]
+    taught = objective_reference.mean([cross_entropy(s, alpha, w) for w in logits])
+    terms = [
+        1
+        - sum((a * b for a, b in zip(own[i], target[i], strict=True)), torch.zeros(()))
+        / target[i].square().sum().sqrt()
+        for image, text in zip(given[::2], given[1::2], strict=True)
+        for own, target in ((x, image), (y, text))
+        for i in range(B)
+    ]
+    distance, infonce = objective_reference.mean(terms), objective_reference.infonce(x, y, alpha)
+    loss = contrastive * infonce + distill * taught + 0.8 * distance
+    dx, dy, d = torch.autograd.grad(loss, (x, y, log_scale))
+    found = score(build(*words, *DISTANCE), x, y, given)
+    assert ("distill_loss" in found) == (distill > 0)
+    expected = {"loss": loss, "image": dx, "text": dy, "temperature.log_scale": d, "embedding_distance": distance}
+    assert_same({name: found[name] for name in expected}, {n: t.detach() for n, t in expected.items()}, atol=1e-12)
+
+
+def test_a_student_equal_to_its_teacher_has_no_distance() -> None:
+    x, y = features(B, dtype=torch.float32)
+    module = build(*DISTANCE, "objective.distill_weight=0", "objective.contrastive_weight=0", dtype=torch.float32)
+    found = score(module, x, y, (14 * x.detach(), y.detach()))
+    assert found["embedding_distance"].abs() < 1e-6
+    tangent = found["image"] - (found["image"] * x).sum(1, keepdim=True) * x
+    assert tangent.detach().abs().max() < 1e-6, "the gradient does not turn the embeddings"
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (14.3, 100.0), (100.0, 14.3)])
 def test_loss_and_gradients_equal_open_clip(dtype: torch.dtype, scales: tuple[float, float]) -> None:
@@ -240,9 +287,15 @@ def test_compile_objective_compiles_the_tiles() -> None:
 # ------------------------------------------------------------------------------------ ranks and micro-batches
 
 
+KINDS = {"": (), "distance": DISTANCE, "distance alone": (*DISTANCE, "objective.distill_weight=0")}
+
+
 def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
     """Compares the loss on each rank, metrics and all gradients of two steps with two teachers in float64 to 1e-10."""
-    specs = {tile: {"": spec("distillation", *SETTINGS, f"objective.tile={tile}")} for tile in ("auto", "5")}
+    specs = {
+        tile: {name: spec("distillation", *SETTINGS, f"objective.tile={tile}", *words) for name, words in KINDS.items()}
+        for tile in ("auto", "5")
+    }
     objective_grid.main(tmp_path / "1", specs["auto"], [1, 3])
     alone = load_file(tmp_path / "1")
     (tmp_path / "specs").write_bytes(pickle.dumps(specs["5"]))
@@ -251,8 +304,8 @@ def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
     for found in (alone, *(load_file(tmp_path / str(ranks)) for ranks in (2, 3))):
         assert len(found) > 40
         for name, value in found.items():
-            _, _, what = name.split("/", 2)  # the second part is the number of micro-batches: 1, 2 or 3
-            expected = alone[f"/1/{what}"]
+            kind, _, what = name.split("/", 2)  # the second part is the number of micro-batches: 1, 2 or 3
+            expected = alone[f"{kind}/1/{what}"]
             torch.testing.assert_close(
                 value, expected.expand_as(value), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
             )
@@ -265,6 +318,7 @@ def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
     ("override", "rule"),
     [
         ("objective.distill_weight=0.0", "must be above 0: to train without a teacher, choose objective=infonce"),
+        ("objective.embedding_weight=-1.0", "must be at least 0: 0 disables it"),
         ("objective.contrastive_weight=-1.0", "must be at least 0: 0 learns from the teacher alone"),
         ("objective.init_temperature=2.0", "must be in [1/max_scale, 1]"),
     ],

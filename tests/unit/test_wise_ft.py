@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ import clipx.wise_ft  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
 from clipx.trainer.trainer import Trainer
 from clipx.weights.interpolation import check_mixable, interpolate
-from clipx.weights.load import LoadedWeights, load_into, load_weights
+from clipx.weights.load import LoadedWeights, load_into, load_weights, save_weights
+from clipx.weights.soup import mean_of
 
 WISE = (sys.executable, "-m", "clipx.wise_ft")
 NARROW = ("model.embed_dim=16", "model.text.width=16", "model.text.heads=2")
@@ -117,6 +119,98 @@ def test_best_selects_the_highest_mean_and_writes_only_with_out(runs: tuple[Path
     assert [len(line) == 5 for line in table] == [means[0] >= means[1], means[1] > means[0]]
 
 
+# ------------------------------------------------------------------------------------------------------------ soups
+
+
+@pytest.fixture(scope="module")
+def third(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fine-tunes with another seed and a learning rate that ruins the model."""
+    path = tmp_path_factory.mktemp("third") / "third"
+    words = ("data=shapes_shifted", f"model.weights={runs[0]}", "seed=7", "optimizer.lr=0.5")
+    Trainer(small(path, *NARROW, "evaluator=[]", *words)).fit()
+    return path
+
+
+def soup(*words: str) -> dict[str, Any]:
+    """Runs the command. Returns what wise_ft.json records."""
+    run(*WISE, *words, *SETS)
+    out = Path(next(word for word in words if word.startswith("out=")).removeprefix("out="))
+    found: dict[str, Any] = json.loads((out / "wise_ft.json").read_text())
+    return found
+
+
+def test_a_mean_of_models_is_that_of_all_weights(runs: tuple[Path, Path], third: Path) -> None:
+    models = [load_weights(str(path)) for path in (*runs, third)]
+    found = mean_of(models)
+    for name, x in found.model.items():
+        if x.is_floating_point():
+            expected = torch.stack([one.model[name].double() for one in models]).mean(0)
+            torch.testing.assert_close(x.double(), expected, rtol=1e-6, atol=1e-9, msg=name)
+        else:
+            assert torch.equal(x, models[0].model[name]), name
+    scales = [one.log_scale for one in models if one.log_scale is not None]
+    assert found.log_scale == pytest.approx(sum(scales) / 3)
+    assert mean_of([models[0], replace(models[1], log_scale=None)]).log_scale is None
+    half, found = interpolate(models[0], models[1], 0.5), mean_of(models[:2])
+    for name, x in half.model.items():
+        if x.is_floating_point():
+            torch.testing.assert_close(found.model[name], x, rtol=1e-6, atol=1e-7)
+    assert mean_of(models[:1]) is models[0]
+
+
+def test_a_uniform_soup_is_written_without_a_base(runs: tuple[Path, Path], third: Path, tmp_path: Path) -> None:
+    places = (*runs, third)
+    told = soup("finetuned=[" + ",".join(map(str, places)) + "]", "soup=uniform", f"out={tmp_path}/x")
+    assert told["soup"] == {
+        "kind": "uniform",
+        "models": [{"location": str(path), "chosen": True, "score": None, "mixed_score": None} for path in places],
+    }
+    assert (told["zero"], told["chosen"], [point["alpha"] for point in told["points"]]) == (None, 1, [1])
+    found, expected = load_weights(f"{tmp_path}/x/model.safetensors"), mean_of([load_weights(str(p)) for p in places])
+    assert all(torch.equal(x, expected.model[name]) for name, x in found.model.items())
+
+
+def test_a_greedy_soup_adds_models_that_do_not_lower_the_metric(
+    runs: tuple[Path, Path], third: Path, tmp_path: Path
+) -> None:
+    """Repeats the rule with the scores of separate evaluations of the same averages."""
+    places = [str(third), str(runs[0]), str(runs[1])]
+    metric = "zeroshot/held_out/top1"
+    words = (f"metric={metric}", "evaluator=[zeroshot]")
+    told = soup(
+        f"finetuned=[{','.join(places)}]",
+        "soup=greedy",
+        f"base={runs[0]}",
+        "alphas=[0,1]",
+        *words,
+        f"out={tmp_path}/x",
+        "select=1",
+    )
+    models = {one["location"]: one for one in told["soup"]["models"]}
+    assert sorted(models) == sorted(places)
+
+    def score(weights: LoadedWeights, name: str) -> float:
+        save_weights(tmp_path / f"{name}.safetensors", weights, None)
+        place = tmp_path / f"{name}.safetensors"
+        one = soup(f"base={place}", f"finetuned={place}", "alphas=[0]", *words, f"out={tmp_path}/{name}", "select=0")
+        return float(one["points"][0]["data"][metric])
+
+    alone = {place: score(load_weights(place), f"alone{i}") for i, place in enumerate(places)}
+    assert {place: one["score"] for place, one in models.items()} == alone
+    order = sorted(places, key=lambda place: -alone[place])
+    assert list(models) == order
+    kept, best = [order[0]], alone[order[0]]
+    for i, place in enumerate(order[1:]):
+        mixed = score(mean_of([load_weights(one) for one in (*kept, place)]), f"mixed{i}")
+        assert (models[place]["mixed_score"], models[place]["chosen"]) == (mixed, mixed >= best)
+        if mixed >= best:
+            kept, best = [*kept, place], mixed
+    expected = mean_of([load_weights(place) for place in kept])
+    found = load_weights(f"{tmp_path}/x/model.safetensors")
+    assert all(torch.equal(x, expected.model[name]) for name, x in found.model.items())
+    assert told["points"][-1]["data"][metric] == best, "alpha 1 is the soup"
+
+
 # ----------------------------------------------------------------------------------------------------------- errors
 
 
@@ -142,6 +236,15 @@ def test_different_architectures_are_rejected_by_name(
         (("alphas=[0,0]",), "alphas=[0.0, 0.0] has duplicates"),
         (("select=0.3", "alphas=[0,1]", "out=x"), "select=0.3 is neither best nor one of alphas=[0.0, 1.0]"),
         (("select=0.5",), "select=0.5 has no effect without out=FOLDER"),
+        (("finetuned=[a,b]",), "finetuned=[a,b] are 2 models: give soup=uniform or soup=greedy, or one model"),
+        (("soup=greedy",), "soup=greedy has no effect on one model, finetuned=b: give several"),
+        (("finetuned=[a,a]", "soup=uniform"), "finetuned=[a,a] has a model twice: give each once"),
+        (("finetuned=[a,1]", "soup=uniform"), "finetuned=[a,1] must be a model, or a list of models"),
+        (("base=null",), "base=null leaves nothing to interpolate: give base=…, or several models and soup=greedy"),
+        (
+            ("base=null", "finetuned=[a,b]", "soup=greedy", "alphas=[0,1]"),
+            "alphas=[0.0, 1.0] needs base=…, with which the soup is interpolated",
+        ),
         (("metric=retrieval/recall",), "metric=retrieval/recall is not a metric of evaluator=[zeroshot]"),
     ],
 )

@@ -1,4 +1,5 @@
-"""InfoNCE and distillation from a teacher's softmaxes, on the tiles of the contrastive kernel.
+"""InfoNCE, distillation from a teacher's softmaxes, on the tiles of the contrastive kernel, and the distance of the
+embeddings from the teacher's.
 
 Notation of `contrastive`; w_ij are the teacher's logits, p its softmax over a row or a column. For a row, with q_i the
 probability that the teacher assigns to negatives,
@@ -8,7 +9,8 @@ probability that the teacher assigns to negatives,
 and its gradient with respect to z_ij is softmax(z_i)_j - p_ij, so that a tile of the teacher's pairs is scored with
 each tile of the student's. Both are linear in p: the mean of the losses of K teachers has p̄, the mean of their
 softmaxes, in place of p, and q̄ in place of q. Communication: 2 + K all_gathers (the features of the student, those of
-each teacher, and 2 + 2K numbers per sample) and one sum of the losses.
+each teacher, and 2 + 2K numbers per sample) and one sum of the losses. The distance of the embeddings is a mean over
+samples: one further sum.
 """
 
 from __future__ import annotations
@@ -17,11 +19,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, StepInputs
-from clipx.objective.losses.contrastive import Pairs, Tile, TiledObjective, Tiling, diagonal, in_batch
+from clipx.objective.losses.contrastive import (
+    Pairs,
+    Tile,
+    TiledObjective,
+    Tiling,
+    contrastive_loss,
+    diagonal,
+    in_batch,
+)
 from clipx.objective.losses.products import full_precision
 from clipx.objective.losses.temperature import Temperature
 
@@ -30,25 +41,56 @@ Weights = tuple[float, float]
 
 
 class Distillation(TiledObjective):
-    """InfoNCE and distillation with one learned temperature.
+    """InfoNCE and distillation with one learned temperature, and the distance of the embeddings from the teachers'.
 
     Targets: image_bT and text_bT of each teacher, whose products are its logits.
     """
 
-    def __init__(self, comm: Comm, temperature: Temperature, weights: Weights, tiling: Tiling) -> None:
+    def __init__(
+        self, comm: Comm, temperature: Temperature, weights: Weights, by_distance: float, tiling: Tiling
+    ) -> None:
         super().__init__(comm, tiling)
-        self.weights, self.temperature = weights, temperature
+        self.weights, self.by_distance, self.temperature = weights, by_distance, temperature
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
         scale = self.temperature()
-        loss, contrastive_loss, distill_loss = distillation_loss(
+        loss, parts = self._of_pairs(inputs, scale)
+        if self.by_distance:
+            distance = embedding_distance(inputs.image, inputs.text, inputs.targets, self.comm)
+            parts["embedding_distance"] = distance.detach()
+            loss = loss + self.by_distance * distance
+        return loss, {**parts, "temperature": 1 / scale.detach()}
+
+    def _of_pairs(self, inputs: StepInputs, scale: Tensor) -> tuple[Tensor, Metrics]:
+        """Returns the weighted losses over all pairs, and these without weights."""
+        if not self.weights[1]:
+            loss = contrastive_loss(inputs.image, inputs.text, scale, in_batch, self.comm, self.tiling)
+            return self.weights[0] * loss, {"contrastive_loss": loss.detach()}
+        loss, contrastive, distill = distillation_loss(
             inputs.image, inputs.text, scale, inputs.targets, self.weights, self.comm, self.tiling
         )
-        parts = {"contrastive_loss": contrastive_loss, "distill_loss": distill_loss}
-        return loss, {**parts, "temperature": 1 / scale.detach()}
+        return loss, {"contrastive_loss": contrastive, "distill_loss": distill}
 
     def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
         self.temperature.after_step()
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def embedding_distance(image_bD: Tensor, text_bD: Tensor, taught: Sequence[Tensor], comm: Comm) -> Tensor:
+    """Returns 1 - the cosine of an embedding and the teacher's, 0-dim: the mean over the global batch, over images and
+    texts, and over all teachers.
+
+    `taught`: image_bD and text_bD of each teacher, of any norm. Gradients: see `Objective`. Collective.
+    """
+    wide = torch.promote_types(image_bD.dtype, torch.float32)
+    own = (image_bD.to(wide), text_bD.to(wide))
+    cosines = [
+        (own[i % 2] * F.normalize(target.to(torch.promote_types(target.dtype, wide)), dim=1)).sum()
+        for i, target in enumerate(taught)
+    ]
+    rank_mean = 1 - torch.stack(cosines).sum() / (len(taught) * len(image_bD))
+    share = rank_mean / comm.world
+    return comm.sum(share.detach()) + (share - share.detach())  # equal on all ranks, with the gradient of this rank
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -30,6 +30,7 @@ from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec
 from clipx.objective.base import Metrics
+from clipx.objective.distillation import DistillationSpec
 from clipx.objective.spec import ObjectiveSpec
 from clipx.trainer.gradcache import forward_backward
 
@@ -71,6 +72,8 @@ class Run:
         self.model = Towers()
         self.parallel = DistributedDataParallel(self.model) if comm.world > 1 else self.model
         self.teachers = ((4, 3) if spec.teacher_logits else (4,)) if spec.taught else ()  # widths
+        if isinstance(spec, DistillationSpec) and spec.embedding_weight:
+            self.teachers = (5, 5)
         self.objective = spec.build(comm, Length(epoch=SAMPLES, batch=SIZE, total=6 * SAMPLES))
         self.objective.prepare(None, 5)
         self.objective.double()

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP
+from clipx.model.freeze import freeze
+from clipx.model.lora import add_adapters
 from clipx.objective.base import Objective
 from clipx.optimizer.adamw import AdamWSpec
 from clipx.optimizer.groups import decayed, parameter_groups, set_learning_rate
@@ -165,6 +167,37 @@ def test_patterns_exempt_further_parameters_from_decay() -> None:
     spec = compose(f"optimizer.no_decay=[{','.join(pattern)}]").optimizer
     rates = value_by_name("weight_decay", parameter_groups(model, Objective(), spec))
     assert {rates[f"model.{name}"] for name in exempt} == {0.0}
+
+
+ADAPTERS = ("model.image.lora.rank=2", "model.text.lora.rank=2", "model.image.lora.dora=true", "model.weights=x")
+
+
+def adapted_groups(*words: str) -> list[dict[str, Any]]:
+    run = compose("model=vit_s32", *ADAPTERS, *words)
+    model = run.model.build(torch.device("meta"), torch.float32)
+    freeze(model, run.model)
+    add_adapters(model, run.model)
+    return parameter_groups(model, Objective(), run.optimizer)
+
+
+def test_adapters_decay_like_matrices_and_are_scaled_like_their_layers() -> None:
+    groups = adapted_groups("optimizer.layer_decay=0.5", "optimizer.text_lr_scale=3", "optimizer.weight_decay=0.1")
+    decay, scale = value_by_name("weight_decay", groups), value_by_name("lr_scale", groups)
+    layer = "model.image.trunk.blocks.{}.mlp.fc1.{}"
+    for block, above in ((11, 0), (10, 1), (0, 11)):
+        for leaf, rate in (("lora_a", 0.1), ("lora_b", 0.1), ("magnitude", 0.0)):
+            name = layer.format(block, leaf)
+            assert (decay[name], scale[name]) == (rate, pytest.approx(0.5**above))
+    assert scale["model.text.blocks.10.attn.qkv.lora_a"] == pytest.approx(3 * 0.5)
+    exempt = value_by_name("weight_decay", adapted_groups("optimizer.no_decay=[*.lora_a,*.lora_b]"))
+    assert not any(rate for name, rate in exempt.items() if "lora" in name)
+
+
+def test_muon_leaves_adapters_to_adamw_and_needs_another_matrix() -> None:
+    with pytest.raises(ConfigError, match="optimizer=muon has no effect if no hidden matrix is trained"):
+        adapted_groups("optimizer=muon")
+    found = muon_matrices(adapted_groups("optimizer=muon", "model.text.lora.rank=0"))
+    assert found and not any("lora" in name or name.startswith("model.image") for name in found)
 
 
 def test_a_pattern_may_match_frozen_parameters() -> None:

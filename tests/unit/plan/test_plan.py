@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.runs import compose, run
 from torch import Tensor
 
@@ -99,6 +100,7 @@ def test_flops_match_the_formula(vit_b32: Plan) -> None:
             marks=pytest.mark.slow,
         ),
         ("model.weights=unread.pt", "model.image.lock=all", "model.text.lock=norms"),
+        ("model.weights=unread.pt", "model.image.lora.rank=8", "model.text.lora.rank=4", "model.text.lora.dora=true"),
     ],
 )
 def test_counts_of_three_blocks_equal_those_of_all_blocks(overrides: tuple[str, ...]) -> None:
@@ -112,6 +114,25 @@ def test_counts_of_three_blocks_equal_those_of_all_blocks(overrides: tuple[str, 
     for samples in (2, 64):  # gradients, and activations, determine the peak
         assert short.memory(samples, 20) == full.memory(samples, 20)
     assert short.flops(20) == full.flops(20)
+
+
+@pytest.mark.parametrize("kind", slow_except(["ddp", "fsdp"], "ddp"))
+def test_gradients_and_optimizer_state_of_adapters_are_those_of_trained_weights(kind: str) -> None:
+    """36 adapters of rank 8 in the 12 blocks of both towers, the projections, text.norm, the temperature."""
+    ranks, words = 4, ("model.weights=unread.pt", "model.image.lora.rank=8", "model.text.lora.rank=8")
+    base = ("model=vit_b32", *LAION, f"ranks={ranks}", "precision=fp32", "data.batch_size=256", f"distributed={kind}")
+    whole, found = (plan(planned(*base, *more), lambda text: None, largest=False) for more in ((), words))
+    adapters = sum(12 * 8 * (4 + 2 + 5 + 5) * width for width in (768, 512))
+    trained = adapters + 768 * 512 + 512 * 512 + 2 * 512 + 1
+    assert (found.trained, whole.trained) == (trained, sum(whole.parameters.values()))
+    assert sum(found.parameters.values()) == whole.trained + adapters
+    parts = ranks if kind == "fsdp" else 1
+    assert found.memory.gradients == 4 * (trained - 1) // parts
+    assert found.memory.optimizer == pytest.approx(8 * trained / parts, abs=64)
+    assert found.memory.activations < whole.memory.activations
+    sums = {"ddp": "all_reduce", "fsdp": "reduce_scatter"}[kind]
+    assert found.traffic.gradients[sums][1] == 4 * (trained - 1)
+    assert whole.traffic.gradients[sums][1] == 4 * (whole.trained - 1)
 
 
 def test_a_large_model_is_traced_with_three_blocks_of_each_tower() -> None:

@@ -173,6 +173,29 @@ def test_two_ranks_with_micro_batches_equal_a_single_process(trained: Path, tmp_
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
 
 
+def test_the_distance_from_the_start_of_fine_tuning_begins_at_zero(trained: Path, tmp_path: Path) -> None:
+    """The teacher is the model with which the run starts. A weight keeps the embeddings near it."""
+    start = (f"model.weights={trained}", f"teacher.weights={trained}")
+    words = (*start, "objective.distill_weight=0", "optimizer=sgd", "optimizer.lr=0.3", "duration=9st")
+    found = {
+        weight: [
+            row["train/embedding_distance"]
+            for row in training_rows(tmp_path / weight, *words, f"objective.embedding_weight={weight}")
+            if "train/embedding_distance" in row
+        ]
+        for weight in ("0.001", "3")
+    }
+    assert all(abs(distances[0]) < 1e-6 for distances in found.values())
+    assert 0 < found["3"][-1] < 0.5 * found["0.001"][-1]
+
+
+def test_a_teacher_of_another_width_has_no_distance(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"embedding_weight=1 compares embeddings of the same width, and the teacher"):
+        distillation_trainer(
+            tmp_path / "run", f"teacher.weights={trained}", "objective.embedding_weight=1", "model.embed_dim=24"
+        )
+
+
 def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path) -> None:
     teacher = tmp_path / "moved" / "teacher"
     shutil.copytree(trained, teacher)

@@ -1,0 +1,340 @@
+"""Low-rank adapters: the definition, an unchanged start, merged weights, chosen layers, frozen weights, errors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.cases import slow_except
+from helpers.hf_models import save_config, save_tokenizer
+from helpers.runs import VIT, compose
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from clipx.bench.training import captions
+from clipx.errors import CheckpointError, ConfigError
+from clipx.model.blocks import named_blocks
+from clipx.model.clip import CLIP
+from clipx.model.flops import Utilisation
+from clipx.model.freeze import freeze, frozen_count
+from clipx.model.lora import DoraLinear, LoraLinear, adapter_parameters, add_adapters, merged, without_adapters
+from clipx.model.lora_spec import LoraSpec
+from clipx.model.spec import ModelSpec
+from clipx.trainer.compile import Backend, CompileSpec
+
+CPU = torch.device("cpu")
+NARROW = (*VIT, "model.embed_dim=16", "model.text.context_length=12", "model.weights=somewhere")
+BOTH = ("model.image.lora.rank=4", "model.text.lora.rank=3", "model.text.lora.alpha=6")
+DORA = (*BOTH, "model.image.lora.dora=true", "model.text.lora.dora=true")
+FORMS = {
+    "own text tower": (),
+    "recent text tower": (
+        *("model.text.positions=rotary", "model.text.norm=rms", "model.text.mlp=swiglu", "model.text.bias=false"),
+        *("model.text.pool=map", "model.text.causal=false"),
+    ),
+    "convnext": ("model.image.timm=test_convnext",),
+    "pooled": ("+model.image.options.global_pool=avg",),
+}
+
+
+def spec_of(*overrides: str) -> ModelSpec:
+    """Returns the spec of the small ViT, or of another image tower without its options."""
+    other = any(word.startswith("model.image.timm=") for word in overrides)
+    return compose(*NARROW[2 * other :], *overrides).model
+
+
+def build(spec: ModelSpec, dtype: torch.dtype = torch.float64, adapters: bool = True) -> CLIP:
+    torch.manual_seed(0)
+    model = spec.build(CPU, dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".gamma"):
+            nn.init.ones_(parameter)  # ConvNeXt scales its blocks by 1e-6 at the start
+    if adapters:
+        freeze(model, spec)
+        add_adapters(model, spec)
+    return model
+
+
+def train(model: CLIP) -> CLIP:
+    """Moves the adapters away from their start, as training does."""
+    torch.manual_seed(1)
+    names = adapter_parameters(model)
+    assert names
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in names:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def inputs(model: CLIP, size: int = 4) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    side = model.image_sizes[0]
+    image = torch.randint(0, 256, (size, 3, side, side), dtype=torch.uint8, generator=random)
+    return image, captions(size, model.text.context_length, 3)
+
+
+# ------------------------------------------------------------------------------------------------- definition
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_and_its_gradients_equal_the_definition(dora: bool, bias: bool) -> None:
+    """DoRA: the norm of a row is a constant in the backward pass (arXiv:2402.09353, section 4.3)."""
+    torch.manual_seed(0)
+    layer = nn.Linear(7, 5, bias).double().requires_grad_(False)
+    (DoraLinear if dora else LoraLinear).adapt(layer, LoraSpec(rank=3, alpha=6.0, dora=dora))
+    layer.lora_b.data.normal_()
+    if dora:
+        layer.magnitude.data.mul_(1.5)
+    x = torch.randn(4, 7, dtype=torch.float64)
+    found = layer(x)
+    found.square().sum().backward()
+
+    a, b = (p.detach().clone().requires_grad_() for p in (layer.lora_a, layer.lora_b))
+    weight = layer.weight + 6 / 3 * b @ a
+    if dora:
+        m = layer.magnitude.detach().clone().requires_grad_()
+        weight = weight * (m / weight.detach().square().sum(1).sqrt())[:, None]
+    expected = x @ weight.T + (layer.bias if bias else 0)
+    expected.square().sum().backward()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    pairs = [(layer.lora_a, a), (layer.lora_b, b), *([(layer.magnitude, m)] if dora else [])]
+    for own, reference in pairs:
+        torch.testing.assert_close(own.grad, reference.grad, rtol=1e-12, atol=1e-12)
+    assert layer.weight.grad is None
+
+
+def test_initial_adapters_are_those_of_the_authors() -> None:
+    """A uniform as in nn.Linear, B zero: https://github.com/microsoft/LoRA, loralib/layers.py."""
+    layer = nn.Linear(1024, 64)
+    LoraLinear.adapt(layer, LoraSpec(rank=16))
+    assert isinstance(layer, LoraLinear) and not layer.lora_b.any()
+    bound = math.sqrt(6 / (1 + 5) / 1024)
+    a_RI = layer.lora_a.detach()
+    assert 0.99 * bound < a_RI.abs().max() <= bound
+    assert a_RI.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+
+
+def test_dropout_reaches_the_adapters_alone() -> None:
+    layer = nn.Linear(64, 8).double()
+    LoraLinear.adapt(layer, LoraSpec(rank=4, dropout=0.5))
+    x = torch.randn(3, 64, dtype=torch.float64)
+    assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias)), "B is 0"
+    layer.lora_b.data.normal_()
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+
+
+# ------------------------------------------------------------------------------------------------- towers
+
+
+@pytest.mark.parametrize("adapters", [BOTH, DORA], ids=["lora", "dora"])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_first_forward_equals_that_of_the_weights(form: str, adapters: tuple[str, ...]) -> None:
+    spec = spec_of(*FORMS[form], *adapters)
+    plain, model = build(spec, adapters=False), build(spec)
+    assert plain.state_dict().keys() < model.state_dict().keys()
+    assert {*model.state_dict()} - {*plain.state_dict()} == adapter_parameters(model)
+    for found, expected in zip(model(*inputs(model)), plain(*inputs(plain)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("adapters", [BOTH, DORA], ids=["lora", "dora"])
+@pytest.mark.parametrize("form", FORMS)
+@torch.no_grad()
+def test_merged_weights_give_equal_embeddings(form: str, adapters: tuple[str, ...]) -> None:
+    spec = spec_of(*FORMS[form], *adapters)
+    plain = build(spec, torch.float32, adapters=False)
+    before = plain.eval()(*inputs(plain))
+    model = train(build(spec, torch.float32)).eval()
+    plain.load_state_dict(merged(model.state_dict(), spec, "x"))
+    expected = model(*inputs(model))
+    for found, wanted, start in zip(plain(*inputs(plain)), expected, before, strict=True):
+        assert (found - wanted).norm() <= 1e-6 * wanted.norm()
+        assert (wanted - start).norm() > 1e-2 * wanted.norm()
+
+
+@pytest.mark.parametrize("name", slow_except(["bert", "qwen3", "mt5"], "bert"))
+@torch.no_grad()
+def test_towers_of_transformers_have_adapters(name: str, tmp_path: Path) -> None:
+    source = save_config(tmp_path, name)
+    save_tokenizer(tmp_path)
+    words = (f"model.text.source={source}", f"model.text.packed={str(name != 'mt5').lower()}", "model.text.pool=mean")
+    base = ("model=tiny", "model/text=hf", "model.weights=somewhere", "model.text.context_length=12")
+    spec = compose(*base, *words, "model.text.lora.rank=2").model
+    plain, model = (build(spec, torch.float32, adapters=on).eval() for on in (False, True))
+    tokens_BL = torch.randint(5, 90, (3, 12), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model.encode_text(tokens_BL), plain.encode_text(tokens_BL))
+    adapted = {name.split(".")[-1] for name, m in model.named_modules() if isinstance(m, LoraLinear)}
+    assert len(adapted) >= 4, adapted
+    plain.load_state_dict(merged(train(model).state_dict(), spec, "x"))
+    torch.testing.assert_close(plain.encode_text(tokens_BL), model.encode_text(tokens_BL), rtol=1e-5, atol=1e-6)
+
+
+def test_adapters_and_projections_alone_are_trained() -> None:
+    model = build(spec_of(*DORA))
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    further = {"image.projection.weight", "text.projection.weight", "text.norm.weight", "text.norm.bias"}
+    assert trained == adapter_parameters(model) | further
+    layers = 2 * 4  # two blocks, with four linear layers each
+    assert len(adapter_parameters(model)) == 2 * layers * 3
+    image_BD, text_BD = model(*inputs(model))
+    (image_BD * text_BD.roll(1, 0)).sum().backward()
+    assert {name for name, p in model.named_parameters() if p.grad is not None} == trained
+
+
+def test_other_weights_are_drawn_as_without_adapters() -> None:
+    spec = spec_of(*BOTH)
+    plain, model = build(spec, adapters=False).state_dict(), build(spec).state_dict()
+    assert all(torch.equal(model[name], tensor) for name, tensor in plain.items())
+
+
+def adapted_layers(*overrides: str) -> set[str]:
+    model = build(spec_of("model.image.lora.rank=2", *overrides), torch.float32)
+    return {name for name, module in model.named_modules() if isinstance(module, LoraLinear)}
+
+
+def test_patterns_and_a_number_of_blocks_select_layers() -> None:
+    block = "image.trunk.blocks"
+    every = {f"{block}.{i}.{layer}" for i in (0, 1) for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+    assert adapted_layers() == every
+    assert adapted_layers("model.image.lora.last=1") == {name for name in every if ".1." in name}
+    found = adapted_layers("model.image.lora.layers=[attn.qkv,mlp.fc?]", "model.image.lora.last=2")
+    assert found == {name for name in every if not name.endswith("proj")}
+
+
+def test_decoder_and_pool_of_a_captioning_model_have_no_adapters() -> None:
+    spec = compose("model=coca_tiny", "objective=coca", "model.weights=x", *BOTH).model
+    model = build(spec, torch.float32)
+    names = {name for name, module in model.named_modules() if isinstance(module, LoraLinear)}
+    assert names and all(name.startswith(("image.trunk.blocks.", "text.blocks.")) for name in names)
+    assert frozen_count(model.decoder) == 0
+
+
+@pytest.mark.parametrize("policy", ["1", "selective", "tower"])
+def test_recomputation_draws_the_same_dropout(policy: str) -> None:
+    """A tower without dropout of its own, to which adapters add some."""
+    dropout = ("model.image.lora.dropout=0.4", "model.text.lora.dropout=0.4")
+    found = []
+    for chosen in ("none", policy):
+        both = (f"model.image.checkpointing={chosen}", f"model.text.checkpointing={chosen}")
+        model = train(build(spec_of(*BOTH, *dropout, *both)))
+        torch.manual_seed(2)
+        image_BD, text_BD = model(*inputs(model))
+        (image_BD * text_BD.roll(1, 0)).sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert [name for name, gradient in found[0].items() if not torch.equal(found[1][name], gradient)] == []
+
+
+@pytest.mark.parametrize("adapters", [BOTH, DORA], ids=["lora", "dora"])
+def test_compiled_blocks_have_the_gradients_of_eager_mode(adapters: tuple[str, ...]) -> None:
+    counters.clear()
+    eager, model = (train(build(spec_of(*adapters), torch.float32)) for _ in range(2))
+    CompileSpec(towers=True, backend=Backend.aot_eager).compile_towers(named_blocks(model))
+    for one in (eager, model):
+        image_BD, text_BD = one(*inputs(one))
+        (image_BD * text_BD.roll(1, 0)).sum().backward()
+    assert counters["graph_break"] == {}
+    expected = dict(eager.named_parameters())
+    for name, p in model.named_parameters():
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, expected[name].grad, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_utilisation_counts_two_passes_of_a_tower_with_adapters() -> None:
+    spec = spec_of("model.image.lora.rank=2")
+    found = Utilisation.build(spec, compose().precision, CPU, 1.0)
+    assert found is not None and (found.image_passes, found.text_passes) == (2, 3)
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_without_adapters_are_returned_unchanged() -> None:
+    spec = spec_of()
+    tensors = build(spec, adapters=False).state_dict()
+    assert merged(tensors, spec, "x") is tensors and without_adapters(spec) is spec
+
+
+def test_adapters_that_do_not_fit_the_configuration_are_an_error() -> None:
+    spec = spec_of(*BOTH)
+    tensors = build(spec).state_dict()
+    assert not without_adapters(spec).has_adapters
+    with pytest.raises(CheckpointError, match=r"outputs/x has adapters of image.* do not fit its configuration"):
+        merged(tensors, without_adapters(spec), "outputs/x")
+    lonely = {name: tensor for name, tensor in tensors.items() if not name.endswith("lora_b")}
+    with pytest.raises(CheckpointError, match="do not fit its configuration and weights: restore it"):
+        merged(lonely, spec, "outputs/x")
+
+
+# ------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("model.image.lora.rank=-1",), "model.image.lora.rank=-1 must be at least 0: 8 is usual"),
+        (("model.text.lora.alpha=8",), "model.text.lora.alpha=8.0 has no effect with model.text.lora.rank=0"),
+        (("model.image.lora.dora=true",), "model.image.lora.dora=true has no effect with model.image.lora.rank=0"),
+        (("model.image.lora.layers=[attn.*]",), "model.image.lora.layers=[attn.*] has no effect with"),
+        (("model.image.lora.rank=4", "model.image.lora.alpha=0"), "model.image.lora.alpha=0.0 must be above 0"),
+        (("model.image.lora.rank=4", "model.image.lora.dropout=1"), "model.image.lora.dropout=1.0 must be in [0, 1)"),
+        (("model.image.lora.rank=4", "model.image.lora.layers=[]"), "model.image.lora.layers=[] selects no layer"),
+        (("model.image.lora.rank=4", "model.image.lora.last=0"), "model.image.lora.last=0 must be at least 1 block"),
+        (
+            ("model.text.lora.rank=4", "model.text.lock=2"),
+            "model.text.lock=2 cannot be combined with model.text.lora.rank=4, which freezes all weights of the tower",
+        ),
+        (
+            ("model.text.lora.rank=4", "model.weights=null"),
+            "model.text.lora.rank=4 adapts randomly initialized weights: give model.weights=…, or remove it",
+        ),
+        (
+            ("model.text.lora.rank=4", "precision=float8"),
+            "precision=float8 replaces linear layers, which model.image.lora and model.text.lora adapt",
+        ),
+        (
+            ("model=stored_features", "model.image.features=96", "model.image.lora.rank=2"),
+            "model.image.lora.rank=2 has no effect with model.image.features=96, which has no blocks",
+        ),
+    ],
+)
+def test_invalid_options_are_rejected_at_composition(overrides: tuple[str, ...], message: str) -> None:
+    words = NARROW[2:] if "model=stored_features" in overrides else NARROW
+    words = tuple(word for word in words if word.split("=")[0] not in {o.split("=")[0] for o in overrides})
+    with pytest.raises(ConfigError) as error:
+        compose(*words, *overrides)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("model.image.lora.layers=[attn.q]",),
+            "model.image.lora.layers=[attn.q] matches no linear layer of the adapted blocks: give names or patterns of "
+            "attn.qkv, attn.proj, mlp.fc1, mlp.fc2",
+        ),
+        (("model.image.lora.last=3",), "model.image.lora.last=3 is more than the 2 blocks of the tower"),
+        (("model.image.lora.rank=65",), "model.image.lora.rank=65 is more than the 64 rows or columns of image.trunk."),
+        (
+            ("model.image.timm=test_resnet",),
+            "model.image.lora.rank=4 has no effect on this tower, which has no linear layers in blocks: use "
+            "model.image.lock",
+        ),
+        (
+            ("model.image.timm=beit_base_patch16_224", "model.image.options.depth=1"),
+            "includes trunk.blocks.0.attn.",
+        ),
+    ],
+)
+def test_layers_that_do_not_exist_are_an_error_with_examples(overrides: tuple[str, ...], message: str) -> None:
+    spec = spec_of("model.image.lora.rank=4", *overrides)
+    with pytest.raises(ConfigError) as error:
+        build(spec, torch.float32)
+    assert message in str(error.value)
