@@ -95,6 +95,12 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         check_name("model.name", self.name)
+        for name, location in self.tower_weights.items():
+            require(
+                self.weights is None,
+                f"model.{name}.weights={location} and model.weights={self.weights} both initialize the {name} tower: "
+                "remove one of them",
+            )
         start, end = self.patch_dropout, self.patch_dropout_end
         for key, share in (("patch_dropout", start), ("patch_dropout_end", end)):
             require(0 <= share < 1, f"model.{key}={share} must be in [0, 1): 0.5 drops half of the patches")
@@ -130,6 +136,12 @@ class ModelSpec:
         return (self.patch_dropout, self.patch_dropout_end) != (0, 0)
 
     @property
+    def tower_weights(self) -> dict[str, str]:
+        """Locations of the initial weights of one tower each, by the name of the tower."""
+        towers = {"image": self.image.weights, "text": self.text.weights}
+        return {name: location for name, location in towers.items() if location is not None}
+
+    @property
     def lock_options(self) -> str:
         """The `lock` options that are not none, as text for the log."""
         towers = (("image", self.image), ("text", self.text))
@@ -144,9 +156,9 @@ class ModelSpec:
         frozen = []
         for name, tower in (("image", self.image), ("text", self.text)):
             require(
-                tower.lock == "none" or self.weights is not None,
-                f"model.{name}.lock={tower.lock} freezes randomly initialized weights: give model.weights=…, or "
-                "remove the lock",
+                tower.lock == "none" or self.weights is not None or name in self.tower_weights,
+                f"model.{name}.lock={tower.lock} freezes randomly initialized weights: give model.weights=… or "
+                f"model.{name}.weights=…, or remove the lock",
             )
             if tower.frozen:
                 frozen.append(name)
@@ -296,6 +308,11 @@ class CoCaSpec(ClipSpec):
             self.image.features is None,
             f"model.image.features={self.image.features} cannot be combined with model.kind=coca, whose decoder reads "
             "the tokens of an image: choose model=stored_features, or give model.image.timm",
+        )
+        require(
+            not self.image.head_blocks,
+            f"model.image.head_blocks={self.image.head_blocks} cannot be combined with model.kind=coca, whose "
+            "attention pool reads the tokens of the trunk: remove it",
         )
         require(
             self.image.projection is Projection.linear,

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,11 @@ def save_weights(path: Path, weights: LoadedWeights, step: int | None) -> None:
     `step`: step of the checkpoint of the weights, if any.
     """
     assert weights.spec is not None
+    model = to_dict(weights.spec)
+    for initialized in (model, model["image"], model["text"]):
+        initialized["weights"] = None
     described = {
-        "model": {**to_dict(weights.spec), "weights": None},
+        "model": model,
         "log_scale": weights.log_scale,
         "bias": weights.bias,
         "step": step,
@@ -102,7 +106,7 @@ def load_weights(location: str) -> LoadedWeights:
     if location.startswith(HUB):
         paths = hub_files(location, CONFIG, *_TOKENIZER)
         return _of_open_clip(location, {path.name: path for path in paths}, first_hub_file(location, _IN_FOLDER))
-    path = _local_path(location.removeprefix(_LOCAL))
+    path = local_path_of(location)
     if path.is_file():
         return _of_file(location, path)
     if is_checkpoint(path.name):
@@ -119,8 +123,9 @@ def load_weights(location: str) -> LoadedWeights:
     )
 
 
-def _local_path(location: str) -> Path:
-    """Returns the local path of a location. Downloads a URL."""
+def local_path_of(location: str) -> Path:
+    """Returns the local path of a location that is not on the hub. Downloads a URL."""
+    location = location.removeprefix(_LOCAL)
     if is_local(location):
         return Path(local_path(location))
     url = location.rstrip("/")
@@ -211,16 +216,23 @@ def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
 
     Raises ClipxError if they cannot be read, or have no configuration.
     """
-    try:
+    with errors_of(key):
         weights = load_weights(location)
-    except ClipxError as error:
-        raise type(error)(str(error).replace("model.weights=", f"{key}=")) from None
     if weights.spec is None:
         raise CheckpointError(
             f"{key}={location} holds weights without a configuration, so towers, tokenizer and image size are unknown: "
             f"give a run directory, a folder with {CONFIG}, or hf-hub:ORG/NAME"
         )
     return weights, weights.spec
+
+
+@contextmanager
+def errors_of(key: str, instead_of: str = "model.weights") -> Iterator[None]:
+    """Names the option `key` in the errors of `load_weights`."""
+    try:
+        yield
+    except ClipxError as error:
+        raise type(error)(str(error).replace(f"{instead_of}=", f"{key}=")) from None
 
 
 def load_into(model: CLIP, weights: LoadedWeights) -> list[str]:
@@ -235,12 +247,12 @@ def load_into(model: CLIP, weights: LoadedWeights) -> list[str]:
         notes = [f"{weights.location} has no configuration: only names and shapes were compared"]
     else:
         check_same(model.spec, weights.spec, weights.location)
-    fitted, changed = _fitted(model, tensors)
+    fitted, changed = fit_positions(model, tensors)
     load_module(model, fitted, f"model at {weights.location}")
     return [*notes, *changed]
 
 
-def _fitted(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
+def fit_positions(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
     """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
     expected = model.state_dict()
     names = [f"image.{name}" for name in model.image.positional_embeddings()]
