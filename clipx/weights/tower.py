@@ -130,8 +130,7 @@ def check_input(spec: ImageTowerSpec, known: Mapping[str, Any], location: str) -
         ours, theirs = getattr(spec, key), known[key]
         if isinstance(theirs, list | tuple):
             same = len(ours) == len(theirs) and all(abs(a - b) < 1e-4 for a, b in zip(ours, theirs, strict=True))
-            theirs = f"[{','.join(f'{value:g}' for value in theirs)}]"
-            ours = f"[{','.join(f'{value:g}' for value in ours)}]"
+            ours, theirs = (f"[{','.join(map(str, values))}]" for values in (ours, theirs))
         else:
             same, ours, theirs = ours == theirs, str(ours).lower(), str(theirs).lower()
         if not same:

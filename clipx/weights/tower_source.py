@@ -167,7 +167,8 @@ def _of_timm(location: str, name: str) -> TimmWeights:
         tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
         known = f"give one of {', '.join(tags[:5])}" if tags else "give one from timm.list_pretrained()"
         raise ConfigError(f"{key}: timm has no weights of {name}: {known}")
-    if cfg.custom_load:
+    custom = cfg.custom_load == "hf" if cfg.hf_hub_id is not None else cfg.custom_load  # as timm decides
+    if custom:
         raise ConfigError(f"{key}: {name} has weights of another library, which only timm reads: save them with timm")
     if cfg.hf_hub_id is not None:
         place = HUB + cfg.hf_hub_id
