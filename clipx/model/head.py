@@ -36,7 +36,8 @@ class TokenHead(nn.Module):
         norm = partial(nn.LayerNorm, eps=1e-6)
         heads = trunk.blocks[0].attn.num_heads
         self.blocks = nn.ModuleList(
-            Block(width, heads, qkv_bias=True, init_values=_SCALE, norm_layer=norm) for _ in range(spec.head_blocks)
+            Block(width, heads, qkv_bias=True, init_values=_SCALE, drop_path=spec.head_drop_path, norm_layer=norm)
+            for _ in range(spec.head_blocks)
         )
         self.norm = norm(width)
         self.apply(_init)

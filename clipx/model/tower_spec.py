@@ -84,6 +84,9 @@ class ImageTowerSpec:
     trunk, as in dino.txt (arXiv:2412.16334). The projection then reads the class token and the mean of the patch
     tokens, concatenated. Requires a ViT with a class token, pooled at it. 0: none."""
 
+    head_drop_path: float = 0.0
+    """Rate of stochastic depth (arXiv:1603.09382) of the head_blocks in training, in [0, 1). dino.txt: 0.3."""
+
     patch_bias: bool = True
     """Bias of the patch embedding of a ViT, which timm's ViTs have unless a norm precedes their blocks. false: no bias,
     as in CLIPA (arXiv:2305.07017); only valid for a ViT that has one in timm."""
@@ -173,6 +176,15 @@ class ImageTowerSpec:
         """Checks the options of the blocks above the trunk. Raises ConfigError."""
         limits.check_limit("model.image.head_blocks", self.head_blocks, limits.LAYERS)
         require(self.head_blocks >= 0, f"model.image.head_blocks={self.head_blocks} is negative: give 0 for none")
+        require(
+            0 <= self.head_drop_path < 1,
+            f"model.image.head_drop_path={self.head_drop_path} must be in [0, 1): 0.3 is that of dino.txt",
+        )
+        require(
+            self.head_blocks > 0 or not self.head_drop_path,
+            f"model.image.head_drop_path={self.head_drop_path} has no effect without blocks: give "
+            "model.image.head_blocks, or remove it",
+        )
         require(
             not self.head_blocks or self.projection is not Projection.head,
             f"model.image.projection=head is timm's classifier, which does not read the tokens of "
