@@ -20,7 +20,7 @@ from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.spec import ModelSpec
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
-from clipx.weights.clip_config import TRAINING
+from clipx.weights.clip_config import TRAINING, pool_of
 from clipx.weights.compare import check_same_tower
 from clipx.weights.load import LoadedWeights, fit_positions
 from clipx.weights.open_clip import tower_from_open_clip
@@ -49,10 +49,11 @@ def _load_image(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
     source = image_source(location, spec.image.architecture)
     if isinstance(source, LoadedWeights):
         return _fill(model, spec, "image", *_of_clip(spec, "image", source))
-    check_input(spec.image, source.input, location)
     _check_architecture(spec.image, source)
-    own = image.untransferred()
-    tensors, notes = converted(spec.image, source)
+    check_input(spec.image, source.input, location)
+    convert, own = TimmFilter.of(spec.image), image.untransferred()
+    _check_options(spec.image, source, convert.model)
+    tensors, notes = _converted(spec.image, source, convert)
     named = {name: tensor for name, tensor in tensors.items() if name not in own}
     if not source.input:
         notes.append(f"{location} has no configuration: mean and std of the pixels were not compared")
@@ -96,10 +97,9 @@ def _of_clip(spec: ModelSpec, tower: str, source: LoadedWeights) -> tuple[dict[s
     return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}, notes
 
 
-def converted(spec: ImageTowerSpec, source: TimmWeights) -> tuple[dict[str, Tensor], list[str]]:
+def _converted(spec: ImageTowerSpec, source: TimmWeights, convert: TimmFilter) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the tensors of a timm model by their names in the image tower, without the classifier, and lines for the
     log. Raises CheckpointError for a file that timm cannot convert."""
-    convert = TimmFilter.of(spec)
     try:
         found = convert(source.tensors)
     except Exception as error:  # of any type, for the layout of another architecture
@@ -149,13 +149,17 @@ def _check_architecture(spec: ImageTowerSpec, source: TimmWeights) -> None:
         f"model.image.weights={source.location} holds weights of timm's {theirs}, and model.image.timm={spec.timm}: "
         f"give model.image.timm={theirs}",
     )
+
+
+def _check_options(spec: ImageTowerSpec, source: TimmWeights, trunk: Any) -> None:
+    """Raises ConfigError if the weights are of a model with other arguments of timm.create_model."""
     for key, value in source.options.items():
-        if key not in ADAPTED:
-            require(
-                spec.options.get(key) == value,
-                f"model.image.weights={source.location} holds weights of a model with {key}={value}: give "
-                f"model.image.options.{key}={value}",
-            )
+        usual = pool_of(trunk, spec.architecture) if key == "global_pool" else None
+        require(
+            key in ADAPTED or spec.options.get(key, usual) == value,
+            f"model.image.weights={source.location} holds weights of a model with {key}={value}: give "
+            f"model.image.options.{key}={value}",
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- loading
@@ -182,8 +186,8 @@ def _fill(model: CLIP, spec: ModelSpec, tower: str, tensors: Mapping[str, Tensor
     load_module(module, own, f"{tower} tower at {location}", kept)
     return [
         *notes,
-        *_lines("dropped, of another shape or form", {f"{tower}.{name}" for name in unused}),
-        *_lines("initialized randomly", {f"{tower}.{name}" for name in kept}),
+        *_line("dropped, of another shape or form", tower, unused),
+        *_line("initialized randomly", tower, kept),
     ]
 
 
@@ -210,9 +214,7 @@ def _check_trained(module: nn.Module, spec: ModelSpec, tower: str, random: set[s
     )
 
 
-def _lines(what: str, names: set[str]) -> list[str]:
-    return (
-        [f"{what}: {', '.join(sorted(names)[:5])}{f' and {len(names) - 5} more' if len(names) > 5 else ''}"]
-        if names
-        else []
-    )
+def _line(what: str, tower: str, names: set[str]) -> list[str]:
+    """Returns a line for the log that names the modules of these tensors, or no line."""
+    parts = {name.partition(".")[0] if not name.startswith("trunk.") else name.rpartition(".")[0] for name in names}
+    return [f"{what}: {', '.join(f'{tower}.{part}' for part in sorted(parts))}"] if parts else []

@@ -17,7 +17,7 @@ from helpers.open_clip_models import filled
 from helpers.runs import VIT, compose, interrupt, losses, run, small, tensors, torchrun
 from helpers.scripts.fsdp_training import trained
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from clipx.data.transform import decode, eval_transform
 from clipx.embed import embed
@@ -53,13 +53,10 @@ SHORT = ("evaluator=[retrieval]", "duration=3st", "data.samples=96", "checkpoint
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a timm model, as timm.models.save_for_hf writes it."""
     folder = tmp_path_factory.mktemp("weights") / "vit"
-    folder.mkdir()
     model = filled(timm.create_model("vit_tiny_patch16_224", img_size=SIZE, **DEPTH))
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, folder / "model.safetensors")
     image = compose("model=tiny").model.image
-    cfg = {"mean": list(image.mean), "std": list(image.std), "input_size": [3, SIZE, SIZE]}
-    config = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": cfg, "model_args": DEPTH}
-    (folder / "config.json").write_text(json.dumps(config))
+    model.pretrained_cfg |= {"mean": list(image.mean), "std": list(image.std)}
+    timm.models.save_for_hf(model, folder, safe_serialization=True)
     return folder
 
 
@@ -101,7 +98,7 @@ def test_the_log_names_the_weights_and_what_is_random(weights: Path, tmp_path: P
     assert trainer.loaded_weights == [
         f"image tower: {weights}",
         "dropped the classifier: head.bias, head.weight",
-        "initialized randomly: image.projection.weight",
+        "initialized randomly: image.projection",
     ]
     trainer.close()
 
@@ -128,8 +125,8 @@ def test_a_run_is_exported_without_its_sources_and_starts_a_tower(weights: Path,
     other = (*TOWER, f"model.image.weights={out}", "model.embed_dim=24", "model.image.head_blocks=1")
     trainer = Trainer(small(tmp_path / "other", *other))
     assert trainer.loaded_weights[1:] == [
-        "dropped, of another shape or form: image.projection.weight",
-        "initialized randomly: image.projection.weight",
+        "dropped, of another shape or form: image.projection",
+        "initialized randomly: image.projection",
     ]
     for name, tensor in trainer.learner.model.image.state_dict().items():
         if not name.startswith("projection."):
