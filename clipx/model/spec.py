@@ -69,9 +69,10 @@ class ModelSpec:
     """Text tower: a transformer over tokens and its projection to the embedding."""
 
     weights: str | None = None
-    """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json, a
-    file (.safetensors, .pt, .pth, .bin), a URL of any of these, or hf-hub:ORG/NAME. null: random initialization. A
-    resumed run loads its checkpoint instead. See docs/guides/weights.md."""
+    """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json
+    or of a CLIPModel of transformers, a file (.safetensors, .pt, .pth, .bin), a URL of any of these, or
+    hf-hub:ORG/NAME. null: random initialization. A resumed run loads its checkpoint instead. See
+    docs/guides/weights.md."""
 
     patch_dropout: float = 0.0
     """Share of each image's patches that training drops at random, in [0, 1) (arXiv:2212.00794). 0: off. Evaluation

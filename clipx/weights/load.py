@@ -3,7 +3,8 @@
     load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
     load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-Reads weights of clipx, open_clip and OpenAI: see open_clip.py for their names. files.py reads untrusted files without
+Reads weights of clipx, open_clip and OpenAI, and CLIP models of transformers: see open_clip.py and hf_clip.py for their
+names. files.py reads untrusted files without
 executing code in them.
 """
 
@@ -37,6 +38,7 @@ from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.safe_json import read_as
 from clipx.storage.url import check_url
+from clipx.weights import hf_clip
 from clipx.weights.compare import check_same
 from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
@@ -99,13 +101,17 @@ def load_weights(location: str) -> LoadedWeights:
     """Loads the weights at `location`.
 
     A location is a run directory (its newest checkpoint, the moving average if it has one), one of its checkpoints, a
-    folder with open_clip_config.json, hf-hub:ORG/NAME, or a file, whose suffix names the format. All but hf-hub may be
-    URLs. Raises CheckpointError for a location without weights, or with weights that cannot be read safely.
+    folder with open_clip_config.json or of a CLIPModel of transformers, hf-hub:ORG/NAME of these, or a file, whose
+    suffix names the format. All but hf-hub may be URLs. Raises CheckpointError for a location without weights, or with
+    weights that cannot be read safely.
     """
     check_url("model.weights", location)
     if location.startswith(HUB):
-        paths = hub_files(location, CONFIG, *_TOKENIZER)
-        return _of_open_clip(location, {path.name: path for path in paths}, first_hub_file(location, _IN_FOLDER))
+        paths = {
+            path.name: path for path in hub_files(location, CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)
+        }
+        weights = first_hub_file(location, _IN_FOLDER)
+        return _of_hf_clip(location, paths, weights) or _of_open_clip(location, paths, weights)
     path = local_path_of(location)
     if path.is_file():
         return _of_file(location, path)
@@ -116,6 +122,10 @@ def load_weights(location: str) -> LoadedWeights:
         return _of_open_clip(location, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
     if (path / CHECKPOINTS).is_dir():
         return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
+    files = {child.name: child for child in path.glob("*")} if path.is_dir() else {}
+    of_hf = _of_hf_clip(location, files, next((files[name] for name in _IN_FOLDER if name in files), None))
+    if of_hf is not None:
+        return of_hf
     found = "holds no weights" if path.exists() else "does not exist"
     raise CheckpointError(
         f"model.weights={location} {found}: give a run directory, a folder with {CONFIG}, or a file that "
@@ -194,6 +204,18 @@ def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None
         spec.text = replace(spec.text, tokenizer=str(tokenizer))  # type: ignore[call-arg]  # of every kind
     tensors, _ = read_tensors(weights)
     return LoadedWeights(location, from_open_clip(spec, tensors, location), spec, *temperature_of(tensors))
+
+
+def _of_hf_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights | None:
+    """Loads a CLIPModel of transformers. Returns None for files of another model."""
+    if CONFIG in paths or hf_clip.CONFIG not in paths or weights is None:
+        return None
+    config = read_json(paths[hf_clip.CONFIG])
+    if not hf_clip.is_clip_model(config):
+        return None
+    tensors, _ = read_tensors(weights)
+    spec, found = hf_clip.load_clip_model(config, paths.get(hf_clip.PREPROCESSOR), tensors, name_of(location))
+    return LoadedWeights(location, from_open_clip(spec, found, location), spec, *temperature_of(found))
 
 
 # -------------------------------------------------------------------------------------------------------- loading

@@ -23,6 +23,7 @@ from clipx.storage.remote import is_local
 from clipx.storage.safe_json import shown
 from clipx.weights.download import fetched, fetched_folder, files_at
 from clipx.weights.files import SUFFIXES, read_json, read_tensors
+from clipx.weights.hf_clip import is_clip_model
 from clipx.weights.load import CONFIG, LoadedWeights, errors_of, load_weights, local_path_of
 from clipx.weights.open_clip import is_clip
 
@@ -91,7 +92,7 @@ def text_source(location: str) -> HfWeights | LoadedWeights:
     with errors_of("model.text.weights"):
         files = _files_of(location, _WEIGHTS)
         config = _config(files)
-        if files is not None and "model_type" in config and not files(CONFIG):
+        if files is not None and "model_type" in config and not files(CONFIG) and not is_clip_model(config):
             _with_shards(location, files)
             return HfWeights(location, files(_CONFIG)[0].parent, config)
         return load_weights(location)

@@ -23,8 +23,10 @@ from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
 from clipx.model.spec import ModelSpec
+from clipx.model.text_spec import ClipTextSpec
+from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import load_weights
+from clipx.weights.load import load_weights, load_with_spec
 from clipx.weights.open_clip import spec_of
 from clipx.weights.timm_filter import TimmFilter
 from clipx.weights.tower import load_towers
@@ -455,3 +457,36 @@ def test_a_configuration_of_other_weights_is_compared(tmp_path: Path) -> None:
     hf_folder(tmp_path / "b", "bert", headed=False, hidden_act="relu", hidden_dropout_prob=0.3)
     with pytest.raises(CheckpointError, match=r"holds weights of another model: hidden_act='relu', expected 'gelu'"):
         loaded(*hf_words(tmp_path / "a", "bert"), f"model.text.weights={tmp_path}/b")
+
+
+def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:
+    tower = {"hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.CLIPConfig(
+        vision_config={**tower, "image_size": 32, "patch_size": 8, "hidden_act": "gelu"},
+        text_config={
+            **tower,
+            "max_position_embeddings": 12,
+            "hidden_act": "gelu",
+            "vocab_size": 49408,
+            "eos_token_id": 49407,
+        },
+        projection_dim=24,
+    )
+    twin = filled(transformers.CLIPModel(config)).eval()
+    twin.save_pretrained(tmp_path)
+    transformers.CLIPImageProcessor(image_mean=[0.5, 0.4, 0.3]).save_pretrained(tmp_path)
+    weights, spec = load_with_spec(str(tmp_path), "run")
+    assert spec.image.mean == [0.5, 0.4, 0.3] and weights.log_scale is not None
+    words = (*clip_words(spec), "model.embed_dim=24", "model.text.context_length=12", "model.text.width=48")
+    words += ("model.text.heads=4", "model.text.layers=2", f"model.text.mlp_ratio={100.5 / 48}")
+    text = spec.text
+    assert isinstance(text, ClipTextSpec)
+    words = (*words[:-1], f"model.text.mlp_ratio={text.mlp_ratio!r}")
+    model, lines = loaded(*words, f"model.image.weights={tmp_path}", f"model.text.weights={tmp_path}")
+    assert lines == [f"image tower: {tmp_path}", f"text tower: {tmp_path}"]
+    image_BCSS, tokens_BL = torch.rand(2, 3, 32, 32), Tokenizer(12)(["a photo of a cat", "two dogs"])
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image.mean, spec.image.std))
+    with torch.no_grad():
+        expected = twin(pixel_values=(image_BCSS - mean) / std, input_ids=tokens_BL)
+        torch.testing.assert_close(model.encode_image(image_BCSS), expected.image_embeds, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.encode_text(tokens_BL), expected.text_embeds, rtol=0, atol=1e-5)
