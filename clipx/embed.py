@@ -17,6 +17,7 @@ from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effe
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx.evaluator.spec import EvaluatorSpec
+from clipx.model.tower_spec import timm_weights_of
 from clipx.precision.spec import PrecisionSpec
 from clipx.run.directory import RunDir
 from clipx.storage.url import check_folder_url
@@ -82,8 +83,8 @@ class EmbedSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Model that embeds: any value of model.weights. Of a run, the moving average of its weights if it has
-    one."""
+    """Model that embeds: any value of model.weights; of a run, the moving average of its weights if it has one. With
+    format=webdataset also an image tower alone: timm:NAME.TAG, or a folder or hf-hub:ORG/NAME of a timm model."""
 
     out: str = MISSING
     """Output folder, or its URL."""
@@ -101,6 +102,10 @@ class EmbedSpec:
 
     dtype: EmbeddingDtype = EmbeddingDtype.float32
     """Number format of the stored embeddings: `float16`, `float32` or `float64`."""
+
+    image_size: int | None = None
+    """Side of the images in pixels for an image tower of timm alone, in [8, 8192]; its positional embeddings are
+    interpolated. null: the size of its weights. Another model has its own size."""
 
     views: int = 0
     """Number of random crops of each image that are embedded and stored with their boxes, at most batch_size: drawn
@@ -143,11 +148,28 @@ class EmbedSpec:
         for key, number in (("samples_per_shard", self.samples_per_shard), ("batch_size", self.batch_size)):
             require(number >= 1, f"{key}={number} must be at least 1")
         limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)
+        self._check_timm()
         self._check_views()
         # The data of a run, by data=null, may have these options.
         check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, *VIEW_OPTIONS), "embeddings")
         limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
+
+    def _check_timm(self) -> None:
+        name, webdataset = timm_weights_of(self.run), self.format is EmbeddingFormat.webdataset
+        require(name != "", f"run={self.run} names no model: give timm:NAME or timm:NAME.TAG")
+        require(
+            name is None or webdataset,
+            f"run={self.run} has no text tower, which format={self.format} needs: give format=webdataset",
+        )
+        if self.image_size is not None:
+            require(self.image_size >= 8, f"image_size={self.image_size} is too small: give at least 8 pixels")
+            limits.check_limit("image_size", self.image_size, limits.PIXELS, "pixels")
+            require(
+                webdataset,
+                f"image_size={self.image_size} has no effect with format={self.format}: give format=webdataset and an "
+                "image tower of timm",
+            )
 
     def _check_views(self) -> None:
         require(

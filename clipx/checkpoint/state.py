@@ -28,13 +28,13 @@ def select_prefix(prefix: str, tensors: Tensors) -> Tensors:
     return {name[len(prefix) + 1 :]: t for name, t in tensors.items() if name.startswith(f"{prefix}/")}
 
 
-def load_module(module: torch.nn.Module, tensors: Tensors, what: str, keep: Collection[str] = ()) -> None:
-    """Loads a module's state strictly, except for the names in `keep`. `what` names it in errors.
+def load_module(module: torch.nn.Module, tensors: Tensors, what: str, kept: Collection[str] = ()) -> None:
+    """Loads a module's state strictly. `what` names it in errors, `kept` its tensors that are not loaded.
 
     A module that is sharded over the ranks reads only its rows. Raises CheckpointError, which lists missing and
     unexpected tensors and those of a different shape or kind of numbers.
     """
-    state = {name: tensor for name, tensor in module.state_dict().items() if name not in keep}
+    state = {name: tensor for name, tensor in module.state_dict().items() if name not in kept}
     missing, extra = sorted(state.keys() - tensors.keys()), sorted(tensors.keys() - state.keys())
     both = [(n, *_form(tensors, n), *_form(state, n)) for n in sorted(state.keys() & tensors.keys())]
     shapes = [f"{n} {saved} against {own}" for n, saved, _, own, _ in both if saved != own]

@@ -55,7 +55,7 @@ FLAGS: dict[str, Counterpart] = {
     # model
     "model": Counterpart("model=…", "ViT-B-32 is vit_b32, RN50 is rn50"),
     "pretrained": Counterpart("model.weights=…", "a file, a folder, a URL or hf-hub:ORG/NAME"),
-    "pretrained-image": Counterpart("", "because model.weights loads both towers"),
+    "pretrained-image": Counterpart("model.image.weights=timm", "the weights of timm"),
     "lock-image": Counterpart("model.image.lock=all"),
     "lock-image-unlocked-groups": Counterpart("model.image.lock=N", "the number of highest blocks that are trained"),
     "lock-image-freeze-bn-stats": Counterpart("model.image.lock_norms=true", "the default"),

@@ -17,6 +17,8 @@ def named_blocks(model: CLIP) -> dict[str, nn.Module]:
     An image tower whose blocks timm does not define contributes none.
     """
     image = {f"image.trunk.{name}": block for name, block in image_blocks(model.image.trunk).items()}
+    if (head := model.image.head) is not None:
+        image |= {f"image.head.blocks.{name}": block for name, block in head.blocks.named_children()}
     others = {
         f"{name}.{tower.blocks_name}": tower.get_submodule(str(tower.blocks_name))
         for name, tower in model.named_children()

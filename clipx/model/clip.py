@@ -38,7 +38,7 @@ class CLIP(nn.Module):
         self.spec = spec
         self.embed_dim = spec.embed_dim
         self.image_sizes = (spec.image.size, *varying.sizes)
-        self._frozen_batchnorms: list[str] = []  # by name, because sync_batchnorm may replace the modules
+        self._evaluated: list[str] = []  # by name, because sync_batchnorm may replace the modules
         with torch.device(device):
             self.build_towers(spec, varying)
         to_dtype(self, dtype)
@@ -71,20 +71,22 @@ class CLIP(nn.Module):
         multiple = CUDA_MULTIPLE if self.mean_C11.device.type == "cuda" else 1
         return TextPacker(self.text.packed, self.text.end, multiple)
 
-    def freeze_batchnorms(self, batch_norms: Iterable[str]) -> None:
-        """Makes these BatchNorm modules normalize by their running averages from now on, in training too."""
-        self._frozen_batchnorms += batch_norms
+    def keep_in_evaluation(self, modules: Iterable[str]) -> None:
+        """Keeps these modules in evaluation mode from now on, in training too: a BatchNorm then normalizes by its
+        running averages, and a tower drops nothing."""
+        self._evaluated += modules
         self.train(self.training)
 
     @property
     def batch_norms(self) -> list[str]:
         """Names of the BatchNorm modules that normalize by the samples of a forward pass in training."""
         norms = (name for name, module in self.named_modules() if isinstance(module, BATCH_NORM))
-        return [name for name in norms if name not in self._frozen_batchnorms]
+        kept = tuple(f"{name}." for name in self._evaluated)
+        return [name for name in norms if not f"{name}.".startswith(kept)]
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        for name in self._frozen_batchnorms:
+        for name in self._evaluated:
             self.get_submodule(name).eval()
         return self
 
@@ -108,7 +110,8 @@ class CLIP(nn.Module):
     def trunk_width(self) -> int:
         """W, the number of features of encode_trunk."""
         layers = [m for m in self.image.projection.modules() if isinstance(m, nn.Linear)]
-        return layers[0].in_features if layers else self.embed_dim
+        width = layers[0].in_features if layers else self.embed_dim
+        return width if self.image.head is None else width // 2  # the head doubles it
 
     def encode_text(self, tokens_BL: Tensor | Packing) -> Tensor:
         """[B, L] token ids from the Tokenizer, or these packed by `packer` -> [B, D] of unit norm.

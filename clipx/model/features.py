@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from clipx.errors import require
+from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection
 from clipx.model.vision import own_projection
 
@@ -21,12 +22,14 @@ class FeatureTower(nn.Module):
     """
 
     takes_pixels: ClassVar[bool] = False
+    varying: ClassVar[Varying] = FIXED
 
     def __init__(self, spec: ImageTowerSpec, embed_dim: int) -> None:
         """Raises ConfigError for projection=none with features that are not D."""
         super().__init__()
         assert spec.features is not None
         self.trunk: Any = nn.Identity()  # without blocks
+        self.head = None
         if spec.projection is Projection.none:
             require(
                 spec.features == embed_dim,

@@ -20,19 +20,35 @@ def freeze(model: CLIP, spec: ModelSpec) -> None:
     A tower with adapters is frozen as by lock=0; its adapters are added later, by `add_adapters`.
 
     autograd stores nothing below the lowest trained weight and builds no graph for a frozen tower. A BatchNorm whose
-    parameters are frozen stays in evaluation mode. Dropout remains as configured. Raises ConfigError for a lock that
-    does not fit the tower.
+    parameters are frozen stays in evaluation mode, and so do a tower and an image trunk without trained parameters:
+    without dropout, stochastic depth and patch dropout, whose noise no weight could adapt to. Dropout of other locked
+    blocks remains as configured. Raises ConfigError for a lock that does not fit the tower.
     """
     for side, tower in (("image", spec.image), ("text", spec.text)):
         if tower.lora.rank:
             _freeze_tower(model, side, "0", True, f"model.{side}.lora.rank={tower.lora.rank}")
         elif tower.lock != "none":
             _freeze_tower(model, side, tower.lock, tower.lock_norms, f"model.{side}.lock={tower.lock}")
+            model.keep_in_evaluation(_without_trained(model, side))
 
 
 def frozen_count(model: nn.Module) -> int:
     """Returns the number of scalars in a module's parameters that are not trained."""
     return sum(p.numel() for p in model.parameters() if not p.requires_grad)
+
+
+def _without_trained(model: CLIP, side: str) -> list[str]:
+    """Returns the tower, or its trunk, if it has parameters and none of them is trained."""
+    for name in (side, *(("image.trunk",) if side == "image" else ())):
+        parameters = list(model.get_submodule(name).parameters())
+        if parameters and not any(p.requires_grad for p in parameters):
+            require(
+                side == "text" or not model.image.varying.patch_dropout,
+                f"patch dropout has no effect with model.image.lock={model.spec.image.lock}, which keeps the trunk in "
+                "evaluation mode: remove patch_dropout, or train some of its blocks",
+            )
+            return [name]
+    return []
 
 
 def _freeze_tower(model: CLIP, side: str, lock: str, lock_norms: bool, key: str) -> None:
@@ -52,7 +68,7 @@ def _freeze_tower(model: CLIP, side: str, lock: str, lock_norms: bool, key: str)
     if lock == "norms":
         frozen = of_norms
     if lock_norms:
-        model.freeze_batchnorms(name for name in norms if isinstance(model.get_submodule(name), BATCH_NORM))
+        model.keep_in_evaluation(name for name in norms if isinstance(model.get_submodule(name), BATCH_NORM))
     else:
         require(
             bool(norms),

@@ -6,6 +6,7 @@ embedding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +147,19 @@ def _transformer(config: Any, packed: bool) -> Any:
     """Builds the model with initial weights of transformers, in float32, on the current default device."""
     config.use_cache = False
     options: dict[str, Any] = {"dtype": torch.float32, **({"attn_implementation": _PACKED} if packed else {})}
+    return encoder_of(config, lambda auto, **further: auto.from_config(config, **options, **further))
+
+
+def encoder_of(config: Any, create: Callable[..., Any]) -> Any:
+    """Returns the encoder of the model that `create` builds from an auto class of transformers and further options."""
     if config.is_encoder_decoder:
         known = transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
         auto = transformers.AutoModelForTextEncoding if type(config) in known else transformers.AutoModel
-        return auto.from_config(config, **options).get_encoder()
+        return create(auto).get_encoder()
     try:  # its pooler would not be used
-        return transformers.AutoModel.from_config(config, add_pooling_layer=False, **options)
+        return create(transformers.AutoModel, add_pooling_layer=False)
     except TypeError:
-        return transformers.AutoModel.from_config(config, **options)
+        return create(transformers.AutoModel)
 
 
 def packs(config: Any) -> bool:

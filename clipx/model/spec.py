@@ -69,9 +69,10 @@ class ModelSpec:
     """Text tower: a transformer over tokens and its projection to the embedding."""
 
     weights: str | None = None
-    """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json, a
-    file (.safetensors, .pt, .pth, .bin), a URL of any of these, or hf-hub:ORG/NAME. null: random initialization. A
-    resumed run loads its checkpoint instead. See docs/guides/weights.md."""
+    """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json
+    or of a CLIPModel of transformers, a file (.safetensors, .pt, .pth, .bin), a URL of any of these, or
+    hf-hub:ORG/NAME. null: random initialization. A resumed run loads its checkpoint instead. See
+    docs/guides/weights.md."""
 
     patch_dropout: float = 0.0
     """Share of each image's patches that training drops at random, in [0, 1) (arXiv:2212.00794). 0: off. Evaluation
@@ -95,6 +96,12 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         check_name("model.name", self.name)
+        for name, location in self.tower_weights.items():
+            require(
+                self.weights is None,
+                f"model.{name}.weights={location} and model.weights={self.weights} both initialize the {name} tower: "
+                "remove one of them",
+            )
         start, end = self.patch_dropout, self.patch_dropout_end
         for key, share in (("patch_dropout", start), ("patch_dropout_end", end)):
             require(0 <= share < 1, f"model.{key}={share} must be in [0, 1): 0.5 drops half of the patches")
@@ -130,6 +137,12 @@ class ModelSpec:
         return (self.patch_dropout, self.patch_dropout_end) != (0, 0)
 
     @property
+    def tower_weights(self) -> dict[str, str]:
+        """Locations of the initial weights of one tower each, by the name of the tower."""
+        towers = {"image": self.image.weights, "text": self.text.weights}
+        return {name: location for name, location in towers.items() if location is not None}
+
+    @property
     def lock_options(self) -> str:
         """The options that freeze weights, as text for the log."""
         towers = (("image", self.image), ("text", self.text))
@@ -152,14 +165,14 @@ class ModelSpec:
         frozen = []
         for name, tower in (("image", self.image), ("text", self.text)):
             require(
-                tower.lock == "none" or self.weights is not None,
-                f"model.{name}.lock={tower.lock} freezes randomly initialized weights: give model.weights=…, or "
-                "remove the lock",
+                tower.lock == "none" or self.weights is not None or name in self.tower_weights,
+                f"model.{name}.lock={tower.lock} freezes randomly initialized weights: give model.weights=… or "
+                f"model.{name}.weights=…, or remove the lock",
             )
             require(
-                not tower.lora.rank or self.weights is not None,
-                f"model.{name}.lora.rank={tower.lora.rank} adapts randomly initialized weights: give model.weights=…, "
-                "or remove it",
+                not tower.lora.rank or self.weights is not None or name in self.tower_weights,
+                f"model.{name}.lora.rank={tower.lora.rank} adapts randomly initialized weights: give model.weights=… "
+                f"or model.{name}.weights=…, or remove it",
             )
             if tower.frozen:
                 frozen.append(name)
@@ -178,9 +191,9 @@ class ModelSpec:
     def check_stretching(self) -> None:
         """Raises ConfigError if text positions are stretched without initial weights."""
         require(
-            self.text.kept_positions is None or self.weights is not None,
+            self.text.kept_positions is None or self.weights is not None or "text" in self.tower_weights,
             f"model.text.stretch_keep={self.text.kept_positions} stretches the text positions of weights, and "
-            "model.weights=null has none: give model.weights=…, or remove it",
+            "model.weights=null has none: give model.weights=… or model.text.weights=…, or remove it",
         )
 
     def check_fits(self, duration: str, length: Length) -> None:
@@ -322,6 +335,11 @@ class CoCaSpec(ClipSpec):
             self.image.features is None,
             f"model.image.features={self.image.features} cannot be combined with model.kind=coca, whose decoder reads "
             "the tokens of an image: choose model=stored_features, or give model.image.timm",
+        )
+        require(
+            not self.image.head_blocks,
+            f"model.image.head_blocks={self.image.head_blocks} cannot be combined with model.kind=coca, whose "
+            "attention pool reads the tokens of the trunk: remove it",
         )
         require(
             self.image.projection is Projection.linear,

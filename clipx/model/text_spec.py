@@ -11,7 +11,7 @@ from clipx.config.registry import MISSING, option
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
 from clipx.model.text_end import TextEnd
-from clipx.model.tower_spec import check_checkpointing, check_freezing
+from clipx.model.tower_spec import check_checkpointing, check_freezing, check_tower_weights
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
@@ -118,6 +118,11 @@ class TextTowerSpec:
     kind: str = MISSING
     """Kind of text tower: `clip` (clipx's own transformer) or `hf` (a model of transformers)."""
 
+    weights: str | None = None
+    """Initial weights of the text tower alone in a new run: a folder or hf-hub:ORG/NAME of a model of transformers
+    (kind=hf), or the text tower of a CLIP model: a run, a file (.safetensors, .pt, .pth, .bin), a folder, or a URL of
+    any of these. null: random initialization. Excludes model.weights. See docs/guides/towers.md."""
+
     context_length: int = 77
     """Number of tokens per text, start and end tokens included, in [3, 65536]. Longer texts are truncated."""
 
@@ -154,7 +159,8 @@ class TextTowerSpec:
 
     lock: str = "none"
     """Parameters to freeze. none; all; norms: the normalization layers only; a number N of at least 0: all below the N
-    highest blocks, so that these, the last norm and the projection are trained. Requires model.weights."""
+    highest blocks, so that these, the last norm and the projection are trained. Requires model.weights or
+    model.text.weights. A tower without trained weights stays in evaluation mode."""
 
     lock_norms: bool = True
     """Freezes the normalization layers in the locked part too. false: they are trained; only valid with lock=all or a
@@ -172,6 +178,7 @@ class TextTowerSpec:
         check_checkpointing("text", self.checkpointing)
         check_freezing("text", self.lock, self.lock_norms, self.checkpointing)
         self.lora.check("text", self.lock)
+        check_tower_weights("text", self.weights)
         require(
             self.context_length >= 3,
             f"model.text.context_length={self.context_length} must be at least 3: start token, one token, end token",

@@ -11,6 +11,7 @@ from clipx.config import limits
 from clipx.config.messages import missing_value
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
+from clipx.storage.url import check_url
 
 # Options that make timm.create_model read files, pickled ones included.
 _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
@@ -73,6 +74,20 @@ class ImageTowerSpec:
     layers, the first to twice embed_dim), head (timm's classifier with embed_dim classes) or none (embed_dim must be
     the width of the trunk's features). Must be linear for CLIP's ResNets, whose attention pool projects."""
 
+    weights: str | None = None
+    """Initial weights of the image tower alone in a new run: timm (those of model.image.timm on the Hugging Face hub),
+    timm:NAME.TAG, a file of a timm model or of a CLIP model (.safetensors, .pt, .pth, .bin), a folder of either, a run,
+    a URL of any of these, or hf-hub:ORG/NAME. null: random initialization. Excludes model.weights. See
+    docs/guides/towers.md."""
+
+    head_blocks: int = 0
+    """Number of transformer blocks between the trunk and the projection, in [0, 1000]. They are trained above a locked
+    trunk, as in dino.txt (arXiv:2412.16334). The projection then reads the class token and the mean of the patch
+    tokens, concatenated. Requires a ViT with a class token, pooled at it. 0: none."""
+
+    head_drop_path: float = 0.0
+    """Rate of stochastic depth (arXiv:1603.09382) of the head_blocks in training, in [0, 1). dino.txt: 0.3."""
+
     patch_bias: bool = True
     """Bias of the patch embedding of a ViT, which timm's ViTs have unless a norm precedes their blocks. false: no bias,
     as in CLIPA (arXiv:2305.07017); only valid for a ViT that has one in timm."""
@@ -98,7 +113,8 @@ class ImageTowerSpec:
 
     lock: str = "none"
     """Parameters to freeze (arXiv:2111.07991). none; all; norms: the normalization layers only; a number N of at least
-    0: all below the N highest blocks, so that these and the projection are trained. Requires model.weights."""
+    0: all below the N highest blocks, so that these, head_blocks and the projection are trained. Requires model.weights
+    or model.image.weights. A trunk without trained weights stays in evaluation mode."""
 
     lock_norms: bool = True
     """Freezes the normalization layers in the locked part too: weights, biases and running averages, which BatchNorm
@@ -136,9 +152,49 @@ class ImageTowerSpec:
         require(
             not _FILES & self.options.keys(),
             f"model.image.options={self.options} has one of {', '.join(sorted(_FILES))}, with which timm reads files: "
-            "remove it, and load weights with model.weights",
+            "remove it, and load weights with model.image.weights or model.weights",
         )
+        check_tower_weights("image", self.weights)
+        self._check_timm_weights()
+        self._check_head_blocks()
         require(min(self.std) > 0, f"model.image.std={self.std} must be above 0 in each channel")
+
+    def _check_timm_weights(self) -> None:
+        """Checks the rules of weights on timm's hub. Raises ConfigError."""
+        name = timm_weights_of(self.weights)
+        if name is None:
+            return
+        base, named = self.architecture.partition(".")[0], name.partition(".")[0]
+        require(
+            named in ("", base),
+            f"model.image.weights={self.weights} are of another architecture than model.image.timm={self.timm}: give "
+            f"model.image.timm={named}, or model.image.weights=timm",
+        )
+        projects = self.projection is not Projection.none
+        require(
+            not (self.frozen and projects),
+            f"model.image.lock=all freezes the randomly initialized projection, which model.image.weights="
+            f"{self.weights} does not have: give model.image.lock=0, which trains it, or model.image.projection=none",
+        )
+
+    def _check_head_blocks(self) -> None:
+        """Checks the options of the blocks above the trunk. Raises ConfigError."""
+        limits.check_limit("model.image.head_blocks", self.head_blocks, limits.LAYERS)
+        require(self.head_blocks >= 0, f"model.image.head_blocks={self.head_blocks} is negative: give 0 for none")
+        require(
+            0 <= self.head_drop_path < 1,
+            f"model.image.head_drop_path={self.head_drop_path} must be in [0, 1): 0.3 is that of dino.txt",
+        )
+        require(
+            self.head_blocks > 0 or not self.head_drop_path,
+            f"model.image.head_drop_path={self.head_drop_path} has no effect without blocks: give "
+            "model.image.head_blocks, or remove it",
+        )
+        require(
+            not self.head_blocks or self.projection is not Projection.head,
+            f"model.image.projection=head is timm's classifier, which does not read the tokens of "
+            f"model.image.head_blocks={self.head_blocks}: choose linear or mlp",
+        )
 
     def _check_input(self) -> None:
         """Checks that the tower reads images or stored features, not both. Raises ConfigError."""
@@ -191,6 +247,35 @@ class DecoderSpec:
         limits.check_limit("model.decoder.layers", self.layers, limits.LAYERS)
         limits.check_limit("model.decoder.mlp_ratio", self.mlp_ratio, limits.MLP_RATIO)
         require(self.mlp_ratio > 0, f"model.decoder.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
+
+
+TIMM = "timm"
+"""Value of model.image.weights, or its prefix before a colon and a name: weights that timm names on the hub."""
+
+
+def timm_weights_of(location: str | None) -> str | None:
+    """Returns NAME or NAME.TAG of timm:NAME.TAG, an empty string for timm, and None for other locations."""
+    if location == TIMM:
+        return ""
+    return location.removeprefix(f"{TIMM}:") if location is not None and location.startswith(f"{TIMM}:") else None
+
+
+def check_tower_weights(tower: str, location: str | None) -> None:
+    """Raises ConfigError for an invalid value of model.TOWER.weights."""
+    if location is None:
+        return
+    key = f"model.{tower}.weights"
+    check_url(key, location)
+    require(bool(location), f"{key}= is empty: give a location of weights, or remove it")
+    name = timm_weights_of(location)
+    require(
+        name is None or tower == "image",
+        f"{key}={location} names weights of timm, which has no text towers: give a folder or hf-hub:ORG/NAME",
+    )
+    require(
+        name != "" or location == TIMM,
+        f"{key}={location} names no model: give timm:NAME.TAG, or timm for that of model.image.timm",
+    )
 
 
 def check_checkpointing(tower: str, value: str) -> None:

@@ -19,9 +19,12 @@ from torch import Tensor, nn
 from clipx.errors import ConfigError, require
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.blocks import image_blocks
+from clipx.model.head import TokenHead
 from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection
 from clipx.model.vit import compute_class_token_only, fold_normalization
+
+_POOLS = (AttentionPool2d, RotAttentionPool2d)  # attention pools that project
 
 
 class ImageTower(nn.Module):
@@ -42,17 +45,31 @@ class ImageTower(nn.Module):
         self.varying, self.takes_pixels = varying, False
         self.trunk = _trunk(spec, quick_gelu, varying)
         self.set_patch_dropout(0.0)
-        self.projection = _projection(self.trunk, embed_dim, spec)
+        self.head = TokenHead(self.trunk, spec) if spec.head_blocks else None
+        self.projection = _projection(self.trunk, self.head, embed_dim, spec)
         if is_clip_vit(self.trunk):
             _init_as_clip(self.trunk)
-        if not self.reads_all_tokens:
+        if not self.reads_all_tokens and self.head is None:
             compute_class_token_only(self.trunk)
-        blocks = list(image_blocks(self.trunk).values())
+        blocks = [*image_blocks(self.trunk).values(), *([] if self.head is None else self.head.blocks)]
         checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
 
     def forward(self, image_BCSS: Tensor) -> Tensor:
-        features_BD: Tensor = self.projection(self.trunk(image_BCSS))
+        if self.head is None:
+            features_BD: Tensor = self.projection(self.trunk(image_BCSS))
+        else:
+            features_BD = self.projection(self.head(self.trunk.forward_features(image_BCSS)))
         return features_BD
+
+    def untransferred(self) -> set[str]:
+        """Returns the names of the tensors that weights of a timm model do not have: those of its classifier, where
+        the trunk has one with embed_dim classes, and those above the trunk."""
+        classifier = self.trunk.get_classifier() if hasattr(self.trunk, "get_classifier") else None
+        modules = dict(self.trunk.named_modules())
+        own = {name for name, module in modules.items() if module is classifier} if classifier is not None else set()
+        own |= {f"{name}.proj" for name, module in modules.items() if isinstance(module, _POOLS)}
+        below = tuple(f"trunk.{name}." for name in own)
+        return {name for name in self.state_dict() if not name.startswith("trunk.") or name.startswith(below)}
 
     def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
         """Makes the tower take uint8 images, if its trunk supports it."""
@@ -76,7 +93,7 @@ class ImageTower(nn.Module):
 
 def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
     """Builds timm's model without classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for invalid options."""
-    options = {**_size_option(spec), **spec.options}
+    options = trunk_options(spec)
     rehearsed = _rehearse(spec, options)
     if quick_gelu and isinstance(rehearsed, VisionTransformer):  # other architectures keep their GELU
         options = {"act_layer": "quick_gelu", **options}
@@ -88,6 +105,12 @@ def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
     if not spec.patch_bias:
         _remove_patch_bias(spec, trunk)
     return trunk
+
+
+def trunk_options(spec: ImageTowerSpec) -> dict[str, Any]:
+    """Returns keyword arguments of timm.create_model that define the parameters of the trunk. Raises ConfigError for an
+    unknown architecture."""
+    return {**_size_option(spec), **spec.options}
 
 
 def _remove_patch_bias(spec: ImageTowerSpec, trunk: Any) -> None:
@@ -186,12 +209,12 @@ def _near(name: str) -> str:
     return f": did you mean {' or '.join(close)}?" if close else ": give a name from timm.list_models()"
 
 
-def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
+def _projection(trunk: Any, head: TokenHead | None, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
     """Builds the projection of features to [B, D]. An attention pool (CLIP's ResNets) projects to D itself.
 
     Raises ConfigError for another projection than linear with such a pool, and for none with features that are not D.
     """
-    pool = next((m for m in trunk.children() if isinstance(m, AttentionPool2d | RotAttentionPool2d)), None)
+    pool = next((m for m in trunk.children() if isinstance(m, _POOLS)), None)
     if pool is not None:
         require(
             spec.projection is Projection.linear,
@@ -204,11 +227,11 @@ def _projection(trunk: Any, embed_dim: int, spec: ImageTowerSpec) -> nn.Module:
     if spec.projection is Projection.head:
         trunk.reset_classifier(embed_dim)
         return nn.Identity()
-    width = trunk.head_hidden_size
+    width = trunk.head_hidden_size if head is None else head.width
     if spec.projection is Projection.none:
         require(
             width == embed_dim,
-            f"model.image.projection=none needs model.embed_dim={width}, the width of {spec.timm}, not "
+            f"model.image.projection=none needs model.embed_dim={width}, the number of features of {spec.timm}, not "
             f"{embed_dim}: set it, or remove model.image.projection",
         )
         return nn.Identity()

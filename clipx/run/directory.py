@@ -29,6 +29,7 @@ _SILENT = (  # changed without a log line: paths, logging, speed
 )
 _LOGGED = (
     *("data.micro_batches", "data.max_bad_share", "model.weights"),  # do not change gradients
+    *("model.image.weights", "model.text.weights"),  # initialize a new run alone
     *("objective.products", "data.decode"),  # change rounding alone, as precision does
     "early_stopping",  # ends the run sooner or later
     *("model.patch_dropout", "model.patch_dropout_schedule", "model.patch_dropout_end", "model.patch_dropout_final"),

@@ -23,6 +23,7 @@ from clipx.distributed.comm import Comm
 from clipx.distributed.parts import check_plan, locked, write_missing
 from clipx.errors import DataError, require
 from clipx.model.clip import CLIP
+from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import stdout_console
@@ -30,7 +31,8 @@ from clipx.storage.part_store import PartStore, Record, record_file
 from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, boxes_file, caption_hash, npy_files
 from clipx.teacher.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.teacher.live import weights_digest
-from clipx.weights.load import load_model
+from clipx.weights.image_model import load_image_model
+from clipx.weights.load import LoadedWeights, load_model
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -50,7 +52,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     if spec.data is not None:  # else those of the machine on which the run was trained
         check_workers(spec.data.workers, comm)
     precision = spec.precision.build(comm.device)
-    weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
+    weights, model_spec, model = _load(spec, comm.device, precision.dtype)
     require(
         spec.features == "embedding" or not model_spec.captions,
         f"features={spec.features} is not available for model.kind={model_spec.kind}, which pools the tokens of the "
@@ -104,6 +106,20 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         records = write_missing(store, writer.shards(), write, comm, "shards")
         classes = dataset.classes if spec.format == "webdataset" else None
         comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))
+
+
+def _load(spec: EmbedSpec, device: torch.device, dtype: torch.dtype) -> tuple[LoadedWeights, ModelSpec, CLIP]:
+    """Loads the model of `spec.run`, or an image tower alone. Raises ClipxError."""
+    if spec.format == "webdataset":
+        found = load_image_model(spec.run, "run", spec.image_size, device, dtype)
+        if found is not None:
+            return found
+    require(
+        spec.image_size is None,
+        f"image_size={spec.image_size} has no effect on run={spec.run}, which is not an image tower of timm alone: "
+        "remove it",
+    )
+    return load_model(spec.run, "run", device, dtype)
 
 
 def _views(crops: Crops | None, data: DataSpec) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from clipx.trainer.rng import TorchRng, seed_all
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.state import TrainState
 from clipx.weights.load import load_into, load_weights
+from clipx.weights.tower import load_towers
 
 _TEXTS = 256  # texts embedded at a time
 
@@ -131,7 +132,7 @@ class Learner:
         return notes + self.state.restore(found, seed)
 
     def load_initial_weights(self) -> list[str]:
-        """Loads the weights that `model.weights` names, if any. Returns lines for the log.
+        """Loads the weights that `model.weights`, or those of single towers, name. Returns lines for the log.
 
         The moving average starts with the weights after the first step.
         """
@@ -140,8 +141,9 @@ class Learner:
             found = load_weights(location)
             lines += [location, *load_into(self.weights, found, initial=True)]
             lines += self.objective.adopt_scale(found.log_scale, found.bias)
-            if self.masters is not None:
-                self.masters.copy_weights_to_model()
+        lines += load_towers(self.weights, self.spec.model)
+        if lines and self.masters is not None:
+            self.masters.copy_weights_to_model()
         self.objective.initialize(self._embed_texts)
         return lines
 

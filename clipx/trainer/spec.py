@@ -166,6 +166,12 @@ class RunSpec:
             f"model.weights={self.model.weights} has no effect with resume={self.resume}, which contains weights: "
             "remove one of them",
         )
+        for tower, location in self.model.tower_weights.items():
+            require(
+                Resume.parse(self.resume).open_clip is None,
+                f"model.{tower}.weights={location} has no effect with resume={self.resume}, which contains weights: "
+                "remove one of them",
+            )
         total = Duration.parse(self.duration, "duration")
         require(total.value > 0, f"duration={self.duration} must be above zero, e.g. 32ep")
         log_every = Duration.parse(self.log_every, "log_every")
@@ -221,7 +227,7 @@ class RunSpec:
         require(
             self.objective.reads_text or self.model.text.frozen,
             f"objective={self.objective.kind} gives the text tower no gradient: add model.text.lock=all, and "
-            "initial weights with model.weights=…",
+            "initial weights with model.weights=… or model.text.weights=…",
         )
         self.model.check_freezing(
             self.objective.has_head or self.model.captions,

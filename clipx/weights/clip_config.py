@@ -123,7 +123,7 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
         not (spec.quick_gelu and isinstance(trunk, VisionTransformer)),
         f"model.quick_gelu=true, which open_clip does not support for a tower from timm, such as {image.timm}",
     )
-    pool = "" if image.projection in _LAYERS else _pool_of(trunk, image.architecture)
+    pool = "" if image.projection in _LAYERS else pool_of(trunk, image.architecture)
     drop = image.options.get("drop_path_rate")
     return {
         "timm_model_name": image.timm,
@@ -156,7 +156,7 @@ def native_form(trunk: Any) -> dict[str, Any] | None:
     }
 
 
-def _pool_of(trunk: Any, name: str) -> str:
+def pool_of(trunk: Any, name: str) -> str:
     """Returns timm's name of a trunk's pooling."""
     attribute = vars(trunk).get("global_pool")
     if isinstance(attribute, str):
@@ -340,7 +340,7 @@ def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec
     section.require(projection in ways, "timm_proj", projection)
     way, pool = ways[projection], section.take("timm_pool", "avg")
     options: dict[str, Any] = {} if drop is None else {"drop_path_rate": drop}
-    if pool != _pool_of(timm_on_meta(name), name) and (pool or way not in _LAYERS):
+    if pool != pool_of(timm_on_meta(name), name) and (pool or way not in _LAYERS):
         section.require(bool(pool) and way not in _LAYERS, "timm_pool", pool)
         options["global_pool"] = pool
     return ImageTowerSpec(timm=name, size=size, projection=way, options=options)

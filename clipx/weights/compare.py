@@ -13,8 +13,10 @@ from clipx.model.spec import ModelSpec
 from clipx.weights.clip_config import TRAINING, native_form
 
 _IGNORED = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
-_TRAINED = {"checkpointing", "packed", "lock", "lock_norms", "stretch_keep", "lora"}
+_TRAINED = {"checkpointing", "packed", "lock", "lock_norms", "stretch_keep", "lora", "weights", "head_drop_path"}
 """Options that affect how a model or tower is initialized, trained or computed, but not its function."""
+_OF_BOTH = {"projection", "projection_bias", "head_blocks", "mean", "std", "interpolation", "stretch"}
+"""Options above a tower, which may differ if it is loaded alone, and of its input, which tower.py compares."""
 _ARCHITECTURE = {"timm", "options", "size"}  # compared by the resulting trunk; weights adapt to another size
 _SHOWN = 5
 
@@ -27,6 +29,34 @@ def check_same(ours: ModelSpec, theirs: ModelSpec, place: str) -> None:
     here, there = _values(ours), _values(theirs)
     if _trunk(ours) != _trunk(theirs):  # may still be two names of one architecture
         here, there = here | _flat("model.image", _form(ours)), there | _flat("model.image", _form(theirs))
+    _require_equal(here, there, place)
+
+
+def check_same_tower(ours: ModelSpec, theirs: ModelSpec, tower: str, place: str) -> None:
+    """Raises CheckpointError if one tower of the weights, `image` or `text`, is another one, as `check_same`.
+
+    Not compared are the projection, which depends on both towers, and the input of an image tower: see tower.py.
+    """
+    here, there = (_tower_values(spec, tower) for spec in (ours, theirs))
+    if tower == "image" and (_trunk(ours) != _trunk(theirs) or here["model.quick_gelu"] != there["model.quick_gelu"]):
+        forms = [_form(spec) for spec in (ours, theirs)]
+        if all("activation" in form for form in forms):  # which quick_gelu need not select
+            here, there = ({k: v for k, v in found.items() if k != "model.quick_gelu"} for found in (here, there))
+        here, there = here | _flat("model.image", forms[0]), there | _flat("model.image", forms[1])
+    _require_equal(here, there, place)
+
+
+def _tower_values(spec: ModelSpec, tower: str) -> dict[str, Any]:
+    """Returns the values that define a tower below its projection, without the image tower's architecture."""
+    prefix = f"model.{tower}."
+    return {
+        key: value
+        for key, value in _values(spec).items()
+        if (key.startswith(prefix) and key.removeprefix(prefix) not in _OF_BOTH) or key == "model.quick_gelu"
+    }
+
+
+def _require_equal(here: Mapping[str, Any], there: Mapping[str, Any], place: str) -> None:
     keys = [key for key in {**here, **there} if not _equal(here.get(key), there.get(key))]
     if not keys:
         return

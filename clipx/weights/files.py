@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,18 @@ _CONVERT = (
 _WRAPPERS = ("module.", "_orig_mod.")  # prefixes of all names from data parallelism and torch.compile
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
+def read_tensors(path: Path, keys: Sequence[str] = ("state_dict",)) -> tuple[dict[str, Tensor], str | None]:
     """Returns (tensors by name, clipx's description of the model in the file). Tensors stay on disk until accessed.
 
-    From a training checkpoint, reads only its state_dict. Raises CheckpointError for an incomplete file, or one with
-    other values than tensors.
+    From a training checkpoint, reads only its state_dict, which is under the first of the `keys` that exists. Raises
+    CheckpointError for an incomplete file, or one with other values than tensors.
     """
     if path.suffix == ".safetensors":
         return _safetensors(path)
     if path.suffix not in SUFFIXES:
         raise CheckpointError(f"{path} is not a file of weights: give one that ends in {', '.join(SUFFIXES)}")
     loaded = unpickled(path)
-    state = loaded.get("state_dict", loaded) if isinstance(loaded, dict) else loaded
+    state = next((loaded[key] for key in keys if key in loaded), loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, Mapping) or not state:
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a state_dict: save the model's state_dict")
     for name, value in state.items():

@@ -18,41 +18,10 @@ from clipx.data.transform import PILLOW
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer, vocabulary
-from clipx.weights.key_mapping import Rule
+from clipx.weights.hf_clip import RULES
 from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import config_of
 from clipx.weights.open_clip_checkpoint import state_dict
-
-_BLOCK = {
-    "ln_1.*": "layer_norm1.*",
-    "attn.in_proj_*": "self_attn.@_proj.*",  # @ is replaced by q, k and v
-    "attn.out_proj.*": "self_attn.out_proj.*",
-    "ln_2.*": "layer_norm2.*",
-    "mlp.c_fc.*": "mlp.fc1.*",
-    "mlp.c_proj.*": "mlp.fc2.*",
-}
-
-
-def _blocks(openclip: str, here: str) -> list[Rule]:
-    return [Rule(f"{openclip}transformer.resblocks.#.{a}", f"{here}encoder.layers.#.{b}") for a, b in _BLOCK.items()]
-
-
-_RULES = [
-    Rule("visual.class_embedding", "vision_model.embeddings.class_embedding"),
-    Rule("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
-    Rule("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
-    Rule("visual.ln_pre.*", "vision_model.pre_layrnorm.*"),  # spelled so in transformers
-    *_blocks("visual.", "vision_model."),
-    Rule("visual.ln_post.*", "vision_model.post_layernorm.*"),
-    Rule("visual.proj", "visual_projection.weight", turned=True),
-    Rule("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
-    Rule("positional_embedding", "text_model.embeddings.position_embedding.weight"),
-    *_blocks("", "text_model."),
-    Rule("ln_final.*", "text_model.final_layer_norm.*"),
-    Rule("text_projection", "text_projection.weight", turned=True),
-    Rule("logit_scale", "logit_scale"),
-]
-"""Names of a CLIP ViT's tensors in open_clip and in transformers."""
 
 _START, _END = "<|startoftext|>", "<|endoftext|>"
 
@@ -77,7 +46,7 @@ def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in tensors.items():
         if name == "logit_bias":
             continue
-        tie = next(filter(None, (rule.tie(name) for rule in _RULES)))
+        tie = next(filter(None, (rule.tie(name) for rule in RULES)))
         if "@" in tie.theirs:
             for part, chunk in zip("qkv", tensor.chunk(3), strict=True):
                 yield tie.theirs.replace("@", part), chunk.contiguous()

@@ -3,7 +3,8 @@
     load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
     load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-Reads weights of clipx, open_clip and OpenAI: see open_clip.py for their names. files.py reads untrusted files without
+Reads weights of clipx, open_clip and OpenAI, and CLIP models of transformers: see open_clip.py and hf_clip.py for their
+names. files.py reads untrusted files without
 executing code in them.
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.safe_json import read_as
 from clipx.storage.url import check_url
+from clipx.weights import hf_clip
 from clipx.weights.compare import check_same
 from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
@@ -83,8 +86,11 @@ def save_weights(path: Path, weights: LoadedWeights, step: int | None) -> None:
     `step`: step of the checkpoint of the weights, if any.
     """
     assert weights.spec is not None
+    model = to_dict(weights.spec)
+    for initialized in (model, model["image"], model["text"]):
+        initialized["weights"] = None
     described = {
-        "model": {**to_dict(weights.spec), "weights": None},
+        "model": model,
         "log_scale": weights.log_scale,
         "bias": weights.bias,
         "step": step,
@@ -97,14 +103,18 @@ def load_weights(location: str) -> LoadedWeights:
     """Loads the weights at `location`.
 
     A location is a run directory (its newest checkpoint, the moving average if it has one), one of its checkpoints, a
-    folder with open_clip_config.json, hf-hub:ORG/NAME, or a file, whose suffix names the format. All but hf-hub may be
-    URLs. Raises CheckpointError for a location without weights, or with weights that cannot be read safely.
+    folder with open_clip_config.json or of a CLIPModel of transformers, hf-hub:ORG/NAME of these, or a file, whose
+    suffix names the format. All but hf-hub may be URLs. Raises CheckpointError for a location without weights, or with
+    weights that cannot be read safely.
     """
     check_url("model.weights", location)
     if location.startswith(HUB):
-        paths = hub_files(location, CONFIG, *_TOKENIZER)
-        return _of_open_clip(location, {path.name: path for path in paths}, first_hub_file(location, _IN_FOLDER))
-    path = _local_path(location.removeprefix(_LOCAL))
+        paths = {
+            path.name: path for path in hub_files(location, CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)
+        }
+        weights = first_hub_file(location, _IN_FOLDER)
+        return _of_hf_clip(location, paths, weights) or _of_open_clip(location, paths, weights)
+    path = local_path_of(location)
     if path.is_file():
         return _of_file(location, path)
     if is_checkpoint(path.name):
@@ -114,6 +124,10 @@ def load_weights(location: str) -> LoadedWeights:
         return _of_open_clip(location, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
     if (path / CHECKPOINTS).is_dir():
         return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
+    files = {child.name: child for child in path.glob("*")} if path.is_dir() else {}
+    of_hf = _of_hf_clip(location, files, next((files[name] for name in _IN_FOLDER if name in files), None))
+    if of_hf is not None:
+        return of_hf
     found = "holds no weights" if path.exists() else "does not exist"
     raise CheckpointError(
         f"model.weights={location} {found}: give a run directory, a folder with {CONFIG}, or a file that "
@@ -121,8 +135,9 @@ def load_weights(location: str) -> LoadedWeights:
     )
 
 
-def _local_path(location: str) -> Path:
-    """Returns the local path of a location. Downloads a URL."""
+def local_path_of(location: str) -> Path:
+    """Returns the local path of a location that is not on the hub. Downloads a URL."""
+    location = location.removeprefix(_LOCAL)
     if is_local(location):
         return Path(local_path(location))
     url = location.rstrip("/")
@@ -194,6 +209,18 @@ def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None
     return LoadedWeights(location, from_open_clip(spec, tensors, location), spec, *temperature_of(tensors))
 
 
+def _of_hf_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights | None:
+    """Loads a CLIPModel of transformers. Returns None for files of another model."""
+    if CONFIG in paths or hf_clip.CONFIG not in paths or weights is None:
+        return None
+    config = read_json(paths[hf_clip.CONFIG])
+    if not hf_clip.is_clip_model(config):
+        return None
+    tensors, _ = read_tensors(weights)
+    spec, found = hf_clip.load_clip_model(config, paths.get(hf_clip.PREPROCESSOR), tensors, name_of(location))
+    return LoadedWeights(location, from_open_clip(spec, found, location), spec, *temperature_of(found))
+
+
 # -------------------------------------------------------------------------------------------------------- loading
 
 
@@ -214,16 +241,23 @@ def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
 
     Raises ClipxError if they cannot be read, or have no configuration.
     """
-    try:
+    with errors_of(key):
         weights = load_weights(location)
-    except ClipxError as error:
-        raise type(error)(str(error).replace("model.weights=", f"{key}=")) from None
     if weights.spec is None:
         raise CheckpointError(
             f"{key}={location} holds weights without a configuration, so towers, tokenizer and image size are unknown: "
             f"give a run directory, a folder with {CONFIG}, or hf-hub:ORG/NAME"
         )
     return weights, weights.spec
+
+
+@contextmanager
+def errors_of(key: str, instead_of: str = "model.weights") -> Iterator[None]:
+    """Names the option `key` in the errors of `load_weights`."""
+    try:
+        yield
+    except ClipxError as error:
+        raise type(error)(str(error).replace(f"{instead_of}=", f"{key}=")) from None
 
 
 def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> list[str]:
@@ -245,13 +279,13 @@ def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> lis
     if keep is not None:
         tensors, note = stretch_text_positions(tensors, keep, length, weights.location)
         notes.append(note)
-    fitted, changed = _fitted(model, tensors)
-    norms, kept = initial_adapters(model, fitted)
-    load_module(model, {**fitted, **norms} if norms else fitted, f"model at {weights.location}", kept)
+    fitted, changed = fit_positions(model, tensors)
+    norms, adapters = initial_adapters(model, fitted)
+    load_module(model, {**fitted, **norms} if norms else fitted, f"model at {weights.location}", adapters)
     return [*notes, *changed]
 
 
-def _fitted(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
+def fit_positions(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
     """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
     expected = model.state_dict()
     names = [f"image.{name}" for name in model.image.positional_embeddings()]

@@ -42,6 +42,11 @@ LAYOUTS: dict[type[ModelSpec], Layout] = {
 def _layout_of(spec: ModelSpec) -> Layout:
     if type(spec) not in LAYOUTS:
         raise CheckpointError(f"open_clip has no layout for model.kind={spec.kind}: export it with format=safetensors")
+    if spec.image.head_blocks:
+        raise CheckpointError(
+            f"open_clip has no tower for model.image.head_blocks={spec.image.head_blocks}: use format=safetensors, or "
+            "weights of a run"
+        )
     if spec.image.features is not None:
         raise CheckpointError(
             f"open_clip has no tower for model.image.features={spec.image.features}: use format=safetensors, or "
@@ -78,6 +83,24 @@ def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "
             "model of these weights"
         )
     return {tie.ours: tie.to_ours(tensors[tie.theirs]) for tie in found}
+
+
+def is_clip(tensors: Iterable[str]) -> bool:
+    """Returns whether these are names of a CLIP model in a layout of open_clip."""
+    return any(name.startswith("visual.") for name in tensors)
+
+
+def tower_from_open_clip(spec: ModelSpec, tower: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Converts one tower of a state_dict of open_clip or OpenAI to clipx's names, below and with its projection.
+
+    Tensors that the file does not have are missing in the result, and those without counterpart have its names.
+    """
+    whole = spec.build(torch.device("meta"), torch.float32).state_dict()
+    own = ties(spec, [name for name in whole if name.startswith(f"{tower}.")], tensors)
+    found = {tie.ours: tie.to_ours(tensors[tie.theirs]) for tie in own if tie.theirs in tensors}
+    known = {tie.theirs for tie in own} | set(NOT_IN_MODEL)
+    further = {name for name in tensors if is_clip([name]) == (tower == "image")} - known
+    return found | {f"{tower}.{name}": tensors[name] for name in further}
 
 
 def temperature_of(

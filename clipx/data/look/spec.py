@@ -80,3 +80,5 @@ class LookSpec:
             self.model.weights is None,
             f"model.weights={self.model.weights} has no effect on the samples: remove it",
         )
+        for tower, location in self.model.tower_weights.items():
+            require(False, f"model.{tower}.weights={location} has no effect on the samples: remove it")

@@ -1,0 +1,148 @@
+"""CLIP models of transformers (CLIPModel): tensor names, and conversion to open_clip's names and configuration.
+
+(According to the code of transformers 5.23.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipx.errors import CheckpointError
+from clipx.model.spec import ClipSpec, ModelSpec
+from clipx.storage.safe_json import shown
+from clipx.weights.files import read_json
+from clipx.weights.key_mapping import Rule, tied
+from clipx.weights.open_clip import spec_of, ties
+
+_BLOCK = {
+    "ln_1.*": "layer_norm1.*",
+    "attn.in_proj_*": "self_attn.@_proj.*",  # @ is replaced by q, k and v
+    "attn.out_proj.*": "self_attn.out_proj.*",
+    "ln_2.*": "layer_norm2.*",
+    "mlp.c_fc.*": "mlp.fc1.*",
+    "mlp.c_proj.*": "mlp.fc2.*",
+}
+
+
+def _blocks(openclip: str, here: str) -> list[Rule]:
+    return [Rule(f"{openclip}transformer.resblocks.#.{a}", f"{here}encoder.layers.#.{b}") for a, b in _BLOCK.items()]
+
+
+RULES = [
+    Rule("visual.class_embedding", "vision_model.embeddings.class_embedding"),
+    Rule("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
+    Rule("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
+    Rule("visual.ln_pre.*", "vision_model.pre_layrnorm.*"),  # spelled so in transformers
+    *_blocks("visual.", "vision_model."),
+    Rule("visual.ln_post.*", "vision_model.post_layernorm.*"),
+    Rule("visual.proj", "visual_projection.weight", turned=True),
+    Rule("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
+    Rule("positional_embedding", "text_model.embeddings.position_embedding.weight"),
+    *_blocks("", "text_model."),
+    Rule("ln_final.*", "text_model.final_layer_norm.*"),
+    Rule("text_projection", "text_projection.weight", turned=True),
+    Rule("logit_scale", "logit_scale"),
+]
+"""Names of a CLIP ViT's tensors in open_clip and in transformers."""
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+_ACTIVATIONS = {"quick_gelu": True, "gelu": False}
+_FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_BUFFERS = {"vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"}  # of older versions
+
+
+def is_clip_model(config: Mapping[str, Any]) -> bool:
+    """Returns whether a config.json is of a CLIPModel."""
+    towers = (config.get("vision_config"), config.get("text_config"))
+    return config.get("model_type") == "clip" and all(isinstance(tower, Mapping) for tower in towers)
+
+
+def load_clip_model(
+    config: Mapping[str, Any], preprocessor: Path | None, tensors: Mapping[str, Tensor], name: str
+) -> tuple[ModelSpec, dict[str, Tensor]]:
+    """Returns the spec and the tensors of a CLIPModel, by open_clip's names. Raises CheckpointError for values without
+    counterpart, missing and unexpected tensors."""
+    spec = spec_of(_open_clip_config(config, {} if preprocessor is None else read_json(preprocessor), name), name)
+    assert isinstance(spec, ClipSpec)
+    whole = spec.build(torch.device("meta"), torch.float32).state_dict()
+    found: dict[str, Tensor] = {}
+    used = set(_BUFFERS)
+    for tie in tied(RULES, ["logit_scale", *(tie.theirs for tie in ties(spec, whole))]):
+        parts = [tie.theirs.replace("@", part) for part in "qkv"] if "@" in tie.theirs else [tie.theirs]
+        if missing := [part for part in parts if part not in tensors]:
+            raise CheckpointError(f"{name} lacks {missing[0]}: get the weights of this config.json again")
+        used.update(parts)
+        joined = torch.cat([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
+        found[tie.ours] = tie.to_ours(joined)
+    if further := sorted(tensors.keys() - used):
+        raise CheckpointError(f"{name} has {further[0]}, which its config.json does not describe: get it again")
+    return spec, found
+
+
+def _open_clip_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any], name: str) -> dict[str, Any]:
+    try:
+        return {"model_cfg": _model(config), "preprocess_cfg": _preprocessing(preprocessor)}
+    except (TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(
+            f"the configuration of {name} is not one of a CLIPModel ({error}): get its config.json again"
+        ) from None
+
+
+def _model(config: Mapping[str, Any]) -> dict[str, Any]:
+    vision, text = config["vision_config"], config["text_config"]
+    activation = vision.get("hidden_act", "quick_gelu")
+    _require(activation in _ACTIVATIONS, "vision_config.hidden_act", activation)
+    _require(text.get("hidden_act", "quick_gelu") == activation, "text_config.hidden_act", text.get("hidden_act"))
+    for place, part in (("vision_config", vision), ("text_config", text)):
+        eps = part.get("layer_norm_eps", 1e-5)
+        _require(eps == 1e-5, f"{place}.layer_norm_eps", eps)
+    heads = vision.get("num_attention_heads", 12)
+    return {
+        "embed_dim": config.get("projection_dim", 512),
+        "quick_gelu": _ACTIVATIONS[activation],
+        "vision_cfg": {
+            "image_size": vision.get("image_size", 224),
+            "patch_size": vision.get("patch_size", 32),
+            "head_width": vision.get("hidden_size", 768) // heads,
+            **_tower(vision, {"width": 768, "layers": 12, "hidden": 3072}),
+        },
+        "text_cfg": {
+            "context_length": text.get("max_position_embeddings", 77),
+            "vocab_size": text.get("vocab_size", 49408),
+            "heads": text.get("num_attention_heads", 8),
+            **_tower(text, {"width": 512, "layers": 12, "hidden": 2048}),
+        },
+    }
+
+
+def _tower(config: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:
+    """`usual`: transformers' defaults, which a config.json may leave out."""
+    width, hidden = config.get("hidden_size", usual["width"]), config.get("intermediate_size", usual["hidden"])
+    ratio = hidden / width
+    return {
+        "width": width,
+        "layers": config.get("num_hidden_layers", usual["layers"]),
+        "mlp_ratio": ratio if int(width * ratio) == hidden else (hidden + 0.5) / width,
+    }
+
+
+def _preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {
+        ours: config[theirs] for ours, theirs in (("mean", "image_mean"), ("std", "image_std")) if theirs in config
+    }
+    size, resample = config.get("size"), config.get("resample", 3)
+    _require(resample in _FILTERS, "resample", resample)
+    stretched = isinstance(size, Mapping) and "height" in size
+    return {**found, "interpolation": _FILTERS[resample], "resize_mode": "squash" if stretched else "shortest"}
+
+
+def _require(ok: bool, key: str, value: Any) -> None:
+    if not ok:
+        raise CheckpointError(
+            f"{key}={shown(value)} of a CLIPModel has no counterpart in clipx: give the weights of another model"
+        )

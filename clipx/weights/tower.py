@@ -1,0 +1,232 @@
+"""Loading of the weights of one tower: `model.image.weights` and `model.text.weights`.
+
+    load_towers(model, spec) -> lines for the log
+
+A tower is loaded strictly below its projection. What the weights do not have above, or have for another embedding,
+stays random, and a line of the log says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from clipx.checkpoint.state import load_module
+from clipx.errors import CheckpointError, ConfigError, require
+from clipx.model.clip import CLIP
+from clipx.model.hf_text_spec import HfTextSpec
+from clipx.model.lora import initial_adapters
+from clipx.model.spec import ModelSpec
+from clipx.model.tower_spec import ImageTowerSpec
+from clipx.model.vision import ImageTower
+from clipx.weights.clip_config import TRAINING, pool_of
+from clipx.weights.compare import check_same_tower
+from clipx.weights.load import LoadedWeights, fit_positions
+from clipx.weights.open_clip import tower_from_open_clip
+from clipx.weights.stretch import stretch_text_positions, with_context
+from clipx.weights.timm_filter import TimmFilter
+from clipx.weights.tower_source import TimmWeights, image_source, text_source
+
+ADAPTED = TRAINING | {"img_size", "num_classes", "in_chans"}
+"""Arguments of timm.create_model that weights do not depend on, or are adapted to."""
+
+
+def load_towers(model: CLIP, spec: ModelSpec) -> list[str]:
+    """Loads the weights that `spec` names for single towers, if any. Returns lines for the log.
+
+    Raises ClipxError for weights of another architecture, of other images, and for missing or unexpected tensors.
+    """
+    lines = []
+    for tower, location in spec.tower_weights.items():
+        load = _load_image if tower == "image" else _load_text
+        lines += [f"{tower} tower: {location}", *load(model, spec, location)]
+    return lines
+
+
+def _load_image(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
+    image = model.image
+    assert isinstance(image, ImageTower)  # checked by the spec
+    source = image_source(location, spec.image.architecture)
+    if isinstance(source, LoadedWeights):
+        return _fill(model, spec, "image", *_of_clip(spec, "image", source))
+    _check_architecture(spec.image, source)
+    check_input(spec.image, source.input, location)
+    convert, own = TimmFilter.of(spec.image), image.untransferred()
+    _check_options(spec.image, source, convert.model)
+    tensors, notes = _converted(spec.image, source, convert)
+    named = {name: tensor for name, tensor in tensors.items() if name not in own}
+    if not source.input:
+        notes.append(f"{location} has no configuration: mean and std of the pixels were not compared")
+    return _fill(model, spec, "image", named, notes)
+
+
+def _load_text(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
+    source = text_source(location)
+    if isinstance(source, LoadedWeights):
+        return _fill(model, spec, "text", *_of_clip(spec, "text", source))
+    if not isinstance(spec.text, HfTextSpec):
+        raise ConfigError(
+            f"model.text.weights={location} holds a model of transformers, and model.text.kind={spec.text.kind}: give "
+            f"model/text=hf model.text.source={location}"
+        )
+    from clipx.weights.hf_tower import load_transformer  # imports transformers
+
+    return _fill(model, spec, "text", *load_transformer(spec.text, source))
+
+
+# ---------------------------------------------------------------------------------------------------- kinds of source
+
+
+def _of_clip(spec: ModelSpec, tower: str, source: LoadedWeights) -> tuple[dict[str, Tensor], list[str]]:
+    """Returns the tensors of one tower of a CLIP model by their names in the tower, and lines for the log."""
+    keep, length = spec.text.kept_positions if tower == "text" else None, spec.text.context_length
+    tensors, notes = source.model, list[str]()
+    if source.spec is None:
+        tensors = tower_from_open_clip(spec, tower, source.model)
+        notes.append(f"{source.location} has no configuration: only names and shapes were compared")
+    else:
+        if tower == "image":
+            _check_image(spec.image, source.spec.image, source.location)
+        theirs = source.spec if keep is None else with_context(source.spec, length)
+        check_same_tower(spec, theirs, tower, source.location)
+    if keep is not None:
+        tensors, note = stretch_text_positions(tensors, keep, length, source.location)
+        notes.append(note)
+    prefix = f"{tower}."
+    return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}, notes
+
+
+def _converted(spec: ImageTowerSpec, source: TimmWeights, convert: TimmFilter) -> tuple[dict[str, Tensor], list[str]]:
+    """Returns the tensors of a timm model by their names in the image tower, without the classifier, and lines for the
+    log. Raises CheckpointError for a file that timm cannot convert."""
+    try:
+        found = convert(source.tensors)
+    except Exception as error:  # of any type, for the layout of another architecture
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise CheckpointError(
+            f"{source.location} does not fit timm's {spec.timm} ({reason}): choose the architecture of these weights"
+        ) from None
+    expected = convert.model.state_dict()
+    dropped = sorted(name for name in found if name not in expected and convert.is_classifier(name))
+    notes = [f"dropped the classifier: {', '.join(dropped)}"] if dropped else []
+    for name in sorted(found.keys() & source.tensors.keys()):
+        before, after = source.tensors[name].shape, found[name].shape
+        if before != after and not name.endswith("qkv.weight"):
+            notes.append(f"{name} was interpolated from {list(before)} to {list(after)}")
+    return {f"trunk.{name}": tensor for name, tensor in found.items() if name not in dropped}, notes
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+def _check_image(ours: ImageTowerSpec, theirs: ImageTowerSpec, location: str) -> None:
+    """Raises ConfigError for a CLIP model without an image tower, and for one of other images."""
+    require(
+        theirs.features is None,
+        f"model.image.weights={location} reads stored features and has no image tower: give another",
+    )
+    known = {key: getattr(theirs, key) for key in ("mean", "std", "interpolation", "stretch")}
+    check_input(ours, known, location)
+
+
+def check_input(spec: ImageTowerSpec, known: Mapping[str, Any], location: str) -> None:
+    """Raises ConfigError if images are prepared otherwise than for the weights. `known`: values of the weights."""
+    differs: list[str] = []
+    types: list[str] = []
+    for key in ("mean", "std", "interpolation", "stretch"):
+        if key not in known or (key == "interpolation" and known[key] not in ("bicubic", "bilinear")):
+            continue
+        ours, theirs = getattr(spec, key), known[key]
+        if isinstance(theirs, list | tuple):
+            same = len(ours) == len(theirs) and all(abs(a - b) < 1e-4 for a, b in zip(ours, theirs, strict=True))
+            ours, theirs = (f"[{','.join(map(str, values))}]" for values in (ours, theirs))
+        else:
+            same, ours, theirs = ours == theirs, str(ours).lower(), str(theirs).lower()
+        if not same:
+            differs.append(f"{key}={theirs}, not model.image.{key}={ours}")
+            types.append(f"model.image.{key}={theirs}")
+    require(
+        not differs,
+        f"model.image.weights={location} were trained on images with {'; '.join(differs)}: give {' '.join(types)}",
+    )
+
+
+def _check_architecture(spec: ImageTowerSpec, source: TimmWeights) -> None:
+    theirs = (source.architecture or spec.architecture).partition(".")[0]
+    require(
+        theirs == spec.architecture.partition(".")[0],
+        f"model.image.weights={source.location} holds weights of timm's {theirs}, and model.image.timm={spec.timm}: "
+        f"give model.image.timm={theirs}",
+    )
+
+
+def _check_options(spec: ImageTowerSpec, source: TimmWeights, trunk: Any) -> None:
+    """Raises ConfigError if the weights are of a model with other arguments of timm.create_model."""
+    for key, value in source.options.items():
+        usual = pool_of(trunk, spec.architecture) if key == "global_pool" else None
+        require(
+            key in ADAPTED or spec.options.get(key, usual) == value,
+            f"model.image.weights={source.location} holds weights of a model with {key}={value}: give "
+            f"model.image.options.{key}={value}",
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+def _fill(model: CLIP, spec: ModelSpec, tower: str, tensors: Mapping[str, Tensor], notes: list[str]) -> list[str]:
+    """Loads a tower. `tensors`: by their names in it. Returns lines for the log.
+
+    A module above the tower is loaded if all its names and shapes fit. Else it stays random.
+    """
+    module: nn.Module = model.get_submodule(tower)
+    location, state = spec.tower_weights[tower], module.state_dict()
+    above, theirs = (_above(module, names) for names in (state, tensors))
+    kept, unused = set[str](), set[str]()
+    for part in above.keys() | theirs.keys():
+        names, found = above.get(part, set()), theirs.get(part, set())
+        if names != found or any(tensors[name].shape != state[name].shape for name in names):
+            kept, unused = kept | names, unused | found
+    own: Mapping[str, Tensor] = {name: tensor for name, tensor in tensors.items() if name not in unused}
+    if tower == "image":
+        fitted, changed = fit_positions(model, {f"image.{name}": tensor for name, tensor in own.items()})
+        own, notes = {name.removeprefix("image."): tensor for name, tensor in fitted.items()}, [*notes, *changed]
+    _check_trained(module, spec, tower, kept)
+    norms, adapters = initial_adapters(module, own)
+    load_module(module, {**own, **norms} if norms else own, f"{tower} tower at {location}", kept | adapters)
+    return [
+        *notes,
+        *_line("dropped, of another shape or form", tower, unused),
+        *_line("initialized randomly", tower, kept),
+    ]
+
+
+def _above(module: nn.Module, names: Iterable[str]) -> dict[str, set[str]]:
+    """Returns the names of the tensors that depend on both towers or have no counterpart in other models, by part."""
+    of_image = module.untransferred() if isinstance(module, ImageTower) else None
+    found: dict[str, set[str]] = {}
+    for name in names:
+        part = name.partition(".")[0]
+        if part in ("projection", "pool") if of_image is None else part != "trunk" or name in of_image:
+            found.setdefault(part, set()).add(name)
+    return found
+
+
+def _check_trained(module: nn.Module, spec: ModelSpec, tower: str, random: set[str]) -> None:
+    """Raises ConfigError if randomly initialized parameters are frozen."""
+    frozen = sorted(name for name, p in module.named_parameters() if name in random and not p.requires_grad)
+    lock = (spec.image if tower == "image" else spec.text).lock
+    require(
+        not frozen,
+        f"model.{tower}.lock={lock} freezes {', '.join(frozen[:3])}, which model.{tower}.weights="
+        f"{spec.tower_weights[tower]} does not have: give model.{tower}.lock=0, which trains it, or model.{tower}."
+        "projection=none",
+    )
+
+
+def _line(what: str, tower: str, names: set[str]) -> list[str]:
+    """Returns a line for the log that names the modules of these tensors, or no line."""
+    parts = {name.partition(".")[0] if not name.startswith("trunk.") else name.rpartition(".")[0] for name in names}
+    return [f"{what}: {', '.join(f'{tower}.{part}' for part in sorted(parts))}"] if parts else []

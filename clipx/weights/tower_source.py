@@ -1,0 +1,206 @@
+"""Sources of the weights of one tower: models of timm, of transformers, and the towers of CLIP models.
+
+    image_source(location, spec) -> TimmWeights | LoadedWeights      text_source(location) -> HfWeights | LoadedWeights
+
+Files of others are read without executing code in them: see files.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import timm
+from timm.models import get_pretrained_cfg
+from torch import Tensor
+
+from clipx.errors import CheckpointError, ConfigError
+from clipx.model.tower_spec import timm_weights_of
+from clipx.storage.hub import HUB, hub_files
+from clipx.storage.remote import is_local
+from clipx.storage.safe_json import shown
+from clipx.weights.download import fetched, fetched_folder, files_at
+from clipx.weights.files import SUFFIXES, read_json, read_tensors
+from clipx.weights.hf_clip import is_clip_model
+from clipx.weights.load import CONFIG, LoadedWeights, errors_of, load_weights, local_path_of
+from clipx.weights.open_clip import is_clip
+
+_CONFIG = "config.json"  # of models of timm and transformers
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+# Keys of a training checkpoint, in timm's order: an average of the weights first.
+_STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "teacher")
+_INPUT = ("mean", "std", "interpolation", "input_size")
+
+Files = Callable[..., list[Path]]
+"""Local paths of those of the named files that a folder has."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimmWeights:
+    """Tensors of a timm model by the names of their file."""
+
+    location: str
+    tensors: Mapping[str, Tensor]
+    architecture: str | None = None  # timm's name; None: unknown
+    input: Mapping[str, Any] = field(default_factory=dict)  # known values among _INPUT
+    options: Mapping[str, Any] = field(default_factory=dict)  # arguments of timm.create_model stored with the weights
+
+
+@dataclass(frozen=True, slots=True)
+class HfWeights:
+    """Model of transformers. `folder`: local folder with its config.json and its weights."""
+
+    location: str
+    folder: Path
+    config: Mapping[str, Any]
+
+
+def image_source(location: str, architecture: str) -> TimmWeights | LoadedWeights:
+    """Loads the weights at `location`: any value of model.image.weights. `architecture`: model.image.timm.
+
+    Raises ClipxError for a location without weights, or with weights that cannot be read safely.
+    """
+    with errors_of("model.image.weights"):
+        found = find_timm(location, architecture)
+        if found is not None:
+            return found
+        path = _file_of(location)
+        if path is not None:
+            tensors, description = read_tensors(path, _STATES)
+            if description is None and not is_clip(tensors):
+                return TimmWeights(location, tensors)
+        return load_weights(location)
+
+
+def find_timm(location: str, architecture: str = "") -> TimmWeights | None:
+    """Loads a model that timm describes: timm:NAME, or a folder or repository with timm's config.json. Returns None for
+    other locations. `architecture`: timm's name that timm alone stands for. Raises ClipxError."""
+    name = timm_weights_of(location)
+    if name is not None:
+        return _of_timm(location, name or architecture)
+    files = _files_of(location, _WEIGHTS)
+    config = _config(files)
+    if files is None or "architecture" not in config:
+        return None
+    return _of_timm_folder(location, files, config)
+
+
+def text_source(location: str) -> HfWeights | LoadedWeights:
+    """Loads the weights at `location`: any value of model.text.weights. Raises ClipxError as `image_source`."""
+    with errors_of("model.text.weights"):
+        files = _files_of(location, _WEIGHTS)
+        config = _config(files)
+        if files is not None and "model_type" in config and not files(CONFIG) and not is_clip_model(config):
+            _with_shards(location, files)
+            return HfWeights(location, files(_CONFIG)[0].parent, config)
+        return load_weights(location)
+
+
+# ------------------------------------------------------------------------------------------------------- folders
+
+
+def _files_of(location: str, weights: tuple[str, ...]) -> Files | None:
+    """Returns the files of a folder or repository with config.json. None for other locations.
+
+    A URL is fetched with its config.json and the first of `weights` that it has.
+    """
+    if location.startswith(HUB):
+        return lambda *names: hub_files(location, *names)
+    if location.endswith(SUFFIXES):
+        return None
+    if is_local(location):
+        folder = local_path_of(location)
+    else:
+        url = location.rstrip("/")
+        names = files_at(url)
+        if _CONFIG not in names:
+            return None
+        folder = fetched_folder(url, [_CONFIG, *[name for name in weights if name in names][:1]])
+    return lambda *names: [folder / name for name in names if (folder / name).is_file()]
+
+
+def _config(files: Files | None) -> dict[str, Any]:
+    """Returns the content of config.json. Empty without one."""
+    found = [] if files is None else files(_CONFIG)
+    return read_json(found[0]) if found else {}
+
+
+def _file_of(location: str) -> Path | None:
+    if location.startswith(HUB) or not location.endswith(SUFFIXES):
+        return None
+    path = local_path_of(location)
+    return path if path.is_file() else None
+
+
+def _first(location: str, files: Files, names: tuple[str, ...]) -> Path:
+    found = next((path for name in names for path in files(name)), None)
+    if found is None:
+        raise CheckpointError(f"model.weights={location} has no file of weights: give one with {' or '.join(names)}")
+    return found
+
+
+def _with_shards(location: str, files: Files) -> None:
+    """Gets the files of a model of transformers, which may be in parts. Raises CheckpointError without them."""
+    if any(files(name) for name in _WEIGHTS[:2]):
+        return
+    index = _first(location, files, tuple(f"{name}.index.json" for name in _WEIGHTS[:2]))
+    parts = read_json(index).get("weight_map")
+    if not isinstance(parts, dict) or not all(isinstance(name, str) and "/" not in name for name in parts.values()):
+        raise CheckpointError(f"{index} does not list the files of the weights: restore it")
+    names = sorted(set(parts.values()))
+    if len(files(*names)) < len(names):
+        raise CheckpointError(f"model.weights={location} lacks parts of its weights: get {', '.join(names)} again")
+
+
+# ---------------------------------------------------------------------------------------------------------- timm
+
+
+def _of_timm(location: str, name: str) -> TimmWeights:
+    """Loads the weights that timm names for NAME or NAME.TAG, from the hub's cache or the hub."""
+    key = f"model.weights={location}"
+    try:
+        cfg = get_pretrained_cfg(name) if timm.is_model(name) else None
+    except RuntimeError:  # a known architecture, an unknown tag
+        cfg = None
+    if cfg is None or not cfg.has_weights:
+        tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+        known = f"give one of {', '.join(tags[:5])}" if tags else "give one from timm.list_pretrained()"
+        raise ConfigError(f"{key}: timm has no weights of {name}: {known}")
+    custom = cfg.custom_load == "hf" if cfg.hf_hub_id is not None else cfg.custom_load  # as timm decides
+    if custom:
+        raise ConfigError(f"{key}: {name} has weights of another library, which only timm reads: save them with timm")
+    if cfg.hf_hub_id is not None:
+        place = HUB + cfg.hf_hub_id
+        path = _first(location, lambda *names: hub_files(place, *names), _hub_names(cfg.hf_hub_filename))
+    else:
+        url = cfg.url if isinstance(cfg.url, str) else cfg.url[0]
+        path = fetched(url)
+    return TimmWeights(location, read_tensors(path, _STATES)[0], name, _known_input(cfg.to_dict()))
+
+
+def _hub_names(name: str | None) -> tuple[str, ...]:
+    """Returns the files to look for, as timm does: safetensors first."""
+    if name is None:
+        return _WEIGHTS[:2]
+    known = {"open_clip_pytorch_model.bin": "open_clip_model.safetensors"}
+    return known.get(name, f"{name.rpartition('.')[0]}.safetensors"), name
+
+
+def _of_timm_folder(location: str, files: Files, config: Mapping[str, Any]) -> TimmWeights:
+    name, cfg, options = config["architecture"], config.get("pretrained_cfg", config), config.get("model_args") or {}
+    if not isinstance(name, str) or not isinstance(cfg, Mapping) or not isinstance(options, Mapping):
+        raise CheckpointError(f"{location}: {_CONFIG} is not the configuration of a timm model: restore it")
+    tensors, _ = read_tensors(_first(location, files, _WEIGHTS), _STATES)
+    return TimmWeights(location, tensors, name, _known_input(cfg), options)
+
+
+def _known_input(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of the images with which weights were trained. Raises CheckpointError for invalid ones."""
+    found = {key: cfg[key] for key in _INPUT if cfg.get(key) is not None}
+    for key in ("mean", "std"):
+        value = found.get(key, (0.5, 0.5, 0.5))
+        if not isinstance(value, list | tuple) or len(value) != 3 or not all(isinstance(x, float | int) for x in value):
+            raise CheckpointError(f"{key}={shown(value)} of the weights is not a list of 3 numbers: restore {_CONFIG}")
+    return found

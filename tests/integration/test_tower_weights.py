@@ -1,0 +1,221 @@
+"""Runs whose towers start from weights of timm, transformers and CLIP models: ranks, sharding, resume, export, LiT."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from helpers import SCRIPTS
+from helpers.open_clip_models import filled
+from helpers.runs import VIT, compose, interrupt, losses, run, small, tensors, torchrun
+from helpers.scripts.fsdp_training import trained
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+
+from clipx.data.transform import decode, eval_transform
+from clipx.embed import embed
+from clipx.errors import ClipxError, ConfigError
+from clipx.plan.dry import DryRun
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import load_weights
+
+SIZE, DEPTH = 48, {"depth": 2, "embed_dim": 48, "num_heads": 4}
+TOWER = (
+    "model.image.timm=vit_tiny_patch16_224",
+    "model.image.options={depth:2,embed_dim:48,num_heads:4}",
+    *VIT[2:],
+)
+KINDS = {
+    "lit": ("model.image.lock=0",),
+    "locked": ("model.image.lock=all", "model.image.projection=none", "model.embed_dim=48"),
+    "dino_txt": ("model.image.lock=0", "model.image.head_blocks=1"),
+}
+WAYS = {
+    "lit_ddp": ("lit", "data.micro_batches=2"),
+    "lit_fsdp": ("lit", "distributed=fsdp"),
+    "locked_fsdp": ("locked", "distributed=fsdp", "data.micro_batches=2"),
+    "dino_txt_ddp": ("dino_txt", "data.micro_batches=2"),
+    "dino_txt_fsdp": ("dino_txt", "distributed=fsdp", "model.image.checkpointing=1"),
+    "dino_txt_compiled": ("dino_txt", "distributed=fsdp", "compile.towers=true", "compile.backend=aot_eager"),
+}
+QUICK = ("lit_ddp", "dino_txt_fsdp")
+SHORT = ("evaluator=[retrieval]", "duration=3st", "data.samples=96", "checkpoint=none")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a timm model, as timm.models.save_for_hf writes it."""
+    folder = tmp_path_factory.mktemp("weights") / "vit"
+    model = filled(timm.create_model("vit_tiny_patch16_224", img_size=SIZE, **DEPTH))
+    image = compose("model=tiny").model.image
+    model.pretrained_cfg |= {"mean": list(image.mean), "std": list(image.std)}
+    timm.models.save_for_hf(model, folder, safe_serialization=True)
+    return folder
+
+
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_training_on_two_ranks_matches_a_single_process(quick: bool, weights: Path, tmp_path: Path) -> None:
+    """Losses, gradients, weights, evaluation: float64, to 1e-9."""
+    ways = {way: words for way, words in WAYS.items() if (way in QUICK) == quick}
+    own = {kind: [*TOWER, f"model.image.weights={weights}", *words, *SHORT] for kind, words in KINDS.items()}
+    words = {way: json.dumps([*own[kind], *further]) for way, (kind, *further) in ways.items()}
+    torchrun(2, str(SCRIPTS / "fsdp_training.py"), str(tmp_path), *(f"{way}={text}" for way, text in words.items()))
+    for kind in {kind for kind, *_ in ways.values()}:
+        expected = trained(tmp_path / kind, own[kind])
+        for way in (way for way, (of, *_) in ways.items() if of == kind):
+            found = load_file(tmp_path / f"{way}.safetensors")
+            assert found.keys() == expected.keys()
+            for key, value in expected.items():
+                torch.testing.assert_close(
+                    found[key], value, rtol=1e-9, atol=1e-9, msg=lambda m, k=key, w=way: f"{w} {k}: {m}"
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_locked_trunk_remains_that_of_timm_and_resumes_bit_for_bit(kind: str, weights: Path, tmp_path: Path) -> None:
+    words = (*TOWER, *KINDS[kind], "checkpoint.every=2st", "duration=4st", "model.image.options.drop_path_rate=0.5")
+    place = f"model.image.weights={weights}"
+    Trainer(small(tmp_path / "whole", *words, place)).fit()
+    interrupt(Trainer(small(tmp_path / "parts", *words, place)), 3)
+    Trainer(small(tmp_path / "parts", *words, "model.image.weights=/gone", "resume=auto")).fit()
+    whole, parts = (tensors(tmp_path / which, 4) for which in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    for name, tensor in load_file(weights / "model.safetensors").items():
+        if not name.startswith("head."):
+            assert torch.equal(whole[f"model/image.trunk.{name}"], tensor)
+
+
+def test_the_log_names_the_weights_and_what_is_random(weights: Path, tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run", *TOWER, f"model.image.weights={weights}"))
+    assert trainer.loaded_weights == [
+        f"image tower: {weights}",
+        "dropped the classifier: head.bias, head.weight",
+        "initialized randomly: image.projection",
+    ]
+    trainer.close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "amp_bf16"])
+def test_weights_fill_towers_in_each_number_format(precision: str, weights: Path, tmp_path: Path) -> None:
+    words = (*TOWER, f"model.image.weights={weights}", f"precision={precision}")
+    trainer = Trainer(small(tmp_path / "run", *words))
+    expected = load_file(weights / "model.safetensors")["blocks.1.attn.qkv.weight"]
+    for model in (trainer.learner.model, trainer.learner.weights):
+        found = model.image.trunk.blocks[1].attn.qkv.weight
+        torch.testing.assert_close(found, expected.to(found.dtype), rtol=0, atol=0)
+    trainer.close()
+
+
+def test_a_run_is_exported_without_its_sources_and_starts_a_tower(weights: Path, tmp_path: Path) -> None:
+    words = (*TOWER, f"model.image.weights={weights}", "model.image.lock=0", "model.image.head_blocks=1")
+    Trainer(small(tmp_path / "run", *words)).fit()
+    out = tmp_path / "out.safetensors"
+    run(sys.executable, "-m", "clipx.export", f"run={tmp_path / 'run'}", "format=safetensors", f"out={out}")
+    found, of_run = load_weights(str(out)), load_weights(str(tmp_path / "run"))
+    assert found.spec is not None and found.spec.tower_weights == {}
+    assert found.model.keys() == of_run.model.keys()
+    other = (*TOWER, f"model.image.weights={out}", "model.embed_dim=24", "model.image.head_blocks=1")
+    trainer = Trainer(small(tmp_path / "other", *other))
+    assert trainer.loaded_weights[1:] == [
+        "dropped, of another shape or form: image.projection",
+        "initialized randomly: image.projection",
+    ]
+    for name, tensor in trainer.learner.model.image.state_dict().items():
+        if not name.startswith("projection."):
+            assert torch.equal(tensor, of_run.model[f"image.{name}"])
+    trainer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_counts_a_run_with_a_locked_trunk(kind: str, weights: Path) -> None:
+    spec = compose("model=tiny", *TOWER, *KINDS[kind], f"model.image.weights={weights}").model
+    dry = DryRun(spec, compose().precision.build(torch.device("cpu")))
+    assert dry.flops(9).image > 0 and dry.memory(4, 9).activations > 0
+
+
+# -------------------------------------------------------------------------------------- features of an image tower alone
+
+
+def embedded(weights: Path, out: Path, *words: str) -> None:
+    embed(compose(f"run={weights}", f"out={out}", "format=webdataset", *words, config_name="embed"))
+
+
+DATA = ("data=shapes", "data.samples=64", "data.held_out_samples=16", "data.workers=0")
+
+
+def test_lit_trains_a_text_tower_on_the_stored_features_of_a_timm_model(
+    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embedded(weights, tmp_path / "features", *DATA)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"model.image.features=48 data=webdataset data.shards='{tmp_path}/features/*.tar'" in printed
+    words = ("model=stored_features", "model.image.features=48", "data=webdataset", "data.workers=0")
+    words += (f"data.shards={tmp_path}/features/*.tar", "data.caption_key=json.captions", "duration=4st")
+    words += ("data.batch_size=32", "data.held_out_share=0.25", "logger=[]", "evaluator=[]", "report=false")
+    Trainer(compose(*words, f"run_dir={tmp_path}/run", "name=run", "log_every=1st")).fit()
+    assert len(losses(tmp_path / "run")) == 4
+
+
+def test_stored_features_of_an_image_tower_alone_are_those_of_timm(weights: Path, tmp_path: Path) -> None:
+    embedded(weights, tmp_path / "trunk", *DATA, "features=trunk")
+    embedded(weights, tmp_path / "embedding", *DATA)
+    trunk, embedding = (stored(tmp_path / name) for name in ("trunk", "embedding"))
+    np.testing.assert_allclose(embedding, trunk / np.linalg.norm(trunk, axis=1, keepdims=True), atol=1e-6)
+    twin = timm.create_model("vit_tiny_patch16_224", img_size=SIZE, num_classes=0, **DEPTH).eval()
+    state = load_file(weights / "model.safetensors")
+    twin.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("head.")})
+    spec, source = compose("model=tiny"), compose(*DATA).data.open().train
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.model.image.mean, spec.model.image.std))
+    assert len(trunk) == 64
+    for index in range(0, 64, 9):
+        view = torch.tensor(eval_transform(decode(source.read(index).image, 10**6), SIZE)).permute(2, 0, 1)[None]
+        with torch.no_grad():
+            expected = twin((view / 255 - mean) / std)[0]
+        torch.testing.assert_close(torch.tensor(trunk[index]), expected, rtol=1e-4, atol=1e-4)
+
+
+def stored(folder: Path) -> NDArray[np.float32]:
+    """Returns the features of all samples, in order."""
+    rows = []
+    for path in sorted(folder.glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                if member.name.endswith(".npy"):
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    rows.append(np.load(io.BytesIO(file.read())))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run=timm:vit_tiny_patch16_224", "format=npy"), "run=timm:vit_tiny_patch16_224 has no text tower, which format=npy needs: give format=webdataset"),
+        (("run=timm",), "run=timm names no model: give timm:NAME"),
+        (("run=timm:vit_tiny_patch16_224", "format=webdataset"), "run=timm:vit_tiny_patch16_224 is not a run directory and has no data: give data=…"),
+        (("run=timm:nothing", "format=webdataset", *DATA), "run=timm:nothing: timm has no weights of nothing: give one from timm.list_pretrained()"),
+        (("run=x", "format=npy", "image_size=32"), "image_size=32 has no effect with format=npy"),
+        (("run=timm:vit_tiny_patch16_224", "format=webdataset", "image_size=4"), "image_size=4 is too small"),
+    ],
+)  # fmt: skip
+def test_invalid_options_of_embedding_are_rejected(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ClipxError) as error:
+        embed(compose(*words, f"out={tmp_path}/out", config_name="embed"))
+    assert message in str(error.value)
+
+
+def test_another_image_size_interpolates_and_is_stored(weights: Path, tmp_path: Path) -> None:
+    embedded(weights, tmp_path / "out", *DATA, "image_size=64", "split=held_out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["model"]["image"]["size"] == 64 and manifest["width"] == 48
+    Trainer(small(tmp_path / "run", "duration=2st")).fit()
+    with pytest.raises(ConfigError, match="image_size=32 has no effect on run="):
+        embedded(tmp_path / "run", tmp_path / "other", "image_size=32")

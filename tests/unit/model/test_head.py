@@ -1,0 +1,116 @@
+"""Blocks above a locked trunk (dino.txt)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.runs import compose
+from timm.models.vision_transformer import Block
+
+from clipx.errors import CheckpointError, ConfigError
+from clipx.model.blocks import named_blocks
+from clipx.model.clip import CLIP
+from clipx.model.freeze import freeze
+from clipx.plan.dry import DryRun
+from clipx.weights.open_clip import config_of
+
+DINO = (
+    "model.image.timm=vit_small_patch14_reg4_dinov2",
+    "model.image.size=56",
+    "model.image.options={depth:2,embed_dim:48,num_heads:4}",
+    "model.image.head_blocks=2",
+)
+EVA = (
+    "model.image.timm=eva02_tiny_patch14_224",
+    "model.image.size=56",
+    "model.image.options={depth:2,global_pool:token}",
+)
+
+
+def build(*words: str) -> CLIP:
+    torch.manual_seed(0)
+    spec = compose("model=tiny", *DINO, *words).model
+    model = spec.build(torch.device("cpu"), torch.float32)
+    freeze(model, spec)
+    return model
+
+
+@pytest.mark.parametrize("words", [(), (*EVA, "model.image.head_blocks=1")], ids=["dinov2", "eva"])
+def test_the_embedding_is_a_projection_of_class_token_and_mean_patch(words: tuple[str, ...]) -> None:
+    model = build(*words).eval()
+    image_BCSS = torch.rand(2, 3, 56, 56)
+    trunk, head = model.image.trunk, model.image.head
+    assert head is not None
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        x_BNW = trunk.forward_features((image_BCSS - model.mean_C11) / model.std_C11)
+        for block in head.blocks:
+            assert isinstance(block, Block)
+            x_BNW = block(x_BNW)
+        x_BNW = head.norm(x_BNW)
+        patches = (56 // 14) ** 2
+        assert x_BNW.shape[1] == patches + trunk.num_prefix_tokens
+        both_BX = torch.cat([x_BNW[:, 0], x_BNW[:, -patches:].mean(1)], 1)
+        expected = torch.nn.functional.normalize(both_BX @ model.image.projection.weight.T, dim=-1)
+        torch.testing.assert_close(model.encode_image(image_BCSS), expected, rtol=0, atol=1e-6)
+        pooled_BW = trunk((image_BCSS - model.mean_C11) / model.std_C11)
+        torch.testing.assert_close(model.encode_trunk(image_BCSS), pooled_BW, rtol=0, atol=1e-6)
+    assert model.trunk_width == pooled_BW.shape[1]
+
+
+def test_initial_blocks_are_close_to_the_identity() -> None:
+    head = build().image.head
+    assert head is not None
+    x_BNW = torch.randn(2, 21, 48)
+    for block in head.blocks:
+        torch.testing.assert_close(block(x_BNW), x_BNW, rtol=0, atol=1e-3)
+
+
+def test_the_head_is_trained_above_a_locked_trunk_in_evaluation_mode() -> None:
+    model = build("model.image.lock=0", "model.image.weights=somewhere", "model.image.options.drop_path_rate=0.5")
+    model.train()
+    frozen = {name.split(".")[1] for name, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {"trunk"}
+    assert not any(module.training for module in model.image.trunk.modules())
+    assert model.image.head is not None and model.image.head.training and model.text.training
+    assert {name.partition(".blocks")[0] for name in named_blocks(model)} == {"image.trunk", "image.head", "text"}
+    image_BCSS = torch.rand(2, 3, 56, 56)
+    model.encode_image(image_BCSS).sum().backward()
+    assert all(p.grad is not None for p in (*model.image.head.parameters(), *model.image.projection.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.image.head_blocks=-1",), "model.image.head_blocks=-1 is negative"),
+        (("model.image.head_drop_path=1.0",), "model.image.head_drop_path=1.0 must be in [0, 1)"),
+        (("model.image.head_blocks=0", "model.image.head_drop_path=0.1"), "model.image.head_drop_path=0.1 has no effect without blocks"),
+        (("model.image.projection=head",), "model.image.projection=head is timm's classifier, which does not read the tokens"),
+        (("model.image.projection=none",), "model.image.projection=none needs model.embed_dim=96"),
+        (("model.image.options.global_pool=avg",), "model.image.head_blocks=2 needs a ViT that timm pools at its class token, which vit_small_patch14_reg4_dinov2 is not"),
+        (("model.image.timm=vit_base_patch16_siglip_224", "model.image.size=64"), "which vit_base_patch16_siglip_224 is not"),
+    ],
+)  # fmt: skip
+def test_invalid_heads_are_rejected(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build(*words)
+    assert message in str(error.value)
+
+
+def test_coca_has_no_head_blocks() -> None:
+    with pytest.raises(ConfigError, match="model.image.head_blocks=1 cannot be combined with model.kind=coca"):
+        compose("model=coca_tiny", "objective=coca", "model.image.head_blocks=1")
+
+
+def test_open_clip_has_no_such_tower() -> None:
+    with pytest.raises(CheckpointError, match="open_clip has no tower for model.image.head_blocks=2"):
+        config_of(compose("model=tiny", *DINO).model)
+
+
+def test_the_plan_runs_a_model_with_a_head() -> None:
+    spec = compose("model=tiny", *DINO, "model.image.lock=0", "model.image.weights=somewhere").model
+    run = DryRun(spec, compose().precision.build(torch.device("cpu")))
+    whole = DryRun(spec, compose().precision.build(torch.device("cpu")), every_block=True)
+    assert run.flops(9) == whole.flops(9) and run.flops(9).image > 0
+    assert run.memory(4, 9) == whole.memory(4, 9)

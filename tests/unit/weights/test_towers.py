@@ -1,0 +1,492 @@
+"""Weights of one tower: of timm, transformers, CLIP models; conversions, other sizes, and rejected weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import transformers
+from helpers.cases import slow_except
+from helpers.hf_models import CONFIGS, PACKED
+from helpers.open_clip_models import SMALL as OPEN_CLIP
+from helpers.open_clip_models import filled, trained
+from helpers.runs import compose, small
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from clipx.errors import CheckpointError, ClipxError, ConfigError
+from clipx.model.clip import CLIP
+from clipx.model.freeze import freeze
+from clipx.model.spec import ModelSpec
+from clipx.model.text_spec import ClipTextSpec
+from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import load_weights, load_with_spec
+from clipx.weights.open_clip import spec_of
+from clipx.weights.timm_filter import TimmFilter
+from clipx.weights.tower import load_towers
+
+CPU = torch.device("cpu")
+# timm's name -> size in pixels, options of a small form.
+TIMM = {
+    "vit_tiny_patch16_224": (64, {"depth": 2}),
+    "test_resnet": (64, {}),
+    "convnext_atto": (64, {"depths": (1, 1, 1, 1)}),
+    "eva02_tiny_patch14_224": (56, {"depth": 2}),
+    "vit_small_patch14_reg4_dinov2": (56, {"depth": 2}),
+    "caformer_s18": (64, {}),  # with an MLP as its classifier
+}
+
+
+def timm_model(name: str, size: int, **options: Any) -> nn.Module:
+    fixed = timm.get_pretrained_cfg(name).fixed_input_size
+    model: nn.Module = timm.create_model(name, **options, **({"img_size": size} if fixed else {}))
+    return filled(model).eval()
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+
+
+def image_words(name: str, size: int, options: Mapping[str, Any]) -> tuple[str, ...]:
+    inside = ",".join(f"{key}:{str(value).replace('(', '[').replace(')', ']')}" for key, value in options.items())
+    return (f"model.image.timm={name}", f"model.image.size={size}", f"model.image.options={{{inside}}}")
+
+
+def loaded(*words: str) -> tuple[CLIP, list[str]]:
+    torch.manual_seed(0)
+    spec = compose("model=tiny", *words).model
+    model = spec.build(CPU, torch.float32)
+    freeze(model, spec)
+    lines = load_towers(model, spec)
+    return model.eval(), lines
+
+
+@torch.no_grad()
+def check_trunk(model: CLIP, twin: Any) -> None:
+    """Compares features before the classifier, relative to their size."""
+    spec = model.spec.image
+    image_BCSS = torch.rand(2, 3, spec.size, spec.size)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.mean, spec.std))
+    expected = twin.forward_head(twin.forward_features((image_BCSS - mean) / std), pre_logits=True)
+    found = model.encode_trunk(image_BCSS)
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(found / expected.std(), expected / expected.std(), rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------------- timm
+
+
+@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_a_file_of_a_timm_model_gives_the_features_of_timm(name: str, suffix: str, tmp_path: Path) -> None:
+    size, options = TIMM[name]
+    twin, place = timm_model(name, size, **options), tmp_path / f"weights{suffix}"
+    if suffix == ".pth":
+        torch.save({"epoch": 3, "model": twin.state_dict()}, place)
+    else:
+        save_file(state_of(twin), place)
+    model, lines = loaded(*image_words(name, size, options), f"model.image.weights={place}")
+    check_trunk(model, twin)
+    assert lines[0] == f"image tower: {place}"
+    assert f"{place} has no configuration: mean and std of the pixels were not compared" in lines
+    assert "initialized randomly: image.projection" in lines
+    assert any("dropped the classifier" in line for line in lines) == (twin.num_classes > 0)
+
+
+def test_random_numbers_after_the_weights_do_not_depend_on_them(tmp_path: Path) -> None:
+    save_file(state_of(timm_model("test_vit", 160)), tmp_path / "weights.safetensors")
+    draws = []
+    for words in ((), (f"model.image.weights={tmp_path}/weights.safetensors",)):
+        loaded("model.image.timm=test_vit", "model.image.size=160", *words)
+        draws.append(torch.rand(4))
+    assert torch.equal(*draws)
+
+
+def test_positions_and_patches_of_other_sizes_are_interpolated_as_by_timm(tmp_path: Path) -> None:
+    source = timm_model("vit_tiny_patch16_224", 64, depth=2)
+    save_file(state_of(source), tmp_path / "weights.safetensors")
+    words = image_words("vit_tiny_patch16_224", 48, {"depth": 2, "patch_size": 8})
+    model, lines = loaded(*words, f"model.image.weights={tmp_path}/weights.safetensors")
+    overlay = {"file": str(tmp_path / "weights.safetensors"), "num_classes": 1000}
+    twin = timm.create_model(
+        "vit_tiny_patch16_224", pretrained=True, pretrained_cfg_overlay=overlay, img_size=48, patch_size=8, depth=2
+    )
+    check_trunk(model, twin.eval())
+    assert "pos_embed was interpolated from [1, 17, 192] to [1, 37, 192]" in lines
+    assert "patch_embed.proj.weight was interpolated from [192, 3, 16, 16] to [192, 3, 8, 8]" in lines
+
+
+def test_original_layouts_are_converted(tmp_path: Path) -> None:
+    """DINOv2's own names, as its authors published them."""
+    twin = timm_model("vit_small_patch14_dinov2", 56, depth=2)
+    original = {name.replace("reg_token", "register_tokens"): t for name, t in state_of(twin).items()}
+    original["mask_token"] = torch.zeros(1, 384)
+    save_file(original, tmp_path / "weights.safetensors")
+    words = image_words("vit_small_patch14_dinov2", 56, {"depth": 2})
+    model, _ = loaded(*words, f"model.image.weights={tmp_path}/weights.safetensors")
+    check_trunk(model, twin)
+
+
+@pytest.mark.parametrize("name", slow_except([*timm.list_models("test_*"), "swin_tiny_patch4_window7_224"], "test_vit"))
+def test_conversions_of_timm_accept_the_weights_of_its_own_models(name: str) -> None:
+    """The trunk of the conversion has no memory: no tensor of the result comes from it."""
+    convert = TimmFilter.of(compose("model=tiny", f"model.image.timm={name}", "model.image.size=224").model.image)
+    found, expected = convert(timm.create_model(name).state_dict()), convert.model.state_dict()
+    assert not any(tensor.is_meta for tensor in found.values())
+    assert expected.keys() == {name for name in found if name in expected or not convert.is_classifier(name)}
+
+
+def timm_folder(folder: Path, model: Any) -> Path:
+    """Writes a folder by timm's function for the hub."""
+    timm.models.save_for_hf(model, folder, safe_serialization=True)
+    return folder
+
+
+CLIPS = ("model.image.mean=[0.48145466,0.4578275,0.40821073]", "model.image.std=[0.26862954,0.26130258,0.27577711]")
+HALF = ("model.image.mean=[0.5,0.5,0.5]", "model.image.std=[0.5,0.5,0.5]")
+TINY = image_words("vit_tiny_patch16_224", 64, {"depth": 2})
+
+
+def test_a_folder_of_timm_is_loaded_and_its_pixels_are_compared(tmp_path: Path) -> None:
+    twin = timm_model("vit_tiny_patch16_224", 64, depth=2)
+    place = timm_folder(tmp_path / "model", twin)
+    model, lines = loaded(*TINY, *HALF, f"model.image.weights={place}")
+    check_trunk(model, twin)
+    assert not any("not compared" in line for line in lines)
+    with pytest.raises(ConfigError) as error:
+        loaded(*TINY, *CLIPS, f"model.image.weights={place}")
+    message = str(error.value)
+    assert "were trained on images with mean=[0.5,0.5,0.5], not model.image.mean=[" in message
+    assert message.endswith("give model.image.mean=[0.5,0.5,0.5] model.image.std=[0.5,0.5,0.5]")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.image.interpolation=bilinear",), "interpolation=bicubic, not model.image.interpolation=bilinear: give"),
+        (("model.image.timm=vit_small_patch16_224",), "holds weights of timm's vit_tiny_patch16_224, and model.image.timm=vit_small_patch16_224: give model.image.timm=vit_tiny_patch16_224"),
+        (("model.image.options.depth=3",), "holds weights of a model with depth=2: give model.image.options.depth=2"),
+        (("model.image.options.global_pool=avg",), "holds weights of a model with global_pool=token: give model.image.options.global_pool=token"),
+        (("model.image.options={depth:2,init_values:1e-5}",), "missing trunk.blocks.0.ls1.gamma"),
+        (("model.image.options.fc_norm=true",), "missing trunk.fc_norm.bias"),
+        (("model.image.options={depth:2,embed_dim:96}",), "different shape trunk.blocks.0"),
+    ],
+)  # fmt: skip
+def test_weights_of_another_timm_model_are_rejected(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    place = timm_folder(tmp_path / "model", timm_model("vit_tiny_patch16_224", 64, depth=2))
+    with pytest.raises(ClipxError) as error:
+        loaded(*TINY, *HALF, f"model.image.weights={place}", *words)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_weights_that_timm_names_are_read_from_the_hub_cache(tmp_path: Path, hub_folder: Path) -> None:
+    twin = timm_model("vit_tiny_patch16_224", 224)
+    name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    cached(hub_folder, f"timm/{name}", {"model.safetensors": twin})
+    for place in ("timm", "timm:vit_tiny_patch16_224", f"timm:{name}"):
+        words = ("model.image.timm=vit_tiny_patch16_224", "model.image.size=224", *HALF)
+        model, lines = loaded(*words, f"model.image.weights={place}")
+        check_trunk(model, twin)
+        assert lines[0] == f"image tower: {place}"
+
+
+@pytest.fixture
+def hub_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of huggingface_hub, without a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def cached(hub: Path, repository: str, files: Mapping[str, Any]) -> None:
+    """Writes the cache of a downloaded repository. A module is saved as its weights."""
+    folder = hub / f"models--{repository.replace('/', '--')}"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    for name, content in files.items():
+        if isinstance(content, nn.Module):
+            save_file(state_of(content), snapshot / name)
+        else:
+            (snapshot / name).write_text(content)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.image.weights=timm:resnet50",), "model.image.weights=timm:resnet50 are of another architecture than model.image.timm=vit_tiny_patch16_224: give model.image.timm=resnet50, or model.image.weights=timm"),
+        (("model.image.weights=timm:",), "names no model: give timm:NAME.TAG"),
+        (("model.image.weights=",), "is empty"),
+        (("model.text.weights=timm:bert",), "model.text.weights=timm:bert names weights of timm, which has no text towers"),
+        (("model.image.weights=pipe:cat",), "is a command, which clipx does not run"),
+        (("model.image.weights=timm", "model.image.lock=all"), "model.image.lock=all freezes the randomly initialized projection, which model.image.weights=timm does not have: give model.image.lock=0"),
+        (("model.image.weights=x", "model.weights=y"), "model.image.weights=x and model.weights=y both initialize the image tower: remove one of them"),
+        (("model.text.weights=x", "model.weights=y"), "model.text.weights=x and model.weights=y both initialize the text tower"),
+        (("model.image.weights=x", "model.text.lock=1"), "model.text.lock=1 freezes randomly initialized weights: give model.weights=… or model.text.weights=…"),
+        (("model.image.weights=x", "resume=state.pt"), "model.image.weights=x has no effect with resume=state.pt, which contains weights"),
+        (("model=stored_features", "model.image.timm=null", "model.image.features=8", "model.image.weights=x"), "model.image.weights=x has no effect with model.image.features=8"),
+    ],
+)  # fmt: skip
+def test_invalid_options_are_rejected_at_composition(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose("model=tiny", "model.image.timm=vit_tiny_patch16_224", *words)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("timm:vit_tiny_patch16_224.none", "timm has no weights of vit_tiny_patch16_224.none: give one of vit_tiny_patch16_224.augreg_in21k"),
+        ("timm:vit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k: model.safetensors cannot be downloaded from the Hugging Face hub"),
+        ("nowhere.safetensors", "model.image.weights=nowhere.safetensors does not exist"),
+        ("hf-hub:org/none", "hf-hub:org/none: config.json cannot be downloaded"),
+    ],
+)  # fmt: skip
+def test_missing_weights_raise_a_one_line_error(place: str, message: str, hub_folder: Path) -> None:
+    with pytest.raises(ClipxError) as error:
+        loaded("model.image.timm=vit_tiny_patch16_224", f"model.image.weights={place}")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_pickle_with_code_is_not_read(tmp_path: Path) -> None:
+    torch.save({"model": {"weight": torch.ones(1)}, "args": tmp_path}, tmp_path / "weights.pth")
+    with pytest.raises(CheckpointError, match=r"weights\.pth holds more than tensors and plain values"):
+        loaded(*TINY, f"model.image.weights={tmp_path}/weights.pth")
+
+
+# ---------------------------------------------------------------------------------------------------------- CLIP models
+
+
+def clip_words(spec: ModelSpec) -> tuple[str, ...]:
+    """Returns the overrides for a model with the image tower of another one."""
+    image = spec.image
+    inside = ",".join(f"{key}:{str(value).lower()}" for key, value in image.options.items())
+    return (
+        f"model.image.timm={image.timm}",
+        f"model.image.size={image.size}",
+        f"model.image.options={{{inside}}}",
+        f"model.image.mean={image.mean}".replace(" ", ""),
+        f"model.image.std={image.std}".replace(" ", ""),
+        f"model.image.interpolation={image.interpolation}",
+        f"model.image.projection={image.projection}",
+        f"model.image.patch_bias={str(image.patch_bias).lower()}",
+    )
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_quickgelu", "convnext", "classifier", "clipa"])
+@pytest.mark.parametrize("bare", [False, True], ids=["folder", "state_dict"])
+def test_the_image_tower_of_an_open_clip_model_is_loaded_with_its_projection(
+    name: str, bare: bool, tmp_path: Path
+) -> None:
+    config = OPEN_CLIP[name]
+    twin = trained(config)
+    place = open_clip_folder(tmp_path / "model", config, twin)
+    spec = spec_of(config, "model")
+    words = (*clip_words(spec), f"model.embed_dim={config['embed_dim']}")
+    words += ("model.image.options.act_layer=quick_gelu",) if config.get("quick_gelu") else ()
+    location = place / "open_clip_model.safetensors" if bare else place
+    model, lines = loaded(*words, f"model.image.weights={location}")
+    image_BCSS = torch.rand(2, 3, spec.image.size, spec.image.size)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image.mean, spec.image.std))
+    with torch.no_grad():
+        expected = twin.encode_image((image_BCSS - mean) / std, normalize=True)
+        torch.testing.assert_close(model.encode_image(image_BCSS), expected, rtol=0, atol=1e-5)
+    assert not any("random" in line for line in lines)
+    assert any("has no configuration" in line for line in lines) == bare
+
+
+def open_clip_folder(folder: Path, config: Mapping[str, Any], model: nn.Module) -> Path:
+    folder.mkdir()
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
+    save_file(state_of(model), folder / "open_clip_model.safetensors")
+    return folder
+
+
+def test_a_projection_to_another_embedding_is_initialized_randomly(tmp_path: Path) -> None:
+    config = OPEN_CLIP["vit"]
+    twin = trained(config)
+    place = open_clip_folder(tmp_path / "model", config, twin)
+    words = (*clip_words(spec_of(config, "model")), f"model.image.weights={place}", "model.embed_dim=16")
+    model, lines = loaded(*words)
+    assert "initialized randomly: image.projection" in lines
+    assert "dropped, of another shape or form: image.projection" in lines
+    torch.testing.assert_close(model.image.trunk.cls_token[0, 0], twin.visual.class_embedding)
+    with pytest.raises(
+        ConfigError, match=r"model\.image\.lock=all freezes projection\.weight, which model\.image\.weights="
+    ):
+        loaded(*words, "model.image.lock=all")
+    loaded(*words, "model.image.lock=0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.image.size=40",), "image.trunk.pos_embed was interpolated from 4x4 positions to 5x5"),
+        (("model.image.options.depth=3",), "model.image.layers=2, expected 3"),
+        (("model.image.options.act_layer=quick_gelu",), "model.image.activation=GELU, expected QuickGELU"),
+        (("model.image.mean=[0.5,0.5,0.5]",), "were trained on images with mean=[0.48145466,0.4578275,0.40821073], not model.image.mean=[0.5,0.5,0.5]: give model.image.mean="),
+        (("model.image.stretch=true",), "stretch=false, not model.image.stretch=true: give model.image.stretch=false"),
+    ],
+)  # fmt: skip
+def test_an_image_tower_of_another_form_is_interpolated_or_rejected(
+    words: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    config = OPEN_CLIP["vit"]
+    place = open_clip_folder(tmp_path / "model", config, trained(config))
+    words = (*clip_words(spec_of(config, "model")), "model.embed_dim=24", f"model.image.weights={place}", *words)
+    try:
+        text = " ".join(loaded(*words)[1])
+    except ClipxError as error:
+        text = str(error)
+    assert message in text and "\n" not in text
+
+
+def test_both_towers_of_two_runs_start_another(tmp_path: Path) -> None:
+    for name, seed in (("one", 1), ("other", 2)):
+        Trainer(small(tmp_path / name, f"seed={seed}", "duration=2st")).fit()
+    places = {"image": tmp_path / "one", "text": tmp_path / "other"}
+    model, lines = loaded(*(f"model.{tower}.weights={place}" for tower, place in places.items()))
+    assert lines == [f"{tower} tower: {place}" for tower, place in places.items()]
+    for tower, place in places.items():
+        weights = load_weights(str(place)).model
+        own = model.get_submodule(tower).state_dict()
+        assert all(torch.equal(tensor, weights[f"{tower}.{name}"]) for name, tensor in own.items())
+    with pytest.raises(CheckpointError, match=r"holds weights of another model: model\.text\.layers=2, expected 3"):
+        loaded(f"model.text.weights={tmp_path}/one", "model.text.layers=3")
+
+
+@pytest.mark.parametrize("name", ["vit", "siglip"])
+def test_the_text_tower_of_an_open_clip_file_is_loaded(name: str, tmp_path: Path) -> None:
+    config = OPEN_CLIP[name]
+    twin = trained(config)
+    place = open_clip_folder(tmp_path / "model", config, twin) / "open_clip_model.safetensors"
+    words = [
+        f"model.text.{key}={value}"
+        for key, value in config["text_cfg"].items()
+        if key in ("context_length", "width", "heads", "layers")
+    ]
+    if name == "siglip":
+        words += ["model.text.causal=false", "model.text.pool=last", "model.text.packed=false"]
+        words += ["model.text.projection_bias=true", "model.text.norm_eps=1e-6", "model.text.vocabulary=99"]
+        words += ["model.text.tokenizer=hf-hub:timm/ViT-B-16-SigLIP"]
+    model, lines = loaded(*words, f"model.embed_dim={config['embed_dim']}", f"model.text.weights={place}")
+    assert not any("random" in line for line in lines)
+    tokens_BL = torch.randint(5, 90, (3, 12))
+    if name == "vit":
+        tokens_BL[:, 9] = 49407
+    with torch.no_grad():
+        expected = twin.encode_text(tokens_BL, normalize=True)
+        torch.testing.assert_close(model.encode_text(tokens_BL), expected, rtol=0, atol=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- transformers
+
+
+def hf_folder(folder: Path, name: str, headed: bool, **entries: Any) -> Any:
+    config = CONFIGS[name]()
+    for key, value in entries.items():
+        setattr(config, key, value)
+    torch.manual_seed(5)
+    seq2seq = config.is_encoder_decoder
+    masked = "bert" in name
+    auto: Any = transformers.AutoModel
+    if headed:
+        auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+        auto = transformers.AutoModelForSeq2SeqLM if seq2seq else auto
+    model = auto.from_config(config)
+    filled(model)
+    model.save_pretrained(folder, max_shard_size="40KB")
+    return model.eval()
+
+
+def hf_words(folder: Path, name: str) -> tuple[str, ...]:
+    packed = str(name in PACKED).lower()
+    return (
+        "model/text=hf",
+        f"model.text.source={folder}",
+        "model.text.context_length=12",
+        f"model.text.packed={packed}",
+    )
+
+
+@pytest.mark.parametrize("headed", [False, True], ids=["encoder", "with a head"])
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "qwen3", "mt5", "m2m_100"])
+def test_a_folder_of_transformers_gives_its_features(name: str, headed: bool, tmp_path: Path) -> None:
+    twin = hf_folder(tmp_path, name, headed)
+    model, lines = loaded(*hf_words(tmp_path, name), f"model.text.weights={tmp_path}")
+    encoder = twin.get_encoder() if twin.config.is_encoder_decoder else getattr(twin, twin.base_model_prefix, twin)
+    tokens_BL = torch.randint(5, 99, (2, 12))
+    with torch.no_grad():
+        expected = encoder(tokens_BL).last_hidden_state.mean(1)
+        found = model.text.projection.weight @ expected.T
+        torch.testing.assert_close(model.text(tokens_BL), found.T, rtol=0, atol=1e-5 * expected.abs().max().item())
+    assert "initialized randomly: text.projection" in lines
+    dropped = next((line.partition(": ")[2] for line in lines if "dropped the heads" in line), "")
+    if name == "qwen3":
+        assert dropped == ("lm_head" if headed else "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("model.text.options={num_hidden_layers:2}",), "missing nothing; unexpected encoder.layer.2."),
+        (("model.text.options={num_hidden_layers:4}",), "missing encoder.layer.3."),
+        (("model.text.options={intermediate_size:50}",), "cannot be loaded by transformers"),
+        (("model/text=clip",), "holds a model of transformers, and model.text.kind=clip: give model/text=hf model.text.source="),
+        (("model.text.lock=all",), "model.text.lock=all freezes projection.weight, which model.text.weights="),
+    ],
+)  # fmt: skip
+def test_weights_of_another_text_model_are_rejected(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    hf_folder(tmp_path, "bert", headed=False)
+    source = () if "model/text=clip" in words else hf_words(tmp_path, "bert")
+    words = () if "model/text=clip" in words else words
+    with pytest.raises(ClipxError) as error:
+        loaded(*source, f"model.text.weights={tmp_path}", *words)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_configuration_of_other_weights_is_compared(tmp_path: Path) -> None:
+    hf_folder(tmp_path / "a", "bert", headed=False)
+    hf_folder(tmp_path / "b", "bert", headed=False, hidden_act="relu", hidden_dropout_prob=0.3)
+    with pytest.raises(CheckpointError, match=r"holds weights of another model: hidden_act='relu', expected 'gelu'"):
+        loaded(*hf_words(tmp_path / "a", "bert"), f"model.text.weights={tmp_path}/b")
+
+
+def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:
+    tower = {"hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.CLIPConfig(
+        vision_config={**tower, "image_size": 32, "patch_size": 8, "hidden_act": "gelu"},
+        text_config={
+            **tower,
+            "max_position_embeddings": 12,
+            "hidden_act": "gelu",
+            "vocab_size": 49408,
+            "eos_token_id": 49407,
+        },
+        projection_dim=24,
+    )
+    twin = filled(transformers.CLIPModel(config)).eval()
+    twin.save_pretrained(tmp_path)
+    transformers.CLIPImageProcessor(image_mean=[0.5, 0.4, 0.3]).save_pretrained(tmp_path)
+    weights, spec = load_with_spec(str(tmp_path), "run")
+    assert spec.image.mean == [0.5, 0.4, 0.3] and weights.log_scale is not None
+    words = (*clip_words(spec), "model.embed_dim=24", "model.text.context_length=12", "model.text.width=48")
+    words += ("model.text.heads=4", "model.text.layers=2", f"model.text.mlp_ratio={100.5 / 48}")
+    text = spec.text
+    assert isinstance(text, ClipTextSpec)
+    words = (*words[:-1], f"model.text.mlp_ratio={text.mlp_ratio!r}")
+    model, lines = loaded(*words, f"model.image.weights={tmp_path}", f"model.text.weights={tmp_path}")
+    assert lines == [f"image tower: {tmp_path}", f"text tower: {tmp_path}"]
+    image_BCSS, tokens_BL = torch.rand(2, 3, 32, 32), Tokenizer(12)(["a photo of a cat", "two dogs"])
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image.mean, spec.image.std))
+    with torch.no_grad():
+        expected = twin(pixel_values=(image_BCSS - mean) / std, input_ids=tokens_BL)
+        torch.testing.assert_close(model.encode_image(image_BCSS), expected.image_embeds, rtol=0, atol=1e-5)
+        torch.testing.assert_close(model.encode_text(tokens_BL), expected.text_embeds, rtol=0, atol=1e-5)
