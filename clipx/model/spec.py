@@ -103,6 +103,11 @@ class ModelSpec:
                 f"model.{key}={share} has no effect with model.image.features={self.image.features}, which have no "
                 "patches: remove it",
             )
+            require(
+                not share or not self.image.native,
+                f"model.{key}={share} cannot be combined with model.image.native=true: remove it, or lower "
+                "model.image.max_tokens",
+            )
         if self.patch_dropout_schedule is Course.constant:
             require(
                 end == 0,
@@ -296,6 +301,11 @@ class CoCaSpec(ClipSpec):
             self.image.features is None,
             f"model.image.features={self.image.features} cannot be combined with model.kind=coca, whose decoder reads "
             "the tokens of an image: choose model=stored_features, or give model.image.timm",
+        )
+        require(
+            not self.image.native,
+            "model.image.native=true cannot be combined with model.kind=coca, whose decoder reads the same number of "
+            "tokens of each image: remove it",
         )
         require(
             self.image.projection is Projection.linear,

@@ -40,7 +40,7 @@ class ImageTower(nn.Module):
     def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         super().__init__()
         self.varying, self.takes_pixels = varying, False
-        self.trunk = _trunk(spec, quick_gelu, varying)
+        self.trunk = self.build_trunk(spec, quick_gelu, varying)
         self.set_patch_dropout(0.0)
         self.projection = _projection(self.trunk, embed_dim, spec)
         if is_clip_vit(self.trunk):
@@ -50,7 +50,23 @@ class ImageTower(nn.Module):
         blocks = list(image_blocks(self.trunk).values())
         checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
 
-    def forward(self, image_BCSS: Tensor) -> Tensor:
+    def build_trunk(self, spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
+        """Builds timm's model without classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for invalid
+        options."""
+        options = {**_size_option(spec), **spec.options}
+        rehearsed = _rehearse(spec, options)
+        if quick_gelu and isinstance(rehearsed, VisionTransformer):  # other architectures keep their GELU
+            options = {"act_layer": "quick_gelu", **options}
+        if varying.sizes:
+            options = _with_sizes(spec, options, varying.sizes)
+        if varying.patch_dropout:
+            options = _with_patch_dropout(spec, options)
+        trunk = timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
+        if not spec.patch_bias:
+            _remove_patch_bias(spec, trunk)
+        return trunk
+
+    def forward(self, image_BCSS: Any) -> Tensor:
         features_BD: Tensor = self.projection(self.trunk(image_BCSS))
         return features_BD
 
@@ -74,22 +90,6 @@ class ImageTower(nn.Module):
         return {name for name, _ in self.named_parameters() if _leaf(name).startswith(tokens)}
 
 
-def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
-    """Builds timm's model without classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for invalid options."""
-    options = {**_size_option(spec), **spec.options}
-    rehearsed = _rehearse(spec, options)
-    if quick_gelu and isinstance(rehearsed, VisionTransformer):  # other architectures keep their GELU
-        options = {"act_layer": "quick_gelu", **options}
-    if varying.sizes:
-        options = _with_sizes(spec, options, varying.sizes)
-    if varying.patch_dropout:
-        options = _with_patch_dropout(spec, options)
-    trunk = timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
-    if not spec.patch_bias:
-        _remove_patch_bias(spec, trunk)
-    return trunk
-
-
 def _remove_patch_bias(spec: ImageTowerSpec, trunk: Any) -> None:
     """Removes the bias of a ViT's patch embedding, in place. Raises ConfigError for a trunk without it."""
     embed: Any = getattr(trunk, "patch_embed", None)
@@ -107,7 +107,7 @@ def _rehearse(spec: ImageTowerSpec, options: dict[str, Any]) -> Any:
     except Exception as error:
         raise ConfigError(
             f"model.image.size={spec.size} and model.image.options={spec.options} do not fit timm's {spec.timm} "
-            f"({_reason(error)}): give a size and options that this architecture supports"
+            f"({reason(error)}): give a size and options that this architecture supports"
         ) from error
 
 
@@ -138,7 +138,7 @@ def _with_sizes(spec: ImageTowerSpec, options: dict[str, Any], sizes: Sequence[i
         except Exception as error:
             raise ConfigError(
                 f"stages: image_size={size} does not fit timm's {spec.timm} built for model.image.size={spec.size} "
-                f"({_reason(error)}): give a size that it supports; for a ViT, a multiple of its patch size"
+                f"({reason(error)}): give a size that it supports; for a ViT, a multiple of its patch size"
             ) from error
     return options
 
@@ -155,13 +155,14 @@ def _with_patch_dropout(spec: ImageTowerSpec, options: dict[str, Any]) -> dict[s
         require(isinstance(dropout, PatchDropout | PatchDropoutWithIndices), "its patch_drop is of another type")
     except Exception as error:
         raise ConfigError(
-            f"model.image.timm={spec.timm} does not support patch dropout ({_reason(error)}): choose a ViT, such as "
+            f"model.image.timm={spec.timm} does not support patch dropout ({reason(error)}): choose a ViT, such as "
             "model=vit_b16, or set model.patch_dropout and that of all stages to 0"
         ) from error
     return options
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Returns the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

@@ -69,6 +69,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
             second=None if learner.teacher is None else learner.teacher.view,
             targets=trainer.stored or learner.objective.target_source,
             packer=learner.model.packer if spec.objective.reads_text else None,
+            image_packer=learner.model.image_packer,
             micro_batches=spec.data.micro_batches,
             repeat=spec.data.repeat_batch,
             pool=trainer.evaluation.pool,

@@ -15,7 +15,7 @@ from clipx.weights.clip_config import TRAINING, native_form
 _IGNORED = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
 _TRAINED = {"checkpointing", "packed", "lock", "lock_norms"}
 """Options that affect how a model or tower is trained or computed, but not its function."""
-_ARCHITECTURE = {"timm", "options", "size"}  # compared by the resulting trunk; weights adapt to another size
+_ARCHITECTURE = {"timm", "options", "size", "max_tokens"}  # compared by the trunk; weights adapt to another size
 _SHOWN = 5
 
 
