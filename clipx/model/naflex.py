@@ -9,6 +9,7 @@ colour channels (3), W width, G positions of the learned embedding, L tokens of 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, ClassVar
 
 import timm
@@ -130,14 +131,15 @@ class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
         """Returns the embedded tokens [T, W], before the blocks."""
         packing = images.packing
         patch_PX = images.rows_BRX.flatten(0, 1).index_select(0, packing.row_P)
-        x_PW = self.embeds.norm(self._project(patch_PX))
+        x_PW: Tensor = self.embeds.norm(self._project(patch_PX))
         if self.embeds.pos_embed_type != "none":
             # In the dtype of the weights: with float32 weights, the sums stay in float32 under autocast.
             x_PW = x_PW + F.embedding(packing.place_P, self._positions(packing)).to(self.embeds.proj.weight.dtype)
         if not self.num_prefix_tokens and len(packing.tokens.tokens_T) == len(x_PW):
             return x_PW
         prefix = [x_1kW[0] for x_1kW in (self.embeds.cls_token, self.embeds.reg_token) if x_1kW is not None]
-        return F.embedding(packing.tokens.tokens_T, torch.cat([*(x.to(x_PW.dtype) for x in prefix), x_PW]))
+        rows_PW = torch.cat([*(x.to(x_PW.dtype) for x in prefix), x_PW])
+        return F.embedding(packing.tokens.tokens_T, rows_PW)
 
     def _project(self, patch_PX: Tensor) -> Tensor:
         """Projects uint8 patches, with the normalization of pixels in weight and bias."""
@@ -165,7 +167,9 @@ class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
         position_GW = torch.cat(learned)
         position_GW = position_GW.to(torch.promote_types(position_GW.dtype, torch.float32))
         weights_QG = torch.cat([self._resampled(grid, position_GW) for grid in packing.grids])
-        with torch.autocast(position_GW.device.type, enabled=False):
+        kind = position_GW.device.type
+        on = torch.amp.is_autocast_available(kind)  # FLOPs are counted on meta tensors
+        with torch.autocast(kind, enabled=False) if on else contextlib.nullcontext():
             return weights_QG @ position_GW
 
     def _resampled(self, grid: Grid, like: Tensor) -> Tensor:

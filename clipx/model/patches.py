@@ -62,7 +62,8 @@ def unpatchify(patches_NX: NDArray[np.uint8], grid: Grid, patch: int) -> NDArray
 
 
 def write_image(rows_RX: NDArray[np.uint8], patches_NX: NDArray[np.uint8], grid: Grid) -> None:
-    """Writes the grid and the patches of an image to its rows."""
+    """Writes the grid and the patches of an image to its rows, and zeros elsewhere."""
+    rows_RX[0] = 0
     rows_RX[0, :4] = grid[0] & 255, grid[0] >> 8, grid[1] & 255, grid[1] >> 8
     rows_RX[1 : 1 + len(patches_NX)] = patches_NX
     rows_RX[1 + len(patches_NX) :] = 0
