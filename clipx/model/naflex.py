@@ -233,3 +233,28 @@ def _line(length: int, to: int) -> Tensor:
     """Returns weights [to, length] of linear interpolation along one axis."""
     units_1Gg = torch.eye(length, dtype=torch.float64)[None]
     return units_1Gg[0] if to == length else F.interpolate(units_1Gg, size=to, mode="linear", align_corners=False)[0].T
+
+
+def naflex_form(trunk: Any) -> dict[str, Any]:
+    """Returns the architecture of a PackedNaFlexVit, independent of the timm name and options that select it."""
+    embeds, block = trunk.embeds, trunk.blocks[0]
+    learned = [x for x in (embeds.pos_embed, embeds.pos_embed_y, embeds.pos_embed_x) if x is not None]
+    return {
+        "layers": len(trunk.blocks),
+        "width": trunk.embed_dim,
+        "heads": block.attn.num_heads,
+        "hidden": block.mlp.fc1.out_features,
+        "activation": type(block.mlp.act).__name__,
+        "norm_eps": block.norm2.eps,
+        "patch_size": embeds.patch_size[0],
+        "positions": [embeds.pos_embed_type, *(list(x.shape[1:-1]) for x in learned)],
+        "interpolation": [
+            embeds.pos_embed_interp_mode,
+            embeds.pos_embed_ar_preserving,
+            embeds.pos_embed_antialias,
+            embeds.pos_embed_align_corners,
+        ],
+        "prefix": [embeds.has_class_token, embeds.num_reg_tokens],
+        "pool": [trunk.global_pool, trunk.pool_include_prefix],
+        "norms": [type(norm).__name__ for norm in (trunk.norm_pre, trunk.norm, trunk.fc_norm, block.attn.q_norm)],
+    }

@@ -50,6 +50,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "format": describe(trainer.learner.precision, trainer.learner.converted),
         "device": device_line(trainer),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {unusable}",
+        **_images_line(trainer),
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
         "schedule": spec.schedule.describe(trainer.length),
@@ -83,6 +84,13 @@ def facts(trainer: Trainer) -> dict[str, str]:
     if trainer.notes:
         lines["changed"] = "; ".join(trainer.notes)
     return lines
+
+
+def _images_line(trainer: Trainer) -> dict[str, str]:
+    image = trainer.spec.model.image
+    if not image.native:
+        return {}
+    return {"images": f"at their own aspect ratio, at most {image.max_tokens:,} patches of {image.patch} pixels"}
 
 
 def device_line(trainer: Trainer) -> str:

@@ -3,8 +3,8 @@
     load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
     load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-Reads weights of clipx, open_clip and OpenAI: see open_clip.py for their names. files.py reads untrusted files without
-executing code in them.
+Reads weights of clipx, open_clip, OpenAI and SigLIP 2: see open_clip.py and siglip2.py for their names. files.py reads
+untrusted files without executing code in them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.safe_json import read_as
 from clipx.storage.url import check_url
+from clipx.weights import siglip2
 from clipx.weights.compare import check_same
 from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
@@ -49,6 +50,7 @@ _IN_FOLDER = (
     *("open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth"),
 )
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_SIGLIP2 = "config.json"  # of transformers' Siglip2Model
 _LOCAL = "local-dir:"  # open_clip's prefix of a folder
 
 
@@ -95,21 +97,23 @@ def load_weights(location: str) -> LoadedWeights:
     """Loads the weights at `location`.
 
     A location is a run directory (its newest checkpoint, the moving average if it has one), one of its checkpoints, a
-    folder with open_clip_config.json, hf-hub:ORG/NAME, or a file, whose suffix names the format. All but hf-hub may be
-    URLs. Raises CheckpointError for a location without weights, or with weights that cannot be read safely.
+    folder with open_clip_config.json or with the config.json of Siglip2Model, hf-hub:ORG/NAME, or a file, whose suffix
+    names the format. All but hf-hub may be URLs. Raises CheckpointError for a location without weights, or with weights
+    that cannot be read safely.
     """
     check_url("model.weights", location)
     if location.startswith(HUB):
-        paths = hub_files(location, CONFIG, *_TOKENIZER)
-        return _of_open_clip(location, {path.name: path for path in paths}, first_hub_file(location, _IN_FOLDER))
+        paths = {path.name: path for path in hub_files(location, CONFIG, *_TOKENIZER, _SIGLIP2)}
+        return _of_folder(location, paths, first_hub_file(location, _IN_FOLDER))
     path = _local_path(location.removeprefix(_LOCAL))
     if path.is_file():
         return _of_file(location, path)
     if is_checkpoint(path.name):
         return _of_run(location, CheckpointDir(path.parent, print), step_of(path))
-    if (path / CONFIG).is_file():
+    described = [name for name in (CONFIG, *_TOKENIZER, _SIGLIP2) if (path / name).is_file()]
+    if CONFIG in described or _SIGLIP2 in described:
         weights = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
-        return _of_open_clip(location, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
+        return _of_folder(location, {name: path / name for name in described}, weights)
     if (path / CHECKPOINTS).is_dir():
         return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
     found = "holds no weights" if path.exists() else "does not exist"
@@ -174,6 +178,21 @@ def _of_file(location: str, path: Path) -> LoadedWeights:
         ) from None
     spec: ModelSpec = option_from_dict("model", found.model)
     return LoadedWeights(location, tensors, spec, found.log_scale, found.bias)
+
+
+def _of_folder(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
+    """Loads a model in the form of open_clip or of transformers' Siglip2Model. `paths`: paths of the other files."""
+    if CONFIG not in paths and _SIGLIP2 in paths and siglip2.is_siglip2(config := read_json(paths[_SIGLIP2])):
+        tokenizer = str(paths.get(_TOKENIZER[0], paths[_SIGLIP2].with_name(_TOKENIZER[0])))
+        spec = siglip2.spec_of(config, name_of(location), tokenizer)
+        if weights is None:
+            raise CheckpointError(
+                f"model.weights={location} has no file of weights: give a folder with one of {', '.join(_IN_FOLDER)}"
+            )
+        tensors, _ = read_tensors(weights)
+        converted = siglip2.from_siglip2(spec, tensors, location)
+        return LoadedWeights(location, converted, spec, *temperature_of(tensors))
+    return _of_open_clip(location, paths, weights)
 
 
 def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
@@ -243,6 +262,8 @@ def load_into(model: CLIP, weights: LoadedWeights) -> list[str]:
 def _fitted(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
     """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
     expected = model.state_dict()
+    if model.spec.image.native:  # interpolates its positions to every grid of patches
+        return tensors, []
     names = [f"image.{name}" for name in model.image.positional_embeddings()]
     other: dict[str, Tensor] = {}
     notes = []
