@@ -24,7 +24,7 @@ from clipx.errors import ConfigError, require
 from clipx.model.image_packing import ImagePacking, PackedImages, packed_images
 from clipx.model.patches import Grid
 from clipx.model.spec import Varying
-from clipx.model.text import CUDA_MULTIPLE, Packing, attention
+from clipx.model.text import CUDA_MULTIPLE, Packing, attention, moved
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower, reason
 from clipx.model.vit import centered, folded, product_dtype
@@ -177,7 +177,7 @@ class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
         found = self.resampling.get(grid)
         if found is None or (found.device, found.dtype) != (like.device, like.dtype):
             with torch.inference_mode(False), torch.no_grad():  # training uses what an evaluation computed
-                found = resampling_weights(self.embeds, grid).to(like)
+                found = moved(resampling_weights(self.embeds, grid).to(like.dtype), like.device)
             self.resampling[grid] = found
         return found
 

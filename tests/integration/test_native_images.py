@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cases import slow_except
+from helpers.host_reads import HostReads
 from helpers.runs import SMALL, compose, interrupt, rows, tensors, torchrun, untimed_rows
 from helpers.samples import jpeg, write_tar
 
@@ -122,6 +123,29 @@ def test_activation_checkpointing_gives_the_same_gradients(shards: str, every: s
         trainer.close()
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-9)
+
+
+def test_steps_and_evaluations_read_nothing_from_the_device(shards: str, tmp_path: Path) -> None:
+    trainer = Trainer(spec(shards, tmp_path / "run", "data.micro_batches=2", "log_every=9st", tower=",reg_tokens:1"))
+    learner, evaluator = trainer.learner, trainer.spec.evaluator["retrieval"]
+    batches = list(trainer._batches())
+    trainer.step(batches[0])  # creates the optimizer's state
+    with HostReads([learner.model, learner.objective]) as reads:
+        for packing in batches[1].image_packing:
+            reads.mark(packing.row_P)
+            reads.mark(packing.place_P)
+        reads.mark(batches[1].image)
+        trainer.step(batches[1])
+        assert [found for found in reads.found if "nonfinite" not in found and "host_copy" not in found] == []
+    counts = []
+    for size in (48, 4):
+        evaluator.batch_size = size
+        with HostReads([learner.model]) as reads:
+            trainer.evaluation.overdue = ["retrieval"]
+            trainer.evaluation.run(learner, lambda bad: None, lambda: None)
+        counts.append(len(reads.found))
+    trainer.close()
+    assert counts[0] == counts[1] < 20
 
 
 # --------------------------------------------------------------------------------------------- after training
