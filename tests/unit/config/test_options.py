@@ -495,8 +495,8 @@ def test_user_defined_options_are_listed_in_errors(folder: Path) -> None:
         ),
         (
             "defaults: [vit_b23]",
-            "model=vit_b23 is not an option: choose one of coca_tiny, coca_vit_b32, convnext_base_w, rn101, rn50, "
-            "stored_features, tiny, vit_b16, vit_b16_siglip, vit_b32, vit_b32_quickgelu, vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, "
+            "model=vit_b23 is not an option: choose one of coca_tiny, coca_vit_b32, convnext_base_w, naflex_tiny, rn101, "
+            "rn50, stored_features, tiny, vit_b16, vit_b16_siglip, vit_b16_siglip2_naflex, vit_b32, vit_b32_quickgelu, vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, "
             "vit_s16, vit_s32 (did you mean vit_b32?) "
             "(in model/mine.yaml)",
         ),
