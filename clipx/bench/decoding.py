@@ -62,13 +62,13 @@ def microseconds(comm: Comm, folder: str, batch: int, rounds: int, seed: int) ->
     # Copies: the pixels of decode_shrunk are valid until its next call.
     decoded = [
         (pixels.copy(), box)
-        for pixels, box in (decode_shrunk(*each, side) for each in zip(images, sizes, boxes, strict=True))
+        for pixels, box in (decode_shrunk(*each, (side, side)) for each in zip(images, sizes, boxes, strict=True))
     ]
     (rows,) = view.allocate(batch)
 
     def decode() -> None:
         for image, wh, box in zip(images, sizes, boxes, strict=True):
-            decode_shrunk(image, wh, box, side)
+            decode_shrunk(image, wh, box, (side, side))
 
     def filter_all() -> None:
         for (pixels, box), row in zip(decoded, rows, strict=True):

@@ -32,5 +32,10 @@ def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int, firs
     """Returns a random batch of uint8 images and captions of the samples numbered from `first`."""
     random = torch.Generator().manual_seed(seed)
     image = empty_input(model.image, size, torch.device("cpu"))
-    image = image.normal_(generator=random) if image.is_floating_point() else image.random_(0, 256, generator=random)
+    if model.image.native:
+        image[:, 1:].random_(0, 256, generator=random)  # the first row is the grid
+    elif image.is_floating_point():
+        image.normal_(generator=random)
+    else:
+        image.random_(0, 256, generator=random)
     return Batch(image, captions(size, model.text.context_length, seed), torch.arange(first, first + size)).to(device)

@@ -1,6 +1,7 @@
 """Batches of training samples, and their parts: loader processes make at most PART_SAMPLES samples at a time.
 
-Shape suffixes: b samples of a rank, S side of an image in pixels, F stored features, L length of a text.
+Shape suffixes: b samples of a rank, S side of an image in pixels, F stored features, R rows of an image at its own
+aspect ratio, X numbers of one of its patches, L length of a text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from clipx.data.encoded import EncodedImages
 from clipx.data.source import BadRecord
-from clipx.model.packer import TextPacker
+from clipx.model.image_packing import ImagePacking, PackedImages
+from clipx.model.packer import ImagePacker, TextPacker
 from clipx.storage.traffic import NO_TRAFFIC, Traffic
 
 PART_SAMPLES = 512
@@ -36,8 +38,9 @@ class BatchDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Batch of b samples of this rank. image_b3SS uint8, or image_bF float32 for stored features; tokens_bL int64;
-    index_b int64, the indices in the source. With k captions of each sample, tokens are [k·b, L], sample by sample.
+    """Batch of b samples of this rank. image_b3SS uint8, image_bF float32 for stored features, or image_bRX uint8 for
+    images at their own aspect ratio; tokens_bL int64; index_b int64, the indices in the source. With k captions of each
+    sample, tokens are [k·b, L], sample by sample.
 
     Tokens and indices stay on the host, where reading them needs no synchronisation. `targets` are the rows that the
     objective compares with, one per sample: labels, or a teacher's embeddings. With data.decode=gpu a batch on the host
@@ -53,11 +56,24 @@ class Batch:
     second_tokens: Tensor | None = None  # of the first caption of each sample; None without a second view
     packing: tuple[Any, ...] = ()  # packed texts of each micro-batch; without them the model takes `tokens`
     second_packing: tuple[Any, ...] = ()
+    image_packing: tuple[ImagePacking, ...] = ()  # of the images of each micro-batch, at their own aspect ratio
     text_tokens: int = 0  # number of tokens in `packing`, see TextPacker.count
     captions: Tensor | None = None  # [b, k] int64, digests of the captions; None unless the objective compares them
     traffic: Traffic = NO_TRAFFIC  # with remote storage, since the batch before of the same process
     encoded: tuple[EncodedImages, ...] = ()  # of each part; without data.decode=gpu none
     decoder: BatchDecoder | None = None  # of `encoded`
+
+    @property
+    def image_tokens(self) -> int:
+        """Number of tokens of the images in `image_packing`, without the padding to a multiple."""
+        return sum(len(packing.tokens.flat_index_T) for packing in self.image_packing)
+
+    def image_inputs(self, micro_batches: int) -> list[Tensor | PackedImages]:
+        """Returns the images of each micro-batch, as the model takes them."""
+        images = self.image.chunk(micro_batches)
+        if not self.image_packing:
+            return list(images)
+        return [PackedImages(*each) for each in zip(images, self.image_packing, strict=True)]
 
     @property
     def images(self) -> list[Tensor]:
@@ -107,6 +123,7 @@ class Batch:
             second_image=mapped(self.second_image, Tensor, call),
             packing=mapped(self.packing, Tensor, call),
             second_packing=mapped(self.second_packing, Tensor, call),
+            image_packing=mapped(self.image_packing, Tensor, call),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,15 +168,19 @@ def _from_values(*values: Any) -> Batch:
 
 @dataclass(frozen=True, slots=True)
 class Packers:
-    """Packs the texts of a batch for the model, and the second texts for the second model, by micro-batch."""
+    """Packs the texts of a batch for the model, the second texts for the second model, and images at their own aspect
+    ratio, by micro-batch."""
 
     first: TextPacker | None = None  # None: the model takes tokens
     second: TextPacker | None = None
     micro_batches: int = 1
+    image: ImagePacker | None = None  # None: the model takes images of one size
 
     def __call__(self, batch: Batch) -> Batch:
+        images = () if self.image is None else batch.image.chunk(self.micro_batches)
         return replace(
             batch,
+            image_packing=tuple(self.image(chunk) for chunk in images if self.image is not None),
             packing=self._packed(self.first, batch.tokens, batch.texts_per_sample),
             second_packing=self._packed(self.second, batch.second_tokens, each=1),
             text_tokens=batch.tokens.numel() if self.first is None else self.first.count(batch.tokens),
@@ -275,9 +296,9 @@ class JoinedBatch:
 
 
 def _empty_like(image: Tensor, size: int, pin: bool) -> Tensor:
-    """Returns uninitialised [size, 3, S, S] in channels-last memory, or [size, F] for stored features."""
-    if image.ndim == 2:
-        return torch.empty((size, image.shape[1]), dtype=image.dtype, pin_memory=pin)
+    """Returns uninitialised [size, 3, S, S] in channels-last memory, [size, F] for stored features, or [size, R, X]."""
+    if image.ndim < 4:
+        return torch.empty((size, *image.shape[1:]), dtype=image.dtype, pin_memory=pin)
     _, channels, height, width = image.shape
     empty = torch.empty((size, height, width, channels), dtype=image.dtype, pin_memory=pin)
     return empty.permute(0, 3, 1, 2)

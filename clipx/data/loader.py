@@ -20,13 +20,14 @@ from clipx.data.device_decoder import DeviceDecoder, warn_of_few
 from clipx.data.encoded import DeviceCrop, EncodedImages, Place
 from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import SampleOrder
+from clipx.data.rows import shared_rows
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.transform import Crop
-from clipx.data.views import ImageView, View, shared_rows
+from clipx.data.views import ImageView, View
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
-from clipx.model.packer import TextPacker
+from clipx.model.packer import ImagePacker, TextPacker
 from clipx.model.tokenizer import Tokenizer
 from clipx.storage.traffic import take_traffic
 
@@ -301,6 +302,7 @@ def train_loader(
     targets: TargetSource | None = None,
     mask: CaptionMaskSpec | None = None,
     packer: TextPacker | None = None,
+    image_packer: ImagePacker | None = None,
     micro_batches: int = 1,
     part: int = PART_SAMPLES,
     repeat: bool = False,
@@ -310,12 +312,12 @@ def train_loader(
     """Returns a loader of this rank's batches for the stream positions `samples`, `batch` per step over all ranks.
 
     The start position does not affect the cost: nothing before it is read. The batches do not depend on the size of
-    their parts, nor their samples on `packer` and `micro_batches`: see Batch.packing. `repeat`: each of them is the
+    their parts, nor their samples on the packers and `micro_batches`: see Batch.packing. `repeat`: each of them is the
     first batch of the stream. `pool`: processes that make the batches, in place of new ones. `captions`: how many
     captions of each sample.
     """
     stream = TrainBatches(source, order, view, tokenizer, seed, second, targets, used_mask(mask), captions)
-    packers = Packers(packer, None if second is None else second.packer, micro_batches)
+    packers = Packers(packer, None if second is None else second.packer, micro_batches, image_packer)
     sampler = _PartSampler(samples, batch, rank, world, part, repeat)
     return TrainLoader(_Parts(stream, packers), sampler, workers, prefetch, pin, pool)
 

@@ -131,7 +131,8 @@ def train_transform(
         scaled = box
     else:
         box = box_of(crop, wh, scale, ratio)
-        pixels, scaled = decode_shrunk(encoded, wh, box, max(map(len, outs_SS3)))
+        size = max(map(len, outs_SS3))
+        pixels, scaled = decode_shrunk(encoded, wh, box, (size, size))
     for out_SS3 in outs_SS3:
         resize(pixels, scaled, out_SS3, interpolation)
     return box
@@ -139,20 +140,27 @@ def train_transform(
 
 def box_of(crop: Crop, wh: tuple[int, int], scale: Sequence[float], ratio: Sequence[float] = RATIO) -> Box:
     """Returns the box of a crop of an image, drawn if it is not given. Raises BadSample if it is not inside."""
-    if isinstance(crop, random.Random):
-        return random_box(wh, scale, crop, ratio)
+    return random_box(wh, scale, crop, ratio) if isinstance(crop, random.Random) else box_inside(crop, wh)
+
+
+def box_inside(crop: Box, wh: tuple[int, int]) -> Box:
+    """Returns a stored box of an image. Raises BadSample if it is not inside."""
     left, top, right, bottom = crop
     if not (0 <= left < right <= wh[0] and 0 <= top < bottom <= wh[1]):
         raise BadSample(f"image has {wh[0]}x{wh[1]} pixels, its stored crop is {left},{top} to {right},{bottom}")
     return crop
 
 
-def decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, size: int) -> tuple[Pixels, Box]:
-    """Decodes a JPEG of wh pixels, shrunk while the box stays at least `size`, and returns it with the scaled box."""
+def decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, to: tuple[int, int]) -> tuple[Pixels, Box]:
+    """Decodes a JPEG of wh pixels, shrunk while the box stays at least `to`, and returns it with the scaled box.
+
+    `to`: width and height to which the box is resized.
+    """
     left, top, right, bottom = box
-    # The smallest image size at which the box has at least `size` pixels; simplejpeg selects the DCT scale for it. Only
+    # The smallest image size at which the box has at least `to` pixels; simplejpeg selects the DCT scale for it. Only
     # scales of 1/2 and less: libjpeg-turbo has no SIMD for 5/8 and the like, which take as long as the full size.
-    least = (math.ceil(w * size / side) for w, side in zip(wh, (right - left, bottom - top), strict=True))
+    sides = (right - left, bottom - top)
+    least = (math.ceil(w * size / side) for w, size, side in zip(wh, to, sides, strict=True))
     width, height = least
     memory = _scratch.of(wh[0] * wh[1] * 3)
     try:
@@ -193,7 +201,7 @@ def _upright(encoded: bytes) -> bool:
 def resize(
     pixels: Pixels, box: Box, out_SS3: torch.Tensor, interpolation: Interpolation = Interpolation.bicubic
 ) -> None:
-    """Resizes the box of an image into `out_SS3` with antialiasing, in integers, as in Pillow.
+    """Resizes the box of an image into `out_SS3`, of any two sides, with antialiasing, in integers, as in Pillow.
 
     Computes `F.interpolate(…, mode=interpolation, antialias=True)`, which has no `out` argument.
     """

@@ -1,6 +1,6 @@
 """Views: what the image tower of a model reads of a sample, and its layout in a batch.
 
-An image is read as uint8 pixels, stored features (.npy) as float32 numbers.
+An image is read as uint8 pixels (in patches: see clipx.data.patches), stored features (.npy) as float32 numbers.
 
 Shape suffixes: n samples, S side of an image in pixels, F stored features of a sample.
 """
@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.encoded import DeviceCrop, device_crop
 from clipx.data.image_format import NPY
-from clipx.data.shared_memory import copy_to_shared
+from clipx.data.patches import PatchView
+from clipx.data.rows import empty_rows
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, Decoder, check_takes_features
 from clipx.data.transform import RATIO, Box, Crop, decode, eval_transform, train_transform
@@ -80,6 +80,8 @@ def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> V
 
     Raises ConfigError for an option of images that is set for stored features.
     """
+    if image.native:
+        return PatchView(image.patch, image.max_tokens, data.crop_scale, data.max_pixels, image.interpolation)
     if image.features is None:
         on_device = data.decode == Decoder.gpu
         return ImageView(
@@ -193,25 +195,6 @@ class FeatureView:
     def for_data(self, data: DataSpec) -> FeatureView:
         check_takes_features(data)
         return self
-
-
-def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Returns an uninitialised tensor of rows. In a loader process it is memory of the last call for such rows."""
-    if get_worker_info() is None:
-        return torch.empty(shape, dtype=dtype)
-    row = (shape[1:], dtype)
-    if row not in _reused or len(_reused[row]) < shape[0]:
-        _reused[row] = torch.empty(shape, dtype=dtype)
-    return _reused[row][: shape[0]]
-
-
-_reused: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
-"""Rows of this loader process by shape and type of a row."""
-
-
-def shared_rows(rows: Tensor) -> Tensor:
-    """Copies rows of a loader process to shared memory, see copy_to_shared. Returns others unchanged."""
-    return rows if get_worker_info() is None or not rows.nbytes else copy_to_shared(rows)
 
 
 # ------------------------------------------------------------------------------------------------- stored features

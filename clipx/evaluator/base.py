@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from clipx.distributed.comm import Comm
 from clipx.errors import DataError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
+from clipx.model.image_packing import PackedImages
 from clipx.model.spec import ModelSpec
 from clipx.model.text import moved
 from clipx.model.tokenizer import Tokenizer
@@ -168,18 +170,26 @@ class Embedder:
             bad += loaded.bad
             if loaded.index:
                 passes -= 1
-                x_mD = self._call(self.model.encode_image, moved(loaded.image, self.comm.device))
+                x_mD = self._call(self.model.encode_image, self._input(loaded.image))
                 rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
                 rows[moved(torch.tensor(loaded.index), rows.device)] = x_mD
                 mine += zip(loaded.index, loaded.captions, loaded.labels, strict=True)
         # All ranks run the same number of forward passes, because those of a sharded model are collective.
         for _ in range(passes):
             blank = self.view.batch(self.view.allocate(1)[0].zero_())
-            x_mD = self._call(self.model.encode_image, moved(blank, self.comm.device))
+            x_mD = self._call(self.model.encode_image, self._input(blank))
             rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
         assert rows is not None
         self.report_bad(bad)
         return self._combine(rows, mine, len(bad), total)
+
+    def _input(self, images: Tensor) -> Tensor | PackedImages:
+        """Returns images on the device. Those at their own aspect ratio are packed on the host, which knows their
+        grids without waiting for the device."""
+        packer = self.model.image_packer
+        if packer is None:
+            return moved(images, self.comm.device)
+        return PackedImages(images, packer(images)).to(self.comm.device)
 
     def _combine(
         self, rows: Tensor, mine: list[tuple[int, Sequence[str], int | str | None]], bad: int, total: int
@@ -208,7 +218,7 @@ class Embedder:
         assert rows is not None
         return self.comm.sum(rows)
 
-    def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    def _call(self, encode: Callable[[Any], Tensor], batch: Tensor | PackedImages) -> Tensor:
         was_training = self.model.training
         self.model.eval()
         self.heartbeat()

@@ -1,7 +1,7 @@
 """CLIP: an image tower and a text tower with one embedding space (arXiv:2103.00020).
 
-Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, F stored features of a sample, L length
-of a text, D embedding.
+Shape suffixes: B batch, C colour channels (3), S side of the image in pixels, F stored features of a sample, R rows of
+an image at its own aspect ratio, X numbers of one of its patches, L length of a text, D embedding.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from clipx.model.batchnorm import BATCH_NORM, to_dtype
 from clipx.model.features import FeatureTower
-from clipx.model.packer import TextPacker
+from clipx.model.image_packing import PackedImages
+from clipx.model.naflex import NativeImageTower
+from clipx.model.packer import ImagePacker, TextPacker
 from clipx.model.spec import FIXED, ClipSpec, Varying
 from clipx.model.text import CUDA_MULTIPLE, Packing
 from clipx.model.tower_spec import ImageTowerSpec
@@ -52,13 +54,15 @@ class CLIP(nn.Module):
     def build_towers(self, spec: Any, varying: Varying) -> None:
         """Builds the modules on the current default device. `spec`: the spec of this kind of model."""
         self.image: ImageTower | FeatureTower
-        if spec.image.features is None:
+        if spec.image.native:
+            self.image = NativeImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
+        elif spec.image.features is None:
             self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
         else:
             self.image = FeatureTower(spec.image, spec.embed_dim)
         self.text: Any = spec.text.build(spec.embed_dim, spec.quick_gelu)
 
-    def forward(self, image: Tensor, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:
+    def forward(self, image: Tensor | PackedImages, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:
         """Returns (image_BD, text_BD), see encode_image and encode_text. Tokens [B, 0] skip the text tower: [B, 0]."""
         image_BD = self.encode_image(image)
         if isinstance(tokens_BL, Tensor) and not tokens_BL.shape[1]:
@@ -68,8 +72,18 @@ class CLIP(nn.Module):
     @property
     def packer(self) -> TextPacker:
         """Packs tokens on the host for `forward` and `encode_text`, e.g. in a loader process."""
-        multiple = CUDA_MULTIPLE if self.mean_C11.device.type == "cuda" else 1
-        return TextPacker(self.text.packed, self.text.end, multiple)
+        return TextPacker(self.text.packed, self.text.end, self._multiple)
+
+    @property
+    def image_packer(self) -> ImagePacker | None:
+        """Packs images at their own aspect ratio on the host, for PackedImages. None for other models."""
+        if not self.spec.image.native:
+            return None
+        return ImagePacker(self.image.trunk.num_prefix_tokens, self._multiple)
+
+    @property
+    def _multiple(self) -> int:
+        return CUDA_MULTIPLE if self.mean_C11.device.type == "cuda" else 1
 
     def keep_in_evaluation(self, modules: Iterable[str]) -> None:
         """Keeps these modules in evaluation mode from now on, in training too: a BatchNorm then normalizes by its
@@ -90,15 +104,16 @@ class CLIP(nn.Module):
             self.get_submodule(name).eval()
         return self
 
-    def encode_image(self, image: Tensor) -> Tensor:
+    def encode_image(self, image: Tensor | PackedImages) -> Tensor:
         """[B, 3, S, S], RGB, uint8 or floating point in [0, 1] -> [B, D] of unit norm.
 
         S is model.image.size, or a size of `varying`. With model.image.features, `image` is [B, F] in floating point.
+        With model.image.native it is [B, R, X] uint8, see patches; packed on the host, the device does not wait.
         Raises ValueError for another shape or dtype.
         """
         return unit(self.image(self._input(image)))
 
-    def encode_trunk(self, image: Tensor) -> Tensor:
+    def encode_trunk(self, image: Tensor | PackedImages) -> Tensor:
         """Images as for encode_image -> pooled features of the trunk [B, W] before the projection, in float32 or wider.
 
         A trunk with an attention pool that projects (CLIP's ResNets) gives the features after it: W = D.
@@ -140,10 +155,23 @@ class CLIP(nn.Module):
         """Returns the names of class tokens and similar learned tokens among named_parameters()."""
         return {f"image.{name}" for name in self.image.class_tokens()}
 
-    def _input(self, image: Tensor) -> Tensor:
+    def _input(self, image: Tensor | PackedImages) -> Tensor | PackedImages:
         """Returns what the image tower takes: uint8 images unchanged, or (pixels - mean) / std in the dtype of the
-        weights; stored features in this dtype."""
+        weights; stored features in this dtype; images at their own aspect ratio as they are."""
+        if self.spec.image.native:
+            return self._native(image)
+        assert isinstance(image, Tensor), "a model of square images takes a tensor"
         return self._pixels(image) if self.spec.image.features is None else self._features(image)
+
+    def _native(self, image: Tensor | PackedImages) -> Tensor | PackedImages:
+        spec = self.spec.image
+        rows, expected = image.rows_BRX if isinstance(image, PackedImages) else image, row_shape(spec)
+        if rows.dtype != torch.uint8 or tuple(rows.shape[1:]) != expected:
+            raise ValueError(
+                f"images are {rows.dtype} of shape {list(rows.shape)}, must be uint8 of shape "
+                f"[B, {expected[0]}, {expected[1]}]: read them with the view of the model (clipx.data.views.view_of)"
+            )
+        return image
 
     def _features(self, features_BF: Tensor) -> Tensor:
         width = self.spec.image.features
@@ -177,11 +205,24 @@ class CLIP(nn.Module):
 
 def empty_input(spec: ImageTowerSpec, samples: int, device: torch.device) -> Tensor:
     """Returns an uninitialised input of the image tower: [B, 3, S, S] uint8 in channels-last memory, or [B, F] float32
-    for stored features."""
+    for stored features.
+
+    With model.image.native it is [B, R, X] uint8, of images with all patches.
+    """
+    if spec.native:
+        rows_BRX = torch.empty((samples, *row_shape(spec)), dtype=torch.uint8, device=device)
+        grid = [1, 0, spec.max_tokens % 256, spec.max_tokens // 256]
+        rows_BRX[:, 0, :4] = torch.tensor(grid, dtype=torch.uint8, device=device)
+        return rows_BRX
     if spec.features is not None:
         return torch.empty((samples, spec.features), device=device)
     image_BCSS = torch.empty((samples, 3, spec.size, spec.size), dtype=torch.uint8, device=device)
     return image_BCSS.to(memory_format=torch.channels_last)
+
+
+def row_shape(spec: ImageTowerSpec) -> tuple[int, int]:
+    """Returns (R, X), the shape of an image at its own aspect ratio, see patches."""
+    return 1 + spec.max_tokens, 3 * spec.patch**2
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clipx.errors import require
 from clipx.model.clip import CLIP, unit
 from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
+from clipx.model.image_packing import PackedImages
 from clipx.model.packer import TextPacker
 from clipx.model.spec import CoCaSpec, Varying
 from clipx.model.text import Packing, TextTower, end_positions
@@ -55,8 +56,8 @@ class CoCa(CLIP):
         loss_B = self.decoder(x_TW, image_BNW, captions)
         return unit(image_BD), unit(text_BD), torch.stack([loss_B, captions.count_B.to(loss_B)], 1)
 
-    def encode_image(self, image_BCSS: Tensor) -> Tensor:
-        return unit(self.image(self._input(image_BCSS))[0])
+    def encode_image(self, image: Tensor | PackedImages) -> Tensor:
+        return unit(self.image(self._input(image))[0])
 
     def encode_text(self, tokens_BL: Tensor | PackedCaptions) -> Tensor:  # type: ignore[override]  # packed captions
         if isinstance(tokens_BL, PackedCaptions):

@@ -1,6 +1,7 @@
-"""Packers: token ids to the packed texts that a model takes, on the host, where loader processes run them.
+"""Packers: token ids to the packed texts that a model takes, and images to the order of their patches, on the host,
+where loader processes run them.
 
-Shape suffixes: B batch, L length of a text.
+Shape suffixes: B batch, L length of a text, R rows of an image, X numbers of a patch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from clipx.model.image_packing import ImagePacking
 from clipx.model.text import CLIP_END, Packing
 from clipx.model.text_end import TextEnd
 
@@ -37,3 +39,17 @@ class TextPacker:
         if not self.packed or not tokens_BL.shape[1]:
             return tokens_BL.numel()
         return int(self.end.positions(tokens_BL).sum()) + len(tokens_BL)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePacker:
+    """Packs images at their own aspect ratio. Pickled to loader processes."""
+
+    prefix: int = 0
+    """Number of class and register tokens of an image."""
+
+    multiple: int = 1
+    """Multiple to which the number of tokens is rounded, see Packing.rounded."""
+
+    def __call__(self, rows_BRX: Tensor) -> ImagePacking:
+        return ImagePacking.of(rows_BRX, self.prefix, self.multiple)

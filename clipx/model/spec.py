@@ -110,6 +110,11 @@ class ModelSpec:
                 f"model.{key}={share} has no effect with model.image.features={self.image.features}, which have no "
                 "patches: remove it",
             )
+            require(
+                not share or not self.image.native,
+                f"model.{key}={share} cannot be combined with model.image.native=true: remove it, or lower "
+                "model.image.max_tokens",
+            )
         if self.patch_dropout_schedule is Course.constant:
             require(
                 end == 0,
@@ -340,6 +345,11 @@ class CoCaSpec(ClipSpec):
             not self.image.head_blocks,
             f"model.image.head_blocks={self.image.head_blocks} cannot be combined with model.kind=coca, whose "
             "attention pool reads the tokens of the trunk: remove it",
+        )
+        require(
+            not self.image.native,
+            "model.image.native=true cannot be combined with model.kind=coca, whose decoder reads the same number of "
+            "tokens of each image: remove it",
         )
         require(
             self.image.projection is Projection.linear,

@@ -75,19 +75,34 @@ class Packing:
             position_T = flat_index_T % length
             whole = (texts, length)
             return cls(tokens_BL.flatten(), position_T, flat_index_T, first_B + end_B, whole, first_B=first_B)
-        length_B, text_B = end_B.add(1).sort(stable=True)
-        longest = int(length_B[-1])
-        at_L = torch.arange(longest, device=tokens_BL.device)
-        used_BL = at_L < length_B[:, None]
+        found = cls.of_lengths(end_B + 1)
+        tokens_T = tokens_BL[:, : found.shape[1]].flatten()[found.tokens_T]
+        return replace(found, tokens_T=tokens_T).rounded(multiple)
+
+    @classmethod
+    def of_lengths(cls, length_B: Tensor) -> Packing:
+        """Packs the first `length_B` tokens of the rows of [B, L], in order of their lengths, where L is the longest.
+
+        tokens_T: the index of each token among all B * L positions.
+        """
+        texts, device = len(length_B), length_B.device
+        sorted_B, text_B = length_B.sort(stable=True)
+        longest = int(sorted_B[-1])
+        at_L = torch.arange(longest, device=device)
+        used_BL = at_L < sorted_B[:, None]
         flat_index_T = (text_B[:, None] * longest + at_L)[used_BL]
-        stop_B = length_B.cumsum(0)
-        first_B = torch.empty_like(stop_B).index_copy_(0, text_B, stop_B - length_B)
-        end_B = first_B + end_B
-        tokens_T = tokens_BL[:, :longest].flatten()[flat_index_T]
+        stop_B = sorted_B.cumsum(0)
+        first_B = torch.empty_like(stop_B).index_copy_(0, text_B, stop_B - sorted_B)
         start_S = F.pad(stop_B, (1, 0)).int()
-        position_T, whole = flat_index_T % longest, (texts, longest)
-        found = cls(tokens_T, position_T, flat_index_T, end_B, whole, start_S=start_S, first_B=first_B)
-        return found.rounded(multiple)
+        return cls(
+            tokens_T=flat_index_T,
+            position_T=flat_index_T % longest,
+            flat_index_T=flat_index_T,
+            end_B=first_B + length_B - 1,
+            shape=(texts, longest),
+            start_S=start_S,
+            first_B=first_B,
+        )
 
     def rounded(self, multiple: int) -> Packing:
         """Pads to a multiple of tokens, so that batches repeat their shapes. Fewer than 1024 tokens are not padded."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
 from clipx.config import limits
 from clipx.config.messages import missing_value
-from clipx.errors import require
+from clipx.errors import ConfigError, require
 from clipx.model.lora_spec import LoraSpec
 from clipx.storage.url import check_url
 
@@ -60,6 +61,15 @@ class ImageTowerSpec:
 
     size: int = 224
     """Side of the square input images in pixels, in [8, 8192]. A ViT needs a multiple of its patch size."""
+
+    native: bool = False
+    """Images keep their aspect ratio (NaFlex, arXiv:2502.14786): each is resized to at most max_tokens patches, and
+    the patches of a micro-batch are computed as one sequence without padding. Needs timm=naflexvit_…; size and stretch
+    then have no effect and must not be set. false: square images of `size` pixels."""
+
+    max_tokens: int = 256
+    """Largest number of patches of an image with native=true, in [1, 65535]. Images are enlarged or reduced to nearly
+    this number. An error without native."""
 
     stretch: bool = False
     """Evaluation resizes both sides of an image to `size` and changes its aspect ratio. false: it resizes the shorter
@@ -135,6 +145,19 @@ class ImageTowerSpec:
         return self.timm
 
     @property
+    def patch(self) -> int:
+        """Side of a patch in pixels, of images at their own aspect ratio: options.patch_size, or that in timm's
+        name."""
+        named = re.search(r"_patch(\d+)", self.architecture)
+        found = self.options.get("patch_size", named and int(named[1]))
+        if not (isinstance(found, int) and 2 <= found <= 256):
+            raise ConfigError(
+                f"model.image.options.patch_size={found} must be a number in [2, 256] with model.image.native=true: "
+                "give one, such as 16"
+            )
+        return found
+
+    @property
     def has_weights(self) -> bool:
         """False for stored features without a projection."""
         return self.features is None or self.projection is not Projection.none
@@ -158,6 +181,41 @@ class ImageTowerSpec:
         self._check_timm_weights()
         self._check_head_blocks()
         require(min(self.std) > 0, f"model.image.std={self.std} must be above 0 in each channel")
+        self._check_native()
+
+    def _check_native(self) -> None:
+        """Checks the options of images at their own aspect ratio. Raises ConfigError."""
+        if not self.native:
+            require(
+                self.max_tokens == 256 or self.features is not None,
+                f"model.image.max_tokens={self.max_tokens} has no effect with model.image.native=false: remove it, or "
+                "set native=true",
+            )
+            return
+        require(
+            1 <= self.max_tokens < limits.TOKENS,
+            f"model.image.max_tokens={self.max_tokens} must be in [1, {limits.TOKENS - 1}]: 256 is usual",
+        )
+        require(
+            self.architecture.startswith("naflexvit_"),
+            "model.image.native=true needs a tower for images of any aspect ratio, and model.image.timm="
+            f"{self.timm} is none: choose naflexvit_base_patch16_siglip, or another naflexvit_…",
+        )
+        for key, value, usual in (
+            ("size", self.size, 224),
+            ("stretch", self.stretch, False),
+            ("patch_bias", self.patch_bias, True),
+        ):
+            require(
+                value == usual,
+                f"model.image.{key}={str(value).lower()} has no effect with model.image.native=true: remove it",
+            )
+        require(
+            not self.head_blocks,
+            f"model.image.head_blocks={self.head_blocks} cannot be combined with model.image.native=true, whose images "
+            "have different numbers of tokens: remove one of them",
+        )
+        assert self.patch  # checks it
 
     def _check_timm_weights(self) -> None:
         """Checks the rules of weights on timm's hub. Raises ConfigError."""

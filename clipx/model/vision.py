@@ -43,7 +43,7 @@ class ImageTower(nn.Module):
     def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         super().__init__()
         self.varying, self.takes_pixels = varying, False
-        self.trunk = _trunk(spec, quick_gelu, varying)
+        self.trunk = self.build_trunk(spec, quick_gelu, varying)
         self.set_patch_dropout(0.0)
         self.head = TokenHead(self.trunk, spec) if spec.head_blocks else None
         self.projection = _projection(self.trunk, self.head, embed_dim, spec)
@@ -54,11 +54,27 @@ class ImageTower(nn.Module):
         blocks = [*image_blocks(self.trunk).values(), *([] if self.head is None else self.head.blocks)]
         checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
 
-    def forward(self, image_BCSS: Tensor) -> Tensor:
+    def build_trunk(self, spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
+        """Builds timm's model without classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for invalid
+        options."""
+        options = trunk_options(spec)
+        rehearsed = _rehearse(spec, options)
+        if quick_gelu and isinstance(rehearsed, VisionTransformer):  # other architectures keep their GELU
+            options = {"act_layer": "quick_gelu", **options}
+        if varying.sizes:
+            options = _with_sizes(spec, options, varying.sizes)
+        if varying.patch_dropout:
+            options = _with_patch_dropout(spec, options)
+        trunk = timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
+        if not spec.patch_bias:
+            _remove_patch_bias(spec, trunk)
+        return trunk
+
+    def forward(self, image: Any) -> Tensor:
         if self.head is None:
-            features_BD: Tensor = self.projection(self.trunk(image_BCSS))
+            features_BD: Tensor = self.projection(self.trunk(image))
         else:
-            features_BD = self.projection(self.head(self.trunk.forward_features(image_BCSS)))
+            features_BD = self.projection(self.head(self.trunk.forward_features(image)))
         return features_BD
 
     def untransferred(self) -> set[str]:
@@ -91,26 +107,10 @@ class ImageTower(nn.Module):
         return {name for name, _ in self.named_parameters() if _leaf(name).startswith(tokens)}
 
 
-def _trunk(spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
-    """Builds timm's model without classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for invalid options."""
-    options = trunk_options(spec)
-    rehearsed = _rehearse(spec, options)
-    if quick_gelu and isinstance(rehearsed, VisionTransformer):  # other architectures keep their GELU
-        options = {"act_layer": "quick_gelu", **options}
-    if varying.sizes:
-        options = _with_sizes(spec, options, varying.sizes)
-    if varying.patch_dropout:
-        options = _with_patch_dropout(spec, options)
-    trunk = timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
-    if not spec.patch_bias:
-        _remove_patch_bias(spec, trunk)
-    return trunk
-
-
 def trunk_options(spec: ImageTowerSpec) -> dict[str, Any]:
     """Returns keyword arguments of timm.create_model that define the parameters of the trunk. Raises ConfigError for an
     unknown architecture."""
-    return {**_size_option(spec), **spec.options}
+    return dict(spec.options) if spec.native else {**_size_option(spec), **spec.options}
 
 
 def _remove_patch_bias(spec: ImageTowerSpec, trunk: Any) -> None:
@@ -130,7 +130,7 @@ def _rehearse(spec: ImageTowerSpec, options: dict[str, Any]) -> Any:
     except Exception as error:
         raise ConfigError(
             f"model.image.size={spec.size} and model.image.options={spec.options} do not fit timm's {spec.timm} "
-            f"({_reason(error)}): give a size and options that this architecture supports"
+            f"({reason(error)}): give a size and options that this architecture supports"
         ) from error
 
 
@@ -161,7 +161,7 @@ def _with_sizes(spec: ImageTowerSpec, options: dict[str, Any], sizes: Sequence[i
         except Exception as error:
             raise ConfigError(
                 f"stages: image_size={size} does not fit timm's {spec.timm} built for model.image.size={spec.size} "
-                f"({_reason(error)}): give a size that it supports; for a ViT, a multiple of its patch size"
+                f"({reason(error)}): give a size that it supports; for a ViT, a multiple of its patch size"
             ) from error
     return options
 
@@ -178,13 +178,14 @@ def _with_patch_dropout(spec: ImageTowerSpec, options: dict[str, Any]) -> dict[s
         require(isinstance(dropout, PatchDropout | PatchDropoutWithIndices), "its patch_drop is of another type")
     except Exception as error:
         raise ConfigError(
-            f"model.image.timm={spec.timm} does not support patch dropout ({_reason(error)}): choose a ViT, such as "
+            f"model.image.timm={spec.timm} does not support patch dropout ({reason(error)}): choose a ViT, such as "
             "model=vit_b16, or set model.patch_dropout and that of all stages to 0"
         ) from error
     return options
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Returns the message of an error in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

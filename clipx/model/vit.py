@@ -90,18 +90,28 @@ class FoldedPatchEmbed(PatchEmbed):  # type: ignore[misc]
         return normed
 
     def folded(self) -> tuple[Tensor, Tensor]:
-        """Returns weight [W, P * P * C] and bias [W] for pixels minus 128: those of normalized pixels, scaled and
-        shifted, in float32 or wider."""
-        scale_C = 1 / (255 * self.std_C)
-        shift_C = _CENTER - 255 * self.mean_C
-        weight_WPPC = self.proj.weight.permute(0, 2, 3, 1).to(scale_C.dtype) * scale_C
-        bias_W = (weight_WPPC * shift_C).sum((1, 2, 3))
-        return weight_WPPC.flatten(1), bias_W if self.proj.bias is None else bias_W + self.proj.bias
+        """Returns weight [W, P * P * C] and bias [W] for pixels minus 128, see folded()."""
+        return folded(self.proj.weight.permute(0, 2, 3, 1), self.proj.bias, self.mean_C, self.std_C)
+
+
+def folded(weight_WPPC: Tensor, bias_W: Tensor | None, mean_C: Tensor, std_C: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns weight [W, P * P * C] and bias [W] for pixels minus 128, from those for normalized pixels: in float32 or
+    wider. `mean_C`, `std_C`: of pixel values in [0, 1]."""
+    scale_C = 1 / (255 * std_C)
+    shift_C = _CENTER - 255 * mean_C
+    scaled_WPPC = weight_WPPC.to(scale_C.dtype) * scale_C
+    shifted_W = (scaled_WPPC * shift_C).sum((1, 2, 3))
+    return scaled_WPPC.flatten(1), shifted_W if bias_W is None else shifted_W + bias_W
+
+
+def centered(pixels: Tensor) -> Tensor:
+    """Returns uint8 pixels minus 128, as int8."""
+    return pixels.bitwise_xor(_CENTER).view(torch.int8)
 
 
 def _patches(image_BCSS: Tensor, height: int, width: int, dtype: torch.dtype) -> Tensor:
     """Returns pixels minus 128 of each patch, [B, G, G, P * P * C], in one copy."""
-    centered_BCSS = image_BCSS.bitwise_xor(_CENTER).view(torch.int8)
+    centered_BCSS = centered(image_BCSS)
     rows, columns = image_BCSS.shape[2] // height, image_BCSS.shape[3] // width
     cropped_BCSS = centered_BCSS[:, :, : rows * height, : columns * width]
     view = cropped_BCSS.unflatten(3, (columns, width)).unflatten(2, (rows, height)).permute(0, 2, 4, 3, 5, 1)

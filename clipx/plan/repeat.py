@@ -14,6 +14,7 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 from clipx.model.clip import CLIP
+from clipx.model.naflex import PackedNaFlexVit
 from clipx.model.spec import ModelSpec
 from clipx.model.text import TextTower
 
@@ -42,7 +43,7 @@ def shorten(model: CLIP, spec: ModelSpec) -> list[Repeated]:
     block of a tower may be of another type."""
     found = []
     for tower, own in ((model.image.trunk, spec.image), (model.text, spec.text)):
-        if type(tower) is VisionTransformer or isinstance(tower, TextTower):
+        if type(tower) in (VisionTransformer, PackedNaFlexVit) or isinstance(tower, TextTower):
             blocks = tower.blocks
             alike = own.checkpointing in ("none", "selective", "tower", "1") and not own.lock.isdecimal()
             if alike and len(blocks) > 3 and len({_shape(block) for block in blocks[:-1]}) == 1:

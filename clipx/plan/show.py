@@ -109,6 +109,8 @@ def assumptions(plan: Plan) -> list[tuple[str, str, str]]:
     if plan.ranks > spec.gpus_per_node:
         gbs, reason = spec.between
         found.append(("between nodes", f"{spec.between_us:g} us, {gbs:g} GB/s", reason))
+    if spec.model.image.native:
+        found.append(("tokens of an image", f"{spec.model.image.max_tokens}", "the most, model.image.max_tokens"))
     if plan.speed.packed:
         found.append(("tokens of a text", f"{spec.tokens:g}", "text_tokens" if spec.text_tokens else "assumed"))
     else:

@@ -13,7 +13,7 @@ from torch import Tensor
 from clipx.data.batch import Batch
 from clipx.data.loader import SecondView
 from clipx.distributed.comm import Comm
-from clipx.errors import ConfigError
+from clipx.errors import ConfigError, require
 from clipx.model.clip import CLIP, parameter_count
 from clipx.precision.spec import Precision
 from clipx.teacher.spec import TeacherPrecision, TeacherSpec
@@ -54,6 +54,11 @@ class Teacher:
         assert spec.weights is not None
         precision = _precision(spec.precision, run)
         found, model_spec, model = load_model(spec.weights, "teacher.weights", comm.device, precision.dtype)
+        require(
+            not model_spec.image.native,
+            f"teacher.weights={spec.weights} reads images at their own aspect ratio (model.image.native), and the "
+            "loader has squares for a teacher: give teacher.embeddings of this model",
+        )
         size = model_spec.image.size
         dtype = str(precision.dtype).removeprefix("torch.")
         description = f"{spec.weights}, {parameter_count(model):,} parameters, {size} pixels, {dtype}"

@@ -73,6 +73,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
             targets=trainer.stored or learner.objective.target_source,
             mask=spec.data.caption_mask,
             packer=learner.model.packer if spec.objective.reads_text else None,
+            image_packer=learner.model.image_packer,
             micro_batches=spec.data.micro_batches,
             repeat=spec.data.repeat_batch,
             pool=trainer.evaluation.pool,

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.batchnorm import frozen_statistics
+from clipx.model.image_packing import PackedImages
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
@@ -47,7 +48,7 @@ def forward_backward(
 
     Only the model's outputs are differentiated: (image, text), and a captioner's losses. A frozen tower has no graph.
     """
-    chunks = list(zip(batch.image.chunk(micro_batches), batch.texts(micro_batches), strict=True))
+    chunks = list(zip(batch.image_inputs(micro_batches), batch.texts(micro_batches), strict=True))
     embedded: list[tuple[Tensor, ...]] = []
     states: list[TorchRng] = []
     with _no_sync(model, comm, len(chunks) > 1):
@@ -93,7 +94,7 @@ def _gradient(output: Tensor) -> Tensor:
     return output.grad
 
 
-def _embed(model: nn.Module, image: Tensor, texts: object, precision: Precision) -> tuple[Tensor, ...]:
+def _embed(model: nn.Module, image: Tensor | PackedImages, texts: object, precision: Precision) -> tuple[Tensor, ...]:
     with precision.autocast():
         outputs: tuple[Tensor, ...] = model(image, texts)
     return outputs

@@ -63,7 +63,7 @@ class Meter:
 
     def _start_clock(self) -> None:
         self._seconds.clear()
-        self._samples = self._tokens = 0
+        self._samples = self._tokens = self._image_tokens = 0
         self._paused = 0.0
         self._start = time.perf_counter()
         if self.comm.device.type == "cuda":
@@ -81,11 +81,18 @@ class Meter:
                     return
             yield item
 
-    def add(self, metrics: Metrics, samples: int, tokens: int = 0, found_inf: Tensor | None = None) -> None:
+    def add(
+        self,
+        metrics: Metrics,
+        samples: int,
+        tokens: int = 0,
+        found_inf: Tensor | None = None,
+        image_tokens: int = 0,
+    ) -> None:
         """Adds a step: its metrics, which stay on the device, its samples over all ranks, and its tokens on this rank.
 
-        `found_inf`: 0-dim, 1 for a skipped step, whose metrics do not count. A metric that only some steps have is
-        averaged over these.
+        `tokens`: of texts. `image_tokens`: of images at their own aspect ratio, 0 for others. `found_inf`: 0-dim, 1 for
+        a skipped step, whose metrics do not count. A metric that only some steps have is averaged over these.
         """
         if metrics:
             values = torch.stack([value.detach().to(self.comm.device) for value in metrics.values()]).to(self._dtype)
@@ -96,6 +103,7 @@ class Meter:
             self._sums[names] = self._sums[names] + row if names in self._sums else row
         self._samples += samples
         self._tokens += tokens
+        self._image_tokens += image_tokens
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -124,6 +132,7 @@ class Meter:
             "samples_per_second": rate,
             "samples_per_second_per_device": rate / self.comm.world,
             "tokens_per_second": self._tokens / seconds,  # on this rank
+            **({"image_tokens_per_second": self._image_tokens / seconds} if self._image_tokens else {}),
             "data_wait_share": min(1.0, self._seconds["data_wait_s"] / seconds),
             **self._seconds,
             **self._resources(),

@@ -17,7 +17,7 @@ from clipx.config.duration import Duration, Length
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
 from clipx.config.registry import MISSING, option
-from clipx.data.spec import DataSpec, check_takes_features, non_default_values
+from clipx.data.spec import DataSpec, Decoder, check_takes_features, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.escape import escaped
@@ -263,6 +263,7 @@ class RunSpec:
         """Checks the rules between all other groups. Raises ConfigError."""
         check_stages(self.stages, self.model, self.data, self.duration)
         self._check_stored_features()
+        self._check_native()
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
             self.objective.check(batch, self.data.published)
         taught, logits = self.objective.taught, self.objective.teacher_logits
@@ -292,6 +293,25 @@ class RunSpec:
             self.teacher.weights is None,
             f"teacher.weights={self.teacher.weights} embeds images, and {read} reads none: give "
             "teacher.embeddings of the same samples",
+        )
+
+    def _check_native(self) -> None:
+        """Checks that nothing needs images of one size if they keep their aspect ratio. Raises ConfigError."""
+        if not self.model.image.native:
+            return
+        require(
+            self.data.decode == Decoder.cpu,
+            "data.decode=gpu resizes images to squares and cannot be combined with model.image.native=true: remove it",
+        )
+        for key, value in non_default_values(self.data, ("crop_ratio", "augment")):
+            raise ConfigError(
+                f"data.{key}={value} is for square images and cannot be combined with model.image.native=true: remove "
+                "it"
+            )
+        require(
+            self.teacher.weights is None,
+            f"teacher.weights={self.teacher.weights} reads square images and cannot be combined with "
+            "model.image.native=true: give teacher.embeddings of the same samples",
         )
 
     def check_format(self, precision: PrecisionSpec) -> None:

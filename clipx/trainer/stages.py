@@ -52,6 +52,13 @@ def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, d
     """Checks the stages as far as possible at composition. Raises ConfigError."""
     if not specs:
         return
+    for i, spec in enumerate(specs if model.image.native else ()):
+        for key, value in (("image_size", spec.image_size), ("patch_dropout", spec.patch_dropout)):
+            require(
+                not value,
+                f"stages.{i}.{key}={value} cannot be combined with model.image.native=true, whose images have no "
+                "common size: remove it",
+            )
     require(len(specs) > 1, "stages has one stage, which is the whole run: set its options in the run itself")
     for i, spec in enumerate(specs):
         _check(f"stages.{i}", spec, data.micro_batches)

@@ -50,6 +50,7 @@ def facts(trainer: Trainer) -> dict[str, str]:
         "format": describe(trainer.learner.precision, trainer.learner.converted),
         "device": device_line(trainer),
         "data": f"{spec.data.name}, {n:,} samples{published}, {held:,} held out, {unusable}",
+        **_images_line(trainer),
         "batch": f"global batch {batch:,} = {parts}",
         "length": f"{total:,} samples = {total / n:.4g} epochs = {trainer.steps_total:,} steps",
         "schedule": spec.schedule.describe(trainer.length),
@@ -85,6 +86,13 @@ def facts(trainer: Trainer) -> dict[str, str]:
     return lines
 
 
+def _images_line(trainer: Trainer) -> dict[str, str]:
+    image = trainer.spec.model.image
+    if not image.native:
+        return {}
+    return {"images": f"at their own aspect ratio, at most {image.max_tokens:,} patches of {image.patch} pixels"}
+
+
 def device_line(trainer: Trainer) -> str:
     """Returns what the run chose for its device: algorithms, allocator, number format, compilation."""
     spec, chosen = trainer.spec, trainer.learner.format.kind
@@ -116,10 +124,14 @@ def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Ro
     counted = trainer.bad_samples
     # This rank's numbers, summed over the ranks.
     traffic = trainer.traffic
-    own = [counted.bad.total(), measured.get("tokens_per_second", 0.0), traffic.requests, traffic.bytes, counted.seen]
-    bad, tokens, requests, received, read = comm.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    own = [counted.bad.total(), traffic.requests, traffic.bytes, counted.seen]
+    rates = [measured.get(name, 0.0) for name in ("tokens_per_second", "image_tokens_per_second")]
+    summed = comm.sum(torch.tensor([*own, *rates], dtype=torch.float64)).tolist()
+    bad, requests, received, read, tokens, image_tokens = summed
+    if image_tokens:
+        measured = {**measured, "image_tokens_per_second": image_tokens}
     if "tokens_per_second" in measured:
-        utilised = _utilisation(trainer, measured["samples_per_second"], tokens, before)
+        utilised = _utilisation(trainer, measured["samples_per_second"], tokens, image_tokens, before)
         measured = {**measured, "tokens_per_second": tokens, **utilised}
     drawn = () if trainer.spec.data.repeat_batch else order.source_counts(trainer.samples_seen).items()
     return {
@@ -143,12 +155,16 @@ def metrics_row(trainer: Trainer, measured: dict[str, float], before: int) -> Ro
     }
 
 
-def _utilisation(trainer: Trainer, samples: float, tokens: float, before: int) -> dict[str, float]:
+def _utilisation(trainer: Trainer, samples: float, tokens: float, image_tokens: float, before: int) -> dict[str, float]:
     """Returns the model FLOPs utilization for samples and tokens per second of all ranks; empty for an unknown
     device."""
     if trainer.utilisation is None:
         return {}
-    size = trainer.spec.model.image.size
+    image, packer = trainer.spec.model.image, trainer.learner.model.image_packer
+    if packer is not None:  # FLOPs are counted for images with all patches
+        whole = image_tokens / (image.max_tokens + packer.prefix)
+        return {"mfu": trainer.utilisation.of(whole, tokens, trainer.comm.world)}
+    size = image.size
     pixels = ((trainer.plan.at(before).image_size or size) / size) ** 2
     seen = pixels * (1 - trainer.plan.patch_dropout(before))
     return {"mfu": trainer.utilisation.of(seen * samples, tokens, trainer.comm.world)}

@@ -302,7 +302,7 @@ class Trainer:
             with self.meter.phase("data_wait"):
                 batches.start_next()
             tokens, found_inf = batch.text_tokens, self.learner.non_finite.found_inf
-            self.meter.add(metrics, self.samples_seen - before, tokens, found_inf)
+            self.meter.add(metrics, self.samples_seen - before, tokens, found_inf, batch.image_tokens)
             yield before
 
     def _is_logged(self, before: int) -> bool:

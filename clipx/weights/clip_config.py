@@ -73,7 +73,7 @@ def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
         f"model.image.timm={spec.image.timm} has {type(block.mlp.act).__name__}, and model.quick_gelu="
         f"{str(spec.quick_gelu).lower()}: open_clip has one activation for both towers, GELU or QuickGELU",
     )
-    ratio = _ratio(width, block.mlp.fc1.out_features)
+    ratio = mlp_ratio(width, block.mlp.fc1.out_features)
     head = width // block.attn.num_heads
     scaled = isinstance(block.ls1, nn.Identity)
     return {
@@ -174,7 +174,7 @@ def _text(spec: TextTowerSpec) -> dict[str, Any]:
     for key in ("positions", "norm", "mlp", "bias"):
         value = getattr(spec, key)
         _require(value == getattr(usual, key), f"model.text.{key}={value}: it has CLIP's blocks only")
-    ratio = _ratio(spec.width, int(spec.width * spec.mlp_ratio))
+    ratio = mlp_ratio(spec.width, int(spec.width * spec.mlp_ratio))
     words = {
         "context_length": spec.context_length,
         "vocab_size": spec.vocabulary,
@@ -226,8 +226,8 @@ def _eps(eps: float) -> dict[str, Any]:
     return {} if eps == _EPS else {"norm_kwargs": {"eps": eps}}
 
 
-def _ratio(width: int, hidden: int) -> float:
-    """Returns a ratio for which int(width * ratio) is `hidden`."""
+def mlp_ratio(width: int, hidden: int) -> float:
+    """Returns a ratio for which int(width * ratio) is `hidden`, the width of an MLP."""
     ratio = hidden / width
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
 

@@ -9,6 +9,7 @@ import torch
 
 from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError
+from clipx.model.naflex import naflex_form
 from clipx.model.spec import ModelSpec
 from clipx.weights.clip_config import TRAINING, native_form
 
@@ -17,7 +18,7 @@ _TRAINED = {"checkpointing", "packed", "lock", "lock_norms", "stretch_keep", "lo
 """Options that affect how a model or tower is initialized, trained or computed, but not its function."""
 _OF_BOTH = {"projection", "projection_bias", "head_blocks", "mean", "std", "interpolation", "stretch"}
 """Options above a tower, which may differ if it is loaded alone, and of its input, which tower.py compares."""
-_ARCHITECTURE = {"timm", "options", "size"}  # compared by the resulting trunk; weights adapt to another size
+_ARCHITECTURE = {"timm", "options", "size", "max_tokens"}  # compared by the trunk; weights adapt to another size
 _SHOWN = 5
 
 
@@ -88,7 +89,8 @@ def _trunk(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
 def _form(spec: ModelSpec) -> dict[str, Any]:
     """Returns the architecture of the image tower, independent of the timm name and options that select it."""
     name, options = _trunk(spec)
-    form = native_form(spec.build(torch.device("meta"), torch.float32).image.trunk)
+    trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
+    form = naflex_form(trunk) if spec.image.native else native_form(trunk)
     return {"timm": name, "options": options} if form is None else form
 
 

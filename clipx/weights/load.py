@@ -3,9 +3,8 @@
     load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
     load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-Reads weights of clipx, open_clip and OpenAI, and CLIP models of transformers: see open_clip.py and hf_clip.py for their
-names. files.py reads untrusted files without
-executing code in them.
+Reads weights of clipx, open_clip and OpenAI, and of transformers' CLIPModel and Siglip2Model: see open_clip.py,
+hf_clip.py and siglip2.py for their names. files.py reads untrusted files without executing code in them.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.safe_json import read_as
 from clipx.storage.url import check_url
-from clipx.weights import hf_clip
+from clipx.weights import hf_clip, siglip2
 from clipx.weights.compare import check_same
 from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
 from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
@@ -54,6 +53,7 @@ _IN_FOLDER = (
     *("open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth"),
 )
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_DESCRIPTIONS = (CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)
 _LOCAL = "local-dir:"  # open_clip's prefix of a folder
 
 
@@ -103,31 +103,25 @@ def load_weights(location: str) -> LoadedWeights:
     """Loads the weights at `location`.
 
     A location is a run directory (its newest checkpoint, the moving average if it has one), one of its checkpoints, a
-    folder with open_clip_config.json or of a CLIPModel of transformers, hf-hub:ORG/NAME of these, or a file, whose
-    suffix names the format. All but hf-hub may be URLs. Raises CheckpointError for a location without weights, or with
-    weights that cannot be read safely.
+    folder with open_clip_config.json, or with the config.json of transformers' CLIPModel or Siglip2Model,
+    hf-hub:ORG/NAME of these, or a file, whose suffix names the format. All but hf-hub may be URLs. Raises
+    CheckpointError for a location without weights, or with weights that cannot be read safely.
     """
     check_url("model.weights", location)
     if location.startswith(HUB):
-        paths = {
-            path.name: path for path in hub_files(location, CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)
-        }
-        weights = first_hub_file(location, _IN_FOLDER)
-        return _of_hf_clip(location, paths, weights) or _of_open_clip(location, paths, weights)
+        paths = {path.name: path for path in hub_files(location, *_DESCRIPTIONS)}
+        return _of_folder(location, paths, first_hub_file(location, _IN_FOLDER))
     path = local_path_of(location)
     if path.is_file():
         return _of_file(location, path)
     if is_checkpoint(path.name):
         return _of_run(location, CheckpointDir(path.parent, print), step_of(path))
-    if (path / CONFIG).is_file():
+    paths = {name: path / name for name in _DESCRIPTIONS if (path / name).is_file()}
+    if CONFIG in paths or hf_clip.CONFIG in paths:
         weights = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
-        return _of_open_clip(location, {name: path / name for name in (CONFIG, *_TOKENIZER)}, weights)
+        return _of_folder(location, paths, weights)
     if (path / CHECKPOINTS).is_dir():
         return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
-    files = {child.name: child for child in path.glob("*")} if path.is_dir() else {}
-    of_hf = _of_hf_clip(location, files, next((files[name] for name in _IN_FOLDER if name in files), None))
-    if of_hf is not None:
-        return of_hf
     found = "holds no weights" if path.exists() else "does not exist"
     raise CheckpointError(
         f"model.weights={location} {found}: give a run directory, a folder with {CONFIG}, or a file that "
@@ -194,6 +188,26 @@ def _of_file(location: str, path: Path) -> LoadedWeights:
     return LoadedWeights(location, tensors, spec, found.log_scale, found.bias)
 
 
+def _of_folder(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
+    """Loads a model in the form of open_clip or transformers. `paths`: paths of the other files, by name."""
+    described = CONFIG not in paths and hf_clip.CONFIG in paths
+    config = read_json(paths[hf_clip.CONFIG]) if described else {}
+    of_clip = hf_clip.is_clip_model(config)
+    if not of_clip and not siglip2.is_siglip2(config):
+        return _of_open_clip(location, paths, weights)
+    if weights is None:
+        raise CheckpointError(
+            f"model.weights={location} has no file of weights: give a folder with one of {', '.join(_IN_FOLDER)}"
+        )
+    tensors, _ = read_tensors(weights)
+    if of_clip:
+        spec, found = hf_clip.load_clip_model(config, paths.get(hf_clip.PREPROCESSOR), tensors, name_of(location))
+        return LoadedWeights(location, from_open_clip(spec, found, location), spec, *temperature_of(found))
+    tokenizer = str(paths[hf_clip.CONFIG].with_name(_TOKENIZER[0]))
+    spec = siglip2.spec_of(config, name_of(location), tokenizer)
+    return LoadedWeights(location, siglip2.from_siglip2(spec, tensors, location), spec, *temperature_of(tensors))
+
+
 def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
     """Loads a model in open_clip's form. `paths`: paths of the other files of the folder, which may be missing."""
     if CONFIG not in paths or weights is None:
@@ -207,18 +221,6 @@ def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None
         spec.text = replace(spec.text, tokenizer=str(tokenizer))  # type: ignore[call-arg]  # of every kind
     tensors, _ = read_tensors(weights)
     return LoadedWeights(location, from_open_clip(spec, tensors, location), spec, *temperature_of(tensors))
-
-
-def _of_hf_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights | None:
-    """Loads a CLIPModel of transformers. Returns None for files of another model."""
-    if CONFIG in paths or hf_clip.CONFIG not in paths or weights is None:
-        return None
-    config = read_json(paths[hf_clip.CONFIG])
-    if not hf_clip.is_clip_model(config):
-        return None
-    tensors, _ = read_tensors(weights)
-    spec, found = hf_clip.load_clip_model(config, paths.get(hf_clip.PREPROCESSOR), tensors, name_of(location))
-    return LoadedWeights(location, from_open_clip(spec, found, location), spec, *temperature_of(found))
 
 
 # -------------------------------------------------------------------------------------------------------- loading
@@ -288,6 +290,8 @@ def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> lis
 def fit_positions(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
     """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
     expected = model.state_dict()
+    if model.spec.image.native:  # interpolates its positions to every grid of patches
+        return tensors, []
     names = [f"image.{name}" for name in model.image.positional_embeddings()]
     other: dict[str, Tensor] = {}
     notes = []

@@ -52,6 +52,10 @@ def _layout_of(spec: ModelSpec) -> Layout:
             f"open_clip has no tower for model.image.features={spec.image.features}: use format=safetensors, or "
             "weights of a run"
         )
+    if spec.image.native:
+        raise CheckpointError(
+            "open_clip has no tower for model.image.native=true: use format=safetensors, or weights of a run"
+        )
     return LAYOUTS[type(spec)]
 
 

@@ -64,6 +64,7 @@ NEEDED = {
 # Metrics that depend on the clock, the device, or what the machine's cache holds of remote shards.
 _OF_THE_MACHINE = (
     *("seconds", "samples_per_second", "samples_per_second_per_device", "tokens_per_second", "remote_lag_s"),
+    "image_tokens_per_second",
     *("data_wait_share", "data_wait_s", "step_s", "checkpoint_s", "evaluation_s", "host_memory_gb"),
     *("mfu", "device_memory_gb", "device_utilization", "requests_per_sample", "bytes_per_sample"),
 )

@@ -77,6 +77,11 @@ class LookSpec:
             "model that reads images, and the data with the images",
         )
         require(
+            not self.model.image.native,
+            "model.image.native=true reads images as patches, which cannot be shown: choose a model of square images, "
+            "such as model=tiny, and the same data",
+        )
+        require(
             self.model.weights is None,
             f"model.weights={self.model.weights} has no effect on the samples: remove it",
         )

@@ -471,9 +471,11 @@ def test_a_user_defined_experiment_is_overridden_by_the_command_line(folder: Pat
 
 
 def test_user_defined_options_are_listed_in_errors(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101.*\(did you mean mine\?\)$"):
+    with pytest.raises(
+        ConfigError, match=r"choose one of .*convnext_base_w, mine, naflex_tiny, rn101.*\(did you mean mine\?\)$"
+    ):
         compose("model=mien", config_dir=folder)
-    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, rn101"):
+    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, naflex_tiny, rn101"):
         compose("model=null", config_dir=folder)
 
 
@@ -495,8 +497,8 @@ def test_user_defined_options_are_listed_in_errors(folder: Path) -> None:
         ),
         (
             "defaults: [vit_b23]",
-            "model=vit_b23 is not an option: choose one of coca_tiny, coca_vit_b32, convnext_base_w, rn101, rn50, "
-            "stored_features, tiny, vit_b16, vit_b16_siglip, vit_b32, vit_b32_quickgelu, vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, "
+            "model=vit_b23 is not an option: choose one of coca_tiny, coca_vit_b32, convnext_base_w, naflex_tiny, rn101, "
+            "rn50, stored_features, tiny, vit_b16, vit_b16_siglip, vit_b16_siglip2_naflex, vit_b32, vit_b32_quickgelu, vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, "
             "vit_s16, vit_s32 (did you mean vit_b32?) "
             "(in model/mine.yaml)",
         ),
@@ -751,7 +753,7 @@ REFUSED = [
     ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
-    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, features, size, stretch, interpolation, projection, patch_bias, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, features, size, native, max_tokens, stretch, interpolation, projection, patch_bias, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
     ("~nope", "Could not delete from config. 'nope' does not exist."),
     ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),

@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 from helpers import SCRIPTS
+from helpers.hub_server import hub_cache
 from helpers.open_clip_models import SMALL, trained
 from helpers.payloads import Flag
 from helpers.runs import run, small, torchrun
@@ -173,16 +174,6 @@ def test_a_run_and_its_checkpoints_load_from_a_path_and_a_url(tmp_path: Path) ->
     assert not torch.equal(newest.model["text.norm.weight"], first.model["text.norm.weight"])
     for below, local in (("", newest), ("/checkpoints/step-00000002", first)):
         check_filled(f"memory://runs/run{below}", newest.spec, dict(local.model))
-
-
-def hub_cache(home: Path, folder: Path, name: str) -> None:
-    """Creates the cache layout of huggingface_hub for a downloaded repository."""
-    repository = home / "hub" / f"models--{name.replace('/', '--')}"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    snapshot.parent.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    folder.rename(snapshot)
 
 
 @pytest.mark.slow

@@ -1,0 +1,95 @@
+"""Packed images: the patches of B images at their own aspect ratio as one sequence of tokens.
+
+Images of a batch are rows of one size (see patches); the padding after their patches is not computed. What the host
+decides, because it depends on the grids, is an ImagePacking: the device then never waits for the host.
+
+Shape suffixes: B batch, N largest number of patches of an image, R = 1 + N rows of an image, X numbers of a patch,
+P patches of all images, T tokens of all images (patches, and the prefix of each image: class and register tokens).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clipx.model.patches import Grid, read_grids
+from clipx.model.text import Packing, moved
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePacking:
+    """Order in which the tokens of B images are computed. Patches are in the order of their tokens."""
+
+    tokens: Packing
+    """Segments of the images. tokens_T: index of each token among the prefix tokens, then the patches."""
+
+    row_P: Tensor
+    """Index of each patch among the B * R rows of the images."""
+
+    place_P: Tensor
+    """Index of each patch's position among those of all `grids`."""
+
+    grids: tuple[Grid, ...]
+    """Distinct grids of the images."""
+
+    @classmethod
+    def of(cls, rows_BRX: Tensor, prefix: int = 0, multiple: int = 1) -> ImagePacking:
+        """Packs images by the grids in their first rows, which the host reads. The result is on the host.
+
+        `multiple`: see Packing.rounded. Images on the meta device, whose grids are unknown, have all patches.
+        """
+        if rows_BRX.is_meta:
+            return cls.whole(len(rows_BRX), rows_BRX.shape[1] - 1, prefix, rows_BRX.device)
+        grid_B2 = read_grids(rows_BRX).cpu()
+        patches_B = grid_B2.prod(1)
+        distinct, which_B = grid_B2.unique(dim=0, return_inverse=True)
+        start_B = (distinct.prod(1).cumsum(0) - distinct.prod(1))[which_B]
+        tokens = Packing.of_lengths(prefix + patches_B)
+        image_T, place_T = tokens.flat_index_T // tokens.shape[1], tokens.position_T - prefix
+        is_patch_T = place_T >= 0
+        image_P, place_P = image_T[is_patch_T], place_T[is_patch_T]
+        source_T = torch.where(is_patch_T, prefix - 1 + is_patch_T.cumsum(0), tokens.position_T)
+        return cls(
+            tokens=replace(tokens, tokens_T=source_T).rounded(multiple),
+            row_P=image_P * rows_BRX.shape[1] + 1 + place_P,
+            place_P=start_B[image_P] + place_P,
+            grids=tuple((rows, columns) for rows, columns in distinct.tolist()),
+        )
+
+    @classmethod
+    def whole(cls, images: int, patches: int, prefix: int, device: torch.device) -> ImagePacking:
+        """Returns images with all patches, in one row, without values: for counts on tensors without memory."""
+        length = prefix + patches
+        empty = {size: torch.empty(size, dtype=torch.long, device=device) for size in (images, images * length)}
+        flat_T, first_B = empty[images * length], empty[images]
+        start_S = None if device.type == "meta" else torch.empty(images + 1, dtype=torch.int32, device=device)
+        tokens = Packing(flat_T, flat_T, flat_T, first_B, (images, length), start_S=start_S, first_B=first_B)
+        row_P = torch.empty(images * patches, dtype=torch.long, device=device)
+        return cls(tokens, row_P, row_P, ((1, patches),))
+
+    def to(self, device: torch.device) -> ImagePacking:
+        row_P, place_P = (moved(x, device) for x in (self.row_P, self.place_P))
+        return replace(self, tokens=self.tokens.to(device), row_P=row_P, place_P=place_P)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedImages:
+    """A batch of images, and the order in which their tokens are computed. The form that the model takes."""
+
+    rows_BRX: Tensor
+    packing: ImagePacking
+
+    def __len__(self) -> int:
+        return len(self.rows_BRX)
+
+    def to(self, device: torch.device) -> PackedImages:
+        return PackedImages(moved(self.rows_BRX, device), self.packing.to(device))
+
+
+def packed_images(images: Tensor | PackedImages, prefix: int, multiple: int, device: torch.device) -> PackedImages:
+    """Returns images on the device. They are packed where they are, unless they are packed already."""
+    if isinstance(images, Tensor):
+        images = PackedImages(images, ImagePacking.of(images, prefix, multiple))
+    return images.to(device)

@@ -1,0 +1,262 @@
+"""Image tower for images at their own aspect ratio: timm's NaFlexVit (SigLIP 2, arXiv:2502.14786) on packed patches.
+
+Modules and names are timm's, so that its weights fit. Its features are the same to rounding; the padding of a batch is
+not computed.
+
+Shape suffixes: B batch, R rows of an image, X numbers of a patch, P patches of all images, T tokens of all images, C
+colour channels (3), W width, G positions of the learned embedding, L tokens of the longest image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ClassVar
+
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers import Attention
+from timm.models.naflexvit import NaFlexVit
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from clipx.errors import ConfigError, require
+from clipx.model.image_packing import ImagePacking, PackedImages, packed_images
+from clipx.model.patches import Grid
+from clipx.model.spec import Varying
+from clipx.model.text import CUDA_MULTIPLE, Packing, attention, moved
+from clipx.model.tower_spec import ImageTowerSpec
+from clipx.model.vision import ImageTower, reason, trunk_options
+from clipx.model.vit import centered, folded, product_dtype
+
+
+class NativeImageTower(ImageTower):
+    """Images at their own aspect ratio, uint8 [B, R, X] or packed -> features [B, D] of any norm."""
+
+    def build_trunk(self, spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
+        """Builds timm's model without classifier, with the class of its parts changed. Raises ConfigError."""
+        assert not (varying.sizes or varying.patch_dropout), "refused at composition"
+        options = trunk_options(spec)
+        if quick_gelu:
+            options = {"act_layer": "quick_gelu", **options}
+        try:
+            trunk = timm.create_model(spec.architecture, pretrained=False, num_classes=0, **options)
+        except Exception as error:
+            raise ConfigError(
+                f"model.image.options={spec.options} do not fit timm's {spec.timm} ({reason(error)}): give options "
+                "that this architecture supports"
+            ) from error
+        return packed_trunk(trunk, spec)
+
+    def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
+        """Sets mean and standard deviation of pixel values in [0, 1]."""
+        for name, constant in (("mean_C", mean_C), ("std_C", std_C)):
+            self.trunk.register_buffer(name, constant.clone(), persistent=False)
+
+
+def packed_trunk(trunk: Any, spec: ImageTowerSpec) -> Any:
+    """Makes timm's NaFlexVit compute packed images, in place. Raises ConfigError for a part that is not supported."""
+    key = f"model.image.native=true with model.image.timm={spec.timm}"
+    require(type(trunk) is NaFlexVit, f"{key} needs a model of timm's class NaFlexVit: choose one named naflexvit_…")
+    blocks = list(trunk.blocks)
+    embeds = trunk.embeds
+    refused = {
+        "rotary positions (rope_type)": trunk.rope is not None,
+        "blocks of EVA (attn_type, swiglu_mlp, num_kv_heads, attn_gated)": any(
+            (type(block), type(block.attn)) != (Block, Attention) or block.attn.gate is not None for block in blocks
+        ),
+        "stochastic depth (drop_path_rate)": any(not isinstance(block.drop_path1, nn.Identity) for block in blocks),
+        "dropout of attention (attn_drop_rate)": any(block.attn.attn_drop.p for block in blocks),
+        "patch dropout (patch_drop_rate)": trunk.patch_drop is not None,
+        "a convolution or a norm of pixels (embed_proj_type, input_norm_layer)": not embeds.is_linear
+        or embeds.norm_input is not None,
+        "colours before pixels (patchify_channels_last=false)": not embeds.channels_last,
+        "grid_sample (pos_embed_use_grid_sample)": embeds.pos_embed_use_grid_sample,
+        "another patch size than model.image.options.patch_size": embeds.patch_size != (spec.patch, spec.patch),
+        "no pool (global_pool)": not trunk.global_pool,
+    }
+    for part, found in refused.items():
+        require(not found, f"{key} does not support {part}: remove it from model.image.options, or choose another")
+    trunk.__class__ = PackedNaFlexVit
+    trunk.resampling = {}
+    for block in blocks:
+        block.__class__, block.attn.__class__ = PackedBlock, PackedAttention
+    return trunk
+
+
+class PackedAttention(Attention):  # type: ignore[misc]
+    """timm's attention, from each token to all tokens of its image. [T, W] -> [T, W]."""
+
+    def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
+        qkv_TW3 = self.qkv(x_TW)
+        if not isinstance(self.q_norm, nn.Identity):
+            q_THK, k_THK, v_THK = qkv_TW3.unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+            qkv_TW3 = torch.stack([self.q_norm(q_THK), self.k_norm(k_THK).to(v_THK.dtype), v_THK], 1).flatten(1)
+        mixed_TW = self.norm(attention(qkv_TW3, packing, self.num_heads, causal=False))
+        out_TW: Tensor = self.proj_drop(self.proj(mixed_TW))
+        return out_TW
+
+
+class PackedBlock(Block):  # type: ignore[misc]
+    """timm's block on packed tokens. [T, W] -> [T, W]."""
+
+    def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
+        x_TW = x_TW + self.ls1(self.attn(self.norm1(x_TW), packing))
+        out_TW: Tensor = x_TW + self.ls2(self.mlp(self.norm2(x_TW)))
+        return out_TW
+
+
+class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
+    """timm's NaFlexVit: packed images, or uint8 [B, R, X] -> pooled features [B, W]."""
+
+    constants: ClassVar[tuple[str, ...]] = ("mean_C", "std_C")
+    mean_C: Tensor
+    std_C: Tensor
+    resampling: dict[Grid, Tensor]
+    """Weights [positions of the grid, G] that interpolate the learned positions, by grid."""
+
+    def forward(self, images: Tensor | PackedImages) -> Tensor:
+        device = self.mean_C.device
+        multiple = CUDA_MULTIPLE if device.type == "cuda" else 1
+        packed = packed_images(images, self.num_prefix_tokens, multiple, device)
+        packing = packed.packing.tokens
+        x_TW = self.norm_pre(self.embeds.pos_drop(self._tokens(packed)))
+        for block in self.blocks:
+            x_TW = block(x_TW, packing)
+        pooled_BW = self.fc_norm(self._pooled(self.norm(x_TW), packing))
+        features_BW: Tensor = self.head(self.head_drop(pooled_BW))
+        return features_BW
+
+    # ------------------------------------------------------------------------------------------------- embedding
+
+    def _tokens(self, images: PackedImages) -> Tensor:
+        """Returns the embedded tokens [T, W], before the blocks."""
+        packing = images.packing
+        patch_PX = images.rows_BRX.flatten(0, 1).index_select(0, packing.row_P)
+        x_PW: Tensor = self.embeds.norm(self._project(patch_PX))
+        if self.embeds.pos_embed_type != "none":
+            # In the dtype of the weights: with float32 weights, the sums stay in float32 under autocast.
+            x_PW = x_PW + F.embedding(packing.place_P, self._positions(packing)).to(self.embeds.proj.weight.dtype)
+        if not self.num_prefix_tokens and len(packing.tokens.tokens_T) == len(x_PW):
+            return x_PW
+        prefix = [x_1kW[0] for x_1kW in (self.embeds.cls_token, self.embeds.reg_token) if x_1kW is not None]
+        rows_PW = torch.cat([*(x.to(x_PW.dtype) for x in prefix), x_PW])
+        return F.embedding(packing.tokens.tokens_T, rows_PW)
+
+    def _project(self, patch_PX: Tensor) -> Tensor:
+        """Projects uint8 patches, with the normalization of pixels in weight and bias."""
+        proj = self.embeds.proj
+        dtype = product_dtype(proj.weight)
+        weight_WPPC = proj.weight.unflatten(1, (*self.embeds.patch_size, -1))
+        if dtype != torch.float16:
+            weight_WX, bias_W = folded(weight_WPPC, proj.bias, self.mean_C, self.std_C)
+            return F.linear(centered(patch_PX).to(dtype), weight_WX.to(dtype), bias_W.to(dtype))
+        # float16 would round the folded weights, a hundredth as large, and overflow in their gradient.
+        pixel_PXC = patch_PX.unflatten(1, (-1, len(self.mean_C))).to(self.mean_C.dtype) / 255
+        projected: Tensor = proj(((pixel_PXC - self.mean_C) / self.std_C).flatten(1).to(proj.weight.dtype))
+        return projected
+
+    def _positions(self, packing: ImagePacking) -> Tensor:
+        """Returns the embeddings of the positions of all grids, one after the other, in float32 or wider.
+
+        Interpolation is linear in the learned embeddings: one product for all grids, with weights that are kept.
+        """
+        embeds = self.embeds
+        if embeds.pos_embed_type == "factorized":
+            learned = [embeds.pos_embed_y[0], embeds.pos_embed_x[0]]
+        else:
+            learned = [embeds.pos_embed.flatten(0, 2)]
+        position_GW = torch.cat(learned)
+        position_GW = position_GW.to(torch.promote_types(position_GW.dtype, torch.float32))
+        weights_QG = torch.cat([self._resampled(grid, position_GW) for grid in packing.grids])
+        kind = position_GW.device.type
+        on = torch.amp.is_autocast_available(kind)  # FLOPs are counted on meta tensors
+        with torch.autocast(kind, enabled=False) if on else contextlib.nullcontext():
+            return weights_QG @ position_GW
+
+    def _resampled(self, grid: Grid, like: Tensor) -> Tensor:
+        """Returns the weights of a grid's interpolation, computed once."""
+        found = self.resampling.get(grid)
+        if found is None or (found.device, found.dtype) != (like.device, like.dtype):
+            with torch.inference_mode(False), torch.no_grad():  # training uses what an evaluation computed
+                found = moved(resampling_weights(self.embeds, grid).to(like.dtype), like.device)
+            self.resampling[grid] = found
+        return found
+
+    # ------------------------------------------------------------------------------------------------- pool
+
+    def _pooled(self, x_TW: Tensor, packing: Packing) -> Tensor:
+        """Returns the features of the images, [B, W], as timm pools them."""
+        if self.attn_pool is None and self.global_pool == "token":
+            assert packing.first_B is not None
+            return x_TW.index_select(0, packing.first_B)
+        x_BLW, used_BL = packing.by_text(x_TW)
+        prefix = 0 if self.pool_include_prefix else self.num_prefix_tokens
+        x_BLW, used_BL = x_BLW[:, prefix:], used_BL[:, prefix:]
+        if self.attn_pool is not None:
+            attended_BW: Tensor = self.attn_pool(x_BLW, attn_mask=used_BL[:, None, None])
+            return attended_BW
+        used_BL1 = used_BL[..., None].to(x_BLW.dtype)
+        mean_BW = (x_BLW * used_BL1).sum(1) / used_BL1.sum(1)
+        if self.global_pool == "avg":
+            return mean_BW
+        largest_BW = x_BLW.masked_fill(~used_BL[..., None], -torch.inf).amax(1)
+        return largest_BW if self.global_pool == "max" else 0.5 * (mean_BW + largest_BW)
+
+
+def resampling_weights(embeds: Any, grid: Grid) -> Tensor:
+    """Returns weights [rows * columns, G] of timm's interpolation of the learned positions to a grid, on the CPU.
+
+    They are the interpolation of the unit vectors. G: positions of the embedding, or for factorized positions those of
+    the rows, then those of the columns.
+    """
+    rows, columns = grid
+    square = max(grid)
+    to_rows, to_columns = (square, square) if embeds.pos_embed_ar_preserving else grid
+    if embeds.pos_embed_type == "factorized":
+        of_row = _line(embeds.pos_embed_y.shape[1], to_rows)[:rows]
+        of_column = _line(embeds.pos_embed_x.shape[1], to_columns)[:columns]
+        return torch.cat([of_row.repeat_interleave(columns, 0), of_column.repeat(rows, 1)], 1)
+    height, width = embeds.pos_embed.shape[1:3]
+    if grid == (height, width):
+        return torch.eye(height * width)
+    units_1Ghw = torch.eye(height * width, dtype=torch.float64).view(1, -1, height, width)
+    resized = F.interpolate(
+        units_1Ghw,
+        size=(to_rows, to_columns),
+        mode=embeds.pos_embed_interp_mode,
+        align_corners=embeds.pos_embed_align_corners,
+        antialias=embeds.pos_embed_antialias,
+    )
+    return resized[0, :, :rows, :columns].flatten(1).T
+
+
+def _line(length: int, to: int) -> Tensor:
+    """Returns weights [to, length] of linear interpolation along one axis."""
+    units_1Gg = torch.eye(length, dtype=torch.float64)[None]
+    return units_1Gg[0] if to == length else F.interpolate(units_1Gg, size=to, mode="linear", align_corners=False)[0].T
+
+
+def naflex_form(trunk: Any) -> dict[str, Any]:
+    """Returns the architecture of a PackedNaFlexVit, independent of the timm name and options that select it."""
+    embeds, block = trunk.embeds, trunk.blocks[0]
+    learned = [x for x in (embeds.pos_embed, embeds.pos_embed_y, embeds.pos_embed_x) if x is not None]
+    return {
+        "layers": len(trunk.blocks),
+        "width": trunk.embed_dim,
+        "heads": block.attn.num_heads,
+        "hidden": block.mlp.fc1.out_features,
+        "activation": type(block.mlp.act).__name__,
+        "norm_eps": block.norm2.eps,
+        "patch_size": embeds.patch_size[0],
+        "positions": [embeds.pos_embed_type, *(list(x.shape[1:-1]) for x in learned)],
+        "interpolation": [
+            embeds.pos_embed_interp_mode,
+            embeds.pos_embed_ar_preserving,
+            embeds.pos_embed_antialias,
+            embeds.pos_embed_align_corners,
+        ],
+        "prefix": [embeds.has_class_token, embeds.num_reg_tokens],
+        "pool": [trunk.global_pool, trunk.pool_include_prefix],
+        "norms": [type(norm).__name__ for norm in (trunk.norm_pre, trunk.norm, trunk.fc_norm, block.attn.q_norm)],
+    }

@@ -1,0 +1,91 @@
+"""Packed images at their own aspect ratio on CUDA: variable-length attention, pinned batches, steps without waits."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import needs_cuda
+from helpers.runs import SMALL, compose
+from helpers.samples import Numbers, jpeg
+
+from clipx.data.loader import train_loader
+from clipx.data.order import Order
+from clipx.data.patches import PatchView
+from clipx.model import text
+from clipx.model.clip import row_shape
+from clipx.model.image_packing import ImagePacking, PackedImages
+from clipx.model.packer import ImagePacker
+from clipx.model.patches import grid_of, write_image
+from clipx.model.text import CUDA_MULTIPLE
+from clipx.model.tokenizer import Tokenizer
+from clipx.model.varlen import is_supported
+from clipx.trainer.trainer import Trainer
+
+pytestmark = pytest.mark.gpu
+OPTIONS = "patch_size:8,embed_dim:256,depth:3,num_heads:4"
+
+
+@pytest.mark.parametrize("further", ["", ",reg_tokens:4,global_pool:avg,init_values:0.5"])
+def test_packed_images_have_the_features_and_gradients_of_a_mask(
+    further: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference is float32; the error of both forms in bfloat16 is of the same size."""
+    spec = compose(
+        "model=naflex_tiny", "model.image.max_tokens=100", f"model.image.options={{{OPTIONS}{further}}}"
+    ).model
+    torch.manual_seed(0)
+    model = spec.build(device, torch.float32)
+    drawn, numbers = random.Random(0), np.random.default_rng(0)
+    rows_BRX = np.zeros((60, *row_shape(spec.image)), np.uint8)
+    for rows_RX in rows_BRX:
+        grid = grid_of(drawn.randint(30, 300), drawn.randint(30, 300), 8, 100)
+        write_image(rows_RX, numbers.integers(0, 256, (grid[0] * grid[1], 192), dtype=np.uint8), grid)
+    assert model.image_packer is not None
+    packing = ImagePacking.of(torch.from_numpy(rows_BRX), model.image_packer.prefix, CUDA_MULTIPLE)
+    images = PackedImages(torch.from_numpy(rows_BRX), packing).to(device)
+    found = {}
+    for name, masked, autocast in (("exact", True, False), ("usual", True, True), ("packed", False, True)):
+        monkeypatch.setattr(text, "is_supported", (lambda *_: False) if masked else is_supported)
+        model.zero_grad()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
+            features_BD = model.image(images)
+        features_BD.float().square().sum().backward()
+        gradients = {key: p.grad.clone() for key, p in model.image.named_parameters() if p.grad is not None}
+        found[name] = {"features": features_BD.detach().float(), **gradients}
+    assert len(found["exact"]) > 20
+    for key, exact in found["exact"].items():
+        error, usual = ((found[name][key] - exact).norm() / exact.norm() for name in ("packed", "usual"))
+        assert error < 1.5 * usual + 1e-3, key
+
+
+@needs_cuda
+def test_batches_are_pinned_and_packed() -> None:
+    source = Numbers([40], images={i: jpeg(i, 20 + i, 60 - i) for i in range(40)})
+    loader = train_loader(
+        source, Order(source.sizes, 0, 30), PatchView(4, 20, [0.5, 1.0], 10**6), Tokenizer(8), seed=0,
+        samples=range(30), batch=10, rank=0, world=1, workers=1, prefetch=1, pin=True, image_packer=ImagePacker(),
+    )  # fmt: skip
+    for batch in loader:
+        assert batch.image.is_pinned() and batch.image_packing[0].row_P.is_pinned()
+        moved = batch.to(torch.device("cuda"))
+        assert torch.equal(moved.image.cpu(), batch.image)
+        assert torch.equal(moved.image_packing[0].row_P.cpu(), batch.image_packing[0].row_P)
+
+
+@needs_cuda
+def test_steps_do_not_wait_for_the_device(tmp_path: Path) -> None:
+    trainer = Trainer(
+        compose(*SMALL, f"run_dir={tmp_path}/run", "model=naflex_tiny", "log_every=100st", "duration=8st")
+    )
+    steps = trainer.steps()
+    next(steps), next(steps)  # compiles kernels and creates the optimizer's state
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        next(steps), next(steps), next(steps)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    trainer.close()

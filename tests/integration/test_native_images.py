@@ -1,0 +1,201 @@
+"""Runs on images at their own aspect ratio: ranks, micro-batches, sharding, compilation, resume, evaluation, export."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.cases import slow_except
+from helpers.host_reads import HostReads
+from helpers.runs import SMALL, compose, interrupt, rows, tensors, torchrun, untimed_rows
+from helpers.samples import jpeg, write_tar
+
+from clipx.embed import embed
+from clipx.errors import CheckpointError, ConfigError
+from clipx.evaluate import evaluate
+from clipx.export import export
+from clipx.model.flops import ForwardFlops
+from clipx.model.image_packing import PackedImages
+from clipx.model.patches import read_grids
+from clipx.plan.dry import DryRun
+from clipx.trainer.spec import RunSpec
+from clipx.trainer.trainer import Trainer
+from clipx.weights.load import load_into, load_model, load_weights
+
+TOWER = "patch_size:8,embed_dim:32,depth:2,num_heads:2,pos_embed_grid_size:[4,4]"
+OPTIONS = (
+    *(option for option in SMALL if "samples=" not in option),
+    *("model=naflex_tiny", "model.image.max_tokens=20", "model.text.width=16", "model.text.heads=2"),
+    *("evaluator=[retrieval]", "evaluator.retrieval.every=2st", "data=webdataset", "data.held_out_share=0.2"),
+)
+FP64 = ("precision=fp64", "optimizer.ema_decay=0.9", "optimizer.clip_norm=0.5", "checkpoint.every=4st")
+WAYS = {
+    "ddp": (),
+    "micro": ("data.micro_batches=2",),
+    "fsdp": ("distributed=fsdp", "model.image.checkpointing=1", "data.micro_batches=2"),
+    "compiled": ("distributed=fsdp", "compile.towers=true", "compile.backend=aot_eager"),
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """80 images of many aspect ratios, each with a caption of its own."""
+    drawn = random.Random(0)
+    members = []
+    for i in range(80):
+        image = jpeg(i, drawn.randint(20, 90), drawn.randint(20, 90))
+        caption = f"picture {drawn.choice(['red', 'old', 'small'])} {i % 10} of {i // 10}"
+        members += [(f"{i:05d}.jpg", image), (f"{i:05d}.txt", caption.encode())]
+    path = tmp_path_factory.mktemp("shards") / "00000.tar"
+    write_tar(path, members)
+    return str(path)
+
+
+def options(shards: str, run_dir: Path, *overrides: str, tower: str = "") -> tuple[str, ...]:
+    words = (f"data.shards={shards}", f"model.image.options={{{TOWER}{tower}}}")
+    return (*OPTIONS, *words, f"run_dir={run_dir}", f"name={run_dir.name}", *overrides)
+
+
+def spec(shards: str, run_dir: Path, *overrides: str, tower: str = "") -> RunSpec:
+    return compose(*options(shards, run_dir, *overrides, tower=tower))
+
+
+@pytest.fixture(scope="module")
+def trained(shards: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("runs") / "alone"
+    Trainer(spec(shards, run_dir, *FP64)).fit()
+    return run_dir
+
+
+@pytest.mark.parametrize("way", slow_except(WAYS, "fsdp"))
+def test_training_on_two_ranks_matches_a_single_process(way: str, shards: str, trained: Path, tmp_path: Path) -> None:
+    """Losses, gradients, weights, their average, evaluation: float64, to 1e-9."""
+    torchrun(2, "-m", "clipx.train", *options(shards, tmp_path / way, *FP64, *WAYS[way]))
+    found, expected = tensors(tmp_path / way, 4), tensors(trained, 4)
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        if key != "rng":  # one for each rank
+            torch.testing.assert_close(found[key], value, rtol=1e-9, atol=1e-9, msg=lambda m, k=key: f"{k}: {m}")
+    for row, whole in zip(untimed_rows(tmp_path / way), untimed_rows(trained), strict=True):
+        assert row == pytest.approx(whole, rel=1e-9)
+
+
+def test_steps_count_the_tokens_of_their_images(shards: str, tmp_path: Path) -> None:
+    trainer = Trainer(spec(shards, tmp_path / "run", "device_peak_tflops=0.1"))
+    batch = next(iter(trainer._batches()))
+    (images,) = batch.image_inputs(1)
+    assert isinstance(images, PackedImages)
+    grids = read_grids(batch.image)
+    assert len(grids.unique(dim=0)) > 4
+    assert batch.image_tokens == int(grids.prod(1).sum())
+    trainer.fit()
+    for row in (row for row in rows(tmp_path / "run") if "train/mfu" in row):
+        rate = row["train/image_tokens_per_second"] / row["train/samples_per_second"]
+        assert 10 < rate <= 20
+        flops = ForwardFlops.of(trainer.spec.model)
+        done = flops.image * row["train/image_tokens_per_second"] / 20
+        done += flops.text * row["train/tokens_per_second"] / trainer.spec.model.text.context_length
+        assert row["train/mfu"] == pytest.approx(3 * done / 0.1e12)
+
+
+@pytest.mark.parametrize("workers", slow_except([0, 2], 0))
+def test_a_run_with_dropout_resumes_bit_for_bit(shards: str, workers: int, tmp_path: Path) -> None:
+    further = ("checkpoint.every=2st", "data.micro_batches=2", f"data.workers={workers}")
+    dropout = ",proj_drop_rate:0.1,pos_drop_rate:0.1,reg_tokens:1"
+    Trainer(spec(shards, tmp_path / "whole", *further, tower=dropout)).fit()
+    interrupt(Trainer(spec(shards, tmp_path / "parts", *further, tower=dropout)), 3)
+    Trainer(spec(shards, tmp_path / "parts", *further, "resume=auto", tower=dropout)).fit()
+    whole, parts = (tensors(tmp_path / which, 4) for which in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+@pytest.mark.parametrize("every", ["1", "2", "selective", "tower"])
+def test_activation_checkpointing_gives_the_same_gradients(shards: str, every: str, tmp_path: Path) -> None:
+    found = []
+    for checkpointing in ("none", every):
+        chosen = (f"model.image.checkpointing={checkpointing}", "precision=fp64", "checkpoint=none")
+        trainer = Trainer(spec(shards, tmp_path / checkpointing, *chosen, tower=",proj_drop_rate:0.1"))
+        trainer.step(next(iter(trainer._batches())))
+        found.append(trainer.learner.model.state_dict())
+        trainer.close()
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-9)
+
+
+def test_steps_and_evaluations_read_nothing_from_the_device(shards: str, tmp_path: Path) -> None:
+    trainer = Trainer(spec(shards, tmp_path / "run", "data.micro_batches=2", "log_every=9st", tower=",reg_tokens:1"))
+    learner, evaluator = trainer.learner, trainer.spec.evaluator["retrieval"]
+    batches = list(trainer._batches())
+    trainer.step(batches[0])  # creates the optimizer's state
+    with HostReads([learner.model, learner.objective]) as reads:
+        for packing in batches[1].image_packing:
+            reads.mark(packing.row_P)
+            reads.mark(packing.place_P)
+        reads.mark(batches[1].image)
+        trainer.step(batches[1])
+        assert [found for found in reads.found if "nonfinite" not in found and "host_copy" not in found] == []
+    counts = []
+    for size in (48, 4):
+        evaluator.batch_size = size
+        with HostReads([learner.model]) as reads:
+            trainer.evaluation.overdue = ["retrieval"]
+            trainer.evaluation.run(learner, lambda bad: None, lambda: None)
+        counts.append(len(reads.found))
+    trainer.close()
+    assert counts[0] == counts[1] < 20
+
+
+# --------------------------------------------------------------------------------------------- after training
+
+
+def test_the_commands_evaluate_embed_and_export_a_run(shards: str, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    Trainer(spec(shards, run_dir)).fit()
+    own = [row for row in rows(run_dir) if "eval/retrieval/image_to_text/recall@5" in row][-1]
+    evaluate(compose(f"run={run_dir}", "evaluator=[retrieval]", config_name="evaluate"))
+    out = tmp_path / "model.safetensors"
+    export(compose(f"run={run_dir}", "format=safetensors", f"out={out}", config_name="export"))
+    weights, model_spec, _ = load_model(str(out), "run", torch.device("cpu"), torch.float32)
+    assert model_spec.image.native
+    of_run = load_weights(str(run_dir))
+    assert weights.model.keys() == of_run.model.keys()
+    assert all(torch.equal(weights.model[key], of_run.model[key]) for key in of_run.model)
+    embed(compose(f"run={run_dir}", f"out={tmp_path}/embedded", "split=held_out", config_name="embed"))
+    assert list((tmp_path / "embedded").glob("*.npy")) or list((tmp_path / "embedded").glob("*/*.npy"))
+    assert own["eval/retrieval/image_to_text/recall@5"] >= 0
+    for format in ("open_clip", "hf"):
+        with pytest.raises(CheckpointError, match="open_clip has no tower for model.image.native=true"):
+            export(compose(f"run={run_dir}", f"format={format}", f"out={tmp_path}/{format}", config_name="export"))
+
+
+def test_weights_start_a_run_with_more_patches(trained: Path, shards: str, tmp_path: Path) -> None:
+    more = Trainer(spec(shards, tmp_path / "more", f"model.weights={trained}", "model.image.max_tokens=30"))
+    weights = load_weights(str(trained))
+    for key, value in more.learner.model.state_dict().items():
+        torch.testing.assert_close(value, weights.model[key].float(), rtol=0, atol=0)
+    more.close()
+    square = compose("model=naflex_tiny", "model.image.native=false", "model.image.max_tokens=256").model
+    model = square.build(torch.device("cpu"), torch.float32)
+    with pytest.raises(CheckpointError, match="model.image.native=true, expected false"):
+        load_into(model, weights)
+
+
+def test_a_model_of_native_images_cannot_teach_squares(trained: Path, tmp_path: Path) -> None:
+    student = (*SMALL, f"run_dir={tmp_path}/student", "objective=distillation", f"teacher.weights={trained}")
+    with pytest.raises(ConfigError, match="reads images at their own aspect ratio") as error:
+        Trainer(compose(*student))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("tower", ["", ",reg_tokens:2,class_token:true,global_pool:token", ",depth:6"])
+def test_the_plan_counts_shortened_towers_as_whole_ones(shards: str, tower: str, tmp_path: Path) -> None:
+    model = spec(shards, tmp_path, tower=tower).model
+    precision = compose().precision.build(torch.device("cpu"))
+    short, whole = (DryRun(model, precision, every_block=every) for every in (False, True))
+    assert short.flops(9) == whole.flops(9)
+    assert short.memory(8, 9) == whole.memory(8, 9)
+    counted = ForwardFlops.of(model)
+    assert short.flops(9).image == pytest.approx(counted.image, rel=0.02)

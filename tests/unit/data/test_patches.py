@@ -1,0 +1,164 @@
+"""The view of images at their own aspect ratio, and batches of them."""
+
+from __future__ import annotations
+
+import io
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import compose
+from helpers.samples import Numbers, encode, jpeg, picture
+from PIL import Image
+from torch import Tensor
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+from clipx.data.crops import Crops
+from clipx.data.loader import eval_loader, train_loader
+from clipx.data.loader_pool import LoaderPool
+from clipx.data.order import Order
+from clipx.data.patches import PatchView, random_native_box
+from clipx.data.source import BadSample
+from clipx.data.views import view_of
+from clipx.model.image_packing import ImagePacking
+from clipx.model.packer import ImagePacker
+from clipx.model.patches import grid_of, read_grids, unpatchify
+from clipx.model.tokenizer import Tokenizer
+from clipx.model.tower_spec import Interpolation
+
+VIEW = PatchView(patch=4, max_tokens=20, crop_scale=[0.5, 1.0], max_pixels=10**6)
+SIZES = [(40, 30), (30, 40), (64, 16), (9, 90), (33, 33), (5, 7), (128, 100)]
+SOURCE = Numbers([35], images={i: jpeg(i, *SIZES[i % len(SIZES)]) for i in range(35)})
+
+
+def pixels(rows_RX: Tensor, patch: int = 4) -> np.ndarray:
+    """Returns the pixels of an image in rows, [H, W, 3]."""
+    rows, columns = read_grids(rows_RX[None])[0].tolist()
+    return unpatchify(rows_RX[1 : 1 + rows * columns].numpy(), (rows, columns), patch)
+
+
+def test_the_view_of_a_model_follows_its_options() -> None:
+    spec = compose("model=naflex_tiny", "data.max_pixels=1000", "data.crop_scale=[0.3,0.9]")
+    assert view_of(spec.model.image, spec.data) == PatchView(8, 36, [0.3, 0.9], 1000, Interpolation.bilinear)
+    other = compose("data.max_pixels=50").data
+    assert view_of(spec.model.image, spec.data).for_data(other) == PatchView(8, 36, [0.3, 0.9], 50, "bilinear")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_evaluation_equals_the_processor_of_siglip_2(size: tuple[int, int]) -> None:
+    image = picture(*size)
+    view = replace(VIEW, patch=16, max_tokens=64, interpolation=Interpolation.bilinear)
+    rows_RX = view.load_for_evaluation(encode(image, "PNG"))
+    theirs = Siglip2ImageProcessorPil(patch_size=16, max_num_patches=64)(images=[image], return_tensors="np")
+    grid = read_grids(rows_RX[None])[0].tolist()
+    assert grid == theirs["spatial_shapes"][0].tolist()
+    patches = grid[0] * grid[1]
+    found = (rows_RX[1 : 1 + patches].numpy() / 255 - 0.5) / 0.5
+    np.testing.assert_allclose(found, theirs["pixel_values"][0][:patches], atol=1e-5)
+    assert not rows_RX[1 + patches :].any()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_training_crop_shows_its_box_of_the_image(kind: str) -> None:
+    encoded, box = encode(picture(400, 300), kind), (100, 60, 340, 240)
+    view = replace(VIEW, patch=8, max_tokens=100, interpolation=Interpolation.bicubic)
+    (rows,) = view.allocate(1)
+    assert view.load(encoded, box, rows[0]) == box
+    found = pixels(rows[0], 8)
+    assert found.shape == (8 * 9, 8 * 11, 3) or found.shape == (8 * 8, 8 * 11, 3)
+    with Image.open(io.BytesIO(encoded)) as image:
+        expected = np.asarray(image.crop(box).resize(found.shape[1::-1], Image.Resampling.BICUBIC))
+    assert np.abs(found.astype(float) - expected).mean() < 3
+
+
+def test_random_boxes_have_the_ratio_of_their_image_and_a_share_of_its_area() -> None:
+    shares = []
+    for seed in range(500):
+        left, top, right, bottom = random_native_box((900, 400), [0.25, 0.81], random.Random(seed))
+        assert 0 <= left < right <= 900 and 0 <= top < bottom <= 400
+        assert (right - left) / (bottom - top) == pytest.approx(900 / 400, rel=0.01)
+        shares.append((right - left) * (bottom - top) / 360_000)
+    assert 0.24 < min(shares) < 0.28 and 0.78 < max(shares) < 0.82
+    assert random_native_box((1, 3000), [0.01, 0.01], random.Random(0))[2] == 1
+
+
+def test_stored_boxes_outside_of_the_image_are_bad_samples() -> None:
+    (rows,) = VIEW.allocate(1)
+    with pytest.raises(BadSample, match="its stored crop is 0,0 to 50,10"):
+        VIEW.load(jpeg(0, 40, 30), (0, 0, 50, 10), rows[0])
+
+
+def test_crops_for_stored_embeddings_are_rows_of_patches() -> None:
+    rows_VRX, boxes_V4 = Crops(3, seed=1).load(VIEW, 5, jpeg(0, 40, 30))
+    again, boxes = Crops(3, seed=1).load(VIEW, 5, jpeg(0, 40, 30))
+    assert rows_VRX.shape == (3, 21, 48) and boxes_V4.shape == (3, 4)
+    assert torch.equal(rows_VRX, again) and torch.equal(boxes_V4, boxes)
+
+
+# ----------------------------------------------------------------------------------------------------------- batches
+
+
+def batches(workers: int, part: int = 512, micro_batches: int = 2, pool: LoaderPool | None = None) -> list:
+    loader = train_loader(
+        SOURCE, Order(SOURCE.sizes, 0, 35), VIEW, Tokenizer(8),
+        seed=3, samples=range(30), batch=10, rank=0, world=1, workers=workers, prefetch=2, pin=False,
+        image_packer=ImagePacker(1), micro_batches=micro_batches, part=part, pool=pool,
+    )  # fmt: skip
+    return list(loader)
+
+
+def assert_same_packing(found: ImagePacking, expected: ImagePacking) -> None:
+    assert found.grids == expected.grids
+    assert torch.equal(found.row_P, expected.row_P) and torch.equal(found.place_P, expected.place_P)
+    assert torch.equal(found.tokens.tokens_T, expected.tokens.tokens_T)
+
+
+@pytest.mark.parametrize(("workers", "part"), [(0, 3), (2, 512), (2, 3)])
+def test_batches_do_not_depend_on_processes_and_parts(workers: int, part: int) -> None:
+    expected, found = batches(0), batches(workers, part)
+    assert len(found) == 3
+    for one, other in zip(found, expected, strict=True):
+        assert one.image.shape == (10, 21, 48)
+        assert torch.equal(one.image, other.image) and torch.equal(one.index, other.index)
+        assert len(one.image_packing) == 2
+        for packing, whole in zip(one.image_packing, other.image_packing, strict=True):
+            assert_same_packing(packing, whole)
+        # 10 class tokens, and at most 20 patches of each image
+        tokens = 10 + int(read_grids(one.image).prod(1).sum())
+        assert one.image_tokens == tokens <= 210
+
+
+def test_batches_of_a_pool_are_the_same() -> None:
+    pool = LoaderPool(1, 2, False, [SOURCE])
+    try:
+        found = batches(1, pool=pool)
+    finally:
+        pool.close()
+    assert all(torch.equal(one.image, other.image) for one, other in zip(found, batches(0), strict=True))
+
+
+def test_micro_batches_have_the_images_of_their_packing() -> None:
+    batch = batches(0, micro_batches=5)[0]
+    inputs = batch.image_inputs(5)
+    assert [len(one) for one in inputs] == [2] * 5
+    for one, rows_BRX in zip(inputs, batch.image.chunk(5), strict=True):
+        assert_same_packing(one.packing, ImagePacking.of(rows_BRX, 1))
+
+
+def test_training_images_have_the_ratio_of_their_files() -> None:
+    for batch in batches(0):
+        for index, rows_RX in zip(batch.index.tolist(), batch.image, strict=True):
+            width, height = SIZES[index % len(SIZES)]
+            rows, columns = read_grids(rows_RX[None])[0].tolist()
+            expected = grid_of(height, width, 4, 20)
+            assert abs(rows - expected[0]) <= 1 and abs(columns - expected[1]) <= 2
+
+
+def test_evaluation_batches_hold_whole_images() -> None:
+    loader = eval_loader(SOURCE, VIEW, batch=16, rank=0, world=1, workers=0, prefetch=2)
+    for batch in loader:
+        for index, rows_RX in zip(batch.index, batch.image, strict=True):
+            width, height = SIZES[index % len(SIZES)]
+            assert read_grids(rows_RX[None])[0].tolist() == list(grid_of(height, width, 4, 20))

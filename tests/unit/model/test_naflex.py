@@ -1,0 +1,317 @@
+"""Images at their own aspect ratio: grids, patches, packing, and the tower against timm's NaFlexVit."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from helpers.runs import compose
+from timm.data.naflex_transforms import get_image_size_for_seq
+from timm.models.naflexvit import NaFlexVit, checkpoint_filter_fn
+from torch import Tensor
+from transformers.models.siglip2.image_processing_siglip2 import (
+    convert_image_to_patches,
+    get_image_size_for_max_num_patches,
+)
+
+from clipx.errors import ConfigError
+from clipx.model.clip import CLIP, empty_input, row_shape
+from clipx.model.image_packing import ImagePacking, PackedImages
+from clipx.model.patches import grid_of, patchify, read_grids, unpatchify, write_image
+from clipx.model.spec import ClipSpec
+
+CPU = torch.device("cpu")
+OPTIONS = "patch_size:4,embed_dim:32,depth:2,num_heads:2,pos_embed_grid_size:[4,4]"
+GRIDS = [(3, 4), (1, 1), (4, 4), (1, 20), (5, 2), (3, 4), (2, 9)]
+
+
+def spec(further: str = "", *overrides: str) -> ClipSpec:
+    options = f"model.image.options={{{OPTIONS}{further}}}"
+    words = ("model.text.width=16", "model.text.heads=2", "model.image.max_tokens=20")
+    found = compose("model=naflex_tiny", options, *words, *overrides).model
+    assert isinstance(found, ClipSpec)
+    return found
+
+
+def build(spec: ClipSpec, dtype: torch.dtype = torch.float32) -> CLIP:
+    torch.manual_seed(0)
+    model = spec.build(CPU, dtype)
+    with torch.no_grad():  # timm's initial positions and biases are small, and its pooling query is
+        for parameter in model.image.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def images(spec: ClipSpec, grids: list[tuple[int, int]]) -> Tensor:
+    """Returns random images with these grids, [B, R, X]; what follows their patches is not zero."""
+    rng = np.random.default_rng(0)
+    rows_BRX = rng.integers(0, 256, (len(grids), *row_shape(spec.image)), dtype=np.uint8)
+    for rows_RX, grid in zip(rows_BRX, grids, strict=True):
+        patches = rows_RX[1 : 1 + grid[0] * grid[1]].copy()
+        rest = rows_RX[1 + len(patches) :].copy()
+        write_image(rows_RX, patches, grid)
+        rows_RX[1 + len(patches) :] = rest
+    return torch.from_numpy(rows_BRX)
+
+
+# ------------------------------------------------------------------------------------------------------------- grids
+
+
+def test_grids_equal_those_of_siglip_2_and_timm() -> None:
+    rng = random.Random(0)
+    sizes = [(rng.randint(1, 3000), rng.randint(1, 3000)) for _ in range(400)]
+    sizes += [(1, 1), (1, 65_535), (65_535, 1), (16, 16), (224, 224), (48, 48), (7, 3000)]
+    for height, width in sizes:
+        patch, most = rng.choice([4, 14, 16, 32]), rng.choice([1, 7, 64, 256, 576, 1024])
+        grid = grid_of(height, width, patch, most)
+        assert grid[0] * grid[1] <= most
+        theirs = get_image_size_for_max_num_patches(height, width, patch, most)
+        assert (grid[0] * patch, grid[1] * patch) == theirs, (height, width, patch, most)
+        try:
+            _, of_timm = get_image_size_for_seq((height, width), patch, most)
+        except ValueError:  # timm refuses to enlarge 100 times
+            continue
+        assert of_timm == theirs
+
+
+def test_an_image_nearly_fills_the_largest_number_of_patches() -> None:
+    shares = []
+    for height, width in [(480, 640), (640, 480), (300, 300), (333, 500), (1080, 1920), (32, 32)]:
+        rows, columns = grid_of(height, width, 16, 256)
+        assert rows / columns == pytest.approx(height / width, rel=0.1)
+        shares.append(rows * columns / 256)
+    assert min(shares) > 0.9
+
+
+def test_patches_equal_those_of_siglip_2_and_return_to_pixels() -> None:
+    pixels_HW3 = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
+    patches_NX = patchify(pixels_HW3, 4)
+    theirs = convert_image_to_patches(torch.from_numpy(pixels_HW3).permute(2, 0, 1), 4)
+    assert np.array_equal(patches_NX, theirs.numpy())
+    assert np.array_equal(unpatchify(patches_NX, (3, 5), 4), pixels_HW3)
+
+
+def test_rows_hold_grid_patches_and_zeros() -> None:
+    rows_RX = np.full((1 + 700, 12), 255, np.uint8)
+    patches_NX = np.arange(2 * 300 * 12).reshape(600, 12).astype(np.uint8)
+    write_image(rows_RX, patches_NX, (2, 300))
+    assert read_grids(torch.from_numpy(rows_RX[None])).tolist() == [[2, 300]]
+    assert np.array_equal(rows_RX[1:601], patches_NX)
+    assert not rows_RX[601:].any()
+
+
+# ----------------------------------------------------------------------------------------------------------- packing
+
+
+@pytest.mark.parametrize("prefix", [0, 3])
+def test_packing_orders_tokens_by_image(prefix: int) -> None:
+    rows_BRX = images(spec(), GRIDS)
+    packing = ImagePacking.of(rows_BRX, prefix)
+    tokens = packing.tokens
+    assert tokens.start_S is not None and tokens.first_B is not None
+    lengths = [prefix + rows * columns for rows, columns in GRIDS]
+    assert tokens.start_S.diff().tolist() == sorted(lengths)
+    assert (tokens.end_B - tokens.first_B + 1).tolist() == lengths
+    assert len(packing.grids) == len(set(GRIDS))
+    starts = np.cumsum([0, *(rows * columns for rows, columns in packing.grids)])
+    for image, grid in enumerate(GRIDS):
+        source = tokens.tokens_T[tokens.first_B[image] : tokens.end_B[image] + 1].tolist()
+        assert source[:prefix] == list(range(prefix))
+        patches = torch.tensor(source[prefix:]) - prefix
+        assert packing.row_P[patches].tolist() == [21 * image + 1 + n for n in range(grid[0] * grid[1])]
+        first = int(starts[packing.grids.index(grid)])
+        assert packing.place_P[patches].tolist() == list(range(first, first + grid[0] * grid[1]))
+
+
+def test_padding_to_a_multiple_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(spec("", "model.image.max_tokens=64"))
+    rows_BRX = images(model.spec, [(7, 9), (8, 8), (3, 21)] * 7)
+    exact, padded = ImagePacking.of(rows_BRX), ImagePacking.of(rows_BRX, multiple=1024)
+    assert len(padded.tokens.tokens_T) > len(exact.tokens.tokens_T) == len(padded.row_P)
+    found, expected = (model.encode_image(PackedImages(rows_BRX, packing)) for packing in (padded, exact))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+# ------------------------------------------------------------------------------------------------- against timm
+
+
+def of_timm(model: CLIP, rows_BRX: Tensor, grids: list[tuple[int, int]]) -> Tensor:
+    """Returns the features of timm's own NaFlexVit with the same weights, on a padded batch with masks."""
+    image = model.spec.image
+    theirs: Any = timm.create_model(image.architecture, num_classes=0, **image.options)
+    assert type(theirs) is NaFlexVit
+    theirs.load_state_dict(model.image.trunk.state_dict())
+    pixels = rows_BRX[:, 1:].unflatten(2, (-1, 3)) / 255
+    patches_BNX = ((pixels - torch.tensor(image.mean)) / torch.tensor(image.std)).flatten(2)
+    most = patches_BNX.shape[1]
+    valid_BN = torch.tensor([[n < rows * columns for n in range(most)] for rows, columns in grids])
+    coordinates = [
+        [(n // columns, n % columns) if n < rows * columns else (0, 0) for n in range(most)] for rows, columns in grids
+    ]
+    patches_BNX[~valid_BN] = 0
+    dtype = next(theirs.parameters()).dtype
+    batch = {"patches": patches_BNX.to(dtype), "patch_valid": valid_BN, "patch_coord": torch.tensor(coordinates)}
+    with torch.no_grad():
+        features: Tensor = theirs.eval()(batch)
+    return features
+
+
+FORMS = {
+    "siglip": "",
+    "bicubic": ",pos_embed_interp_mode:bicubic",
+    "keeps ratio": ",pos_embed_ar_preserving:true",
+    "factorized": ",pos_embed:factorized",
+    "factorized, keeps ratio": ",pos_embed:factorized,pos_embed_ar_preserving:true",
+    "no positions": ",pos_embed:none",
+    "average with registers": ",global_pool:avg,reg_tokens:2,init_values:0.3",
+    "class token": ",class_token:true,global_pool:token,qk_norm:true",
+    "class token and registers": ",class_token:true,reg_tokens:3,global_pool:map",
+    "pool with registers": ",reg_tokens:3,global_pool:map,pool_include_prefix:true",
+    "maximum": ",global_pool:max",
+    "average and maximum": ",global_pool:avgmax,class_token:true",
+    "norm before blocks": ",pre_norm:true,qkv_bias:false",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_features_equal_those_of_timm(form: str) -> None:
+    model = build(spec(FORMS[form]))
+    rows_BRX = images(model.spec, GRIDS)
+    with torch.no_grad():
+        found, expected = model.image.trunk(rows_BRX), of_timm(model, rows_BRX, GRIDS)
+    assert expected.std() > 0.01
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", ["siglip", "average with registers", "class token"])
+def test_packed_images_have_the_features_of_each_image_alone(form: str) -> None:
+    """float64, to 1e-10; gradients too."""
+    model = build(spec(FORMS[form]), torch.float64)
+    rows_BRX = images(model.spec, GRIDS)
+    together = model.encode_image(rows_BRX)
+    alone = torch.cat([model.encode_image(rows_BRX[i : i + 1]) for i in range(len(GRIDS))])
+    torch.testing.assert_close(together, alone, atol=1e-10, rtol=0)
+    direction = torch.randn_like(together)
+    parameters = [p for p in model.image.parameters() if p.requires_grad]
+    found, expected = (torch.autograd.grad((x * direction).sum(), parameters) for x in (together, alone))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
+
+
+def test_the_model_packs_images_as_a_loader_does() -> None:
+    model = build(spec())
+    assert model.image_packer is not None
+    rows_BRX = images(model.spec, GRIDS)
+    packed = PackedImages(rows_BRX, model.image_packer(rows_BRX))
+    assert torch.equal(model.encode_image(packed), model.encode_image(rows_BRX))
+    assert torch.equal(model.encode_trunk(packed), model.encode_trunk(rows_BRX))
+    image_BD, text_BD = model(packed, torch.empty(7, 0, dtype=torch.long))
+    assert torch.equal(image_BD, model.encode_image(rows_BRX)) and text_BD.shape == (7, 0)
+
+
+def test_float16_weights_normalize_pixels_first() -> None:
+    """Folded weights in float16 lose digits: the features of both ways agree to that format."""
+    exact, half = build(spec()), build(spec())
+    half.image.half()
+    rows_BRX = images(exact.spec, GRIDS)
+    trunk = half.image.trunk
+    trunk.mean_C, trunk.std_C = exact.image.trunk.mean_C, exact.image.trunk.std_C
+    with torch.no_grad():
+        patch_PX = rows_BRX[:, 1:].flatten(0, 1)
+        found, expected = trunk._project(patch_PX).float(), exact.image.trunk._project(patch_PX)
+    torch.testing.assert_close(found, expected, atol=5e-3, rtol=5e-3)
+
+
+def test_an_evaluation_before_training_leaves_usable_positions() -> None:
+    model = build(spec())
+    rows_BRX = images(model.spec, GRIDS)
+    with torch.inference_mode():
+        model.encode_image(rows_BRX)
+    model.encode_image(rows_BRX).sum().backward()
+    assert model.image.trunk.embeds.pos_embed.grad.abs().sum() > 0
+
+
+def test_rows_of_zeros_are_an_image_of_one_patch() -> None:
+    """The evaluation of a sharded model fills a pass without images with them."""
+    model = build(spec())
+    rows_BRX = torch.zeros(2, *row_shape(model.spec.image), dtype=torch.uint8)
+    assert model.encode_image(rows_BRX).isfinite().all()
+
+
+def test_weights_of_a_fixed_size_vit_load_by_timms_conversion() -> None:
+    small = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
+    fixed: Any = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, img_size=16, **small)
+    model = build(spec(",act_layer:gelu", "model.image.mean=[0.5,0.5,0.5]", "model.image.std=[0.5,0.5,0.5]"))
+    model.image.trunk.load_state_dict(checkpoint_filter_fn(fixed.state_dict(), model.image.trunk))
+    rows_BRX = images(model.spec, [(4, 4)] * 3)
+    pixels = [unpatchify(rows_RX[1:17].numpy(), (4, 4), 4) for rows_RX in rows_BRX]
+    image_BCSS = (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    with torch.no_grad():
+        found, expected = model.image.trunk(rows_BRX), fixed.eval()(image_BCSS)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+INVALID = [
+    (("model.image.timm=vit_base_patch16_224",), "needs a tower for images of any aspect ratio"),
+    (("model.image.size=256",), "model.image.size=256 has no effect with model.image.native=true"),
+    (("model.image.stretch=true",), "model.image.stretch=true has no effect with model.image.native=true"),
+    (("model.image.patch_bias=false",), "model.image.patch_bias=false has no effect"),
+    (("model.image.max_tokens=0",), r"model.image.max_tokens=0 must be in \[1, 65535\]"),
+    (("model.image.native=false",), "model.image.max_tokens=36 has no effect with model.image.native=false"),
+    (("model.patch_dropout=0.5",), "model.patch_dropout=0.5 cannot be combined with model.image.native=true"),
+    (("model.image.options.patch_size=1",), r"patch_size=1 must be a number in \[2, 256\]"),
+    (("data.decode=gpu",), "data.decode=gpu resizes images to squares"),
+    (("objective=distillation", "teacher.weights=outputs/x"), "teacher.weights=outputs/x reads square images"),
+    (("stages=[{until:50%,image_size:32},{}]",), "stages.0.image_size=32 cannot be combined"),
+    (("stages=[{until:50%,patch_dropout:0.5},{}]",), "stages.0.patch_dropout=0.5 cannot be combined"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "message"), INVALID)
+def test_invalid_options_raise_a_one_line_error(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        compose("model=naflex_tiny", *overrides)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("further", "message"),
+    [
+        (",rope_type:axial", "rotary positions"),
+        (",swiglu_mlp:true", "blocks of EVA"),
+        (",drop_path_rate:0.1", "stochastic depth"),
+        (",attn_drop_rate:0.1", "dropout of attention"),
+        (",patch_drop_rate:0.1", "patch dropout"),
+        (",embed_proj_type:conv", "a convolution"),
+        (",pos_embed_use_grid_sample:true", "grid_sample"),
+        (",global_pool:''", "no pool"),
+        (",depths:3", "do not fit timm's"),
+    ],
+)
+def test_unsupported_parts_of_timm_raise_a_one_line_error(further: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        build(spec(further))
+    assert "\n" not in str(error.value)
+
+
+def test_captioning_models_are_refused() -> None:
+    image = "{timm:naflexvit_base_patch16_siglip,native:true,size:224,options:{}}"
+    with pytest.raises(ConfigError, match="cannot be combined with model.kind=coca"):
+        compose("model=coca_tiny", "objective=coca", f"model.image={image}")
+
+
+def test_images_of_another_shape_are_refused() -> None:
+    model = build(spec())
+    with pytest.raises(ValueError, match=r"must be uint8 of shape \[B, 21, 48\]"):
+        model.encode_image(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+
+
+def test_an_empty_input_has_all_patches() -> None:
+    large = spec("", "model.image.max_tokens=600")
+    assert read_grids(empty_input(large.image, 2, CPU)).tolist() == [[1, 600]] * 2

@@ -1,0 +1,206 @@
+"""Weights of SigLIP 2 NaFlex against transformers' Siglip2Model with random weights."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.hf_models import save_tokenizer
+from helpers.hub_server import hub_cache
+from helpers.runs import compose, run, small
+from helpers.samples import encode, picture
+from safetensors.torch import load_file, save_file
+from transformers import Siglip2Config, Siglip2Model
+from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+from clipx.data.views import view_of
+from clipx.errors import CheckpointError
+from clipx.model.spec import ClipSpec
+from clipx.trainer.trainer import Trainer
+from clipx.weights.compare import check_same
+from clipx.weights.load import load_model, load_weights
+from clipx.weights.siglip2 import from_siglip2, spec_of
+
+SIZES = [(400, 300), (60, 200), (224, 224), (31, 17), (640, 90)]
+VISION = {
+    "hidden_size": 48,
+    "intermediate_size": 100,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "patch_size": 8,
+    "num_patches": 36,
+}
+TEXT = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 12,
+    "projection_size": 48,
+}
+CPU = torch.device("cpu")
+
+
+def build(vision: dict[str, Any], text: dict[str, Any]) -> Siglip2Model:
+    torch.manual_seed(0)
+    model = Siglip2Model(Siglip2Config(vision_config=vision, text_config=text))
+    with torch.no_grad():  # the biases of transformers' initialization are 0
+        for name, parameter in model.named_parameters():
+            if name not in ("logit_scale", "logit_bias"):
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        model.logit_scale.fill_(3.2)
+        model.logit_bias.fill_(-7.5)
+    return model.eval()
+
+
+@pytest.fixture(scope="module", params=["tanh", "exact"])
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Siglip2Model]:
+    act = {} if request.param == "tanh" else {"hidden_act": "gelu"}
+    model = build({**VISION, **act}, {**TEXT, **act})
+    folder = tmp_path_factory.mktemp("siglip2") / "model"
+    model.save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder, model
+
+
+def test_features_equal_those_of_transformers(saved: tuple[Path, Siglip2Model]) -> None:
+    """From encoded images, of any aspect ratio, and token ids: to 1e-5."""
+    folder, theirs = saved
+    weights, spec, ours = load_model(str(folder), "run", CPU, torch.float32)
+    assert (weights.log_scale, weights.bias) == (pytest.approx(3.2), pytest.approx(-7.5))
+    pictures = [picture(*size, seed) for seed, size in enumerate(SIZES)]
+    inputs = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=36)(images=pictures, return_tensors="pt")
+    view = view_of(spec.image, compose().data)
+    rows_BRX = torch.stack([view.load_for_evaluation(encode(image, "PNG")) for image in pictures])
+    drawn = random.Random(0)
+    tokens_BL = torch.tensor([[drawn.randrange(64) for _ in range(12)] for _ in SIZES])
+    with torch.inference_mode():
+        expected = theirs(input_ids=tokens_BL, **inputs)
+        image_BD, text_BD = ours(rows_BRX, tokens_BL)
+    assert image_BD.std() > 0.01 and text_BD.std() > 0.01
+    torch.testing.assert_close(image_BD, expected.image_embeds, atol=1e-5, rtol=0)
+    torch.testing.assert_close(text_BD, expected.text_embeds, atol=1e-5, rtol=0)
+
+
+def test_a_run_starts_with_the_weights(saved: tuple[Path, Siglip2Model], tmp_path: Path) -> None:
+    folder, _ = saved
+    weights = load_weights(str(folder))
+    assert isinstance(weights.spec, ClipSpec)
+    image, text = weights.spec.image, weights.spec.text
+    gelu = "" if "act_layer" not in image.options else ",act_layer:gelu"
+    ratio = image.options["mlp_ratio"]
+    options = f"patch_size:8,embed_dim:48,depth:3,num_heads:4,mlp_ratio:{ratio},pos_embed_grid_size:[6,6]{gelu}"
+    words = {
+        "context_length": 12, "width": 32, "heads": 2, "layers": 2, "vocabulary": 64, "mlp_ratio": 2.25,
+        "tokenizer": folder / "tokenizer.json", "gelu": text.gelu,  # type: ignore[attr-defined]
+    }  # fmt: skip
+    trainer = Trainer(
+        small(
+            tmp_path / "run",
+            *("model=vit_b16_siglip2_naflex", "model.embed_dim=48", "model.image.max_tokens=20"),
+            f"model.image.options={{{options}}}",
+            *(f"model.text.{key}={value}" for key, value in words.items()),
+            *(f"model.weights={folder}", "objective=siglip"),
+        )
+    )
+    assert trainer.learner.objective.temperature.log_scale.item() == pytest.approx(3.2)
+    for name, value in trainer.learner.model.state_dict().items():
+        assert torch.equal(value, weights.model[name])
+    trainer.fit()
+
+
+def test_the_model_of_conf_has_the_form_of_the_published_base_model() -> None:
+    """Siglip2Config's defaults are google/siglip2-base-patch16-naflex, but for its vocabulary."""
+    config = Siglip2Config(text_config={"vocab_size": 256_000}).to_dict()
+    of_file = spec_of(config, "base", "tokenizer.json")
+    check_same(compose("model=vit_b16_siglip2_naflex").model, of_file, "base")
+    assert of_file.image.timm == "naflexvit_base_patch16_siglip" and not of_file.image.options
+    shapes = {
+        name: tensor.shape for name, tensor in of_file.build(torch.device("meta"), torch.float32).state_dict().items()
+    }
+    with torch.device("meta"):
+        theirs = Siglip2Model(Siglip2Config(text_config={"vocab_size": 256_000})).state_dict()
+    converted = from_siglip2(of_file, theirs, "base")
+    assert {name: tensor.shape for name, tensor in converted.items()} == shapes
+
+
+def test_the_so400m_model_is_that_of_timm() -> None:
+    size = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
+    config = Siglip2Config(vision_config=size, text_config={**size, "vocab_size": 256_000}).to_dict()
+    spec = spec_of(config, "so400m", "tokenizer.json")
+    assert spec.image.timm == "naflexvit_so400m_patch16_siglip" and not spec.image.options
+    model = spec.build(torch.device("meta"), torch.float32)
+    assert model.image.trunk.blocks[0].mlp.fc1.out_features == model.text.blocks[0].mlp.fc1.out_features == 4304
+
+
+@pytest.mark.parametrize(
+    ("tower", "key", "value", "message"),
+    [
+        ("vision_config", "num_patches", 35, "vision_config.num_patches=35, no square"),
+        ("vision_config", "hidden_act", "relu", "hidden_act=relu"),
+        ("vision_config", "vision_use_head", False, "vision_use_head=false"),
+        ("vision_config", "layer_norm_eps", 0.1, "layer_norm_eps=0.1"),
+        ("vision_config", "num_channels", 1, "num_channels=1"),
+        ("vision_config", "hidden_size", "many", "hidden_size"),
+        ("vision_config", "patch_size", 1, "patch_size=1"),
+        ("text_config", "projection_size", 7, "text_config.projection_size=7, not 48"),
+        ("text_config", "num_hidden_layers", 0, "model.text.layers=0"),
+    ],
+)
+def test_other_configurations_are_refused_in_one_line(
+    saved: tuple[Path, Siglip2Model], tower: str, key: str, value: object, message: str
+) -> None:
+    config = json.loads((saved[0] / "config.json").read_text())
+    config[tower][key] = value
+    with pytest.raises(CheckpointError, match=message) as error:
+        spec_of(config, "model", "tokenizer.json")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_tensors_and_other_shapes_are_refused_in_one_line(
+    saved: tuple[Path, Siglip2Model], tmp_path: Path
+) -> None:
+    folder, _ = saved
+    tensors = load_file(folder / "model.safetensors")
+    broken = {
+        "1 tensors are missing": {k: v for k, v in tensors.items() if k != "vision_model.head.probe"},
+        "1 unexpected": {**tensors, "further": torch.ones(1)},
+        "other shapes": {**tensors, "text_model.encoder.layers.0.self_attn.q_proj.weight": torch.ones(3, 3)},
+    }
+    for i, (message, found) in enumerate(broken.items()):
+        copy = tmp_path / str(i)
+        copy.mkdir()
+        (copy / "config.json").write_text((folder / "config.json").read_text())
+        save_file(found, copy / "model.safetensors", {"format": "pt"})
+        with pytest.raises(CheckpointError, match=message) as error:
+            load_weights(str(copy))
+        assert "\n" not in str(error.value)
+    (tmp_path / "0" / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no file of weights"):
+        load_weights(str(tmp_path / "0"))
+
+
+@pytest.mark.slow
+def test_a_hub_repository_is_read_from_the_cache(
+    saved: tuple[Path, Siglip2Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(saved[0], tmp_path / "model")
+    hub_cache(tmp_path / "home", tmp_path / "model", "org/siglip2")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    code = (
+        "from clipx.weights.load import load_weights\n"
+        "found = load_weights('hf-hub:org/siglip2')\n"
+        "print(found.spec.name, found.spec.image.native, len(found.model))\n"
+        "print(found.spec.text.build_tokenizer()(['a photo of a red star']).shape)\n"
+    )
+    lines = run(sys.executable, "-c", code).stdout.splitlines()
+    weights = load_weights(str(saved[0]))
+    assert lines == [f"siglip2 True {len(weights.model)}", "torch.Size([1, 12])"]
