@@ -74,13 +74,9 @@ class Sample:
     captions_by_key: Sequence[tuple[float, Sequence[str]]] = ()
     sub_captions: int = 0
 
-    def draw_caption(self, rng: random.Random) -> str:
-        """Draws a key by weight if there are several, then one of its captions uniformly, then one of the sub-captions
-        of this caption uniformly."""
-        return self._draw(rng, ())
-
-    def draw_captions(self, rng: random.Random, count: int) -> list[str]:
-        """Draws `count` captions, the first as `draw_caption`, each other in the same way among those that are left.
+    def draw_captions(self, rng: random.Random, count: int = 1) -> list[str]:
+        """Draws `count` captions: each time a key by weight if there are several, then one of its captions uniformly,
+        then one of the sub-captions of this caption uniformly, without those drawn before.
 
         If the sample has fewer different captions, the drawn ones are repeated in their order.
         """

@@ -44,6 +44,7 @@ CURVES = {  # other losses by design: these must fall
     "siglip": ("objective=siglip", "precision=amp_bf16"),
     "fastclip_v3": ("objective=fastclip_v3", "objective.rho=2", "precision=amp_bf16"),
     "isogclr": ("objective=isogclr", "objective.rho=2"),
+    "captions": ("data.captions_per_step=3", "objective.same_caption=positive", "precision=amp_bf16"),
     "patch dropout": ("model.patch_dropout=0.5", "precision=amp_bf16"),
     "stages": ("stages=[{until:4st,image_size:32},{}]", "precision=amp_bf16"),
     "loader processes": ("data.workers=2", "precision=amp_bf16"),

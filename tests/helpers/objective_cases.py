@@ -14,11 +14,12 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from clipx.config.duration import Length
-from clipx.data.batch import Batch
+from clipx.data.batch import Batch, caption_digests
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
+from clipx.trainer.spec import RunSpec
 from helpers import objective_reference
 from helpers.objective_reference import MovingAverage
 from helpers.prototype_reference import Prototypes
@@ -245,6 +246,15 @@ def with_captions(batch: Batch, each: int, seed: int) -> Batch:
     noise = torch.randn(size, each, width, generator=generator, dtype=batch.tokens.dtype)
     captions = torch.randint(-2 * size, 2 * size, (size, each), generator=generator) // 3
     return replace(batch, tokens=(batch.tokens[:, None] + noise).flatten(0, 1), captions=captions)
+
+
+def of_run(batch: Batch, spec: RunSpec) -> Batch:
+    """Returns the batch with the captions of a run: each text repeated, and digests if the objective compares them."""
+    if not spec.compares_captions:
+        return batch
+    each = spec.data.captions_per_step
+    tokens = batch.tokens.repeat_interleave(each, 0)
+    return replace(batch, tokens=tokens, captions=caption_digests(tokens, each))
 
 
 def part_of(batch: Batch, rows: slice) -> Batch:

@@ -39,7 +39,7 @@ from clipx.objective.spec import SameCaption
 
 @dataclass(frozen=True, slots=True)
 class Relations:
-    """Which pairs of the global batch are right, and which are left out. int64: samples and digests of captions."""
+    """Right, negative and left-out pairs of the global batch. int64: samples and digests of captions."""
 
     sample_B: Tensor
     caption_Bk: Tensor

@@ -740,7 +740,7 @@ RUN_KEYS = (
     "the keys are name, run_dir, seed, deterministic, duration, resume, log_every, evaluate, report, max_final_loss, device_peak_tflops, profiler, "
     "early_stopping, stages, model, data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
-OBJECTIVE_KEYS = "the keys are tile, products, temperature, init_temperature, max_scale"
+OBJECTIVE_KEYS = "the keys are same_caption, tile, products, temperature, init_temperature, max_scale"
 READ = "write key=value, a list as key=[a,b], and special characters as key='…'"
 OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
 
@@ -828,7 +828,7 @@ def test_a_long_list_of_keys_is_shortened() -> None:
         compose("data=webdataset", "data.held_out_shard=x")
     assert str(caught.value) == (
         "data.held_out_shard is not a key here: the keys are held_out_shards, held_out_share, samples_per_shard and "
-        "31 others, which --help data lists (did you mean held_out_shards?)"
+        "33 others, which --help data lists (did you mean held_out_shards?)"
     )
 
 

@@ -81,10 +81,10 @@ def test_rows_are_found_by_key_and_missing_ones_leave_the_other_captions(
 
 def test_captions_are_drawn_by_weight_among_those_that_a_sample_has(folder: Path) -> None:
     sample, rng = opened(folder).train.read(5), random.Random(0)
-    drawn = Counter(sample.draw_caption(rng).split()[0] for _ in range(2000))
+    drawn = Counter(sample.draw_captions(rng)[0].split()[0] for _ in range(2000))
     assert abs(drawn["synthetic"] - 1500) < 100  # 5 standard deviations
     without = opened(folder).train.read(MISSING[0])
-    assert {without.draw_caption(rng) for _ in range(50)} == {"caption 3"}
+    assert {without.draw_captions(rng)[0] for _ in range(50)} == {"caption 3"}
 
 
 def test_tables_in_another_folder_have_rows_in_order_without_a_key(folder: Path, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ CASES = {
     "average": ("optimizer.ema_decay=0.9", "precision=bf16"),
     "checkpointing": ("model.image.checkpointing=1", "model.text.checkpointing=selective", "precision=amp_bf16"),
     "padded": ("model.text.packed=false",),
+    "captions": ("data.captions_per_step=2", "objective.same_caption=mask", "data.micro_batches=2"),
+    "siglip_captions": ("objective=siglip", "data.captions_per_step=2", "objective.same_caption=positive"),
     **{f"skip_{name}": (f"optimizer={name}", "optimizer.non_finite=skip") for name in OPTIMIZERS},
 }
 
@@ -72,6 +74,7 @@ def step(device: FakeCuda, *overrides: str, steps: int = 2) -> None:
         "amp_bf16",
         "micro_batches",
         "padded",
+        "captions",
         "skip_adamw",
     ),
 )

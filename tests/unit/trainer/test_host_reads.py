@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.host_reads import HostReads
-from helpers.objective_cases import SETTINGS
+from helpers.objective_cases import SETTINGS, of_run
 from helpers.optimizers import OPTIONS
 from helpers.runs import VIT, small
 from torch import nn
@@ -26,6 +26,7 @@ from clipx.trainer.trainer import Trainer
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 SIZE = 8
 OBJECTIVES = [(f"objective={name}", *options) for name, options in SETTINGS.items()]
+CAPTIONS = ("data.captions_per_step=2", "objective.same_caption=positive", "data.micro_batches=2")
 CASES = [
     *OBJECTIVES,
     *[(*options, "data.micro_batches=2") for options in OBJECTIVES],
@@ -43,6 +44,7 @@ CASES = [
     ("optimizer.ema_decay=0.9", "optimizer=lion", "optimizer.non_finite=skip"),
     ("model.image.checkpointing=1", "model.text.checkpointing=selective"),
     ("model=coca_tiny", "objective=coca"),
+    *[(f"objective={name}", *CAPTIONS) for name in ("infonce", "siglip")],
 ]
 _QUICK_OBJECTIVES = [f"objective={name}" for name in ("infonce", "siglip", "fastclip_v2", "neuclip")]
 QUICK = (
@@ -57,6 +59,7 @@ QUICK = (
         "objective.rho=2",
     ),
     ("model.image.checkpointing=1", "model.text.checkpointing=selective"),
+    ("objective=infonce", *CAPTIONS),
 )
 
 
@@ -89,7 +92,7 @@ def test_steps_between_logs_read_nothing(
 
     def step(number: int, detailed: bool = False) -> None:
         made = batch_for(spec.model, SIZE, COMM.device, seed=number)
-        batch = Batch(made.image, made.tokens, made.index)
+        batch = of_run(Batch(made.image, made.tokens, made.index), spec)
         reads.mark(batch.image)
         position = StepPosition(number, number * SIZE, (number + 1) * SIZE)
         meter.add(learner.step(batch, position, detailed), SIZE, 0, learner.non_finite.found_inf)

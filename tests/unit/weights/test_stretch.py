@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from clipx.errors import CheckpointError, ConfigError
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import LoadedWeights, load_into, load_with_spec
+from clipx.weights.open_clip import config_of, to_open_clip
 from clipx.weights.stretch import stretched
 
 NAME = "text.positional_embedding"
@@ -73,6 +74,7 @@ def test_a_run_starts_from_shorter_weights_and_is_evaluated_and_continued(tmp_pa
     weights, spec = load_with_spec(str(run_dir), "run")
     assert spec.text.context_length == len(weights.model[NAME]) == 40
     assert load_into(spec.build(torch.device("cpu"), torch.float32), weights) == [], "stretched again"
+    assert config_of(spec)["text_cfg"]["context_length"] == 40
     longer = [*words, "model.text.context_length=60", f"model.weights={run_dir}"]
     again = Trainer(small(tmp_path / "longer", *longer, "duration=1st", "schedule.warmup=1st"))
     assert len(again.learner.weights.state_dict()[NAME]) == 60
@@ -80,8 +82,6 @@ def test_a_run_starts_from_shorter_weights_and_is_evaluated_and_continued(tmp_pa
 
 
 def test_weights_without_configuration_are_stretched(tmp_path: Path, short: Path) -> None:
-    from clipx.weights.open_clip import to_open_clip
-
     weights, spec = load_with_spec(str(short), "run")
     save_file({n: t.contiguous() for n, t in to_open_clip(spec, weights.model).items()}, tmp_path / "w.safetensors")
     assert len(load_file(tmp_path / "w.safetensors")["positional_embedding"]) == 12
