@@ -260,7 +260,7 @@ class DataSpec:
     def view_options(self) -> dict[str, Any]:
         """Returns the options of random crops and their augmentation: the area, and all others that are set, by key."""
         area = [float(share) for share in self.crop_scale]
-        return {**dict(non_default_values(self, VIEW_OPTIONS)), "crop_scale": area}
+        return {"crop_scale": area} | dict(non_default_values(self, ("crop_ratio", "augment")))
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """Returns the order in which the opened training source is read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import yaml
 from clipx.cli import cli, imports
 from clipx.config.saved import to_dict
 from clipx.data.look.spec import UNUSED, LookSpec
-from clipx.data.spec import Dataset, exchange_captions, open_data, training_order
+from clipx.data.spec import Dataset, exchange_captions, non_default_values, open_data, training_order
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import ConfigError
 from clipx.escape import print_stderr
@@ -132,10 +132,23 @@ def _about(spec: LookSpec, dataset: Dataset, statistics: Statistics) -> list[tup
             "reads first",
         ),
         ("model", spec.model.name),
-        ("images", f"{image.size} x {image.size} pixels, data.crop_scale={spec.data.crop_scale}"),
-        ("captions", f"model.text.tokenizer={words.tokenizer_place}, at most {words.context_length} tokens"),
+        ("images", ", ".join([f"{image.size} x {image.size} pixels", *_set(spec.data.view_options())])),
+        (
+            "captions",
+            ", ".join(
+                [
+                    f"model.text.tokenizer={words.tokenizer_place}, at most {words.context_length} tokens",
+                    *_set(dict(non_default_values(spec.data, ("caption_mask",)))),
+                ]
+            ),
+        ),
         *(("note", note) for note in dataset.notes),
     ]
+
+
+def _set(options: Mapping[str, Any]) -> list[str]:
+    """Returns options of the data as on the command line."""
+    return [f"data.{key}={value}" for key, value in options.items()]
 
 
 # ------------------------------------------------------------------------------------------------------ samples shown

@@ -198,7 +198,7 @@ def test_batches_with_other_views_and_targets(changed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_images_on_the_device_have_the_augmentation_of_the_cpu(stored: bool) -> None:
-    """Without hue, which is 8 bits in Pillow. `stored`: drawn by the stored crop instead of the position."""
+    """Compares images without changes of hue, which is 8 bits in Pillow. `stored`: drawn by the stored crop."""
     spec = AugmentSpec(
         flip=0.5, grayscale=0.3, erase=0.5, color_jitter=ColorJitterSpec(probability=0.8, hue=0),
     )  # fmt: skip

@@ -182,9 +182,20 @@ def test_a_clean_set_has_no_finding(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- contact sheet
 
 
-def test_the_contact_sheet_shows_the_first_batch_of_training(table: Path, content: Content) -> None:
-    spec = composed(*options_of(table))
+CHANGED = (
+    "data.augment={flip:0.5,color_jitter:{probability:1},erase:0.5}",
+    "data.caption_mask={rule:random,share:0.5}",
+)
+
+
+@pytest.mark.parametrize("options", [(), CHANGED], ids=["plain", "augmented"])
+def test_the_contact_sheet_shows_the_first_batch_of_training(table: Path, options: tuple[str, ...]) -> None:
+    spec = composed(*options_of(table), *options)
     assert spec.data is not None
+    content = build(spec, open_data(spec.data))
+    about = dict(content.about)
+    assert ("data.augment.flip=0.5, data.augment.color_jitter.probability=1.0" in about["images"]) == bool(options)
+    assert ("data.caption_mask.rule=random, data.caption_mask.share=0.5" in about["captions"]) == bool(options)
     source, tokenizer = open_data(spec.data).train, Tokenizer(CONTEXT)
     (batch,) = train_loader(
         source,
@@ -193,6 +204,7 @@ def test_the_contact_sheet_shows_the_first_batch_of_training(table: Path, conten
         tokenizer,
         samples=range(48),
         batch=48,
+        mask=spec.data.caption_mask,
         **ALONE,
     )
     assert len(content.sheet) == 48
