@@ -212,14 +212,15 @@ def initial_adapters(model: nn.Module, weights: Mapping[str, Tensor]) -> tuple[d
 def merged(tensors: Mapping[str, Tensor], spec: ModelSpec, what: str) -> Mapping[str, Tensor]:
     """Returns the weights of a model with its adapters added to them, under the names of a model without adapters.
 
-    Weights without adapters are returned unchanged. `what`: their location, for errors. Raises CheckpointError if the
-    options of the adapters are unknown.
+    Merged weights are in float32 or wider, since 16 bits would lose small updates. Weights without adapters are
+    returned unchanged. `what`: their location, for errors. Raises CheckpointError if the options of the adapters are
+    unknown.
     """
     layers = [name.removesuffix(f".{_A}") for name in tensors if name.endswith(f".{_A}")]
     if not layers:
         return tensors
-    leaves = tuple(f"{layer}.{leaf}" for layer in layers for leaf in (_A, _B, _MAGNITUDE))
-    found = {name: tensors[name] for name in tensors if name not in set(leaves)}
+    of_adapters = {f"{layer}.{leaf}" for layer in layers for leaf in (_A, _B, _MAGNITUDE)}
+    found = {name: tensors[name] for name in tensors if name not in of_adapters}
     for layer in layers:
         lora = (spec.image if layer.startswith("image.") else spec.text).lora
         weight = found.get(f"{layer}.weight")
@@ -231,7 +232,7 @@ def merged(tensors: Mapping[str, Tensor], spec: ModelSpec, what: str) -> Mapping
         if f"{layer}.{_MAGNITUDE}" in tensors:
             magnitude_O = tensors[f"{layer}.{_MAGNITUDE}"].to(merged_OI.dtype)
             merged_OI *= (magnitude_O / row_norms(merged_OI))[:, None]
-        found[f"{layer}.weight"] = merged_OI.to(weight.dtype)
+        found[f"{layer}.weight"] = merged_OI
     return found
 
 

@@ -261,6 +261,16 @@ def test_weights_without_adapters_are_returned_unchanged() -> None:
     assert merged(tensors, spec, "x") is tensors and without_adapters(spec) is spec
 
 
+def test_merged_weights_of_16_bit_runs_keep_small_updates() -> None:
+    spec = spec_of(*BOTH)
+    tensors = train(build(spec, torch.bfloat16)).state_dict()
+    name = "image.trunk.blocks.0.attn.qkv"
+    found = merged(tensors, spec, "x")[f"{name}.weight"]
+    a, b, weight = (tensors[f"{name}.{leaf}"].float() for leaf in ("lora_a", "lora_b", "weight"))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, weight + b @ a, rtol=1e-6, atol=1e-7)
+
+
 def test_adapters_that_do_not_fit_the_configuration_are_an_error() -> None:
     spec = spec_of(*BOTH)
     tensors = build(spec).state_dict()
