@@ -753,7 +753,7 @@ REFUSED = [
     ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
     ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
-    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, features, size, native, max_tokens, stretch, interpolation, projection, patch_bias, options, mean, std, checkpointing, lock, lock_norms (did you mean size?)"),
+    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, features, size, native, max_tokens, stretch, interpolation, projection, weights, head_blocks, head_drop_path, patch_bias, options, mean, std, checkpointing, lock, lock_norms, lora (did you mean size?)"),
     ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
     ("~nope", "Could not delete from config. 'nope' does not exist."),
     ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),
