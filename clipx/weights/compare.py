@@ -50,10 +50,11 @@ def check_same_tower(ours: ModelSpec, theirs: ModelSpec, tower: str, place: str)
 def _tower_values(spec: ModelSpec, tower: str) -> dict[str, Any]:
     """Returns the values that define a tower below its projection, without the image tower's architecture."""
     prefix = f"model.{tower}."
+    activation = "model.quick_gelu" if tower == "image" or spec.text.kind == "clip" else None
     return {
         key: value
         for key, value in _values(spec).items()
-        if (key.startswith(prefix) and key.removeprefix(prefix) not in _OF_BOTH) or key == "model.quick_gelu"
+        if (key.startswith(prefix) and key.removeprefix(prefix) not in _OF_BOTH) or key == activation
     }
 
 

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+import transformers
 from helpers import SCRIPTS
+from helpers.hf_models import save_config, save_tokenizer
 from helpers.open_clip_models import filled
 from helpers.runs import VIT, compose, interrupt, losses, run, small, tensors, torchrun
 from helpers.scripts.fsdp_training import trained
@@ -132,6 +134,22 @@ def test_a_run_is_exported_without_its_sources_and_starts_a_tower(weights: Path,
         if not name.startswith("projection."):
             assert torch.equal(tensor, of_run.model[f"image.{name}"])
     trainer.close()
+
+
+def test_a_text_tower_of_transformers_is_locked_and_trained_upon(tmp_path: Path) -> None:
+    source = save_config(tmp_path / "model", "xlm-roberta")
+    save_tokenizer(tmp_path / "model")
+    twin = filled(transformers.AutoModel.from_config(transformers.AutoConfig.from_pretrained(source)))
+    twin.save_pretrained(tmp_path / "model")
+    words = ("model/text=hf", "model.text.context_length=24", f"model.text.source={source}", "model.text.lock=0")
+    trainer = Trainer(small(tmp_path / "run", *VIT[:2], *words, f"model.text.weights={source}", "distributed=fsdp"))
+    assert trainer.loaded_weights[0] == f"text tower: {source}"
+    trainer.fit()
+    state, trained_text = twin.state_dict(), tensors(tmp_path / "run", 4)
+    names = [name for name in state if f"model/text.transformer.{name}" in trained_text]
+    assert len(names) > 40
+    for name in names:
+        assert torch.equal(trained_text[f"model/text.transformer.{name}"], state[name]), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
