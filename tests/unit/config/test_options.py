@@ -828,7 +828,7 @@ def test_a_long_list_of_keys_is_shortened() -> None:
         compose("data=webdataset", "data.held_out_shard=x")
     assert str(caught.value) == (
         "data.held_out_shard is not a key here: the keys are held_out_shards, held_out_share, samples_per_shard and "
-        "33 others, which --help data lists (did you mean held_out_shards?)"
+        "36 others, which --help data lists (did you mean held_out_shards?)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import runpy
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as v2
+from helpers import ROOT
 from helpers.runs import compose
 from helpers.samples import Numbers, picture
 from PIL import Image
@@ -296,6 +298,14 @@ def test_the_view_of_a_run_fills_with_the_mean_of_the_model() -> None:
     assert view.augmentation == AugmentSpec(erase=0.25) and tuple(view.fill) == (128, 0, 255)
     plain = compose()
     assert view_of(plain.model.image, plain.data).augmentation is None  # type: ignore[attr-defined]
+
+
+def test_the_picture_of_the_guide_is_that_of_its_script() -> None:
+    drawn = runpy.run_path(str(ROOT / "docs/guides/augmentation.py"))["picture"]()
+    stored = Image.open(ROOT / "docs/guides/augmentation.jpg")
+    assert drawn.size == stored.size
+    difference = np.abs(np.asarray(drawn, dtype=int) - np.asarray(stored, dtype=int)).mean()
+    assert difference < 6, "python docs/guides/augmentation.py draws it again"
 
 
 # --------------------------------------------------------------------------------------------------------- options
