@@ -206,7 +206,7 @@ def _facts(spec: RunSpec, rows: list[dict[str, float]], rate: float, us: dict[st
     from clipx.distributed.launch_env import cores
 
     dataset = open_data(spec.data)
-    source: Any = dataset.train
+    source, image = dataset.train, spec.model.image
     while hasattr(source, "source"):  # of a split or a filter
         source = source.source
     return Facts(
@@ -216,7 +216,7 @@ def _facts(spec: RunSpec, rows: list[dict[str, float]], rate: float, us: dict[st
         workers=spec.data.workers,
         cores=cores(),
         us=us,
-        size=sufficient_side(spec.model.image.size) if spec.model.image.features is None else 0,
+        size=0 if image.native or image.features is not None else sufficient_side(image.size),
         remote=getattr(source, "remote", False),
         whole_shards=dataset.whole_shards,
         cache_gb=getattr(spec.data, "cache_gb", 0.0),

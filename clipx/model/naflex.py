@@ -4,7 +4,8 @@ Modules and names are timm's, so that its weights fit. Its features are the same
 not computed.
 
 Shape suffixes: B batch, R rows of an image, X numbers of a patch, P patches of all images, T tokens of all images, C
-colour channels (3), W width, G positions of the learned embedding, L tokens of the longest image.
+colour channels (3), W width, G = H * V learned positions in H rows and V columns, Q positions of all grids, L tokens of
+the longest image.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
     constants: ClassVar[tuple[str, ...]] = ("mean_C", "std_C")
     mean_C: Tensor
     std_C: Tensor
-    resampling: dict[Grid, Tensor]
-    """Weights [positions of the grid, G] that interpolate the learned positions, by grid."""
+    resampling: dict[Grid, tuple[Tensor, Tensor]]
+    """Weights that interpolate the learned positions along the rows and the columns of a grid, by grid."""
 
     def forward(self, images: Tensor | PackedImages) -> Tensor:
         device = self.mean_C.device
@@ -159,7 +160,7 @@ class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
     def _positions(self, packing: ImagePacking) -> Tensor:
         """Returns the embeddings of the positions of all grids, one after the other, in float32 or wider.
 
-        Interpolation is linear in the learned embeddings: one product for all grids, with weights that are kept.
+        Interpolation is linear in the learned embeddings: one product for all grids.
         """
         embeds = self.embeds
         if embeds.pos_embed_type == "factorized":
@@ -175,11 +176,20 @@ class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
             return weights_QG @ position_GW
 
     def _resampled(self, grid: Grid, like: Tensor) -> Tensor:
-        """Returns the weights of a grid's interpolation, computed once."""
+        """Returns the weights [rows * columns, G] that interpolate the learned positions to a grid."""
+        row_RH, column_CV = self._along_axes(grid, like)
+        rows, columns = grid
+        if self.embeds.pos_embed_type == "factorized":  # G: learned rows, then learned columns
+            return torch.cat([row_RH.repeat_interleave(columns, 0), column_CV.repeat(rows, 1)], 1)
+        return (row_RH[:, None, :, None] * column_CV[:, None]).view(rows * columns, -1)
+
+    def _along_axes(self, grid: Grid, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the weights along the rows and along the columns of a grid, which are computed once."""
         found = self.resampling.get(grid)
-        if found is None or (found.device, found.dtype) != (like.device, like.dtype):
+        if found is None or (found[0].device, found[0].dtype) != (like.device, like.dtype):
             with torch.inference_mode(False), torch.no_grad():  # training uses what an evaluation computed
-                found = moved(resampling_weights(self.embeds, grid).to(like.dtype), like.device)
+                row_RH, column_CV = (x.to(like.dtype) for x in resampling_weights(self.embeds, grid))
+                found = moved(row_RH, like.device), moved(column_CV, like.device)
             self.resampling[grid] = found
         return found
 
@@ -204,37 +214,27 @@ class PackedNaFlexVit(NaFlexVit):  # type: ignore[misc]
         return largest_BW if self.global_pool == "max" else 0.5 * (mean_BW + largest_BW)
 
 
-def resampling_weights(embeds: Any, grid: Grid) -> Tensor:
-    """Returns weights [rows * columns, G] of timm's interpolation of the learned positions to a grid, on the CPU.
+def resampling_weights(embeds: Any, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Returns the weights [rows, H] and [columns, V] of timm's interpolation of H x V learned positions to a grid.
 
-    They are the interpolation of the unit vectors. G: positions of the embedding, or for factorized positions those of
-    the rows, then those of the columns.
+    Interpolation is separable: the weights of a position are products of those of its row and its column.
     """
-    rows, columns = grid
     square = max(grid)
-    to_rows, to_columns = (square, square) if embeds.pos_embed_ar_preserving else grid
+    to = (square, square) if embeds.pos_embed_ar_preserving else grid
     if embeds.pos_embed_type == "factorized":
-        of_row = _line(embeds.pos_embed_y.shape[1], to_rows)[:rows]
-        of_column = _line(embeds.pos_embed_x.shape[1], to_columns)[:columns]
-        return torch.cat([of_row.repeat_interleave(columns, 0), of_column.repeat(rows, 1)], 1)
-    height, width = embeds.pos_embed.shape[1:3]
-    if grid == (height, width):
-        return torch.eye(height * width)
-    units_1Ghw = torch.eye(height * width, dtype=torch.float64).view(1, -1, height, width)
-    resized = F.interpolate(
-        units_1Ghw,
-        size=(to_rows, to_columns),
-        mode=embeds.pos_embed_interp_mode,
-        align_corners=embeds.pos_embed_align_corners,
-        antialias=embeds.pos_embed_antialias,
-    )
-    return resized[0, :, :rows, :columns].flatten(1).T
+        lengths = embeds.pos_embed_y.shape[1], embeds.pos_embed_x.shape[1]
+        mode, options = "bilinear", {"align_corners": False}
+    else:
+        lengths, mode = embeds.pos_embed.shape[1:3], embeds.pos_embed_interp_mode
+        options = {"align_corners": embeds.pos_embed_align_corners, "antialias": embeds.pos_embed_antialias}
+    row_RH, column_CV = (_along_axis(*each, mode, options) for each in zip(lengths, to, strict=True))
+    return row_RH[: grid[0]], column_CV[: grid[1]]
 
 
-def _line(length: int, to: int) -> Tensor:
-    """Returns weights [to, length] of linear interpolation along one axis."""
-    units_1Gg = torch.eye(length, dtype=torch.float64)[None]
-    return units_1Gg[0] if to == length else F.interpolate(units_1Gg, size=to, mode="linear", align_corners=False)[0].T
+def _along_axis(length: int, to: int, mode: str, options: dict[str, Any]) -> Tensor:
+    """Returns the weights [to, length] of interpolation along one axis: the interpolation of unit vectors."""
+    units_LL = torch.eye(length, dtype=torch.float64)  # one in each column, and columns stay as they are
+    return F.interpolate(units_LL[None, None], size=(to, length), mode=mode, **options)[0, 0]
 
 
 def naflex_form(trunk: Any) -> dict[str, Any]:

@@ -67,6 +67,8 @@ class ByColour(nn.Module):
         super().__init__()
         self.words = {Tokenizer(8)([name])[0, 1].item(): rgb for name, rgb in RGB.items()}
 
+    image_packer = None
+
     def encode_image(self, image: Tensor) -> Tensor:
         return F.normalize(image.float().mean((2, 3)) + 1e-3, dim=-1)
 

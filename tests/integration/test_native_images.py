@@ -125,6 +125,27 @@ def test_activation_checkpointing_gives_the_same_gradients(shards: str, every: s
         torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("precision", slow_except(["amp_bf16", "bf16", "amp_fp16", "fp16", "int8"], "amp_bf16"))
+def test_number_formats_give_nearly_the_loss_of_float32(precision: str, shards: str, tmp_path: Path) -> None:
+    found = []
+    for one in ("fp32", precision):
+        emulated = ("precision.emulate=true", "precision.min_width=16") if one == "int8" else ()
+        trainer = Trainer(spec(shards, tmp_path / one, f"precision={one}", *emulated, "checkpoint=none"))
+        batches = list(trainer._batches())
+        found.append([trainer.step(batch)["loss"].item() for batch in batches[:2]])
+        trainer.close()
+    assert found[1] == pytest.approx(found[0], rel=0.03)
+
+
+def test_locked_blocks_are_not_trained(shards: str, trained: Path, tmp_path: Path) -> None:
+    trainer = Trainer(spec(shards, tmp_path / "run", f"model.weights={trained}", "model.image.lock=1"))
+    trainer.fit()
+    before, after = load_weights(str(trained)).model, trainer.learner.model.state_dict()
+    changed = {name for name in after if not torch.equal(after[name], before[name].float())}
+    image = {name for name in changed if name.startswith("image.")}
+    assert image and all("blocks.1." in n or ".norm." in n or "attn_pool" in n or "projection" in n for n in image)
+
+
 def test_steps_and_evaluations_read_nothing_from_the_device(shards: str, tmp_path: Path) -> None:
     trainer = Trainer(spec(shards, tmp_path / "run", "data.micro_batches=2", "log_every=9st", tower=",reg_tokens:1"))
     learner, evaluator = trainer.learner, trainer.spec.evaluator["retrieval"]

@@ -71,7 +71,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_features_equal_those_of_transformers(saved: tuple[Path, Siglip2Model]) -> None:
-    """From encoded images, of any aspect ratio, and token ids: to 1e-5."""
+    """Compares the way from encoded images of any aspect ratio, and token ids, to embeddings: to 1e-5."""
     folder, theirs = saved
     weights, spec, ours = load_model(str(folder), "run", CPU, torch.float32)
     assert (weights.log_scale, weights.bias) == (pytest.approx(3.2), pytest.approx(-7.5))
