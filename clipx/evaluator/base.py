@@ -25,8 +25,8 @@ from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.image_packing import PackedImages
 from clipx.model.spec import ModelSpec
-from clipx.model.text import moved
 from clipx.model.tokenizer import Tokenizer
+from clipx.model.transfer import moved
 from clipx.model.uninitialized import SkipDraws
 from clipx.precision.spec import Precision, PrecisionSpec
 

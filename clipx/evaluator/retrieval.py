@@ -135,7 +135,7 @@ class Search:
     def _scores(self, comm: Comm) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
         """Yields this rank's blocks of queries, their scores with all keys, and whether each key is correct."""
         from clipx.evaluator.base import rank_blocks
-        from clipx.model.text import moved
+        from clipx.model.transfer import moved
 
         for block in rank_blocks(len(self.query_QD), _BLOCK, comm):
             scores_qK = self.query_QD[block] @ self.key_UD.T

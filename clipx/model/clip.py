@@ -18,8 +18,8 @@ from clipx.model.features import FeatureTower
 from clipx.model.image_packing import PackedImages
 from clipx.model.naflex import NativeImageTower
 from clipx.model.packer import ImagePacker, TextPacker
+from clipx.model.packing import CUDA_MULTIPLE, Packing
 from clipx.model.spec import FIXED, ClipSpec, Varying
-from clipx.model.text import CUDA_MULTIPLE, Packing
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.model.vit import product_dtype

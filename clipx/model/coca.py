@@ -21,8 +21,9 @@ from clipx.model.clip import CLIP, unit
 from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
 from clipx.model.image_packing import PackedImages
 from clipx.model.packer import TextPacker
+from clipx.model.packing import Packing, end_positions
 from clipx.model.spec import CoCaSpec, Varying
-from clipx.model.text import Packing, TextTower, end_positions
+from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.vision import ImageTower
 

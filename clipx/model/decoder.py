@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clipx.model.activation_checkpointing import checkpoint_tower
-from clipx.model.text import Mlp, Packing, TextBlock, end_positions, moved
+from clipx.model.packing import Packing, end_positions
+from clipx.model.text import Mlp, TextBlock
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import DecoderSpec
+from clipx.model.transfer import moved
 
 SCORED_AT_ONCE = 8192
 """Largest number of tokens whose scores of the whole vocabulary are in memory at a time, 1.6 GB in float32. For more

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from clipx.model.packing import Packing
 from clipx.model.patches import Grid, read_grids
-from clipx.model.text import Packing, moved
+from clipx.model.transfer import moved
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require
 from clipx.model.image_packing import ImagePacking, PackedImages, packed_images
+from clipx.model.packing import CUDA_MULTIPLE, Packing, attention
 from clipx.model.patches import Grid
 from clipx.model.spec import Varying
-from clipx.model.text import CUDA_MULTIPLE, Packing, attention, moved
 from clipx.model.tower_spec import ImageTowerSpec
+from clipx.model.transfer import moved
 from clipx.model.vision import ImageTower, reason, trunk_options
 from clipx.model.vit import centered, folded, product_dtype
 

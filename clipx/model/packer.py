@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from clipx.model.image_packing import ImagePacking
-from clipx.model.text import CLIP_END, Packing
+from clipx.model.packing import CLIP_END, Packing
 from clipx.model.text_end import TextEnd
 
 

@@ -27,8 +27,8 @@ from clipx.model.clip import empty_input
 from clipx.model.freeze import freeze
 from clipx.model.image_packing import ImagePacking, PackedImages
 from clipx.model.lora import add_adapters
+from clipx.model.packing import Packing
 from clipx.model.spec import ModelSpec, Varying
-from clipx.model.text import Packing
 from clipx.optimizer.spec import Group
 from clipx.plan.repeat import Observer, observe, shorten
 from clipx.precision.spec import Precision

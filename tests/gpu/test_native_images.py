@@ -19,8 +19,8 @@ from clipx.model import text
 from clipx.model.clip import row_shape
 from clipx.model.image_packing import ImagePacking, PackedImages
 from clipx.model.packer import ImagePacker
+from clipx.model.packing import CUDA_MULTIPLE
 from clipx.model.patches import grid_of, write_image
-from clipx.model.text import CUDA_MULTIPLE
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.varlen import is_supported
 from clipx.trainer.trainer import Trainer

@@ -12,7 +12,7 @@ from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.views import ImageView
 from clipx.model.packer import TextPacker
-from clipx.model.text import Packing
+from clipx.model.packing import Packing
 from clipx.model.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.gpu, needs_cuda]

@@ -14,7 +14,8 @@ from clipx.bench.training import captions
 from clipx.model import hf_text, text
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
-from clipx.model.text import CUDA_MULTIPLE, Packing, TextTower
+from clipx.model.packing import CUDA_MULTIPLE, Packing
+from clipx.model.text import TextTower
 from clipx.model.text_spec import CLIP_END_ID, CLIP_VOCABULARY, ClipTextSpec, Mlp, Norm, Pool, Positions
 from clipx.model.varlen import is_supported
 

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.model.text import moved
+from clipx.model.transfer import moved
 from clipx.objective.base import Compiler, Metrics, StepInputs
 from clipx.objective.losses.contrastive import Contrastive, Pairs, Tile, Tiling, in_batch
 from clipx.objective.losses.products import full_precision

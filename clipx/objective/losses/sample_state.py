@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError
-from clipx.model.text import moved
+from clipx.model.transfer import moved
 
 
 class SampleTable(nn.Module):

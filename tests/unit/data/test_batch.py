@@ -29,7 +29,7 @@ from clipx.data.views import ImageView
 from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
-from clipx.model.text import Packing
+from clipx.model.packing import Packing
 from clipx.model.text_end import TextEnd
 from clipx.model.tokenizer import Tokenizer
 

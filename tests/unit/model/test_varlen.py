@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clipx.bench.training import captions
 from clipx.model import varlen
-from clipx.model.text import Packing, TextTower
+from clipx.model.packing import Packing
+from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 
@@ -74,7 +75,7 @@ def reference(
 def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the towers call the kernel of CUDA, replaced by its definition."""
     monkeypatch.setattr(varlen, "varlen_attn", reference)
-    monkeypatch.setattr("clipx.model.text.varlen_attention", varlen.cuda_attention)
+    monkeypatch.setattr("clipx.model.packing.varlen_attention", varlen.cuda_attention)
 
 
 def test_texts_without_padding_have_the_features_and_gradients_of_padded_texts() -> None:
@@ -101,7 +102,7 @@ def test_padding_after_short_texts_fits_the_longest_segment() -> None:
 
 
 def test_rounded_packings_are_exact_where_attention_pads_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipx.model.text.is_supported", lambda *_: False)
+    monkeypatch.setattr("clipx.model.packing.is_supported", lambda *_: False)
     tokens_BL = captions(120, LENGTH, 0)
     packing = Packing.of(tokens_BL, packed=True, multiple=1024)
     assert len(packing.tokens_T) > len(packing.flat_index_T)
