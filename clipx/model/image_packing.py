@@ -39,12 +39,15 @@ class ImagePacking:
     def of(cls, rows_BRX: Tensor, prefix: int = 0, multiple: int = 1) -> ImagePacking:
         """Packs images by the grids in their first rows, which the host reads. The result is on the host.
 
-        `multiple`: see Packing.rounded. Images on the meta device, whose grids are unknown, have all patches.
+        `multiple`: see Packing.rounded. Images on the meta device, whose grids are unknown, have all patches. Raises
+        ValueError for a grid of more patches than an image has rows.
         """
         if rows_BRX.is_meta:
             return cls.whole(len(rows_BRX), rows_BRX.shape[1] - 1, prefix, rows_BRX.device)
         grid_B2 = read_grids(rows_BRX).cpu()
         patches_B = grid_B2.prod(1)
+        if int(patches_B.max()) >= rows_BRX.shape[1]:
+            raise ValueError(f"an image has {int(patches_B.max())} patches, and its rows hold {rows_BRX.shape[1] - 1}")
         distinct, which_B = grid_B2.unique(dim=0, return_inverse=True)
         start_B = (distinct.prod(1).cumsum(0) - distinct.prod(1))[which_B]
         tokens = Packing.of_lengths(prefix + patches_B)

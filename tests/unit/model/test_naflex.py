@@ -315,3 +315,10 @@ def test_images_of_another_shape_are_refused() -> None:
 def test_an_empty_input_has_all_patches() -> None:
     large = spec("", "model.image.max_tokens=600")
     assert read_grids(empty_input(large.image, 2, CPU)).tolist() == [[1, 600]] * 2
+
+
+def test_grids_of_more_patches_than_rows_are_refused() -> None:
+    rows_BRX = images(spec(), [(2, 3)])
+    rows_BRX[0, 0, :4] = torch.tensor([3, 0, 7, 0])
+    with pytest.raises(ValueError, match="an image has 21 patches, and its rows hold 20"):
+        ImagePacking.of(rows_BRX)
