@@ -58,6 +58,10 @@ class DistillationSpec(LearnedTemperatureSpec):
             "objective=infonce; 0 is valid with objective.embedding_weight above 0",
         )
 
+    @property
+    def teacher_logits(self) -> bool:
+        return self.distill_weight > 0
+
     def check_teacher(self, widths: Sequence[int], width: int) -> None:
         other = [w for w in widths if w != width]
         require(

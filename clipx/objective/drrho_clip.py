@@ -32,7 +32,6 @@ class DRRhoCLIPSpec(RobustSpec):
     no effect; the published recipe has 0.01."""
 
     taught: ClassVar[bool] = True
-    teacher_logits: ClassVar[bool] = False
     untaught: ClassVar[str | None] = "fastclip_v3"
     traffic: ClassVar[ObjectiveTraffic | None] = None  # depends on the width of the reference's embeddings
 
@@ -44,6 +43,10 @@ class DRRhoCLIPSpec(RobustSpec):
                 learned or value == default,
                 f"objective.{name}={value} has no effect with objective.temperature=constant: remove it",
             )
+
+    @property
+    def teacher_logits(self) -> bool:
+        return False
 
     def describe(self, length: Length) -> str:
         described = RobustSpec if self.temperature is TemperatureRule.learned else FCCOSpec

@@ -100,10 +100,6 @@ class ObjectiveSpec:
     taught: ClassVar[bool] = False
     """True if the objective needs a teacher's embeddings with each batch."""
 
-    teacher_logits: ClassVar[bool] = True
-    """True if the objective compares with a teacher's logits, its similarities divided by its temperature. False: with
-    its similarities."""
-
     untaught: ClassVar[str | None] = None
     """Objective with the cost of this one without its teacher, which `clipx.plan` recommends. None: no such one."""
 
@@ -115,6 +111,12 @@ class ObjectiveSpec:
 
     open_clip_loss: ClassVar[str | None] = None
     """Class of `open_clip.loss` with the same values and gradients. None: there is no such class."""
+
+    @property
+    def teacher_logits(self) -> bool:
+        """True if the objective compares with a teacher's logits, its similarities divided by its temperature. False:
+        with its similarities or embeddings."""
+        return True
 
     def exchanged(self) -> ObjectiveTraffic | None:
         """Returns `traffic` with the options of this spec, for `clipx.plan`."""

@@ -58,7 +58,7 @@ class TeacherSpec:
     temperature: Any = None
     """Temperature of the teacher's softmax over a batch, above 0; the logits are divided by it. Of an ensemble, one for
     all teachers or a list with one for each. null: the temperature that the teacher was trained with. Needs weights or
-    embeddings. Must be null with drrho_clip, which uses the temperature of the model."""
+    embeddings. Must be null with drrho_clip and with objective.distill_weight=0, which do not use it."""
 
     precision: TeacherPrecision = TeacherPrecision.run
     """Number format of the teacher model: run (the precision of the student), fp32, bf16 or fp16. Needs weights."""
@@ -161,8 +161,8 @@ class TeacherSpec:
         )
         require(
             self.temperature is None or logits,
-            f"teacher.temperature={_text(self.temperature)} has no effect with objective={objective}, which divides "
-            "the teacher's similarities by the temperature of the model: drop it",
+            f"teacher.temperature={_text(self.temperature)} has no effect: objective={objective} with these options "
+            "does not use the temperature of a teacher: drop it",
         )
         require(
             logits or len(self.folders) <= 1,

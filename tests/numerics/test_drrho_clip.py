@@ -255,7 +255,7 @@ def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         ((), "objective=drrho_clip needs a teacher: give teacher.weights=…"),
-        (("teacher.embeddings=a", "teacher.temperature=0.01"), "teacher.temperature=0.01 has no effect with objective=drrho_clip"),
+        (("teacher.embeddings=a", "teacher.temperature=0.01"), "teacher.temperature=0.01 has no effect: objective=drrho_clip"),
         (("teacher.embeddings=a", "objective.temperature=constant", "objective.rho=4"), "objective.rho=4.0 has no effect with"),
         (("teacher.embeddings=a", "objective.temperature=constant", "objective.temperature_lr=1e-3"),
          "objective.temperature_lr=0.001 has no effect with objective.temperature=constant: remove it"),
