@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -106,6 +107,31 @@ def test_a_layer_and_its_gradients_equal_the_definition(dora: bool, bias: bool) 
     for own, reference in pairs:
         torch.testing.assert_close(own.grad, reference.grad, rtol=1e-12, atol=1e-12)
     assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_layer_and_its_gradients_equal_those_of_peft(dora: bool) -> None:
+    from peft import LoraConfig, get_peft_model  # takes seconds to import
+
+    torch.manual_seed(0)
+    theirs = nn.Sequential(nn.Linear(6, 5, dtype=torch.float64))
+    ours = copy.deepcopy(theirs[0])
+    config = LoraConfig(r=3, lora_alpha=6, target_modules=["0"], use_dora=dora, init_lora_weights=False)
+    theirs = get_peft_model(theirs, config, autocast_adapter_dtype=False)
+    (DoraLinear if dora else LoraLinear).adapt(ours, LoraSpec(rank=3, alpha=6.0))
+    pairs = {"lora_a": "lora_A.default.weight", "lora_b": "lora_B.default.weight"}
+    pairs |= {"magnitude": "lora_magnitude_vector.default.weight"} if dora else {}
+    found = {name: theirs.get_parameter(f"base_model.model.0.{other}") for name, other in pairs.items()}
+    for name, parameter in found.items():
+        ours.get_parameter(name).data = parameter.detach().clone()
+    x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    grads = []
+    for layer, parameters in ((ours, map(ours.get_parameter, found)), (theirs, found.values())):
+        out = layer(x)
+        grads.append([out, *torch.autograd.grad(out.pow(3).sum(), [x, *parameters])])
+    assert any(grad.abs().max() > 0.1 for grad in grads[0])
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
 def test_initial_adapters_are_those_of_the_authors() -> None:
