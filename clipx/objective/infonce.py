@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
-from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SameCaption
+from clipx.objective.spec import ObjectiveTraffic, SameCaption, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
 
 @option("objective")
 @dataclass(kw_only=True, slots=True)
-class InfoNCESpec(LearnedTemperatureSpec):
+class InfoNCESpec(SeveralCaptionsSpec):
     """Symmetric cross-entropy of the positive pair among all B (arXiv:2103.00020). Mean over B and both directions."""
 
     kind: str = "infonce"
     """Type of the objective; set by objective=infonce or objective=openclip."""
 
     zero_minimum: ClassVar[bool] = True
-    several_positives: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
     open_clip_loss: ClassVar[str | None] = "ClipLoss"
 

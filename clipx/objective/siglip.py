@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
-from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
+from clipx.objective.spec import ObjectiveTraffic, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @option("objective")
 @dataclass(kw_only=True, slots=True)
-class SigLIPSpec(LearnedTemperatureSpec):
+class SigLIPSpec(SeveralCaptionsSpec):
     """-Σ_ij log σ(l_ij (α s_ij + β)) / B over all pairs, l = 1 for positives, -1 for negatives (arXiv:2303.15343)."""
 
     kind: str = "siglip"
@@ -31,7 +31,6 @@ class SigLIPSpec(LearnedTemperatureSpec):
     compiles_tiles: ClassVar[bool] = False  # its tiles are one fused expression
     one_temperature: ClassVar[bool] = False  # sigmoids
     zero_minimum: ClassVar[bool] = True
-    several_positives: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=0, parameters=2)
     open_clip_loss: ClassVar[str | None] = "SigLipLoss"
 

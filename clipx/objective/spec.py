@@ -74,14 +74,6 @@ class ObjectiveSpec:
     kind: str = MISSING
     """Type of the objective; set by the choice of an option, e.g. objective=infonce."""
 
-    same_caption: SameCaption = SameCaption.negative
-    """Pairs of an image with the equal caption of another sample of the global batch: negative (as any other), mask
-    (left out of the loss) or positive (right as well). Captions are equal if their tokens are. Of infonce and siglip;
-    must be negative with other objectives."""
-
-    several_positives: ClassVar[bool] = False
-    """True if the objective takes several captions of an image, and compares captions as `same_caption` says."""
-
     indexed: ClassVar[bool] = False
     """True if the objective stores state for each sample, so that each sample needs an index in the data set."""
 
@@ -124,19 +116,15 @@ class ObjectiveSpec:
 
     def compares_captions(self, each: int) -> bool:
         """Returns whether the objective compares the captions of a batch of `each` captions of each sample."""
-        return each > 1 or self.same_caption is not SameCaption.negative
+        return False
 
     def check_captions(self, each: int) -> None:
-        """Raises ConfigError if the objective does not support `each` captions of each sample, or `same_caption`."""
+        """Raises ConfigError if the objective does not support `each` captions of each sample."""
         require(
-            self.several_positives or not self.compares_captions(each),
-            f"{self._compared(each)} needs a loss with several right captions, and objective={self.kind} has one: "
-            "choose objective=infonce or siglip, or remove it",
+            each == 1,
+            f"data.captions_per_step={each} needs a loss with several right captions, and objective={self.kind} has "
+            "one: choose objective=infonce or siglip, or remove it",
         )
-
-    def _compared(self, each: int) -> str:
-        """Returns the option for which captions are compared."""
-        return f"data.captions_per_step={each}" if each > 1 else f"objective.same_caption={self.same_caption}"
 
     def has_zero_minimum(self, each: int) -> bool:
         """Returns `zero_minimum` for `each` captions of each sample."""
@@ -210,14 +198,6 @@ class TiledSpec(ObjectiveSpec):
             self.products is not ProductFormat.fused or self.one_temperature,
             f"objective.products=fused has no effect on objective={self.kind}, whose kernels are of softmaxes at one "
             "temperature for all pairs: use split_fp16",
-        )
-
-    def check_captions(self, each: int) -> None:
-        ObjectiveSpec.check_captions(self, each)
-        require(
-            self.products is not ProductFormat.fused or not self.compares_captions(each),
-            f"{self._compared(each)} does not support objective.products=fused, whose kernels are of one right caption "
-            "of each image: use split_fp16",
         )
 
     def tile_size(self, comm: Comm, length: Length) -> int:
@@ -300,3 +280,23 @@ class LearnedTemperatureSpec(TiledSpec):
     def fixed_temperature(self) -> tuple[float, str]:
         tau = self.init_temperature
         return tau, f"the constant temperature {tau:g} of objective={self.kind}"
+
+
+@dataclass(kw_only=True, slots=True)
+class SeveralCaptionsSpec(LearnedTemperatureSpec):
+    """Base class of the options of objectives that take several captions of an image, and compare captions."""
+
+    same_caption: SameCaption = SameCaption.negative
+    """Pairs of an image with the equal caption of another sample of the global batch: negative (as any other), mask
+    (left out of the loss) or positive (right as well). Captions are equal if their tokens are."""
+
+    def compares_captions(self, each: int) -> bool:
+        return each > 1 or self.same_caption is not SameCaption.negative
+
+    def check_captions(self, each: int) -> None:
+        compared = f"data.captions_per_step={each}" if each > 1 else f"objective.same_caption={self.same_caption}"
+        require(
+            self.products is not ProductFormat.fused or not self.compares_captions(each),
+            f"{compared} does not support objective.products=fused, whose kernels are of one right caption of each "
+            "image: use split_fp16",
+        )

@@ -245,8 +245,8 @@ class RunSpec:
         objective.check_captions(each)
         require(
             not self.compares_captions or self.data.indexed,
-            f"data.captions_per_step={each} and objective.same_caption={objective.same_caption} compare the samples of "
-            f"a batch, but data={self.data.kind} has no sample indices: choose data with indices, or remove them",
+            f"data.captions_per_step={each} and objective={objective.kind} with these options compare the samples of a "
+            f"batch, but data={self.data.kind} has no sample indices: choose data with indices, or remove them",
         )
         for key, value in self.data.set_options(("sub_captions",)):
             require(

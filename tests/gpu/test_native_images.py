@@ -15,7 +15,6 @@ from helpers.samples import Numbers, jpeg
 from clipx.data.loader import train_loader
 from clipx.data.order import Order
 from clipx.data.patches import PatchView
-from clipx.model import text
 from clipx.model.clip import row_shape
 from clipx.model.image_packing import ImagePacking, PackedImages
 from clipx.model.packer import ImagePacker
@@ -49,7 +48,7 @@ def test_packed_images_have_the_features_and_gradients_of_a_mask(
     images = PackedImages(torch.from_numpy(rows_BRX), packing).to(device)
     found = {}
     for name, masked, autocast in (("exact", True, False), ("usual", True, True), ("packed", False, True)):
-        monkeypatch.setattr(text, "is_supported", (lambda *_: False) if masked else is_supported)
+        monkeypatch.setattr(packing, "is_supported", (lambda *_: False) if masked else is_supported)
         model.zero_grad()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
             features_BD = model.image(images)

@@ -16,7 +16,10 @@ MODULES = {"subprocess", "pty", "pickle", "cloudpickle", "dill", "marshal", "she
 NAMES = {"eval", "exec", "__import__"}
 CALLS = {"system", "popen", "posix_spawn", "unsafe_load", "full_load", "extractall", "instantiate", "get_method"}
 LOADS = {"torch", "pickle", "joblib", "hub"}  # modules whose load function executes code
-ALLOWED = {"data/loader_pool.py": ["pickle"]}  # of objects of a process for the processes that it has forked
+ALLOWED = {
+    "data/loader_pool.py": ["pickle"],  # of objects of a process for the processes that it has forked
+    "weights/timm_filter.py": ["pretrained"],  # where timm's function that loads weights is replaced
+}
 KEYWORDS = {"allow_pickle", "shell", "trust_remote_code", "pretrained"}  # must be false or absent
 
 

@@ -118,7 +118,7 @@ def test_the_network_model_is_fitted_to_every_other_size(tmp_path: Path) -> None
         "predicted from the default link, not from the measured one"
     )
     assert found.figures["model"] == {
-        "name": "vit_b32", "parameters": 151_277_312, "flops": 13_832_996_864, "dim": 512, "buffers": 0,
+        "name": "vit_b32", "parameters": 151_277_312, "flops": 13_832_996_864, "dim": 512, "buffers": 0, "frozen": 0,
     }  # fmt: skip
     assert found.picture is not None and found.picture.startswith(b"\x89PNG")
 

@@ -740,7 +740,7 @@ RUN_KEYS = (
     "the keys are name, run_dir, seed, deterministic, duration, resume, log_every, evaluate, report, max_final_loss, device_peak_tflops, profiler, "
     "early_stopping, stages, model, data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
 )
-OBJECTIVE_KEYS = "the keys are same_caption, tile, products, temperature, init_temperature, max_scale"
+OBJECTIVE_KEYS = "the keys are tile, products, temperature, init_temperature, max_scale, same_caption"
 READ = "write key=value, a list as key=[a,b], and special characters as key='…'"
 OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
 

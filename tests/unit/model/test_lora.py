@@ -328,7 +328,7 @@ def test_adapters_that_do_not_fit_the_configuration_are_an_error() -> None:
         ),
         (
             ("model.text.lora.rank=4", "model.weights=null"),
-            "model.text.lora.rank=4 adapts randomly initialized weights: give model.weights=…, or remove it",
+            "model.text.lora.rank=4 adapts randomly initialized weights: give model.weights=… or model.text.weights=…, or",
         ),
         (
             ("model.text.lora.rank=4", "precision=float8"),

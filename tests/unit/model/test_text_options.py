@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 
 from clipx.errors import ConfigError
-from clipx.model import text as text_module
-from clipx.model.text import TextTower
+from clipx.model import packing as packing_module
+from clipx.model.text import TextPool, TextTower
 from clipx.model.text_spec import ClipTextSpec, Mlp, Norm, Pool, Positions, TextProjection
 
 LENGTH, WIDTH, HEADS = 12, 32, 2
@@ -83,7 +83,7 @@ def test_the_modern_form_equals_llama() -> None:
 def test_packed_texts_have_the_features_of_each_text_alone(
     form: dict[str, Any], pool: Pool, supported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_module, "is_supported", lambda *_: supported)
+    monkeypatch.setattr(packing_module, "is_supported", lambda *_: supported)
     tower = build(**form, pool=pool, causal=False)
     tokens_BL = texts(5, 12, 2, 5)
     alone = [tower(tokens_BL[i : i + 1]) for i in range(4)]
@@ -103,13 +103,13 @@ def test_under_causal_attention_padding_has_no_effect(form: dict[str, Any], pool
 def test_pools_read_the_tokens_of_the_text() -> None:
     tokens_BL = texts(5, 12, 2)
     tower = build(causal=False, projection=TextProjection.none)
-    packing = text_module.Packing.of(tokens_BL, True, tower.end)
+    packing = packing_module.Packing.of(tokens_BL, True, tower.end)
     x_TW = torch.randn(len(packing.tokens_T), WIDTH, dtype=torch.float64)
     of_text = [x_TW[(packing.start_S[i]) : packing.start_S[i + 1]] for i in (1, 2, 0)]  # sorted by length
     expected = {Pool.cls: [x[0] for x in of_text], Pool.end: [x[-1] for x in of_text]}
     expected |= {Pool.mean: [x.mean(0) for x in of_text], Pool.max: [x.amax(0) for x in of_text]}
     for pool, rows in expected.items():
-        torch.testing.assert_close(text_module.TextPool(pool, WIDTH, HEADS)(x_TW, packing), torch.stack(rows))
+        torch.testing.assert_close(TextPool(pool, WIDTH, HEADS)(x_TW, packing), torch.stack(rows))
 
 
 @pytest.mark.parametrize(
