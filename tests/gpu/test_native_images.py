@@ -48,7 +48,7 @@ def test_packed_images_have_the_features_and_gradients_of_a_mask(
     images = PackedImages(torch.from_numpy(rows_BRX), packing).to(device)
     found = {}
     for name, masked, autocast in (("exact", True, False), ("usual", True, True), ("packed", False, True)):
-        monkeypatch.setattr(packing, "is_supported", (lambda *_: False) if masked else is_supported)
+        monkeypatch.setattr("clipx.model.packing.is_supported", (lambda *_: False) if masked else is_supported)
         model.zero_grad()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
             features_BD = model.image(images)

@@ -11,7 +11,8 @@ from helpers.hf_models import save_config
 from torch import Tensor, nn
 
 from clipx.bench.training import captions
-from clipx.model import hf_text, text
+from clipx.model import hf_text
+from clipx.model import packing as packing_module
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.packing import CUDA_MULTIPLE, Packing
@@ -70,7 +71,7 @@ def test_packed_texts_of_other_towers_have_the_features_and_gradients_of_a_mask(
     tower = other_tower(kind, tmp_path).to(device)
     found = {}
     for name, masked, autocast in (("exact", True, False), ("usual", True, True), ("packed", False, True)):
-        for module in (text, hf_text):
+        for module in (packing_module, hf_text):
             monkeypatch.setattr(module, "is_supported", (lambda *_: False) if masked else is_supported)
         tower.zero_grad()
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
