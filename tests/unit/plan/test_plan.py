@@ -20,7 +20,7 @@ from clipx.model.clip import parameter_count
 from clipx.model.devices import DEVICES
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.infonce import InfoNCESpec
-from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic
+from clipx.objective.spec import ObjectiveTraffic, SeveralCaptionsSpec
 from clipx.optimizer.groups import parameter_groups
 from clipx.plan import published
 from clipx.plan.dry import DryRun, state_bytes
@@ -354,7 +354,7 @@ def test_every_published_setting_composes() -> None:
         spec.data.check_ranks(setting.gpus)
 
 
-class PluginSpec(LearnedTemperatureSpec):
+class PluginSpec(SeveralCaptionsSpec):
     kind = "plugin"
     traffic = ObjectiveTraffic(statistics=1, parameters=2)
     build = InfoNCESpec.build
