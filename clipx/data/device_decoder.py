@@ -80,8 +80,9 @@ class DeviceDecoder:
         encoded = [item for images in batch.encoded for item in images]
         whole_bSS3 = [torch.empty((len(batch.index), s, s, 3), dtype=torch.uint8, device=device) for s in self.sizes]
         failed: list[EncodedImage] = []
+        indices = batch.index.tolist()
         for group in _grouped(encoded, lambda item: item[0].width * item[0].height, _PIXELS):
-            failed += self._decode(group, whole_bSS3, batch.index)
+            failed += self._decode(group, whole_bSS3, indices)
         on_device = {image.row for image, _ in encoded}
         rows = [row for row in range(len(batch.index)) if row not in on_device] + [image.row for image in failed]
         batch = replace(self._read_again(batch, failed) if failed else batch, encoded=(), decoder=None).to(device)
@@ -91,7 +92,7 @@ class DeviceDecoder:
         return replace(batch, image=image, second_image=others[0] if others else None)
 
     def _decode(
-        self, group: Sequence[tuple[EncodedImage, Tensor]], whole_bSS3: Sequence[Tensor], index_b: Tensor
+        self, group: Sequence[tuple[EncodedImage, Tensor]], whole_bSS3: Sequence[Tensor], indices: Sequence[int]
     ) -> list[EncodedImage]:
         """Decodes images into their rows. Returns those that the device cannot decode. Raises DataError."""
         device = whole_bSS3[0].device
@@ -110,7 +111,7 @@ class DeviceDecoder:
             for whole in whole_bSS3:
                 found_nSS3 = resize_crops([crop for _, crop in some], whole.shape[1], self.interpolation)
                 for (image, _), row_SS3 in zip(some, found_nSS3, strict=True):
-                    seed = self.stream.augment_seed(image.position, int(index_b[image.row]), image.number)
+                    seed = self.stream.augment_seed(image.position, indices[image.row], image.number)
                     self.stream.view.augment(seed, row_SS3, on_device=True)
                 whole.index_copy_(0, rows, found_nSS3)
         return failed

@@ -66,8 +66,8 @@ class ImagePacking:
     def whole(cls, images: int, patches: int, prefix: int, device: torch.device) -> ImagePacking:
         """Returns images with all patches, in one row, without values: for counts on tensors without memory."""
         length = prefix + patches
-        empty = {size: torch.empty(size, dtype=torch.long, device=device) for size in (images, images * length)}
-        flat_T, first_B = empty[images * length], empty[images]
+        flat_T = torch.empty(images * length, dtype=torch.long, device=device)
+        first_B = torch.empty(images, dtype=torch.long, device=device)
         start_S = None if device.type == "meta" else torch.empty(images + 1, dtype=torch.int32, device=device)
         tokens = Packing(flat_T, flat_T, flat_T, first_B, (images, length), start_S=start_S, first_B=first_B)
         row_P = torch.empty(images * patches, dtype=torch.long, device=device)

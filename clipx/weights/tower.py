@@ -20,7 +20,7 @@ from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.lora import initial_adapters
 from clipx.model.spec import ModelSpec
 from clipx.model.tower_spec import ImageTowerSpec
-from clipx.model.vision import ImageTower
+from clipx.model.vision import ImageTower, reason
 from clipx.weights.clip_config import TRAINING, pool_of
 from clipx.weights.compare import check_same_tower
 from clipx.weights.load import LoadedWeights, fit_positions
@@ -104,9 +104,9 @@ def _converted(spec: ImageTowerSpec, source: TimmWeights, convert: TimmFilter) -
     try:
         found = convert(source.tensors)
     except Exception as error:  # of any type, for the layout of another architecture
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise CheckpointError(
-            f"{source.location} does not fit timm's {spec.timm} ({reason}): choose the architecture of these weights"
+            f"{source.location} does not fit timm's {spec.timm} ({reason(error)[:200]}): choose the architecture of "
+            "these weights"
         ) from None
     expected = convert.model.state_dict()
     dropped = sorted(name for name in found if name not in expected and convert.is_classifier(name))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import needs_cuda
+from helpers.packed_towers import assert_packed_equals_masked
 from helpers.runs import SMALL, compose
 from helpers.samples import Numbers, jpeg
 
@@ -21,7 +22,6 @@ from clipx.model.packer import ImagePacker
 from clipx.model.packing import CUDA_MULTIPLE
 from clipx.model.patches import grid_of, write_image
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.varlen import is_supported
 from clipx.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -46,19 +46,7 @@ def test_packed_images_have_the_features_and_gradients_of_a_mask(
     assert model.image_packer is not None
     packing = ImagePacking.of(torch.from_numpy(rows_BRX), model.image_packer.prefix, CUDA_MULTIPLE)
     images = PackedImages(torch.from_numpy(rows_BRX), packing).to(device)
-    found = {}
-    for name, masked, autocast in (("exact", True, False), ("usual", True, True), ("packed", False, True)):
-        monkeypatch.setattr("clipx.model.packing.is_supported", (lambda *_: False) if masked else is_supported)
-        model.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-            features_BD = model.image(images)
-        features_BD.float().square().sum().backward()
-        gradients = {key: p.grad.clone() for key, p in model.image.named_parameters() if p.grad is not None}
-        found[name] = {"features": features_BD.detach().float(), **gradients}
-    assert len(found["exact"]) > 20
-    for key, exact in found["exact"].items():
-        error, usual = ((found[name][key] - exact).norm() / exact.norm() for name in ("packed", "usual"))
-        assert error < 1.5 * usual + 1e-3, key
+    assert_packed_equals_masked(model.image, images, device, monkeypatch)
 
 
 @needs_cuda

@@ -8,17 +8,15 @@ import pytest
 import torch
 from helpers import needs_cuda
 from helpers.hf_models import save_config
+from helpers.packed_towers import assert_packed_equals_masked
 from torch import Tensor, nn
 
 from clipx.bench.training import captions
-from clipx.model import hf_text
-from clipx.model import packing as packing_module
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.packing import CUDA_MULTIPLE, Packing
 from clipx.model.text import TextTower
 from clipx.model.text_spec import CLIP_END_ID, CLIP_VOCABULARY, ClipTextSpec, Mlp, Norm, Pool, Positions
-from clipx.model.varlen import is_supported
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -69,20 +67,8 @@ def test_packed_texts_of_other_towers_have_the_features_and_gradients_of_a_mask(
 ) -> None:
     tokens_BL = captions(300, 77, 0)
     tower = other_tower(kind, tmp_path).to(device)
-    found = {}
-    for name, masked, autocast in (("exact", True, False), ("usual", True, True), ("packed", False, True)):
-        for module in (packing_module, hf_text):
-            monkeypatch.setattr(module, "is_supported", (lambda *_: False) if masked else is_supported)
-        tower.zero_grad()
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=autocast):
-            features_BD = tower(tokens_BL)
-        features_BD.float().square().sum().backward()
-        gradients = {key: p.grad.clone() for key, p in tower.named_parameters() if p.grad is not None}
-        found[name] = {"features": features_BD.detach().float(), **gradients}
-    assert len(found["exact"]) > 20
-    for key, exact in found["exact"].items():
-        error, usual = ((found[name][key] - exact).norm() / exact.norm() for name in ("packed", "usual"))
-        assert error < 1.5 * usual + 1e-3, key
+    modules = ("clipx.model.packing", "clipx.model.hf_text")
+    assert_packed_equals_masked(tower, tokens_BL, device, monkeypatch, modules)
 
 
 @needs_cuda

@@ -160,12 +160,12 @@ def test_a_mean_of_models_is_that_of_all_weights(runs: tuple[Path, Path], third:
 
 def test_a_uniform_soup_is_written_without_a_base(runs: tuple[Path, Path], third: Path, tmp_path: Path) -> None:
     places = (*runs, third)
-    told = soup("finetuned=[" + ",".join(map(str, places)) + "]", "soup=uniform", f"out={tmp_path}/x")
-    assert told["soup"] == {
+    result = soup("finetuned=[" + ",".join(map(str, places)) + "]", "soup=uniform", f"out={tmp_path}/x")
+    assert result["soup"] == {
         "kind": "uniform",
         "models": [{"location": str(path), "chosen": True, "score": None, "mixed_score": None} for path in places],
     }
-    assert (told["zero"], told["chosen"], [point["alpha"] for point in told["points"]]) == (None, 1, [1])
+    assert (result["zero"], result["chosen"], [point["alpha"] for point in result["points"]]) == (None, 1, [1])
     found, expected = load_weights(f"{tmp_path}/x/model.safetensors"), mean_of([load_weights(str(p)) for p in places])
     assert all(torch.equal(x, expected.model[name]) for name, x in found.model.items())
 
@@ -177,7 +177,7 @@ def test_a_greedy_soup_adds_models_that_do_not_lower_the_metric(
     places = [str(third), str(runs[0]), str(runs[1])]
     metric = "zeroshot/held_out/top1"
     words = (f"metric={metric}", "evaluator=[zeroshot]")
-    told = soup(
+    result = soup(
         f"finetuned=[{','.join(places)}]",
         "soup=greedy",
         f"base={runs[0]}",
@@ -186,7 +186,7 @@ def test_a_greedy_soup_adds_models_that_do_not_lower_the_metric(
         f"out={tmp_path}/x",
         "select=1",
     )
-    models = {one["location"]: one for one in told["soup"]["models"]}
+    models = {one["location"]: one for one in result["soup"]["models"]}
     assert sorted(models) == sorted(places)
 
     def score(weights: LoadedWeights, name: str) -> float:
@@ -208,7 +208,7 @@ def test_a_greedy_soup_adds_models_that_do_not_lower_the_metric(
     expected = mean_of([load_weights(place) for place in kept])
     found = load_weights(f"{tmp_path}/x/model.safetensors")
     assert all(torch.equal(x, expected.model[name]) for name, x in found.model.items())
-    assert told["points"][-1]["data"][metric] == best, "alpha 1 is the soup"
+    assert result["points"][-1]["data"][metric] == best, "alpha 1 is the soup"
 
 
 # ----------------------------------------------------------------------------------------------------------- errors

@@ -23,36 +23,36 @@ class Scored(Objective):
 
 
 def test_a_temperature_at_its_limit_is_reported_once_until_it_leaves() -> None:
-    told: list[tuple[str, Any]] = []
+    reported: list[tuple[str, Any]] = []
     objective = Scored()
-    monitors = Monitors(objective, lambda kind, **facts: told.append((kind, facts["step"])))
+    monitors = Monitors(objective, lambda kind, **facts: reported.append((kind, facts["step"])))
     monitors.check(0, {})
     objective.set(50.0)  # the optimizer pushes far beyond 100
     for step in range(100, 100 + 2 * AT_LIMIT_STEPS, 100):
         monitors.check(step, {})
-    assert told == [("temperature_at_limit", 100 + AT_LIMIT_STEPS)]
+    assert reported == [("temperature_at_limit", 100 + AT_LIMIT_STEPS)]
     objective.set(1.0)
     monitors.check(5000, {})
     objective.set(-1.0)  # the lower end is a limit too
     monitors.check(6000, {})
     monitors.check(6000 + AT_LIMIT_STEPS, {})
-    assert [step for _, step in told] == [100 + AT_LIMIT_STEPS, 6000 + AT_LIMIT_STEPS]
+    assert [step for _, step in reported] == [100 + AT_LIMIT_STEPS, 6000 + AT_LIMIT_STEPS]
 
 
 def test_a_large_u_is_reported() -> None:
-    told: list[str] = []
-    monitors = Monitors(Scored(), lambda kind, **facts: told.append(kind))
+    reported: list[str] = []
+    monitors = Monitors(Scored(), lambda kind, **facts: reported.append(kind))
     for log_u in (1.0, 30.0, 31.0, 2.0, 40.0):
         monitors.check(1, {"train/log_u": log_u})
-    assert told == ["large_u", "large_u"]
+    assert reported == ["large_u", "large_u"]
 
 
 def test_samples_with_one_caption_are_reported() -> None:
-    told: list[str] = []
-    monitors = Monitors(Scored(), lambda kind, **facts: told.append(facts["message"]), captions=3)
+    reported: list[str] = []
+    monitors = Monitors(Scored(), lambda kind, **facts: reported.append(facts["message"]), captions=3)
     for repeated in (0.4, 2 / 3, 2 / 3, 0.66, 2 / 3):
         monitors.check(1, {"train/repeated_captions": repeated})
-    assert len(told) == 2
-    assert told[0].startswith("data.captions_per_step=3 repeats one caption of each sample")
-    Monitors(Scored(), lambda kind, **facts: told.append(kind)).check(1, {})
-    assert len(told) == 2
+    assert len(reported) == 2
+    assert reported[0].startswith("data.captions_per_step=3 repeats one caption of each sample")
+    Monitors(Scored(), lambda kind, **facts: reported.append(kind)).check(1, {})
+    assert len(reported) == 2
