@@ -156,8 +156,7 @@ def _batches(spec: RunSpec, args: SimpleNamespace, comm: Comm, seed: int, folder
         )
         yield from loader
         return
-    image = spec.model.image
-    mean, std = (torch.tensor(x).view(3, 1, 1) for x in (image.mean, image.std))
+    mean, std = (torch.tensor(x).view(3, 1, 1) for x in spec.model.image.normalization.values())
     found = []
     for batch in host_batches(spec, args.batch_size, torch.device("cpu"), seed):
         pair = ((batch.image.contiguous() / 255 - mean) / std, batch.tokens)

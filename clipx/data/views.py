@@ -93,7 +93,7 @@ def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> V
             on_device,
             tuple(data.crop_ratio),
             data.augment if data.augment.active else None,
-            tuple(min(255, max(0, round(255 * mean))) for mean in image.mean),
+            tuple(min(255, max(0, round(255 * mean))) for mean in image.normalization["mean"]),
         )
     check_takes_features(data)
     return FeatureView(image.features)

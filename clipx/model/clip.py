@@ -46,7 +46,7 @@ class CLIP(nn.Module):
         to_dtype(self, dtype)
         self.image.to(memory_format=torch.channels_last)  # as input images; convolutions are 1.4 to 2 times as fast
         # In float32 even for 16-bit weights; not in the state_dict, because they follow from the configuration.
-        for name, values in (("mean_C11", spec.image.mean), ("std_C11", spec.image.std)):
+        for name, values in zip(self.constants, spec.image.normalization.values(), strict=True):
             constant = torch.tensor(values, dtype=_at_least_float32(dtype), device=device).view(3, 1, 1)
             self.register_buffer(name, constant, persistent=False)
         self.image.fold_normalization(self.mean_C11.flatten(), self.std_C11.flatten())

@@ -17,6 +17,8 @@ from clipx.storage.url import check_url
 # Options that make timm.create_model read files, pickled ones included.
 _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 
+_CLIP = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
+
 
 class Projection(StrEnum):
     """Projection of the image features of timm's trunk to the embedding.
@@ -108,13 +110,13 @@ class ImageTowerSpec:
     blocks. Options that read files are not allowed: pretrained, checkpoint_path, pretrained_cfg,
     pretrained_cfg_overlay, cache_dir."""
 
-    mean: list[float] = field(default_factory=lambda: [0.48145466, 0.4578275, 0.40821073])
-    """Mean of the R, G and B channels, for pixel values in [0, 1]. It is subtracted from the image. The default is
-    CLIP's."""
+    mean: list[float] | None = None
+    """Mean of the R, G and B channels, for pixel values in [0, 1]. It is subtracted from the image. null: that of
+    model.image.weights, if they are given and have one; else CLIP's."""
 
-    std: list[float] = field(default_factory=lambda: [0.26862954, 0.26130258, 0.27577711])
+    std: list[float] | None = None
     """Standard deviation of the R, G and B channels, for pixel values in [0, 1]; each above 0. The image is divided by
-    it after the mean is subtracted. The default is CLIP's."""
+    it after the mean is subtracted. null: as for mean."""
 
     checkpointing: str = "none"
     """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
@@ -137,6 +139,12 @@ class ImageTowerSpec:
     def frozen(self) -> bool:
         """True if no parameter of the tower is trained."""
         return (self.lock == "all" and self.lock_norms) or not self.has_weights
+
+    @property
+    def normalization(self) -> dict[str, list[float]]:
+        """Values of mean and std by these keys; CLIP's in place of null."""
+        given = {"mean": self.mean, "std": self.std}
+        return {key: list(usual) if (value := given[key]) is None else value for key, usual in _CLIP.items()}
 
     @property
     def architecture(self) -> str:
@@ -163,6 +171,8 @@ class ImageTowerSpec:
         return self.features is None or self.projection is not Projection.none
 
     def __post_init__(self) -> None:
+        if self.weights is None:
+            self.mean, self.std = self.normalization.values()
         self._check_input()
         check_checkpointing("image", self.checkpointing)
         check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
@@ -170,7 +180,7 @@ class ImageTowerSpec:
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
         limits.check_limit("model.image.size", self.size, limits.PIXELS, "pixels")
         limits.check_tower_options("model.image.options", self.options)
-        for name, values in (("mean", self.mean), ("std", self.std)):
+        for name, values in self.normalization.items():
             require(len(values) == 3, f"model.image.{name}={values} must have 3 values: one each for R, G and B")
         require(
             not _FILES & self.options.keys(),
@@ -180,7 +190,7 @@ class ImageTowerSpec:
         check_tower_weights("image", self.weights)
         self._check_timm_weights()
         self._check_head_blocks()
-        require(min(self.std) > 0, f"model.image.std={self.std} must be above 0 in each channel")
+        require(min(self.normalization["std"]) > 0, f"model.image.std={self.std} must be above 0 in each channel")
         self._check_native()
 
     def _check_native(self) -> None:
@@ -272,6 +282,7 @@ class ImageTowerSpec:
         )
         for f in fields(self):
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+            default = _CLIP.get(f.name, default)
             value = getattr(self, f.name)
             require(
                 f.name in ("features", "projection") or value == default,

@@ -48,7 +48,7 @@ from clipx.trainer.metrics import Meter
 from clipx.trainer.monitors import Monitors
 from clipx.trainer.out_of_memory import report_out_of_memory
 from clipx.trainer.profiler import Profiler
-from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data
+from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data, pin_normalization
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
 from clipx.trainer.summary import check_final_loss, facts, metrics_row, report_profile, write_summary
@@ -110,6 +110,7 @@ class Trainer:
         spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
         check_ranks(spec.stages, spec.data, comm.world)
         check_loading(spec.data, comm)
+        pin_normalization(spec, comm)
         self.dataset = open_pinned_data(spec, comm)
         train = self.dataset.train
         # Name and directory may contain the time and differ between ranks; those of rank 0 are used.

@@ -65,7 +65,7 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
     # Resize and crop as in clipx's evaluation. open_clip takes the size from the model.
     mode = "squash" if image.stretch else "shortest"
     resizing = {"interpolation": str(image.interpolation), "resize_mode": mode}
-    preprocess = {"mean": image.mean, "std": image.std, **resizing}
+    preprocess = {**image.normalization, **resizing}
     folder.mkdir()
     if run.model.text.tokenizer_place != "clip":
         _copy_tokenizer(run.model.text, folder)

@@ -124,7 +124,7 @@ def _refused(reason: str) -> CheckpointError:
 
 def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
     """Returns the configuration of a CLIPImageProcessor that processes images as clipx's evaluation does."""
-    size = spec.image.size
+    size, pixels = spec.image.size, spec.image.normalization
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": True,
@@ -136,8 +136,8 @@ def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": list(spec.image.mean),
-        "image_std": list(spec.image.std),
+        "image_mean": pixels["mean"],
+        "image_std": pixels["std"],
     }
 
 

@@ -1,5 +1,6 @@
 """Loading of the weights of one tower: `model.image.weights` and `model.text.weights`.
 
+    normalization_of(spec) -> mean and std for the model to build
     load_towers(model, spec) -> lines for the log
 
 A tower is loaded strictly below its projection. What the weights do not have above, or have for another embedding,
@@ -27,10 +28,24 @@ from clipx.weights.load import LoadedWeights, fit_positions
 from clipx.weights.open_clip import tower_from_open_clip
 from clipx.weights.stretch import stretch_text_positions, with_context
 from clipx.weights.timm_filter import TimmFilter
-from clipx.weights.tower_source import TimmWeights, image_source, text_source
+from clipx.weights.tower_source import INPUT, TimmWeights, image_source, input_of, text_source
 
 ADAPTED = TRAINING | {"img_size", "num_classes", "in_chans"}
 """Arguments of timm.create_model that weights do not depend on, or are adapted to."""
+
+
+def normalization_of(spec: ImageTowerSpec) -> dict[str, list[float]]:
+    """Returns mean and std of the pixels by these keys: those given, else of `weights`, else CLIP's.
+
+    Raises ClipxError for a location without weights, or with weights that cannot be read safely.
+    """
+    given = {key: value for key, value in (("mean", spec.mean), ("std", spec.std)) if value is not None}
+    if spec.weights is None or len(given) == len(spec.normalization):
+        return spec.normalization
+    known = input_of(image_source(spec.weights, spec.architecture))
+    return (
+        spec.normalization | {key: list(map(float, known[key])) for key in spec.normalization if key in known} | given
+    )
 
 
 def load_towers(model: CLIP, spec: ModelSpec) -> list[str]:
@@ -49,17 +64,16 @@ def _load_image(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
     image = model.image
     assert isinstance(image, ImageTower)  # checked by the spec
     source = image_source(location, spec.image.architecture)
+    pixels = _check_input(spec.image, input_of(source), location)
     if isinstance(source, LoadedWeights):
-        return _fill(model, spec, "image", *_of_clip(spec, "image", source))
+        tensors, notes = _of_clip(spec, "image", source)
+        return _fill(model, spec, "image", tensors, [pixels, *notes])
     _check_architecture(spec.image, source)
-    check_input(spec.image, source.input, location)
     convert, own = TimmFilter.of(spec.image), image.untransferred()
     _check_options(spec.image, source, convert.model)
     tensors, notes = _converted(spec.image, source, convert)
     named = {name: tensor for name, tensor in tensors.items() if name not in own}
-    if not source.input:
-        notes.append(f"{location} has no configuration: mean and std of the pixels were not compared")
-    return _fill(model, spec, "image", named, notes)
+    return _fill(model, spec, "image", named, [pixels, *notes])
 
 
 def _load_text(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
@@ -87,8 +101,10 @@ def _of_clip(spec: ModelSpec, tower: str, source: LoadedWeights) -> tuple[dict[s
         tensors = tower_from_open_clip(spec, tower, source.model)
         notes.append(f"{source.location} has no configuration: only names and shapes were compared")
     else:
-        if tower == "image":
-            _check_image(spec.image, source.spec.image, source.location)
+        require(
+            tower == "text" or source.spec.image.features is None,
+            f"model.image.weights={source.location} reads stored features and has no image tower: give another",
+        )
         theirs = source.spec if keep is None else with_context(source.spec, length)
         check_same_tower(spec, theirs, tower, source.location)
     if keep is not None:
@@ -121,36 +137,38 @@ def _converted(spec: ImageTowerSpec, source: TimmWeights, convert: TimmFilter) -
 # -------------------------------------------------------------------------------------------------------------- checks
 
 
-def _check_image(ours: ImageTowerSpec, theirs: ImageTowerSpec, location: str) -> None:
-    """Raises ConfigError for a CLIP model without an image tower, and for one of other images."""
-    require(
-        theirs.features is None,
-        f"model.image.weights={location} reads stored features and has no image tower: give another",
-    )
-    known = {key: getattr(theirs, key) for key in ("mean", "std", "interpolation", "stretch")}
-    check_input(ours, known, location)
+def _check_input(spec: ImageTowerSpec, known: Mapping[str, Any], location: str) -> str:
+    """Compares the preparation of images with that for the weights. Returns a line for the log.
 
-
-def check_input(spec: ImageTowerSpec, known: Mapping[str, Any], location: str) -> None:
-    """Raises ConfigError if images are prepared otherwise than for the weights. `known`: values of the weights."""
+    `known`: values of the weights. Raises ConfigError if one differs.
+    """
     differs: list[str] = []
     types: list[str] = []
-    for key in ("mean", "std", "interpolation", "stretch"):
+    for key in INPUT:
         if key not in known or (key == "interpolation" and known[key] not in ("bicubic", "bilinear")):
             continue
-        ours, theirs = getattr(spec, key), known[key]
+        ours, theirs = spec.normalization.get(key, getattr(spec, key)), known[key]
         if isinstance(theirs, list | tuple):
             same = len(ours) == len(theirs) and all(abs(a - b) < 1e-4 for a, b in zip(ours, theirs, strict=True))
-            ours, theirs = (f"[{','.join(map(str, values))}]" for values in (ours, theirs))
         else:
-            same, ours, theirs = ours == theirs, str(ours).lower(), str(theirs).lower()
+            same = ours == theirs
         if not same:
+            ours, theirs = _shown(ours), _shown(theirs)
             differs.append(f"{key}={theirs}, not model.image.{key}={ours}")
             types.append(f"model.image.{key}={theirs}")
     require(
         not differs,
         f"model.image.weights={location} were trained on images with {'; '.join(differs)}: give {' '.join(types)}",
     )
+    pixels = " ".join(f"{key}={_shown(value)}" for key, value in spec.normalization.items())
+    origin = (
+        "as in the training of these weights" if known else "not compared with the weights, which have no configuration"
+    )
+    return f"pixels are normalized by {pixels}, {origin}"
+
+
+def _shown(value: Any) -> str:
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value).lower()
 
 
 def _check_architecture(spec: ImageTowerSpec, source: TimmWeights) -> None:

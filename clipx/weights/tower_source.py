@@ -31,7 +31,9 @@ _CONFIG = "config.json"  # of models of timm and transformers
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 # Keys of a training checkpoint, in timm's order: an average of the weights first.
 _STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "teacher")
-_INPUT = ("mean", "std", "interpolation", "input_size")
+
+INPUT = ("mean", "std", "interpolation", "stretch")
+"""Options of model.image for the images that a tower reads."""
 
 Files = Callable[..., list[Path]]
 """Local paths of those of the named files that a folder has."""
@@ -44,7 +46,7 @@ class TimmWeights:
     location: str
     tensors: Mapping[str, Tensor]
     architecture: str | None = None  # timm's name; None: unknown
-    input: Mapping[str, Any] = field(default_factory=dict)  # known values among _INPUT
+    input: Mapping[str, Any] = field(default_factory=dict)  # known ones of INPUT, and input_size
     options: Mapping[str, Any] = field(default_factory=dict)  # arguments of timm.create_model stored with the weights
 
 
@@ -72,6 +74,16 @@ def image_source(location: str, architecture: str) -> TimmWeights | LoadedWeight
             if description is None and not is_clip(tensors):
                 return TimmWeights(location, tensors)
         return load_weights(location)
+
+
+def input_of(source: TimmWeights | LoadedWeights) -> Mapping[str, Any]:
+    """Returns the values of the images with which weights were trained, by their keys in model.image. Empty if
+    unknown."""
+    if isinstance(source, TimmWeights):
+        return {key: source.input[key] for key in INPUT if key in source.input}
+    if source.spec is None or source.spec.image.features is not None:
+        return {}
+    return {key: getattr(source.spec.image, key) for key in INPUT}
 
 
 def find_timm(location: str, architecture: str = "") -> TimmWeights | None:
@@ -198,7 +210,7 @@ def _of_timm_folder(location: str, files: Files, config: Mapping[str, Any]) -> T
 
 def _known_input(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of the images with which weights were trained. Raises CheckpointError for invalid ones."""
-    found = {key: cfg[key] for key in _INPUT if cfg.get(key) is not None}
+    found = {key: cfg[key] for key in (*INPUT, "input_size") if cfg.get(key) is not None}
     for key in ("mean", "std"):
         value = found.get(key, (0.5, 0.5, 0.5))
         if not isinstance(value, list | tuple) or len(value) != 3 or not all(isinstance(x, float | int) for x in value):

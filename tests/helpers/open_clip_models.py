@@ -189,7 +189,7 @@ def check_features(model: CLIP, twin: nn.Module, tolerance: float = 1e-5) -> Non
     spec = model.spec
     torch.manual_seed(3)
     image_BCSS, tokens_BL = torch.rand(3, 3, spec.image.size, spec.image.size), tokens_of(spec)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image.mean, spec.image.std))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in spec.image.normalization.values())
     with torch.no_grad():
         found = model(image_BCSS, tokens_BL)
     for mine, theirs in zip(found, features(twin, (image_BCSS - mean) / std, tokens_BL), strict=True):

@@ -207,7 +207,7 @@ def test_transformers_loads_an_export_with_equal_embeddings(runs: dict[str, Path
     torch.testing.assert_close(both.text_embeds, ours.encode_text(own_tokens[: len(same)]), atol=1e-5, rtol=0)
     assert theirs.logit_scale.item() == objective(runs["vit"])["temperature.log_scale"].item()
     fast = processor(images=Image.open(io.BytesIO(image)), return_tensors="pt")["pixel_values"]
-    level = 1 / 255 / min(load_run(runs["vit"]).model.image.std)
+    level = 1 / 255 / min(load_run(runs["vit"]).model.image.normalization["std"])
     assert (fast - exact["pixel_values"]).abs().max() < 1.01 * level, (
         "differs by more than the rounding of torchvision's resize"
     )

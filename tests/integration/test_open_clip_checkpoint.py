@@ -63,9 +63,7 @@ class OpenClipTraining:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
-        mean, std = (
-            torch.tensor(values).view(3, 1, 1) for values in (self.spec.model.image.mean, self.spec.model.image.std)
-        )
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in self.spec.model.image.normalization.values())
         self.loss(**self.model((batch.image / 255 - mean) / std, batch.tokens)).backward()
         self.optimizer.step()
         with torch.no_grad():

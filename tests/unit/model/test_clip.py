@@ -177,7 +177,7 @@ def test_features_equal_those_of_open_clip(quick_gelu: bool, images: Tensor, tok
     spec = small_spec(quick_gelu)
     model, twin = spec.build(CPU, torch.float32).eval(), open_clip_twin(spec)
     model.load_state_dict(from_open_clip(twin, model))
-    mean, std = torch.tensor(spec.image.mean).view(3, 1, 1), torch.tensor(spec.image.std).view(3, 1, 1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in spec.image.normalization.values())
     pixels = (images / 255 - mean) / std
     with torch.no_grad():
         torch.testing.assert_close(model.image(pixels), twin.encode_image(pixels), rtol=1e-5, atol=1e-5)

@@ -146,7 +146,9 @@ def of_timm(model: CLIP, rows_BRX: Tensor, grids: list[tuple[int, int]]) -> Tens
     assert type(theirs) is NaFlexVit
     theirs.load_state_dict(model.image.trunk.state_dict())
     pixels = rows_BRX[:, 1:].unflatten(2, (-1, 3)) / 255
-    patches_BNX = ((pixels - torch.tensor(image.mean)) / torch.tensor(image.std)).flatten(2)
+    patches_BNX = (
+        (pixels - torch.tensor(image.normalization["mean"])) / torch.tensor(image.normalization["std"])
+    ).flatten(2)
     most = patches_BNX.shape[1]
     valid_BN = torch.tensor([[n < rows * columns for n in range(most)] for rows, columns in grids])
     coordinates = [

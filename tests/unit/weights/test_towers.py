@@ -30,7 +30,7 @@ from clipx.weights.image_model import load_image_model
 from clipx.weights.load import load_weights, load_with_spec
 from clipx.weights.open_clip import spec_of
 from clipx.weights.timm_filter import TimmFilter
-from clipx.weights.tower import load_towers
+from clipx.weights.tower import load_towers, normalization_of
 
 CPU = torch.device("cpu")
 # timm's name -> size in pixels, options of a small form.
@@ -59,9 +59,15 @@ def image_words(name: str, size: int, options: Mapping[str, Any]) -> tuple[str, 
     return (f"model.image.timm={name}", f"model.image.size={size}", f"model.image.options={{{inside}}}")
 
 
+CLIPS = "mean=[0.48145466,0.4578275,0.40821073] std=[0.26862954,0.26130258,0.27577711]"
+HALF = "mean=[0.5,0.5,0.5] std=[0.5,0.5,0.5]"
+
+
 def loaded(*words: str) -> tuple[CLIP, list[str]]:
     torch.manual_seed(0)
     spec = compose("model=tiny", *words).model
+    for key, value in normalization_of(spec.image).items():
+        setattr(spec.image, key, value)
     model = spec.build(CPU, torch.float32)
     freeze(model, spec)
     lines = load_towers(model, spec)
@@ -73,7 +79,7 @@ def check_trunk(model: CLIP, twin: Any) -> None:
     """Compares features before the classifier, relative to their size."""
     spec = model.spec.image
     image_BCSS = torch.rand(2, 3, spec.size, spec.size)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.mean, spec.std))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in spec.normalization.values())
     expected = twin.forward_head(twin.forward_features((image_BCSS - mean) / std), pre_logits=True)
     found = model.encode_trunk(image_BCSS)
     assert expected.std() > 1e-3
@@ -95,7 +101,7 @@ def test_a_file_of_a_timm_model_gives_the_features_of_timm(name: str, suffix: st
     model, lines = loaded(*image_words(name, size, options), f"model.image.weights={place}")
     check_trunk(model, twin)
     assert lines[0] == f"image tower: {place}"
-    assert f"{place} has no configuration: mean and std of the pixels were not compared" in lines
+    assert lines[1] == f"pixels are normalized by {CLIPS}, not compared with the weights, which have no configuration"
     assert "initialized randomly: image.projection" in lines
     assert any("dropped the classifier" in line for line in lines) == (twin.num_classes > 0)
 
@@ -149,22 +155,37 @@ def timm_folder(folder: Path, model: Any) -> Path:
     return folder
 
 
-CLIPS = ("model.image.mean=[0.48145466,0.4578275,0.40821073]", "model.image.std=[0.26862954,0.26130258,0.27577711]")
-HALF = ("model.image.mean=[0.5,0.5,0.5]", "model.image.std=[0.5,0.5,0.5]")
 TINY = image_words("vit_tiny_patch16_224", 64, {"depth": 2})
 
 
-def test_a_folder_of_timm_is_loaded_and_its_pixels_are_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [(), ("mean",), ("mean", "std")])
+def test_pixels_follow_a_folder_of_timm(given: tuple[str, ...], tmp_path: Path) -> None:
     twin = timm_model("vit_tiny_patch16_224", 64, depth=2)
     place = timm_folder(tmp_path / "model", twin)
-    model, lines = loaded(*TINY, *HALF, f"model.image.weights={place}")
+    model, lines = loaded(*TINY, *(f"model.image.{key}=[0.5,0.5,0.5]" for key in given), f"model.image.weights={place}")
     check_trunk(model, twin)
-    assert not any("not compared" in line for line in lines)
+    assert lines[1] == f"pixels are normalized by {HALF}, as in the training of these weights"
+
+
+@pytest.mark.parametrize(
+    ("given", "differences"),
+    [
+        (("mean=[0.4,0.5,0.5]",), "mean=[0.5,0.5,0.5], not model.image.mean=[0.4,0.5,0.5]"),
+        (("std=[0.1,0.5,0.5]",), "std=[0.5,0.5,0.5], not model.image.std=[0.1,0.5,0.5]"),
+        (
+            ("mean=[0.4,0.5,0.5]", "std=[0.1,0.5,0.5]"),
+            "mean=[0.5,0.5,0.5], not model.image.mean=[0.4,0.5,0.5]; std=[0.5,0.5,0.5], not model.image.std=[0.1,0.5,0.5]",
+        ),
+    ],
+)
+def test_pixels_that_conflict_with_those_of_the_weights_are_rejected(
+    given: tuple[str, ...], differences: str, tmp_path: Path
+) -> None:
+    place = timm_folder(tmp_path / "model", timm_model("vit_tiny_patch16_224", 64, depth=2))
     with pytest.raises(ConfigError) as error:
-        loaded(*TINY, *CLIPS, f"model.image.weights={place}")
-    message = str(error.value)
-    assert "were trained on images with mean=[0.5,0.5,0.5], not model.image.mean=[" in message
-    assert message.endswith("give model.image.mean=[0.5,0.5,0.5] model.image.std=[0.5,0.5,0.5]")
+        loaded(*TINY, *(f"model.image.{value}" for value in given), f"model.image.weights={place}")
+    fix = " ".join(f"model.image.{value.partition('=')[0]}=[0.5,0.5,0.5]" for value in given)
+    assert str(error.value) == f"model.image.weights={place} were trained on images with {differences}: give {fix}"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +203,7 @@ def test_a_folder_of_timm_is_loaded_and_its_pixels_are_compared(tmp_path: Path) 
 def test_weights_of_another_timm_model_are_rejected(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
     place = timm_folder(tmp_path / "model", timm_model("vit_tiny_patch16_224", 64, depth=2))
     with pytest.raises(ClipxError) as error:
-        loaded(*TINY, *HALF, f"model.image.weights={place}", *words)
+        loaded(*TINY, f"model.image.weights={place}", *words)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -191,7 +212,7 @@ def test_weights_that_timm_names_are_read_from_the_hub_cache(tmp_path: Path, hub
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
     cached(hub_folder, f"timm/{name}", {"model.safetensors": twin})
     for place in ("timm", "timm:vit_tiny_patch16_224", f"timm:{name}"):
-        words = ("model.image.timm=vit_tiny_patch16_224", "model.image.size=224", *HALF)
+        words = ("model.image.timm=vit_tiny_patch16_224", "model.image.size=224")
         model, lines = loaded(*words, f"model.image.weights={place}")
         check_trunk(model, twin)
         assert lines[0] == f"image tower: {place}"
@@ -284,8 +305,6 @@ def clip_words(spec: ModelSpec) -> tuple[str, ...]:
         f"model.image.timm={image.timm}",
         f"model.image.size={image.size}",
         f"model.image.options={{{inside}}}",
-        f"model.image.mean={image.mean}".replace(" ", ""),
-        f"model.image.std={image.std}".replace(" ", ""),
         f"model.image.interpolation={image.interpolation}",
         f"model.image.projection={image.projection}",
         f"model.image.patch_bias={str(image.patch_bias).lower()}",
@@ -306,7 +325,7 @@ def test_the_image_tower_of_an_open_clip_model_is_loaded_with_its_projection(
     location = place / "open_clip_model.safetensors" if bare else place
     model, lines = loaded(*words, f"model.image.weights={location}")
     image_BCSS = torch.rand(2, 3, spec.image.size, spec.image.size)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image.mean, spec.image.std))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in spec.image.normalization.values())
     with torch.no_grad():
         expected = twin.encode_image((image_BCSS - mean) / std, normalize=True)
         torch.testing.assert_close(model.encode_image(image_BCSS), expected, rtol=0, atol=1e-5)
@@ -365,7 +384,7 @@ def test_both_towers_of_two_runs_start_another(tmp_path: Path) -> None:
         Trainer(small(tmp_path / name, f"seed={seed}", "duration=2st")).fit()
     places = {"image": tmp_path / "one", "text": tmp_path / "other"}
     model, lines = loaded(*(f"model.{tower}.weights={place}" for tower, place in places.items()))
-    assert lines == [f"{tower} tower: {place}" for tower, place in places.items()]
+    assert [line for line in lines if "pixels" not in line] == [f"{which} tower: {at}" for which, at in places.items()]
     for tower, place in places.items():
         weights = load_weights(str(place)).model
         own = model.get_submodule(tower).state_dict()
@@ -495,9 +514,10 @@ def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:
     assert isinstance(text, ClipTextSpec)
     words = (*words[:-1], f"model.text.mlp_ratio={text.mlp_ratio!r}")
     model, lines = loaded(*words, f"model.image.weights={tmp_path}", f"model.text.weights={tmp_path}")
-    assert lines == [f"image tower: {tmp_path}", f"text tower: {tmp_path}"]
+    assert lines[::2] == [f"image tower: {tmp_path}", f"text tower: {tmp_path}"]
+    assert lines[1].startswith("pixels are normalized by mean=[0.5,0.4,0.3] std=[0.26862954,")
     image_BCSS, tokens_BL = torch.rand(2, 3, 32, 32), Tokenizer(12)(["a photo of a cat", "two dogs"])
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (spec.image.mean, spec.image.std))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in spec.image.normalization.values())
     with torch.no_grad():
         expected = twin(pixel_values=(image_BCSS - mean) / std, input_ids=tokens_BL)
         torch.testing.assert_close(model.encode_image(image_BCSS), expected.image_embeds, rtol=0, atol=1e-5)
