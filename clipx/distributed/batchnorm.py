@@ -51,7 +51,7 @@ def synchronize(model: nn.Module, comm: Comm) -> None:
 
 
 class _Sum(torch.autograd.Function):
-    """Differentiable all-reduce sum; the backward pass sums the gradients over the ranks.
+    """All-reduce sum, differentiable any number of times; the backward pass sums the gradients over the ranks.
 
     Replaces torch.distributed.nn.functional.all_reduce, which is deprecated.
     """
@@ -64,9 +64,8 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        out = grad.clone()
-        dist.all_reduce(out)
-        return out
+        summed: Tensor = _Sum.apply(grad)  # a function again, so that second derivatives are sums over the ranks, too
+        return summed
 
 
 def _normalize(norm: _BatchNorm, x_NC: Tensor) -> Tensor:

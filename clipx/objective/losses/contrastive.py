@@ -23,7 +23,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.errors import require
-from clipx.objective.base import Compiler, Metrics, Objective, StepInputs
+from clipx.objective.base import Compiler, Metrics, Objective, ScalarLoss, StepInputs
 from clipx.objective.losses.products import EXACT, Products, full_precision
 from clipx.objective.losses.temperature import Temperature
 
@@ -141,10 +141,7 @@ def individual_loss(
     return loss, tilt_b2
 
 
-class _ContrastiveLoss(torch.autograd.Function):
-    """Computes the gradients in forward. The loss is a scalar, so backward only scales them, and the gathered features
-    are freed before the towers' backward needs the memory."""
-
+class _ContrastiveLoss(ScalarLoss):
     @staticmethod
     def forward(
         ctx: Any, image: Tensor, text: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tiling: Tiling
@@ -166,12 +163,8 @@ class _ContrastiveLoss(torch.autograd.Function):
                 ctx.save_for_backward(dx.to(image.dtype), dy.to(text.dtype), dscale.to(scale.dtype))
             return stats_B3[:, 2].mean()
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None)
 
-
-class _IndividualLoss(torch.autograd.Function):
+class _IndividualLoss(ScalarLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -198,10 +191,6 @@ class _IndividualLoss(torch.autograd.Function):
             tilt_b2 = softmax.expected_b2 / (weight_b2 * alpha_b2) - pos_b2 * (lse_b2 - a_b2).exp()
             ctx.mark_non_differentiable(tilt_b2)
             return stats_B5[:, 4].mean(), tilt_b2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None, None, None)
 
 
 # --------------------------------------------------------------------------------------------------- the tiles

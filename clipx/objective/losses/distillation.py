@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, StepInputs
+from clipx.objective.base import Metrics, ScalarLoss, StepInputs
 from clipx.objective.losses.contrastive import (
     Pairs,
     Tile,
@@ -112,7 +112,7 @@ def distillation_loss(
     return loss, parts_2[0], parts_2[1]
 
 
-class _DistillationLoss(torch.autograd.Function):
+class _DistillationLoss(ScalarLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -146,10 +146,6 @@ class _DistillationLoss(torch.autograd.Function):
             parts_2 = comm.sum(torch.stack([own_b2.sum(), taught_b2.sum()])) / (2 * pairs.batch)
             ctx.mark_non_differentiable(parts_2)
             return by_contrast * parts_2[0] + by_teacher * parts_2[1], parts_2
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None, None)
 
 
 def _normalisers(pairs: Pairs, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.model.transfer import moved
-from clipx.objective.base import Compiler, Metrics, StepInputs
+from clipx.objective.base import Compiler, Metrics, ScalarLoss, StepInputs
 from clipx.objective.losses.contrastive import Contrastive, Pairs, Tile, Tiling, in_batch
 from clipx.objective.losses.products import full_precision
 from clipx.objective.losses.sigmoid import Sigmoid
@@ -169,7 +169,7 @@ def multi_positive_loss(
     return loss
 
 
-class _MultiPositiveLoss(torch.autograd.Function):
+class _MultiPositiveLoss(ScalarLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -209,10 +209,6 @@ class _MultiPositiveLoss(torch.autograd.Function):
                 dscale = pairs.dot(dx) / alpha
                 ctx.save_for_backward(dx.to(image.dtype), dy.to(text.dtype), dscale.to(scale.dtype))
             return stats[:, -1].mean()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None, None)
 
 
 @dataclass(slots=True)
@@ -302,7 +298,7 @@ def multi_positive_sigmoid(
     return loss
 
 
-class _MultiPositiveSigmoid(torch.autograd.Function):
+class _MultiPositiveSigmoid(ScalarLoss):
     @staticmethod
     def forward(
         ctx: Any,
@@ -329,10 +325,6 @@ class _MultiPositiveSigmoid(torch.autograd.Function):
             found = (dx, dy, pairs.dot(dx) / alpha, dbias)
             ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(found, inputs, strict=True)))
             return loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None, None)
 
 
 class _SigmoidWeights:

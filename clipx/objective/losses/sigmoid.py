@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.objective.base import Metrics, Objective, ScalarLoss, StepInputs
 from clipx.objective.losses.contrastive import Pairs, Tile, Tiling, diagonal
 from clipx.objective.losses.products import full_precision
 from clipx.objective.losses.temperature import Temperature
@@ -48,7 +48,7 @@ def sigmoid_loss(image_bD: Tensor, text_bD: Tensor, scale: Tensor, bias: Tensor,
     return loss
 
 
-class _SigmoidLoss(torch.autograd.Function):
+class _SigmoidLoss(ScalarLoss):
     @staticmethod
     def forward(
         ctx: Any, image: Tensor, text: Tensor, scale: Tensor, bias: Tensor, comm: Comm, tiling: Tiling
@@ -68,10 +68,6 @@ class _SigmoidLoss(torch.autograd.Function):
             inputs = (image, text, scale, bias)
             ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)))
             return loss
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return (*(grads[0] * saved for saved in ctx.saved_tensors), None, None)
 
 
 class _Weights:
