@@ -17,7 +17,8 @@ from clipx.storage.url import check_url
 # Options that make timm.create_model read files, pickled ones included.
 _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"}
 
-_CLIP = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
+# Normalization of the pixels for CLIP, by the keys of model.image.
+_NORMALIZATION = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 
 
 class Projection(StrEnum):
@@ -144,7 +145,7 @@ class ImageTowerSpec:
     def normalization(self) -> dict[str, list[float]]:
         """Values of mean and std by these keys; CLIP's in place of null."""
         given = {"mean": self.mean, "std": self.std}
-        return {key: list(usual) if (value := given[key]) is None else value for key, usual in _CLIP.items()}
+        return {key: list(usual) if (value := given[key]) is None else value for key, usual in _NORMALIZATION.items()}
 
     @property
     def architecture(self) -> str:
@@ -282,7 +283,7 @@ class ImageTowerSpec:
         )
         for f in fields(self):
             default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-            default = _CLIP.get(f.name, default)
+            default = _NORMALIZATION.get(f.name, default)
             value = getattr(self, f.name)
             require(
                 f.name in ("features", "projection") or value == default,

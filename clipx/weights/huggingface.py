@@ -124,7 +124,7 @@ def _refused(reason: str) -> CheckpointError:
 
 def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
     """Returns the configuration of a CLIPImageProcessor that processes images as clipx's evaluation does."""
-    size, pixels = spec.image.size, spec.image.normalization
+    size, normalization = spec.image.size, spec.image.normalization
     return {
         "image_processor_type": "CLIPImageProcessor",
         "do_convert_rgb": True,
@@ -136,8 +136,8 @@ def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": pixels["mean"],
-        "image_std": pixels["std"],
+        "image_mean": normalization["mean"],
+        "image_std": normalization["std"],
     }
 
 

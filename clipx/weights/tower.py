@@ -39,13 +39,11 @@ def normalization_of(spec: ImageTowerSpec) -> dict[str, list[float]]:
 
     Raises ClipxError for a location without weights, or with weights that cannot be read safely.
     """
-    given = {key: value for key, value in (("mean", spec.mean), ("std", spec.std)) if value is not None}
-    if spec.weights is None or len(given) == len(spec.normalization):
+    missing = [key for key in spec.normalization if getattr(spec, key) is None]
+    if spec.weights is None or not missing:
         return spec.normalization
     known = input_of(image_source(spec.weights, spec.architecture))
-    return (
-        spec.normalization | {key: list(map(float, known[key])) for key in spec.normalization if key in known} | given
-    )
+    return spec.normalization | {key: list(map(float, known[key])) for key in missing if key in known}
 
 
 def load_towers(model: CLIP, spec: ModelSpec) -> list[str]:
