@@ -1,4 +1,4 @@
-"""`python -m clipx.config.reference [FILE] [--config-dir FOLDER]`: writes the JSON schema of the YAML files.
+"""Writes the JSON schema of the YAML files: `python -m clipx.config.reference [FILE] [--config-dir FOLDER]`.
 
 FILE is conf/schema.json by default; the schemas of groups and commands are written into conf/schema. With --config-dir
 the schema includes the options in that folder: `python -m clipx.config.reference mine/schema.json --config-dir mine`.

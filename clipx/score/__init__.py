@@ -1,1 +1,1 @@
-"""`python -m clipx.score data=… out=…`: writes a table of scores with a row for each sample."""
+"""Scores of samples, and their table."""
