@@ -44,7 +44,7 @@ class Loaded(HTMLParser):
 
 @pytest.mark.slow
 def test_the_site_builds_and_loads_nothing_from_other_hosts(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "-d", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     pages = sorted((tmp_path / "site").rglob("*.html"))
