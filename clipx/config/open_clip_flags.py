@@ -1,4 +1,4 @@
-"""Flags of open_clip's trainer (open_clip_train.params of open_clip 3.x), and what to write instead.
+"""Flags of open_clip's trainer (open_clip_train.params of open_clip 3.3), and what to write instead.
 
 The command line answers a flag by this table. A test compares it with the parser of the installed open_clip.
 """

@@ -57,9 +57,10 @@ def check_typed(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
 def _unknown_flag(flag: str, known: Sequence[str]) -> str:
     name = flag.removeprefix("--").replace("_", "-")
     if name in FLAGS:
-        return f"{flag} is a flag of open_clip: {FLAGS[name].answer}"
+        return f"{flag} is a flag of open_clip 3.3: {FLAGS[name].answer}"
     hint = did_you_mean(flag, known)
-    return f"unrecognized arguments: {flag}{hint}: options are written key=value, --hydra-help lists the flags"
+    rule = f"{flag} is neither a flag of this command nor of open_clip 3.3{hint}"
+    return f"{rule}: options are written key=value, --hydra-help lists the flags"
 
 
 def _repeated(name: str, given: Sequence[str]) -> str:
