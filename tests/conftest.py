@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 # Set before torch is imported: tests run in parallel, and bit-for-bit comparisons need one order of summation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +21,8 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from clipx.config import plugins
+
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 # A shell ignores SIGINT in background jobs, and the processes of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -79,6 +83,26 @@ def slurm(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Points SLURM's commands to the test cluster. Returns its slurm.conf."""
     monkeypatch.setenv("SLURM_CONF", str(slurm_conf))
     return slurm_conf
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return _without_silent_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return _without_silent_skip((yield))
+
+
+def _without_silent_skip(report: _Report) -> _Report:
+    """Fails what CI skips for another reason than a device: it has all else, and would not notice a missing check."""
+    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        if not re.search(r"CUDA device|accelerator|on the CPU", reason):
+            report.outcome = "failed"
+            report.longrepr = f"{reason}: CI skips nothing but what needs a device, so provide what is missing"
+    return report
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

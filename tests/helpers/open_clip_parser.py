@@ -6,12 +6,12 @@ import argparse
 from functools import cache
 
 import pytest
+from open_clip_train import params
 
 
 @cache
 def open_clip_parser() -> argparse.ArgumentParser:
-    """Returns the argument parser of open_clip's trainer. Skips the test if open_clip is not installed."""
-    params = pytest.importorskip("open_clip_train.params")
+    """Returns the argument parser of open_clip's trainer."""
     parsers: list[argparse.ArgumentParser] = []
 
     class Found(Exception):

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 from helpers import ROOT
 from helpers.open_clip_parser import open_clip_actions, open_clip_parser
@@ -125,7 +126,6 @@ def test_each_value_of_a_flag_with_choices_is_translated() -> None:
 
 @pytest.mark.slow  # 10 s: a composition for each model
 def test_the_models_of_the_page_have_the_shapes_of_open_clips() -> None:
-    open_clip = pytest.importorskip("open_clip")
     pairs = [
         pair
         for row in tables(OPEN_CLIP)["Names of the models"]

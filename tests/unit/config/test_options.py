@@ -283,7 +283,6 @@ def test_every_evaluator_accepts_the_default_data(name: str) -> None:
 
 @pytest.mark.parametrize("name", names("logger"))
 def test_every_logger_opens_logs_and_closes(name: str, tmp_path: Path) -> None:
-    pytest.importorskip(name)
     offline = [f"logger.{name}.mode=offline"] if name == "wandb" else []
     spec = compose(f"logger=[{name}]", *offline)
     sink = spec.logger[name].build(tmp_path, "run", to_dict(spec), 0)
