@@ -62,7 +62,7 @@ NEEDED = {
     "finetune": ("model.weights=outputs/zero",),
 }
 # Metrics that depend on the clock, the device, or what the machine's cache holds of remote shards.
-_OF_THE_MACHINE = (
+OF_THE_MACHINE = (
     *("seconds", "samples_per_second", "samples_per_second_per_device", "tokens_per_second", "remote_lag_s"),
     "image_tokens_per_second",
     *("data_wait_share", "data_wait_s", "step_s", "checkpoint_s", "evaluation_s", "host_memory_gb"),
@@ -175,7 +175,7 @@ def rows(run_dir: Path) -> list[dict[str, float]]:
 def untimed_rows(run_dir: Path) -> list[dict[str, float]]:
     """Returns the metrics that a run has logged, without those that depend on the clock or the machine."""
     return [
-        {key: value for key, value in row.items() if key.rpartition("/")[2] not in _OF_THE_MACHINE}
+        {key: value for key, value in row.items() if key.rpartition("/")[2] not in OF_THE_MACHINE}
         for row in rows(run_dir)
     ]
 

@@ -147,10 +147,16 @@ def test_the_keys_of_the_table_exist() -> None:
     ("words", "message"),
     [
         (["--accum-freq", "4"], "--accum-freq is a flag of open_clip 3.3: write data.micro_batches=… ("),
-        (["--batch-size=256"], "--batch-size is a flag of open_clip 3.3: write data.batch_size=… (the batch of all ranks"),
+        (
+            ["--batch-size=256"],
+            "--batch-size is a flag of open_clip 3.3: write data.batch_size=… (the batch of all ranks",
+        ),
         (["--local_loss"], "--local_loss is a flag of open_clip 3.3: it has no counterpart here, because each rank"),
         (["--precision", "amp"], "--precision is a flag of open_clip 3.3: write precision=… (amp is amp_fp16"),
-        (["--cfgg", "job"], "--cfgg is neither a flag of this command nor of open_clip 3.3 (did you mean --cfg?): options are written key=value"),
+        (
+            ["--cfgg", "job"],
+            "--cfgg is neither a flag of this command nor of open_clip 3.3 (did you mean --cfg?): options are written key=value",
+        ),
     ],
 )
 def test_a_flag_that_does_not_exist_is_answered_in_one_line(words: list[str], message: str) -> None:
