@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -70,9 +71,9 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tm
 @pytest.mark.slow
 def test_full_shared_memory_raises_an_error_that_names_the_fix(tmp_path: Path) -> None:
     """Simulates a container with little /dev/shm by a mount namespace."""
-    command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {sys.executable} -m clipx.train " + " ".join(
-        last_of_each([*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run"])
-    )
+    words = last_of_each([*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run"])
+    train = shlex.join([sys.executable, "-m", "clipx.train", *words])
+    command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {train}"
     alone = ("--mount",) if os.geteuid() == 0 else ("--user", "--map-root-user", "--mount")
     done = run("unshare", *alone, "sh", "-c", command, check=False)
     assert done.returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -178,7 +179,7 @@ def test_bash_completes_groups_options_and_keys() -> None:
     }
     script = f"""
         set -e
-        PATH={Path(SCRIPT).parent}:$PATH
+        PATH={shlex.quote(str(Path(SCRIPT).parent))}:$PATH
         eval "$(clipx-train -sc install=bash)"
         complete -p clipx-train | grep -q hydra_bash_completion
         for line in "$@"; do

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -306,7 +307,7 @@ def test_tasks_of_srun_form_a_job_despite_leftover_variables() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_a_missing_node_is_named() -> None:
-    script = f"test $SLURM_NODEID = 0 || exit 0; exec {sys.executable} {SCRIPT} '{{\"rendezvous_s\": 60}}'"
+    script = f"test $SLURM_NODEID = 0 || exit 0; exec {shlex.join([sys.executable, SCRIPT])} '{{\"rendezvous_s\": 60}}'"
     errors = [x["error"] for x in parse_output(srun(*TASKS, "bash", "-c", script).stdout)]
     assert len(errors) == 2 and errors[0] == errors[1]
     assert errors[0].startswith("ranks 2-3 of 4 have not joined n1:")
@@ -338,7 +339,7 @@ def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pyt
 )
 def test_a_command_in_a_shell_of_an_allocation_is_a_single_process(shell: tuple[str, ...]) -> None:
     """The other tasks of `srun --pty` have no terminal: their shells read nothing, and end."""
-    script = f"test ${{SLURM_PROCID:-0}} = 0 || exit 0; {sys.executable} {SCRIPT}"
+    script = f"test ${{SLURM_PROCID:-0}} = 0 || exit 0; {shlex.join([sys.executable, SCRIPT])}"
     terminal = [sys.executable, "-c", "import pty, sys; pty.spawn(sys.argv[1:])", *shell, "bash", "-c", script]
     done = subprocess.run(terminal, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600, check=False)
     (found,) = parse_output(done.stdout)
