@@ -61,7 +61,7 @@ class WandbSpec(LoggerSpec):
             id=id_file.read_text().strip(),
             resume="allow",
             mode="offline" if self.mode == "offline" else "online",
-            dir=str(run_dir),
+            dir=str(run_dir.absolute()),  # wandb's process was perhaps started in another folder by an earlier run
             tags=self.tags or None,
             notes=self.notes,
             config=config,

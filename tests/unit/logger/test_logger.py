@@ -187,6 +187,20 @@ def test_offline_wandb_contains_the_run(run_dir: Path) -> None:
     assert (run_dir / "wandb_id").read_text() in path.name
 
 
+def test_wandb_writes_into_a_relative_run_directory_after_a_change_of_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first run starts wandb's process, which stays in its folder and serves the second one, too."""
+    spec = compose("logger=[wandb]", "logger.wandb.mode=offline")
+    for place in (tmp_path / "first", tmp_path / "second"):
+        (place / "run").mkdir(parents=True)
+        monkeypatch.chdir(place)
+        sink = spec.logger["wandb"].build(Path("run"), "run", {}, 0)
+        sink.log({"step": 1, "train/loss": 0.5})
+        sink.close()
+        assert len(list(place.glob("run/wandb/offline-run-*/run-*.wandb"))) == 1
+
+
 def test_every_row_has_step_samples_epoch_and_seconds(run_dir: Path) -> None:
     measured = [r for r in rows(run_dir) if "train/loss" in r]
     wanted = {"step", "samples", "epoch", "seconds", "train/lr", "train/temperature", "train/grad_norm"}
