@@ -179,8 +179,8 @@ def test_a_signal_before_python_could_handle_it_requeues_the_job(job: Job, code:
         (lambda job: f"{job.fail('lost', LOST)}; echo '{EXITED}' >&2; exit 1", LOST.error),
         (lambda job: f"{job.fail('result', Result('failed', 70, error='no progress'))}; echo '{KILLED}' >&2; exit 137", "no progress"),
         (lambda job: f"{job.fail('result', Result('failed', 1, error='a bug'))}; {job.fail('lost', LOST)}; exit 1", "a bug"),
-        (lambda job: f"echo '{TORCHRUN}' >> $files/logs/7.0.log; echo '{EXITED}' >&2; exit 1", "rank 3: Signal 9 (SIGKILL) received by PID 4321"),
-        (lambda job: f"echo '{TORCHRUN.replace('2999', '1999')}' >> $files/logs/7.0.log; echo '{EXITED}' >&2; exit 1", "no rank reported an error (n1: task 0: Exited with exit code 1): see the logs"),
+        (lambda job: f"echo '{TORCHRUN}' >> \"$files/logs/7.0.log\"; echo '{EXITED}' >&2; exit 1", "rank 3: Signal 9 (SIGKILL) received by PID 4321"),
+        (lambda job: f"echo '{TORCHRUN.replace('2999', '1999')}' >> \"$files/logs/7.0.log\"; echo '{EXITED}' >&2; exit 1", "no rank reported an error (n1: task 0: Exited with exit code 1): see the logs"),
         (lambda job: f"echo '{EXITED}' >&2; exit 1", "no rank reported an error (n1: task 0: Exited with exit code 1): see the logs"),
         (lambda job: "echo 'srun: error: n1: task 0: \"\\x' >&2; exit 1", "n1: task 0: x"),
         (lambda job: "exit 1", "no rank reported an error: see the logs"),
@@ -245,7 +245,7 @@ def test_a_job_that_slurm_ends_before_it_has_saved_gets_no_result(job: Job) -> N
 
 def test_a_preempted_job_is_requeued_before_its_ranks_have_ended(job: Job) -> None:
     """SLURM kills the script after KillWait."""
-    seen = 'for _ in {1..60000}; do grep -q "scontrol requeue" "$CALLS" && touch $files/seen && break; /bin/sleep 0.01; done'
+    seen = 'for _ in {1..60000}; do grep -q "scontrol requeue" "$CALLS" && touch "$files/seen" && break; /bin/sleep 0.01; done'
     job.run(f"{job.stop('saved')}; {END_SCRIPT}; {seen}", preempted=True)
     assert (job.files / "seen").exists()
 
@@ -253,7 +253,7 @@ def test_a_preempted_job_is_requeued_before_its_ranks_have_ended(job: Job) -> No
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_cancelled_job_is_not_requeued_and_cancels_itself(job: Job, saved: bool) -> None:
     stopped = job.fail("result", Result("stopped", 75, error="SIGTERM: stopped after step 3")) if saved else "true"
-    job.run(f"{stopped}; {job.stop('saved' if saved else 'SIGTERM before training began')}; touch $files/cancel")
+    job.run(f'{stopped}; {job.stop("saved" if saved else "SIGTERM before training began")}; touch "$files/cancel"')
     assert job.calls == ["scancel 7"]
     assert job.result is not None and job.result.state == "stopped"
     assert job.result.error == ("SIGTERM: stopped after step 3" if saved else "cancelled before training began")
@@ -262,6 +262,6 @@ def test_a_cancelled_job_is_not_requeued_and_cancels_itself(job: Job, saved: boo
 
 def test_a_job_cancelled_before_its_ranks_start_does_not_start_them(job: Job) -> None:
     (job.files / "cancel").touch()
-    job.run("touch $files/started", restart=1)
+    job.run('touch "$files/started"', restart=1)
     assert not (job.files / "started").exists()
     assert job.calls == ["scancel 7"]

@@ -78,7 +78,7 @@ def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None
     assert seconds < 500
     assert done.stdout == "watchdog 3 5 stacks.rank3.txt\n"
     stacks = (tmp_path / "stacks.rank3.txt").read_text()
-    line = rf"rank 3 made no progress for \d+ s after step 5, more than distributed.watchdog_s=1: see the stack traces in {tmp_path}/stacks.rank3.txt"
+    line = rf"rank 3 made no progress for \d+ s after step 5, more than distributed.watchdog_s=1: see the stack traces in {re.escape(str(tmp_path))}/stacks.rank3.txt"
     assert re.search(f"^error: {line}", done.stderr)
     assert re.search(line, stacks)
     assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
