@@ -292,14 +292,11 @@ class AsyncWriter:
         return self._dir.path / f"tmp.{step_folder(step)}.{self._token}"
 
     def _all_gather(self, value: T) -> list[T]:
-        """Gathers every rank's value, in rank order."""
+        """Gathers every rank's value, in rank order. Raises RuntimeError if a rank has died, as any collective."""
         if self._group is None:
             return [value]
         out: list[Any] = [None] * self._comm.world
-        try:
-            dist.all_gather_object(out, value, self._group)
-        except RuntimeError as error:  # raised when a rank has died
-            raise CheckpointError(f"a rank was lost while a checkpoint was written: {error}") from error
+        dist.all_gather_object(out, value, self._group)
         return out
 
     def _catch(self, call: Callable[[], T]) -> T | _Failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -122,4 +123,5 @@ def test_the_installed_wheel_submits_jobs(slurm: Path, installed: Path, tmp_path
     sweep = ("-m", "clipx.train", "-m", "hydra/launcher=clipx_slurm", *options, *SMALL, "checkpoint=none")
     outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/slurm")
     assert '"finished"' in (tmp_path / "slurm/0/.launch/result.json").read_text()
-    assert "python -u -m clipx_launch.worker" in (tmp_path / "slurm/0/.launch/script.sh").read_text()
+    python = shlex.quote(sys.executable)
+    assert f"{python} -u -m clipx_launch.worker" in (tmp_path / "slurm/0/.launch/script.sh").read_text()

@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.tensors import RankRows
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError
+from clipx.distributed.heartbeat import name_lost_peers
+from clipx.errors import CheckpointError, PeerLost
 
 write = os.write
 
@@ -307,9 +308,10 @@ def _one_rank_dies(comm: Comm, path: Path) -> float:
     run = make_writer(path, None, comm)
     if comm.rank == 1:
         os.write = lambda fd, data: os._exit(9)  # type: ignore[assignment]
-    run.save(1, tensors(1) | {"rows": RankRows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
     start = time.monotonic()
-    with pytest.raises(CheckpointError, match="a rank was lost while a checkpoint was written"):
+    killed = r"^rank 1 \(host .*, pid \d+\) sent no heartbeat for \d+ s, since step 1: it was killed"
+    with pytest.raises(PeerLost, match=killed), name_lost_peers(comm, lambda: 1, pytest.fail):
+        run.save(1, tensors(1) | {"rows": RankRows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
         run.wait()
     return time.monotonic() - start
 
