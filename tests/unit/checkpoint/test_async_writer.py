@@ -309,10 +309,14 @@ def _one_rank_dies(comm: Comm, path: Path) -> float:
     if comm.rank == 1:
         os.write = lambda fd, data: os._exit(9)  # type: ignore[assignment]
     start = time.monotonic()
-    killed = r"^rank 1 \(host .*, pid \d+\) sent no heartbeat for \d+ s, since step 1: it was killed"
-    with pytest.raises(PeerLost, match=killed), name_lost_peers(comm, lambda: 1, pytest.fail):
+
+    def save() -> None:
         run.save(1, tensors(1) | {"rows": RankRows(torch.ones(2, 2), 2 * comm.rank)}, {})  # type: ignore[arg-type]
         run.wait()
+
+    killed = r"^rank 1 \(host .*, pid \d+\) sent no heartbeat for \d+ s, since step 1: it was killed"
+    with pytest.raises(PeerLost, match=killed), name_lost_peers(comm, lambda: 1, pytest.fail):
+        save()
     return time.monotonic() - start
 
 
