@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.objective_cases import ONE, POSITIVES, VARIANTS, build, features, positive_specs, spec
+from helpers.objective_cases import ONE, POSITIVES, VARIANTS, build, features, spec
 from helpers.runs import torchrun
 from torch import Tensor
 
 import clipx
 from clipx.config.duration import Length
 from clipx.model.varlen import varlen_attention
-from clipx.objective.base import Objective, StepInputs
+from clipx.objective.base import StepInputs
 
 B = 6
-WITH_CAPTIONS = positive_specs()
 
 
 def assert_a_second_derivative_raises(loss: Tensor, at: Tensor) -> None:
@@ -26,10 +25,6 @@ def assert_a_second_derivative_raises(loss: Tensor, at: Tensor) -> None:
     with pytest.raises(RuntimeError, match="second derivative of the loss, which clipx's objectives do not have"):
         torch.autograd.grad(loss * at.square().sum(), at, create_graph=True)
     assert torch.autograd.grad(loss, at)[0].any()
-
-
-def with_captions(variant: str) -> Objective:
-    return WITH_CAPTIONS[variant].build(ONE, Length(30, B, 180)).to(torch.float64)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -42,10 +37,10 @@ def test_a_second_derivative_of_an_objective_is_an_error(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", POSITIVES)
 def test_a_second_derivative_of_a_loss_of_several_captions_is_an_error(variant: str) -> None:
-    k, (x, y) = POSITIVES[variant][0], features(B)
-    texts = y.repeat_interleave(k, 0)
+    (k, options), (x, y) = POSITIVES[variant], features(B)
+    module = build(variant.split()[0], *options, batch=B)
     digests = torch.arange(B * k).view(B, k) // 2
-    loss, _ = with_captions(variant)(StepInputs(x, texts, torch.arange(B), captions=digests))
+    loss, _ = module(StepInputs(x, y.repeat_interleave(k, 0), torch.arange(B), captions=digests))
     assert_a_second_derivative_raises(loss, x)
 
 

@@ -27,16 +27,8 @@ UNBOUNDED = {
     "torchvision",  # torch's bound holds it: a release fits one torch
     "omegaconf",  # hydra-core's bound holds it
     "clipx",
-    *(
-        "pillow",
-        "simplejpeg",
-        "pyarrow",
-        "safetensors",
-        "fsspec",
-        "s3fs",
-        "filelock",
-        "braceexpand",
-    ),  # files and formats
+    *("pillow", "simplejpeg", "pyarrow", "safetensors", "braceexpand"),  # files and formats
+    *("fsspec", "s3fs", "filelock"),
     *("tokenizers", "ftfy", "regex"),  # a test compares the ids with open_clip's
     *("matplotlib", "rich", "tensorboard", "wandb", "sqlalchemy", "alembic"),
     *("scikit-learn", "pandas", "spdl", "cmaes"),
