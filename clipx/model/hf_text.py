@@ -210,7 +210,7 @@ def packed_attention(
         q_1HTK = q_1HTK * (scaling * q_1HTK.shape[-1] ** 0.5)
     qkv_T3HK = torch.stack([q_1HTK[0], k_1HTK[0], v_1HTK[0]]).permute(2, 0, 1, 3)
     windowed = sliding_window is not None and packing.shape[1] > sliding_window
-    if not dropout and not windowed and is_supported(qkv_T3HK.device, qkv_T3HK.dtype):
+    if not dropout and not windowed and is_supported(qkv_T3HK.device, qkv_T3HK.dtype, qkv_T3HK.shape[-1]):
         mixed_THK = varlen_attention(qkv_T3HK.contiguous(), packing.start_S, packing.longest, causal)
         return mixed_THK[None], None
     heads = qkv_T3HK.shape[2]

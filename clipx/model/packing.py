@@ -33,6 +33,7 @@ CUDA_MULTIPLE = 1024
 """Multiple to which Packing.of rounds the number of tokens for CUDA, where each new shape costs memory and tuning."""
 
 _SEGMENT = 16  # tokens of a segment of padding
+_TILE = 128  # tokens of a tile of flash attention, whose grid has as many for any length up to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,8 @@ class Packing:
     def of(cls, tokens_BL: Tensor, packed: bool, end: TextEnd = CLIP_END, multiple: int = 1) -> Packing:
         """Packs each text up to its last token, or with all padding unless `packed`. Runs on the tokens' device.
 
-        Packed texts are in order of their lengths. Their number of tokens is rounded up to a multiple of `multiple`,
-        or of the largest power of two below it that adds at most 1/64; see `rounded`. On the meta device, where the
-        ends of texts are unknown, all padding remains.
+        Packed texts are in order of their lengths. `multiple`: see `rounded`. On the meta device, where the ends of
+        texts are unknown, all padding remains.
         """
         texts, length = tokens_BL.shape
         end_B = end.positions(tokens_BL)
@@ -98,24 +98,25 @@ class Packing:
         )
 
     def rounded(self, multiple: int) -> Packing:
-        """Pads to a multiple of tokens, so that batches repeat their shapes. Fewer than 1024 tokens are not padded."""
-        tokens = len(self.tokens_T)
-        multiple = min(multiple, 1 << max(0, (tokens // 64).bit_length() - 1))
-        extra = -tokens % multiple
-        if multiple < _SEGMENT or not extra or self.start_S is None:
+        """Pads the tokens to a multiple of `multiple`, or of the largest power of two below it that adds at most 1/16,
+        and the segments to a fixed number by empty ones, so that batches repeat their shapes. Fewer than 256 tokens are
+        not padded."""
+        tokens, step = len(self.tokens_T), min(multiple, 1 << max(0, (len(self.tokens_T) // 16).bit_length() - 1))
+        if step < _SEGMENT or self.start_S is None:
             return self
-        starts = torch.arange(tokens, tokens + extra, _SEGMENT, dtype=torch.int32, device=self.start_S.device)
+        extra = -tokens % step
+        more = torch.arange(1, 1 + multiple // _SEGMENT, device=self.start_S.device)
         return replace(
             self,
             tokens_T=torch.cat([self.tokens_T, self.tokens_T[:1].expand(extra)]),
             position_T=F.pad(self.position_T, (0, extra)),
-            start_S=torch.cat([self.start_S[:-1], starts, starts.new_full((1,), tokens + extra)]),
+            start_S=torch.cat([self.start_S, (tokens + (more * _SEGMENT).clamp(max=extra)).int()]),
         )
 
     @property
     def longest(self) -> int:
-        """Upper bound of a segment's length."""
-        return max(self.shape[1], _SEGMENT)
+        """Upper bound of a segment's length, in whole tiles: one number for most batches."""
+        return -(-self.shape[1] // _TILE) * _TILE
 
     def by_text(self, x_TW: Tensor) -> tuple[Tensor, Tensor]:
         """[T, W] -> ([B, L, W] of each text's tokens from its first to its last, [B, L] which of these positions are
@@ -170,8 +171,8 @@ def attention(qkv_TW3: Tensor, packing: Packing, heads: int, causal: bool) -> Te
 
     `causal`: to itself and earlier tokens only. The mask of the packing, if any, takes precedence.
     """
-    packed = packing.start_S is not None
-    if packing.start_S is not None and is_supported(qkv_TW3.device, qkv_TW3.dtype):
+    packed, width = packing.start_S is not None, qkv_TW3.shape[-1] // (3 * heads)
+    if packing.start_S is not None and is_supported(qkv_TW3.device, qkv_TW3.dtype, width):
         qkv_T3HK = qkv_TW3.unflatten(-1, (3, heads, -1))
         return varlen_attention(qkv_T3HK, packing.start_S, packing.longest, causal).flatten(1)
     qkv_BL3HK = packing.spread(qkv_TW3).unflatten(-1, (3, heads, -1))

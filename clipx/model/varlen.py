@@ -1,7 +1,7 @@
 """Attention within packed texts, causal or to all tokens of a text, on T tokens without padding.
 
 On the CPU, texts of equal length are one batch of attention: packing sorts texts by length, so that these batches are
-views. On CUDA it is torch's variable-length kernel, which supports 16 bits only.
+views. On CUDA it is torch's variable-length kernel: flash attention, which has requirements (see `is_supported`).
 
 Shape suffixes: T tokens of all texts, S segments (texts), H heads, K width of a head, N texts of one length, L that
 length.
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.flop_counter import register_flop_formula
 
@@ -23,9 +24,19 @@ _aten = torch.ops.aten
 _Views = tuple[Tensor, Tensor, Tensor]
 
 
-def is_supported(device: torch.device, dtype: torch.dtype) -> bool:
-    """Returns True if `varlen_attention` computes on this device in this dtype."""
-    return device.type == "cpu" or (device.type == "cuda" and dtype in (torch.float16, torch.bfloat16))
+def is_supported(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Returns True if `varlen_attention` computes heads of this width on this device in this dtype.
+
+    Flash attention needs 16 bits, NVIDIA's compute capability 8.0, and a width that is a multiple of 8, at most 256.
+    """
+    if device.type != "cuda":
+        return device.type == "cpu"
+    return dtype in (torch.float16, torch.bfloat16) and width % 8 == 0 and width <= 256 and _is_ampere(device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_ampere(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def varlen_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int, causal: bool = True) -> Tensor:
@@ -43,7 +54,9 @@ def varlen_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int, causal: bo
 def cuda_attention(qkv_T3HK: Tensor, start_S: Tensor, longest: int, causal: bool = True) -> Tensor:
     q_THK, k_THK, v_THK = qkv_T3HK.unbind(1)
     window = (-1, 0) if causal else (-1, -1)
-    mixed = varlen_attn(q_THK, k_THK, v_THK, start_S, start_S, longest, longest, window_size=window)
+    # torch 2.15 prefers cuDNN, which builds a plan of 50 ms and more for each number of tokens, segments and `longest`.
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        mixed = varlen_attn(q_THK, k_THK, v_THK, start_S, start_S, longest, longest, window_size=window)
     assert isinstance(mixed, Tensor)
     return mixed
 
@@ -95,9 +108,9 @@ def _batches(qkv_T3HK: Tensor, start_S: Tensor) -> Iterator[_Views]:
 
 
 def _runs(start_S: Tensor) -> list[tuple[int, int]]:
-    """Returns (length, number of consecutive segments of that length)."""
-    lengths = start_S.diff().tolist()
-    return [(length, len(list(run))) for length, run in itertools.groupby(lengths)]
+    """Returns (length, number of consecutive segments of that length), without empty segments."""
+    runs = itertools.groupby(start_S.diff().tolist())
+    return [(length, len(list(run))) for length, run in runs if length]
 
 
 @_cpu_attention.register_fake

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.attention.varlen as torch_varlen
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipx.bench.training import captions
 from clipx.model import varlen
-from clipx.model.packing import Packing
+from clipx.model.packing import CUDA_MULTIPLE, Packing
 from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
@@ -110,34 +116,105 @@ def test_rounded_packings_are_exact_where_attention_pads_the_texts(monkeypatch: 
 
 
 @pytest.mark.parametrize("texts", [3, 40, 200, 2000])
-def test_rounding_adds_at_most_a_64th_and_repeats_few_numbers(texts: int) -> None:
-    sizes = set()
+def test_rounding_adds_at_most_a_16th_and_segments_up_to_a_fixed_number(texts: int) -> None:
     for seed in range(8):
         exact, rounded = (Packing.of(captions(texts, 77, seed), True, multiple=multiple) for multiple in (1, 1024))
         tokens, size = len(exact.tokens_T), len(rounded.tokens_T)
-        sizes.add(size)
-        assert tokens <= size <= tokens * (1 + 1 / 64)
-        assert size == tokens or tokens >= 1024
+        assert tokens <= size <= tokens * (1 + 1 / 16)
+        assert size == tokens or tokens >= 256
         assert torch.equal(rounded.tokens_T[:tokens], exact.tokens_T)
         assert torch.equal(rounded.end_B, exact.end_B)
         assert set(rounded.tokens_T[tokens:].tolist()) <= {Tokenizer.start_id}
         assert not rounded.position_T[tokens:].any()
-        assert rounded.start_S is not None
+        assert rounded.start_S is not None and exact.start_S is not None
         lengths_S = rounded.start_S.diff()
-        assert 1 <= lengths_S.min() <= lengths_S.max() <= rounded.longest
+        assert torch.equal(rounded.start_S[: texts + 1], exact.start_S)
+        assert len(lengths_S) == texts + (64 if tokens >= 256 else 0)
+        assert 0 <= lengths_S.min() <= lengths_S.max() <= rounded.longest
         assert (int(rounded.start_S[0]), int(rounded.start_S[-1])) == (0, size)
-    assert len(sizes) <= (8 if texts < 200 else 6)
 
 
-def test_rounded_packings_of_a_large_batch_repeat_one_shape() -> None:
-    sizes = {len(Packing.of(captions(4096, 77, seed), True, multiple=1024).tokens_T) for seed in range(6)}
-    assert len(sizes) <= 3
-    assert all(size % 1024 == 0 for size in sizes)
+@pytest.mark.parametrize("texts", [64, 256, 1024, 2048])
+def test_rounded_packings_repeat_few_shapes(texts: int) -> None:
+    """A plan of cuDNN, a CUDA graph and a block of the allocator are reused for an equal shape only."""
+    packings = [Packing.of(captions(texts, 77, seed), True, multiple=CUDA_MULTIPLE) for seed in range(60)]
+    shapes = {(len(p.tokens_T), None if p.start_S is None else len(p.start_S), p.longest) for p in packings}
+    assert len(shapes) <= 8
+
+
+def chosen_backends(call: Callable[[Tensor, Tensor], Tensor]) -> list[int | None]:
+    """Returns the backends that `call`, eager and compiled, gives the operator on an H100 with cuDNN 9.26; None: the
+    operator's default, or a torch in which it has one backend only."""
+    operator, found = torch.ops.torch_attn._varlen_attn.default, list[int | None]()
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def note(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if func in (operator, torch.ops.torch_attn._varlen_attn):
+            found.append({**dict(zip(names, args, strict=False)), **kwargs}.get("backend"))
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            note(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+    def record(graph: torch.fx.GraphModule, _: object) -> Any:
+        for node in graph.graph.nodes:
+            note(node.target, node.args, node.kwargs)
+        return graph.forward
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
+        stack.enter_context(patch("torch.cuda.current_device", lambda: 0))
+        if hasattr(torch_varlen, "_select_backend"):
+            torch_varlen._should_use_cudnn.cache_clear()
+            h100 = patch.object(torch_varlen, "_cudnn_version_and_major_capability", lambda index: (92600, 9))
+            stack.enter_context(h100)
+            stack.callback(torch_varlen._should_use_cudnn.cache_clear)
+        stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
+        qkv_T3HK = torch.empty(300, 3, 2, 64, dtype=torch.bfloat16, device="cuda:0")
+        start_S = torch.empty(11, dtype=torch.int32, device="cuda:0")
+        with Record():
+            call(qkv_T3HK, start_S)
+        torch.compile(call, fullgraph=True, dynamic=True, backend=record)(qkv_T3HK, start_S)
+    assert len(found) == 2
+    return found
+
+
+def test_attention_on_cuda_is_flash_attention_where_torch_prefers_cudnn() -> None:
+    def plain(qkv_T3HK: Tensor, start_S: Tensor) -> Tensor:
+        out_THK = torch_varlen.varlen_attn(*qkv_T3HK.unbind(1), start_S, start_S, 128, 128, window_size=(-1, 0))
+        assert isinstance(out_THK, Tensor)
+        return out_THK
+
+    flash, cudnn = (int(torch._C._SDPBackend.__members__[f"{n}_ATTENTION"]) for n in ("FLASH", "CUDNN"))
+    assert set(chosen_backends(lambda qkv, start: varlen.cuda_attention(qkv, start, 128))) <= {None, flash}
+    if hasattr(torch_varlen, "_select_backend"):
+        assert chosen_backends(plain) == [cudnn, cudnn]
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "supported"),
+    [
+        ((8, 0), torch.bfloat16, 64, True),
+        ((9, 0), torch.float16, 256, True),
+        ((7, 5), torch.float16, 64, False),
+        ((9, 0), torch.bfloat16, 4, False),
+        ((9, 0), torch.bfloat16, 264, False),
+        ((9, 0), torch.float32, 64, False),
+    ],
+)
+def test_attention_on_cuda_has_the_requirements_of_flash_attention(
+    capability: tuple[int, int], dtype: torch.dtype, width: int, supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    assert varlen.is_supported(torch.device("cuda", 0), dtype, width) is supported
+    assert varlen.is_supported(torch.device("cpu"), dtype, width)
+    assert not varlen.is_supported(torch.device("mps"), dtype, width)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_attention_on_the_cpu_equals_its_definition(dtype: torch.dtype) -> None:
-    lengths = torch.tensor([1, 3, 3, 3, 7, 2, 2, 9])  # in any order
+    lengths = torch.tensor([1, 3, 3, 3, 7, 2, 2, 0, 9, 0])  # in any order, and empty segments
     start_S = F.pad(lengths.cumsum(0), (1, 0)).int()
     torch.manual_seed(0)
     qkv_T3HK, weight_THK = torch.randn(30, 3, 2, 8).to(dtype), torch.randn(30, 2, 8).to(dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from clipx.distributed.comm import Comm
+from clipx.model import varlen
 from clipx.trainer.learner import StepPosition
 
 # One block in each tower: what counts is the number of operations.
@@ -89,6 +91,26 @@ def test_a_step_has_all_tensors_on_the_device(case: str) -> None:
 def test_a_step_of_other_models_has_all_tensors_on_the_device(words: tuple[str, ...]) -> None:
     with fake_cuda() as device:
         step(device, *words, "data.batch_size=4", "data.micro_batches=2", steps=1)
+
+
+@pytest.mark.parametrize(
+    ("capability", "words", "packed"),
+    [
+        ((9, 0), ("precision=amp_bf16",), True),
+        ((7, 5), ("precision=amp_fp16",), False),
+        ((9, 0), ("precision=amp_bf16", "model.text.heads=4"), False),
+    ],
+)
+def test_texts_are_padded_where_flash_attention_is_not_supported(
+    capability: tuple[int, int], words: tuple[str, ...], packed: bool
+) -> None:
+    with (
+        fake_cuda() as device,
+        patch("torch.cuda.get_device_capability", lambda *_: capability),
+        patch.object(varlen, "varlen_attn", wraps=varlen.varlen_attn) as attend,
+    ):
+        step(device, *SHALLOW, *words, steps=1)
+    assert attend.called is packed
 
 
 def test_embedding_reads_nothing_from_the_device() -> None:
