@@ -48,11 +48,14 @@ def average_bucket(state: WideReduction, bucket: Any) -> Future[Tensor]:
     sent = wide if state.exchanged is None else wide.to(state.exchanged)
     mastered = any(master is not None for master in masters)
 
-    def received(_: Future[list[Tensor]]) -> Tensor:
-        if sent is not wide:
-            wide.copy_(sent)
+    def received(future: Future[list[Tensor]]) -> Tensor:
+        """Runs on a stream of torch, which protects from reuse the future's value alone: nothing else that the caching
+        allocator could give away may be read here. `wide` is in the `.grad` of masters, or not used."""
+        (found,) = future.value()
         if not mastered:
-            narrow.copy_(wide)
+            narrow.copy_(found)
+        elif found.dtype != wide.dtype:
+            wide.copy_(found)
         return narrow
 
     reduced: Future[Tensor] = dist.all_reduce(sent, async_op=True).get_future().then(received)
