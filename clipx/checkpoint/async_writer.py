@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -87,7 +88,9 @@ class AsyncWriter:
         self._dir = CheckpointDir(path, self._report_damage)
         self._copies = copies_from(comm.device)
         self._replicated, self._sharded = StagingBuffer(self._copies), StagingBuffer(self._copies)
-        self._threads = ThreadPoolExecutor(1, "checkpoint")
+        # A new thread is on device 0, where locking memory would make a context of this process, too.
+        bind = None if comm.device.type == "cpu" else partial(torch.accelerator.set_device_index, comm.device)
+        self._threads = ThreadPoolExecutor(1, "checkpoint", bind)
         # A separate process group: training issues collectives at the same time, whose order must not change.
         self._group: Any = dist.new_group(backend="gloo", timeout=_GATHER_TIMEOUT) if comm.world > 1 else None
         self._pending: Future[_Failure | None] | None = None

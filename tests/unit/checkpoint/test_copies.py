@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.fake_cuda import fake_cuda
 from helpers.runs import small, tensors
 from helpers.savers import LateCopies, load_tensors, make_writer
 
 from clipx.checkpoint import async_writer
 from clipx.checkpoint.copies import HostMemory, PinnedMemory
 from clipx.checkpoint.tensors import RankRows
+from clipx.distributed.comm import Comm
 from clipx.trainer.trainer import Trainer
 
 
@@ -65,6 +68,32 @@ def test_memory_that_cannot_be_page_locked_is_used_with_a_warning(
     assert "100 bytes of memory for checkpoints cannot be page-locked (CUDA error 2)" in caplog.text
     assert memory.tensor.fill_(3).eq(3).all()
     memory.close()
+
+
+def test_the_thread_that_locks_memory_is_on_the_device_of_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = list[tuple[str, object]]()
+
+    class Cudart(FakeCudart):
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            calls.append((threading.current_thread().name, "lock"))
+            return super().cudaHostRegister(address, size, flags)
+
+    def bind(device: object) -> None:
+        calls.append((threading.current_thread().name, device))
+
+    cudart = Cudart()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", bind)
+    device = torch.device("cuda", 1)
+    with fake_cuda():
+        run = make_writer(tmp_path, comm=Comm(0, 1, 1, device))
+        run.reserve({"x": torch.zeros(100)})
+        run.close()
+    thread = calls[0][0]
+    assert thread.startswith("checkpoint")
+    assert calls == [(thread, device), (thread, "lock")]
 
 
 class _PinnedCopies(LateCopies):
