@@ -18,7 +18,9 @@ _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLO
 
 
 def prepare_backends(deterministic: bool) -> None:
-    """Sets what must be set before CUDA starts. Raises ConfigError if it started without it."""
+    """Sets what must be set before CUDA starts and the process group is made: NCCL's group reads once whether segments
+    of memory grow. Raises ConfigError if CUDA started without it."""
+    _expand_segments()
     if not deterministic or os.environ.get(_WORKSPACE) in _REPEATABLE:
         return
     require(
@@ -55,7 +57,9 @@ class Backends:
         torch.backends.cudnn.deterministic = deterministic
         torch.backends.cudnn.benchmark = cuda and not deterministic
         name = torch.cuda.get_device_name(device) if cuda else device.type
-        return cls(name, deterministic, torch.backends.cudnn.benchmark, cuda and _expand_segments(device))
+        return cls(
+            name, deterministic, torch.backends.cudnn.benchmark, cuda and _expand_segments() and _allocates(device)
+        )
 
     def describe(self) -> str:
         """Returns the settings for the log."""
@@ -67,14 +71,17 @@ class Backends:
         return ", ".join([self.device, *(name for name, value in on.items() if value)])
 
 
-def _expand_segments(device: torch.device) -> bool:
-    """Lets the allocator use expandable segments, unless the user configured it or the platform lacks them.
-
-    Returns whether it does, as far as known: the user's configuration counts as no.
-    """
+def _expand_segments() -> bool:
+    """Lets the allocator use expandable segments, unless the user configured it. Returns whether it does, as far as
+    known: the user's configuration counts as no."""
     if torch.version.cuda is None or any(name in os.environ for name in _ALLOCATOR):
         return False
     set_allocator("expandable_segments:True")
+    return True
+
+
+def _allocates(device: torch.device) -> bool:
+    """Returns whether the device supports expandable segments. If not, the allocator does without them."""
     try:
         torch.empty(1, device=device)
     except torch.OutOfMemoryError:
