@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
@@ -26,6 +27,9 @@ class Compression(StrEnum):
 
     bf16 = "bf16"
     """Gradients are rounded to bfloat16 (8 bits of mantissa) and averaged: half the bytes of float32."""
+
+
+_NCCL2 = "TORCH_DIST_USE_NCCL2"
 
 
 @option("distributed")
@@ -72,6 +76,23 @@ class DdpSpec(DistributedSpec):
             f"distributed.static_graph=true does not support data.micro_batches={micro_batches}, which runs the towers "
             "more often than their gradients are averaged: drop one of them",
         )
+
+    def prepare_group(self, device: torch.device) -> None:
+        if self._leaves_nccl2(device):
+            os.environ.setdefault(_NCCL2, "0")
+
+    def describe(self, device: torch.device) -> str:
+        chosen = self._leaves_nccl2(device) and os.environ.get(_NCCL2) == "0"
+        return f"{_NCCL2}=0, with which DDP overlaps the backward pass" if chosen else ""
+
+    def _leaves_nccl2(self, device: torch.device) -> bool:
+        """Returns whether torch's new group of NCCL is worse for DDP than the earlier one.
+
+        Its futures wait for the collective, and DDP's reducer takes the future of each bucket at once: the backward
+        pass then overlaps nothing. Read in torch 2.15.0 (pytorch#192281), the first in which `nccl` is that group.
+        """
+        nccl = self.backend == "auto" or "nccl" in self.backend.replace(":", ",").split(",")
+        return device.type == "cuda" and nccl and torch.__version__.startswith("2.15.")
 
     def wrap(self, model: CLIP, comm: Comm, masters: Masters | None = None) -> nn.Module:
         """Wraps the model in DDP, so that its backward pass averages the gradients over the ranks. Collective.

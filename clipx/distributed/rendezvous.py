@@ -36,23 +36,25 @@ _served: list[Store] = []
 _ERRORS: dict[str, type[ClipxError]] = {error.__name__: error for error in (PeerLost, ConfigError)}
 
 
-def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float) -> tuple[Store, int]:
+def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float, gpu: str | None = None) -> tuple[Store, int]:
     """Waits until all ranks have joined the store.
 
     Returns the store and the number of ranks that share this rank's cores.
 
-    `facts` must be equal on all ranks, except those whose name ends in `?`: for these rank 0 logs a warning. Each rank
+    `facts` must be equal on all ranks, except those whose name ends in `?`: for these rank 0 logs a warning. `gpu`: id
+    of this rank's device, which no other rank of a host may have: NCCL's error does not name the ranks. Each rank
     sends a short text to rank 0 and reads one back: once connected, 100 ranks take 0.1 s on two cores. Collective.
 
     torch's monitored_barrier does not serve here because it needs a process group, and so all ranks; the barrier of
     torch.distributed.elastic names at most 16 missing ranks, on rank 0 only.
 
     Raises PeerLost if rank 0 does not answer (names its host and port), or, on all ranks that have joined, if others do
-    not join within `wait_s` seconds (names them); ConfigError if facts differ or the port cannot be bound.
+    not join within `wait_s` seconds (names them); ConfigError if facts differ, ranks share a device, or the port cannot
+    be bound.
     """
     store = PrefixStore(f"clipx/{launch.job}/{next(_rendezvous_numbers)}", _connect(launch, wait_s))
     try:
-        _check_in(store, launch, facts)
+        _check_in(store, launch, facts, gpu)
         if launch.rank == 0:
             error: ClipxError | None = _wait_for_all(store, launch, wait_s) or _compare_facts(store, launch)
             store.set("verdict", json.dumps([type(error).__name__, str(error)] if error else None))
@@ -141,15 +143,15 @@ def _wait_for_listener(launch: LaunchEnv, wait_s: float, end: float) -> None:
         pause = min(2 * pause, 1.0)
 
 
-def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str]) -> None:
-    """Writes this rank's host and facts to the store. Raises ConfigError if another process has the same rank."""
+def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str], gpu: str | None = None) -> None:
+    """Writes this rank's host, facts and device to the store. Raises ConfigError if another process has its rank."""
     if store.add(f"claimed/{launch.rank}", 1) > 1:
         raise ConfigError(
             f"a second process (host {node_name()}) is rank {launch.rank} at {launch.endpoint}: set a different RANK "
             "for each process, and a different MASTER_PORT for each job"
         )
     store.add(_cores_key(), 1)
-    store.set(f"hello/{launch.rank}", json.dumps([node_name(), dict(facts)]))
+    store.set(f"hello/{launch.rank}", json.dumps([node_name(), dict(facts), gpu]))
     store.add("arrived", 1)
 
 
@@ -199,15 +201,27 @@ def _describe_missing(store: Store, launch: LaunchEnv) -> str:
 
 
 def _compare_facts(store: Store, launch: LaunchEnv) -> ConfigError | None:
-    """Compares the facts of all ranks. Returns an error for facts that must not differ, logs a warning for others."""
+    """Compares the facts and devices of all ranks. Returns an error for facts that must not differ and for a device of
+    two ranks, logs a warning for other facts."""
     hellos = [json.loads(text) for text in store.multi_get([f"hello/{rank}" for rank in range(launch.world)])]
-    hosts = [host for host, _ in hellos]
+    hosts = [host for host, _, _ in hellos]
     for name in hellos[0][1]:
-        mismatch = describe_mismatch(name.rstrip("?"), [facts.get(name, "none") for _, facts in hellos], hosts)
+        mismatch = describe_mismatch(name.rstrip("?"), [facts.get(name, "none") for _, facts, _ in hellos], hosts)
         if mismatch and name.endswith("?"):
             log.warning(f"{mismatch}: prefer the same on all hosts")
         elif mismatch:
             return ConfigError(f"{mismatch}: use the same on all hosts, and start all ranks with the same command")
+    ranks_of: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, _, gpu) in enumerate(hellos):
+        if gpu is not None:
+            ranks_of.setdefault((host, gpu), []).append(rank)
+    for (_, gpu), ranks in ranks_of.items():
+        if len(ranks) > 1:
+            return ConfigError(
+                f"{format_ranks_with_hosts(ranks, hosts)} share one GPU ({gpu}), and NCCL needs one for each rank: "
+                "start one process per GPU, make another GPU visible to each process (CUDA_VISIBLE_DEVICES; SLURM's "
+                "--gpus-per-task=1), or try distributed.backend=gloo, which shares a GPU and is slow"
+            )
     return None
 
 

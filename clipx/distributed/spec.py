@@ -31,7 +31,7 @@ Masters = Mapping["torch.nn.Parameter", "torch.nn.Parameter"]
 _DAY_S = 86_400.0
 # Device types of torch.accelerator, in torch itself or from a vendor's package.
 _DEVICES = ("auto", "cpu", "cuda", "xpu", "hpu", "npu", "mps", "mtia", "mlu", "musa")
-_BACKEND = re.compile(r"\w+|\w+:\w+(,\w+:\w+)*")
+_BACKEND = re.compile(r"[\w-]+|\w+:[\w-]+(,\w+:[\w-]+)*")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,8 +46,8 @@ class DistributedSpec:
     that torch finds, else cpu."""
 
     backend: str = "auto"
-    """Backend of torch.distributed: a name such as nccl, or one name per device type, such as cpu:gloo,cuda:nccl. auto:
-    torch's default for the device (nccl on cuda, gloo on cpu). An error on one rank."""
+    """Backend of torch.distributed: a name such as nccl or nccl-legacy, or one name per device type, such as
+    cpu:gloo,cuda:nccl. auto: torch's default for the device (nccl on cuda, gloo on cpu). An error on one rank."""
 
     rendezvous_s: float = 300.0
     """Seconds that ranks wait for each other at the start, above 0 and at most 86400 (a day). The run then fails and
@@ -109,6 +109,13 @@ class DistributedSpec:
 
     def check_precision(self, kind: str, weight_format: str | None, autocasts: bool) -> None:
         """Raises ConfigError if the format of gathered weights does not fit the number format."""
+
+    def prepare_group(self, device: torch.device) -> None:
+        """Sets what must be set before the process group is made, for a rank on `device`."""
+
+    def describe(self, device: torch.device) -> str:
+        """Returns what `prepare_group` chose, for the log at the start of a run; empty if nothing."""
+        return ""
 
     def prepare(self, model: CLIP, comm: Comm) -> None:
         """Modifies the model in place. Call it before the optimizer is created. Raises ConfigError. Collective."""
@@ -184,7 +191,9 @@ class DistributedSpec:
 
         backend = self._backend(device)
         facts = {"clipx": code_version(), "device": device.type, "backend": backend, "torch?": torch.__version__}
-        store, sharing = rendezvous(launch, facts, self.rendezvous_s)
+        gpu = str(torch.cuda.get_device_properties(device).uuid) if "cuda:nccl" in backend else None
+        store, sharing = rendezvous(launch, facts, self.rendezvous_s, gpu)
+        self.prepare_group(device)
         timeout = timedelta(seconds=self.timeout_s)
         store.set_timeout(timeout)
         try:
@@ -198,10 +207,11 @@ class DistributedSpec:
             )
         except RuntimeError as error:
             wait_until_read(store, launch)
+            reason = " ".join(str(error).partition("Exception raised from")[0].split())  # without the C++ stack
             raise PeerLost(
-                f"the ranks joined the rendezvous at {launch.endpoint}, but {backend} did not connect them "
-                f"({str(error).splitlines()[0]}): set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network "
-                "interface between the hosts, and open its ports"
+                f"the ranks joined the rendezvous at {launch.endpoint}, but {backend} did not connect them ({reason}): "
+                "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network interface between the hosts, and open its "
+                "ports"
             ) from error
         return sharing
 

@@ -99,6 +99,8 @@ def device_line(trainer: Trainer) -> str:
     parts = [trainer.backends.describe()]
     if chosen != spec.precision.kind:
         parts.append(f"precision={spec.precision.kind} chose {chosen}")
+    if group := spec.distributed.describe(trainer.comm.device):
+        parts.append(group)
     if trainer.comm.device.type == "cuda" and not spec.compile.towers:
         parts.append("towers not compiled: compile.towers=true fuses their kernels")
     return "; ".join(parts)
