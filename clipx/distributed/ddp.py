@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.lazy_torch import torch
+from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import option
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec, Masters
@@ -97,8 +97,9 @@ class DdpSpec(DistributedSpec):
     def wrap(self, model: CLIP, comm: Comm, masters: Masters | None = None) -> nn.Module:
         """Wraps the model in DDP, so that its backward pass averages the gradients over the ranks. Collective.
 
-        Returns the model itself with one rank or without trainable parameters. With `masters` the averages are in the
-        `.grad` of the masters, and those of the model are this rank's.
+        Returns the model itself with one rank or without trainable parameters. All ranks get the weights of rank 0, and
+        its masters. With `masters` the averages are in the `.grad` of the masters, and those of the model are this
+        rank's.
         """
         if comm.world == 1 or not any(p.requires_grad for p in model.parameters()):
             return model
@@ -106,6 +107,8 @@ class DdpSpec(DistributedSpec):
 
         from clipx.model.batchnorm import BATCH_NORM
 
+        for master in (masters or {}).values():  # as DDP does with the weights: GPUs of two kinds draw different ones
+            dist.broadcast(master.detach(), 0)
         if not any(isinstance(module, BATCH_NORM) for module in model.modules()):
             # DDP would broadcast buffers (the pixel mean and standard deviation) before each step.
             constants = [name for name, _ in model.named_buffers()]

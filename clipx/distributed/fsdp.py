@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import option
 from clipx.distributed.comm import Comm
+from clipx.distributed.consistency import digest, format_ranks, format_ranks_with_hosts
+from clipx.distributed.launch_env import node_name
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 
@@ -23,7 +25,7 @@ class FsdpDtype(StrEnum):
     """Dtype of gathered weights or of reduced gradients."""
 
     own = "own"
-    """The dtype of the weights."""
+    """The dtype of the weights; for param_dtype bfloat16 where precision computes in bfloat16 by autocast."""
 
     float32 = "float32"
     """32-bit floating point."""
@@ -60,9 +62,10 @@ class FsdpSpec(DistributedSpec):
     runs. An error with device=cpu."""
 
     param_dtype: FsdpDtype = FsdpDtype.own
-    """Dtype of the gathered weights, in which blocks compute. own: the dtype of the weights; float32; bfloat16, which
-    halves the gathered bytes. Another dtype than the weights' needs autocast: precision=amp_bf16, amp_fp16 or
-    float8."""
+    """Dtype of the gathered weights, in which blocks compute. own: bfloat16 with precision=amp_bf16 and float8, which
+    round the factors of products anyway, else the dtype of the weights; float32: under autocast each linear layer then
+    stores its rounded weights until the backward pass; bfloat16. Another dtype than the weights' needs autocast:
+    precision=amp_bf16, amp_fp16 or float8."""
 
     reduce_dtype: FsdpDtype = FsdpDtype.own
     """Dtype in which gradients are summed over the ranks. own: the dtype of the weights, and float32 if that has 16
@@ -99,12 +102,18 @@ class FsdpSpec(DistributedSpec):
             "different dtypes: use precision=amp_bf16, or remove distributed.param_dtype",
         )
 
-    def prepare(self, model: CLIP, comm: Comm) -> None:
+    def gathered_dtype(self, weights: torch.dtype, autocast: torch.dtype | None) -> torch.dtype:
+        """Returns the dtype of the gathered weights. `weights`: dtype of the weights; `autocast`: see `prepare`."""
+        narrow = autocast if autocast is torch.bfloat16 else weights
+        return self.param_dtype.dtype() or narrow
+
+    def prepare(self, model: CLIP, comm: Comm, autocast: torch.dtype | None = None) -> None:
         """Shards the model in place. Collective.
 
-        Raises ConfigError if `shard_size` does not divide the number of ranks, or for `cpu_offload` on the CPU.
+        Raises ConfigError if `shard_size` does not divide the number of ranks, if the copies of the model differ, or
+        for `cpu_offload` on the CPU.
         """
-        DistributedSpec.prepare(self, model, comm)
+        DistributedSpec.prepare(self, model, comm, autocast)
         require(
             self.shard_size is None or comm.world % self.shard_size == 0,
             f"distributed.shard_size={self.shard_size} does not divide the {comm.world} ranks: choose from "
@@ -137,7 +146,7 @@ class FsdpSpec(DistributedSpec):
         # Without a reduce_dtype FSDP would sum the gradients in the dtype of the gathered weights.
         weights = next(model.parameters()).dtype
         precision = MixedPrecisionPolicy(
-            param_dtype=self.param_dtype.dtype(),
+            param_dtype=self.gathered_dtype(weights, autocast),
             reduce_dtype=self.reduce_dtype.dtype() or torch.promote_types(weights, torch.float32),
             cast_forward_inputs=False,
         )
@@ -153,3 +162,20 @@ class FsdpSpec(DistributedSpec):
             )
         for method in ("encode_image", "encode_text"):
             register_fsdp_forward_method(model, method)
+        if hybrid:
+            _require_equal_copies(model, size, comm)
+
+
+def _require_equal_copies(model: CLIP, size: int, comm: Comm) -> None:
+    """Compares the shards of each copy of the model, of `size` ranks, with those of the first. FSDP does not, and the
+    random numbers of CUDA depend on the number of multiprocessors. Raises ConfigError. Collective."""
+    shards = [p.to_local() for p in model.parameters()]  # type: ignore[attr-defined]
+    hashes = [torch.hash_tensor(shard.cpu()).item() for shard in shards if shard.numel()]
+    hosts, found = zip(*comm.gather_objects((node_name(), digest(hashes))), strict=True)
+    others = [rank for rank in range(comm.world) if found[rank] != found[rank % size]]
+    require(
+        not others,
+        f"distributed.shard_size={size}: the initial weights of {format_ranks_with_hosts(others, hosts)} differ from "
+        f"those of {format_ranks(range(size))}, so that the copies would stay different models: use GPUs of one kind, "
+        "which draw the same random numbers, or remove distributed.shard_size",
+    )

@@ -117,8 +117,11 @@ class DistributedSpec:
         """Returns what `prepare_group` chose, for the log at the start of a run; empty if nothing."""
         return ""
 
-    def prepare(self, model: CLIP, comm: Comm) -> None:
-        """Modifies the model in place. Call it before the optimizer is created. Raises ConfigError. Collective."""
+    def prepare(self, model: CLIP, comm: Comm, autocast: torch.dtype | None = None) -> None:
+        """Modifies the model in place. Call it before the optimizer is created. Raises ConfigError. Collective.
+
+        `autocast`: dtype of the towers' products under autocast; None: no autocast.
+        """
         if self.sync_batchnorm:
             from clipx.distributed.batchnorm import synchronize
 

@@ -110,8 +110,8 @@ class MemoryModel:
         blocks = [stored_bytes(block) for block in named_blocks(self.dry.model).values()]
         rest = stored_bytes(self.dry.model) - sum(blocks)
         largest = max([*blocks, rest])
-        dtype = spec.param_dtype.dtype() or self.precision.dtype
-        share = dtype.itemsize / self.precision.dtype.itemsize
+        weights = self.precision.dtype
+        share = spec.gathered_dtype(weights, self.precision.autocast_dtype).itemsize / weights.itemsize
         whole = stored_bytes(self.dry.model)
         gathered = round(share * (min(2 * largest, whole) if spec.reshard_after_forward else whole))
         gradients = unsharded.gradients // parts

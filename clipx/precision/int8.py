@@ -35,6 +35,7 @@ class Int8Spec(QuantizedSpec):
     """Name of this number format, selected by precision=int8. The key itself cannot be set."""
 
     weight_format: ClassVar[str | None] = "bfloat16"
+    tunes_shapes: ClassVar[bool] = True
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         check_16_bit(self.kind, True, ema_decay, shards_parameters)

@@ -75,6 +75,9 @@ class PrecisionSpec:
     weight_format: ClassVar[str | None] = None
     """dtype of the weights in forward and backward, a name of torch. None: not declared."""
 
+    tunes_shapes: ClassVar[bool] = False
+    """True if each new shape of an image tower's tokens waits minutes for a search of kernels."""
+
     @property
     def converts_layers(self) -> bool:
         """True if the format has its own `convert`."""

@@ -107,7 +107,7 @@ class Learner:
         decay = spec.optimizer.ema_decay
         self.average = None if decay is None else WeightAverage(self.weights, decay)
         for model in (self.model, *([self.average.model] if self.average else [])):
-            spec.distributed.prepare(model, comm)
+            spec.distributed.prepare(model, comm, self.precision.autocast_dtype)
         self.objective = spec.objective.build(comm, length)
         self.objective.prepare(classes, self.weights.embed_dim)
         self.objective.to(comm.device, self.precision.wide)

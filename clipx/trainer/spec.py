@@ -319,6 +319,11 @@ class RunSpec:
         self.distributed.check_precision(precision.kind, precision.weight_format, precision.autocasts)
         precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
         require(
+            not (self.model.image.native and precision.tunes_shapes),
+            f"precision={precision.kind} searches kernels for each number of tokens, for minutes, and "
+            "model.image.native=true has tens of them: choose precision=amp_bf16 or float8",
+        )
+        require(
             not (self.model.has_adapters and precision.converts_layers),
             f"precision={precision.kind} replaces linear layers, which model.image.lora and model.text.lora adapt: "
             "choose precision=amp_bf16, or remove the adapters",

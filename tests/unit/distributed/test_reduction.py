@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.savers import run_in_processes
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clipx.distributed import reduction
+from clipx.distributed.comm import Comm
+from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.reduction import WideReduction, average_bucket
+from clipx.optimizer.master import MasterWeights
 
 WORLD = 2
 SHAPES = ((3, 4), (5,))
@@ -107,3 +112,17 @@ def test_the_callback_uses_no_memory_that_the_allocator_may_give_away(
     for average, part in zip(averages, local.split([p.numel() for p in parameters]), strict=True):
         assert average is not None and average.any()
         torch.testing.assert_close(average.flatten().float(), part.float(), rtol=tolerance, atol=0)
+
+
+def wrapped(comm: Comm) -> list[list[float]]:
+    """Wraps a model with other weights on each rank. Returns its weights in bfloat16, and their masters."""
+    torch.manual_seed(comm.rank)
+    masters = MasterWeights(nn.Linear(3, 4), torch.bfloat16)
+    DdpSpec().wrap(masters.model, comm, masters.by_parameter)  # type: ignore[arg-type]
+    return [x.detach().flatten().tolist() for pair in masters.by_parameter.items() for x in pair]
+
+
+def test_all_ranks_begin_with_the_masters_of_rank_0(tmp_path: Path) -> None:
+    first, second = run_in_processes(2, tmp_path, wrapped)
+    assert len(first) == 4 and all(map(any, first))
+    assert first == second

@@ -269,6 +269,7 @@ INVALID = [
     (("model.patch_dropout=0.5",), "model.patch_dropout=0.5 cannot be combined with model.image.native=true"),
     (("model.image.options.patch_size=1",), r"patch_size=1 must be a number in \[2, 256\]"),
     (("data.decode=gpu",), "data.decode=gpu resizes images to squares"),
+    (("precision=int8",), "precision=int8 searches kernels for each number of tokens"),
     (("objective=distillation", "teacher.weights=outputs/x"), "teacher.weights=outputs/x reads square images"),
     (("stages=[{until:50%,image_size:32},{}]",), "stages.0.image_size=32 cannot be combined"),
     (("stages=[{until:50%,patch_dropout:0.5},{}]",), "stages.0.patch_dropout=0.5 cannot be combined"),

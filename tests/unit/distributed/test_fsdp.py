@@ -1,0 +1,77 @@
+"""Sharded models: the memory of gathered weights, and copies of the model that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.distributed.fsdp  # once, before the processes fork
+from helpers.runs import VIT, compose
+from helpers.savers import run_in_processes
+from torch import Tensor
+
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError
+from clipx.model.blocks import named_blocks
+
+FSDP = (*VIT, "precision=amp_bf16", "distributed=fsdp")
+
+
+def kept_weights(comm: Comm, *words: str) -> tuple[int, int]:
+    """Returns the bytes of matrices of blocks that are stored for the backward pass, after a forward pass of the towers,
+    and the number of these matrices."""
+    spec = compose(*FSDP, *words)
+    precision = spec.precision.build(comm.device)
+    torch.manual_seed(0)
+    model = spec.model.build(comm.device, precision.stored)
+    shapes = {p.shape for block in named_blocks(model).values() for p in block.parameters() if p.ndim == 2}
+    shapes |= {shape[::-1] for shape in shapes}
+    spec.distributed.prepare(model, comm, precision.autocast_dtype)
+    saved = list[Tensor]()
+
+    def pack(x: Tensor) -> Tensor:
+        saved.append(x)
+        return x
+
+    size = spec.model.image.size
+    image, tokens = torch.zeros(7, 3, size, size, dtype=torch.uint8), torch.randint(1, 400, (7, 20))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), precision.autocast():
+        features = model.encode_image(image), model.encode_text(tokens)
+    matrices = [x for x in saved if x.shape in shapes and x.dtype is torch.bfloat16]
+    for x in features:
+        x.float().square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    return sum({id(x.untyped_storage()): x.untyped_storage().nbytes() for x in matrices}.values()), len(matrices)
+
+
+def prepared(comm: Comm, seeds: tuple[int, int]) -> str:
+    """Shards a model in two copies of two ranks, drawn with a seed for each copy. Returns the error, if any."""
+    spec = compose(*FSDP, "distributed.shard_size=2")
+    torch.manual_seed(seeds[comm.rank // 2])
+    model = spec.model.build(comm.device, torch.float32)
+    try:
+        spec.distributed.prepare(model, comm)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def prepared_twice(comm: Comm) -> tuple[str, str]:
+    return prepared(comm, (0, 0)), prepared(comm, (0, 1))
+
+
+def test_blocks_keep_no_rounded_weights_under_autocast(tmp_path: Path) -> None:
+    for kept, matrices in run_in_processes(2, tmp_path, kept_weights):
+        assert (kept, matrices > 0) == (0, True)
+
+
+def test_blocks_keep_the_rounded_weights_of_float32_under_autocast(tmp_path: Path) -> None:
+    for kept, _ in run_in_processes(2, tmp_path, kept_weights, "distributed.param_dtype=float32"):
+        assert kept > 0
+
+
+def test_copies_of_the_model_have_the_same_weights(tmp_path: Path) -> None:
+    for alike, different in run_in_processes(4, tmp_path, prepared_twice):
+        assert alike == ""
+        assert different.startswith("distributed.shard_size=2: the initial weights of ranks 2-3 (host")
+        assert "differ from those of ranks 0-1" in different
