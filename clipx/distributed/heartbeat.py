@@ -27,6 +27,8 @@ _PERIOD_S = 1.0  # between two heartbeats of a rank: one small write to the stor
 _LOST_AFTER_S = 4.0  # without a heartbeat after a failed collective, a rank counts as lost
 _GRACE_S = 20.0  # after the failure of a rank, for the others to end by an error of their collective
 _FAILED = "clipx/heartbeat/failed"
+_SILENT_S = 40.0  # without a heartbeat while this rank makes no step, another counts as lost: no collective may fail
+_LOOK_S = 5.0  # between two reads of all heartbeats while this rank makes no step
 _READ_S = 8.0  # for the other ranks to read the reason of a failure: less than _TIMEOUT_S
 _TIMEOUT_S = 10.0  # for the store to answer; also for the whole search if no rank is lost
 
@@ -54,8 +56,9 @@ def name_lost_peers(comm: Comm, step: Callable[[], int], end: Callable[[str], ob
     """Converts the error of a collective to a PeerLost that names the rank that failed, is lost, or is late.
 
     Collective: all ranks enter it together. `step` returns the current step. Detecting a lost rank takes about 5 s.
-    NCCL's collectives wait for a rank that ended with an error until distributed.timeout_s: after 20 s, a thread calls
-    `end` with that error, which must end this process. NCCL reports killed ranks by its own message, after timeout_s.
+    NCCL's collectives wait for a lost rank until distributed.timeout_s: a thread calls `end` with the reason, which
+    must end this process, 20 s after another rank ended with an error, or after 60 s without a step and without a
+    heartbeat of a rank, which was killed.
     """
     if comm.world == 1:
         yield
@@ -84,6 +87,8 @@ class _HeartbeatThread:
         self._store = _get_default_store().clone()  # a store client is not thread-safe
         self._reader = _get_default_store().clone()
         self._stop, self._failed = threading.Event(), False
+        self._looked, self._last_step = 0.0, -1
+        self._seen: dict[tuple[int, int], float] = {}  # when a heartbeat, by rank and number, was seen first
         self._thread = threading.Thread(target=self._write, name="heartbeat", daemon=True)
 
     def __enter__(self) -> _HeartbeatThread:
@@ -103,15 +108,19 @@ class _HeartbeatThread:
         self._thread.join(_TIMEOUT_S)
 
     def _write(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the process that serves the store may end first
+        try:
             while not self._stop.wait(_PERIOD_S):
                 self._put()
                 self._follow_failed_rank()
+                self._follow_silent_rank()
             self._put()
             if self._failed:
                 self._store.set(_FAILED, _describe_failed([self._beat]))
                 if self._comm.is_main:  # it may serve the store
                     self._wait_until_read()
+        except RuntimeError:  # the process that serves the store has ended, maybe regularly before this one
+            if not self._stop.wait(_GRACE_S):
+                self._end(_describe_lost_store(self._step()))
 
     def _follow_failed_rank(self) -> None:
         """Ends this process if another rank failed and the main thread does not notice it, as in a NCCL collective."""
@@ -121,6 +130,21 @@ class _HeartbeatThread:
         self._store.set(f"{_FAILED}/{self._comm.rank}", "read")
         if not self._stop.wait(_GRACE_S):
             self._end(self.failure)
+
+    def _follow_silent_rank(self) -> None:
+        """Ends this process if another rank sends no heartbeat, and this one makes no step."""
+        now = time.monotonic()
+        if self._beat.step != self._last_step:
+            self._last_step, self._seen = self._beat.step, {}
+        elif now - self._looked > _LOOK_S:
+            self._looked, beats = now, self._read()
+            self._seen = {(beat.rank, beat.count): self._seen.get((beat.rank, beat.count), now) for beat in beats}
+            since = {rank: first for (rank, _), first in self._seen.items()}
+            silent = [beat for beat in beats if beat.state == "alive" and now - since[beat.rank] > _SILENT_S]
+            # Rank 0 may serve the store, in which the other ranks find the same in this time.
+            if silent and not self._stop.wait(2 * _LOOK_S if self._comm.is_main else 0):
+                self.failure = _describe_silent(silent, now - since[silent[0].rank])
+                self._end(self.failure)
 
     def _wait_until_read(self) -> None:
         """Waits until the ranks that are alive have read why this rank failed; for a killed one, 8 s."""
@@ -149,10 +173,7 @@ class _HeartbeatThread:
                 return _describe_failed(failed)
             lost = [b for a, b in zip(first, now, strict=True) if b.state == "alive" and a.count == b.count]
             if lost and waited > _LOST_AFTER_S:
-                return (
-                    f"{_format(lost)} sent no heartbeat for {waited:.0f} s, since step {lost[0].step}: it was killed "
-                    "or suspended, usually for lack of memory; check its output, and continue with resume=auto"
-                )
+                return _describe_silent(lost, waited)
             time.sleep(_PERIOD_S)  # a thousand ranks may each be reading a thousand heartbeats
         if missing := [beat for beat in now if beat.state == "alive"]:  # the others exited with the same error
             return (
@@ -171,6 +192,13 @@ def _is_collective_error(error: BaseException) -> bool:
 
 def _describe_failed(heartbeats: list[_Heartbeat]) -> str:
     return f"{_format(heartbeats)} ended at step {heartbeats[0].step}: {heartbeats[0].state}"
+
+
+def _describe_silent(heartbeats: list[_Heartbeat], seconds: float) -> str:
+    return (
+        f"{_format(heartbeats)} sent no heartbeat for {seconds:.0f} s, since step {heartbeats[0].step}: it was killed "
+        "or suspended, usually for lack of memory; check its output, and continue with resume=auto"
+    )
 
 
 def _format(heartbeats: list[_Heartbeat]) -> str:

@@ -241,7 +241,7 @@ class Bf16Spec(PrecisionSpec):
     master_weights: bool = True
     """Whether the optimizer steps float32 copies of the weights, which checkpoints then store. false: an update of less
     than 1/256 of a weight is lost, and optimizer.ema_decay is an error. true is an error with distributed=fsdp, which
-    stores float32 weights itself: use precision=amp_bf16 distributed.param_dtype=bfloat16 there."""
+    stores float32 weights itself: use precision=amp_bf16 there, which gathers them in bfloat16."""
 
     @property
     def product_format(self) -> str:
@@ -277,7 +277,7 @@ class Fp16Spec(_ScaledSpec):
     """Whether the optimizer steps float32 copies of the weights, which checkpoints then store. false: no loss scaling,
     gradients and moments below 6e-8 become 0, an update of less than 1/2048 of a weight is lost, and
     optimizer.ema_decay is an error. true is an error with distributed=fsdp, which stores float32 weights itself: use
-    precision=amp_bf16 distributed.param_dtype=bfloat16 there."""
+    precision=amp_bf16 there, which gathers them in bfloat16."""
 
     def __post_init__(self) -> None:
         _ScaledSpec.__post_init__(self)
@@ -371,7 +371,7 @@ def check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_param
     require(
         not (masters and shards_parameters),
         f"precision={kind} with master weights is incompatible with distributed=fsdp, which stores float32 weights "
-        "itself: use precision=amp_bf16 distributed.param_dtype=bfloat16, or distributed=ddp",
+        "itself: use precision=amp_bf16, or distributed=ddp",
     )
 
 

@@ -27,6 +27,7 @@ from helpers.waiting import wait_until
 from submitit.helpers import DelayedSubmission
 
 from clipx.config.typed import last_of_each
+from clipx.distributed import heartbeat
 from clipx.distributed.comm import Comm
 from clipx.errors import Exit
 from clipx.run.signals import StopSignals
@@ -279,12 +280,33 @@ def test_the_ranks_of_a_killed_torchrun_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_frozen_rank_is_ended_by_the_watchdog(tmp_path: Path) -> None:
-    """The watchdog acts long before the collective times out."""
-    with job(tmp_path, "none", 2, "distributed.watchdog_s=30") as two:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_is_named_where_no_collective_fails(rank: int, tmp_path: Path) -> None:
+    """As under NCCL, whose collectives wait for a killed rank until distributed.timeout_s. Rank 0 serves the store."""
+    with job(tmp_path, "wait", 2) as two:
+        two.wait_for_steps(2, 20)
+        pid = two.pid(rank)
+        os.kill(pid, signal.SIGKILL)
+        assert two.exit_code(1 - rank) == Exit.FAILED
+        host = re.escape(socket.gethostname())
+        killed = rf"rank 1 \(host {host}, pid {pid}\) sent no heartbeat for \d+ s, since step \d+: it was killed"
+        said = killed if rank else "rank 0, or its launcher on 127.0.0.1, was lost at step 20: its TCPStore does not"
+        assert re.search(rf"^error: {said}", two.stderr(1 - rank), re.MULTILINE)
+
+
+def test_a_killed_rank_is_named_within_a_minute() -> None:
+    """The largest sum of waits: until the first look, silence, until the next look, and of rank 0 for the others."""
+    period, look = heartbeat._PERIOD_S, heartbeat._LOOK_S
+    assert 2 * period + heartbeat._SILENT_S + (look + period) + 2 * look < 60
+    assert period + heartbeat._GRACE_S < 60
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_another_is_ended_by_the_watchdog(tmp_path: Path) -> None:
+    """The watchdog acts long before the collective times out. The other rank is alive and makes steps."""
+    with job(tmp_path, "busy", 2, "distributed.watchdog_s=30") as two:
         two.wait_for_steps(2)
         start = time.monotonic()
-        os.kill(two.pid(1), signal.SIGSTOP)
         assert two.exit_code(0) == Exit.WATCHDOG == 70
         assert time.monotonic() - start < 500, "the time limit of a collective is 600 s"
         stacks = (two.folder / "stacks.rank0.txt").read_text()

@@ -4,13 +4,15 @@
 
 Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving ends when
 the file `release` exists; `requeue`, the same, SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has
-received; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`, rank 1 raises an unexpected error.
+received; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`, rank 1 raises an unexpected error;
+`busy`, rank 1 makes progress without the others; `wait`, all ranks wait for what does not come, outside of a collective.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType
@@ -48,7 +50,7 @@ class Loop:
             (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
             while True:
                 lock.check()
-                self.inject_fault()
+                self.inject_fault(watchdog)
                 assert comm.sum(torch.ones(2)).tolist() == [comm.world] * 2
                 self.step += 1
                 watchdog.beat(self.step)
@@ -60,7 +62,13 @@ class Loop:
                     stop.call_previous_handler(comm)
                     raise Stopped(f"{name} at step {self.step}; saved: go on with resume=auto")
 
-    def inject_fault(self) -> None:
+    def inject_fault(self, watchdog: Watchdog) -> None:
+        if self.fault == "wait" and self.step == 20:
+            threading.Event().wait()
+        while self.fault == "busy" and self.comm.rank == 1 and self.step >= 20:
+            self.step += 1
+            watchdog.beat(self.step)
+            time.sleep(0.1)
         if self.comm.rank == 1 and self.step == 20:
             if self.fault == "fail":
                 raise DataError("the shard is gone: bring it back")

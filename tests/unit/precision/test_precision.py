@@ -322,7 +322,7 @@ def test_batch_norm_stays_in_float32_and_shares_its_statistics(tmp_path: Path) -
         (
             ("precision=int8", "distributed=fsdp"),
             "precision=int8 with master weights is incompatible with distributed=fsdp, which stores float32 weights "
-            "itself: use precision=amp_bf16 distributed.param_dtype=bfloat16, or distributed=ddp",
+            "itself: use precision=amp_bf16, or distributed=ddp",
         ),
         (
             ("precision=fp16", "precision.master_weights=false", "precision.loss_scale=8"),
