@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import compose, run
+from torch._dynamo.utils import counters
 
 from clipx.bench.gpu import PARTS, GpuSpec, Part
+from clipx.bench.gpu_parts import kernels
 from clipx.bench.gpu_parts.expected import EXPECTED, expectation
 from clipx.bench.gpu_parts.process import Record, measure
 from clipx.bench.gpu_parts.report import Report, Sizes, read
@@ -43,7 +45,7 @@ def test_a_dry_run_measures_every_number_of_its_parts(dry: tuple[Path, str]) -> 
     entries = [entry for record in records.values() for entry in record.entries]
     # implementations of CUDA alone
     failed = {entry["name"] for entry in entries if "error" in entry}
-    assert failed <= {"attention text varlen", *(f"attention B/32 {kind}" for kind in ("flash", "cudnn", "efficient"))}
+    assert failed <= {f"attention B/32 {kind}" for kind in ("flash", "cudnn", "efficient")}
     numbers = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
     assert numbers["B/32 again: tensors that differ"] == numbers["B/32 resumed: tensors that differ"] == 0
     for name in ("patches 16 product", "spread and gather", "loss 16 of 64 infonce", "logits tf32 error"):
@@ -97,6 +99,16 @@ def test_a_part_that_fails_is_recorded_with_its_traceback(tmp_path: Path) -> Non
     record = measure("bad", Part(f"{__name__}:break_down", 600.0), tmp_path, "cpu", 0, True, 600.0, lambda text: None)
     assert (record.status, len(record.entries)) == ("failed", 1)
     assert "ValueError: a broken part" in (tmp_path / "parts" / "bad.log").read_text()
+
+
+def test_patches_of_each_size_are_compiled_with_static_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the part sets
+    torch._dynamo.reset()
+    counters.clear()
+    kernels.patches(Sizes("cpu", tmp_path, 0, True), Report(tmp_path / "report.jsonl"))
+    products = [entry for entry in read(tmp_path / "report.jsonl") if entry["name"].endswith("product")]
+    assert counters["stats"]["unique_graphs"] == len(products) == 3  # the second would have symbolic sizes, for all
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(
