@@ -48,7 +48,7 @@ def test_a_dry_run_measures_every_number_of_its_parts(dry: tuple[Path, str]) -> 
     assert failed <= {f"attention B/32 {kind}" for kind in ("flash", "cudnn", "efficient")}
     numbers = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
     assert numbers["B/32 again: tensors that differ"] == numbers["B/32 resumed: tensors that differ"] == 0
-    for name in ("patches 16 product", "spread and gather", "loss 16 of 64 infonce", "logits tf32 error"):
+    for name in ("patches 16 product", "spread and gather", "loss 16 of 64 infonce"):
         assert numbers[name] >= 0
     assert numbers["step vit_b32 4 clipx / open_clip"] > 0
     assert 0 <= numbers["run: data wait"] <= 1
