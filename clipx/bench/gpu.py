@@ -116,29 +116,37 @@ class GpuSpec(BenchSpec):
         return "cuda"
 
     def _findings(self, records: list[Record], missing: list[str]) -> Findings:
-        from clipx.bench.gpu_parts.expected import expectation
+        import torch
 
-        table = Table("results", ("part", "number", "value", "unit", "expected on H200", "act if", "verdict"))
+        from clipx.bench.gpu_parts.expected import device_of, expectation
+
+        name = "cpu" if self.tiny else torch.cuda.get_device_name()
+        known = device_of(name)
+        title = f"results on {name}" if known else f"results; no estimates for {name}"
+        if self.tiny:
+            title = "dry run: the numbers mean nothing"
+        estimate = f"estimate for an {known}" if known else "estimate"
+        table = Table(title, ("part", "number", "value", "unit", estimate, "act if", "verdict"))
         numbers: dict[str, float] = {}
         for record in records:
             for entry in record.entries:
                 if "error" in entry:
                     table.rows.append((record.part, entry["name"], "failed", "", "", "", entry["error"][:60]))
                 elif "name" in entry:
-                    name, value = entry["name"], entry["value"]
-                    numbers[name] = value
-                    known = expectation(name)
-                    hopes = ("", "", "") if known is None else (known.range, known.threshold, known.verdict(value))
-                    table.rows.append((record.part, name, f"{value:,.4g}", entry["unit"], *hopes))
+                    number, value = entry["name"], entry["value"]
+                    numbers[number] = value
+                    found = expectation(number, known)
+                    hopes = ("", "", "") if found is None else (found.range, found.threshold, found.verdict(value))
+                    table.rows.append((record.part, number, f"{value:,.4g}", entry["unit"], *hopes))
             if record.status != "done":
                 table.rows.append((record.part, "", record.status, "", "", "", "see the log of the part"))
         figures = {
-            "device": "cpu" if self.tiny else "cuda",
+            "device": name,
             "tiny": self.tiny,
             "parts": {record.part: record.status for record in records},
             "seconds": {record.part: record.seconds for record in records},
             "missing": missing,
-            "ratios": {name: value for name, value in numbers.items() if name.endswith("clipx / open_clip")},
+            "ratios": {number: value for number, value in numbers.items() if number.endswith("clipx / open_clip")},
         }
         steps = [entry["step"] for record in records for entry in record.entries if "step" in entry]
         return Findings(figures, {"steps": steps, "parts": [asdict(record) for record in records]}, [table])

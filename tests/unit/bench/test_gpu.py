@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from clipx.bench.gpu import PARTS, GpuSpec, Part
 from clipx.bench.gpu_parts import kernels
-from clipx.bench.gpu_parts.expected import EXPECTED, expectation
+from clipx.bench.gpu_parts.expected import DEVICES, STEPS, device_of, expectation, expectations
 from clipx.bench.gpu_parts.process import Record, measure
 from clipx.bench.gpu_parts.report import Report, Sizes, read
 from clipx.bench.gpu_parts.steps import batch_for_memory
@@ -59,7 +59,8 @@ def test_a_dry_run_measures_every_number_of_its_parts(dry: tuple[Path, str]) -> 
     for name in ("patches 16 product", "spread and gather", "loss 16 of 64 infonce"):
         assert numbers[name] >= 0
     assert 0 <= numbers["run: data wait"] <= 1
-    assert "expected on H200" in printed
+    assert "dry run: the numbers mean nothing" in printed
+    assert "as estimated" not in printed  # no verdict on a dry run
 
 
 def test_the_third_number_is_the_ratio_of_the_first_variants(dry: tuple[Path, str]) -> None:
@@ -178,9 +179,12 @@ def test_a_part_that_fails_is_recorded_with_its_traceback(tmp_path: Path) -> Non
     ],
 )
 def test_batches_fit_into_free_memory(model: str, wanted: int, batches: tuple[int, ...]) -> None:
-    """The bytes are those of the data sheets of an H100, an H200 and a card of 24 GB, and those that a driver reports."""
+    """The batches of an H100 and an H200 are those of the estimates. The bytes are those of a data sheet, and those
+    that a driver reports."""
     for gigabytes, batch in zip(((80.0, 84.9), (141.0, 150.1), (24.0, 24.0)), batches, strict=True):
         assert [batch_for_memory(model, wanted, int(1e9 * free)) for free in gigabytes] == [batch, batch]
+    for device, column in (("H100", 0), ("H200", 1)):
+        assert wanted == 256 or f"{model} {batches[column]}" in STEPS[device]
 
 
 def test_patches_of_each_size_are_compiled_with_static_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,24 +198,68 @@ def test_patches_of_each_size_are_compiled_with_static_shapes(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "verdict"),
+    ("name", "device"),
     [
-        ("step vit_b32 2048 clipx / open_clip", 1.6, "as expected"),
-        ("step vit_b32 2048 clipx / open_clip", 1.3, "look"),
-        ("step vit_b32 2048 clipx / open_clip", 1.1, "read kernels_ms of both rows"),
-        ("attention text varlen", 0.5, "as expected"),
-        ("attention text varlen", 2.0, "packed attention is worth less than estimated"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        *((f"NVIDIA {name}", None) for name in ("A100-SXM4-80GB", "H100 PCIe", "H200 NVL", "GH200 480GB")),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
     ],
 )
-def test_a_verdict_compares_a_number_with_range_and_threshold(name: str, value: float, verdict: str) -> None:
-    found = expectation(name)
-    assert found is not None
-    assert found.verdict(value) == verdict
+def test_a_device_is_known_by_its_name(name: str, device: str | None) -> None:
+    assert device_of(name) == device
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verdicts"),
+    [
+        ("step vit_b32 2048 clipx / open_clip", 1.55, ("as estimated", "as estimated")),
+        ("step vit_b32 2048 clipx / open_clip", 1.4, ("look", "look")),
+        ("step vit_b32 2048 clipx / open_clip", 1.1, ("read kernels_ms of both rows",) * 2),
+        ("step vit_b32 2048 compiled", 8000.0, ("as estimated", "read kernels_ms of the row")),
+        ("step vit_l14 384 compiled", 830.0, (None, "as estimated")),
+        ("copy on the device", 4.3, ("scale the steps by it", "as estimated")),
+        ("attention text varlen", 3.0, ("a kernel for short sequences comes first",) * 2),
+        ("step vit_b32 2048 compiled idle", 0.04, ("host reads, or lengths of the batches",) * 2),
+        ("step vit_b32 256 compiled idle", 0.04, ("as estimated",) * 2),
+    ],
+)
+def test_a_verdict_compares_a_number_with_the_estimate_for_the_device(
+    name: str, value: float, verdicts: tuple[str | None, ...]
+) -> None:
+    for device, verdict in zip(DEVICES, verdicts, strict=True):
+        found = expectation(name, device)
+        assert (found and found.verdict(value)) == verdict
+    assert expectation(name, None) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "title", "column", "cells"),
+    [
+        (
+            "NVIDIA H100 80GB HBM3",
+            "results on NVIDIA H100 80GB HBM3",
+            "estimate for an H100",
+            ("2.7 to 3.3", "outside", "as estimated"),
+        ),
+        ("NVIDIA A100-SXM4-80GB", "results; no estimates for NVIDIA A100-SXM4-80GB", "estimate", ("", "", "")),
+    ],
+)
+def test_the_table_has_the_estimates_for_the_device_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, title: str, column: str, cells: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+    (tmp_path / "parts").mkdir()
+    Record("kernels", "done", 1.0, [{"name": "copy on the device", "value": 3.0, "unit": "TB/s"}]).write(tmp_path)
+    (table,) = spec("parts=[kernels]", f"run_dir={tmp_path}").run(lambda text: None).tables
+    assert (table.title, table.columns[4]) == (title, column)
+    assert table.rows == [("kernels", "copy on the device", "3", "TB/s", *cells)]
 
 
 def test_every_threshold_says_what_to_do() -> None:
-    assert all(one.action for one in EXPECTED if one.threshold)
-    assert expectation("a number without expectation") is None
+    assert all(one.action for device in DEVICES for one in expectations(device) if one.threshold)
+    assert expectation("a number without expectation", "H100") is None
 
 
 @pytest.mark.parametrize(
