@@ -19,6 +19,7 @@ from clipx.bench.shards import pattern
 from clipx.bench.training import batch_for
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
+from clipx.data.prefetch import DevicePrefetcher
 from clipx.distributed.comm import Comm
 from clipx.model.spec import Varying
 from clipx.trainer.backends import Backends
@@ -115,7 +116,7 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
 
 
 def in_memory(spec: RunSpec, comm: Comm) -> Contender:
-    """Builds the step of a run on batches in the host's memory."""
+    """Builds the step of a run on batches in the host's memory, which are copied ahead as the trainer does."""
     size, seed = spec.data.batch_size, spec.seed
     samples = max(SAMPLES, size)
     Backends.configure(spec.deterministic, comm.device)
@@ -123,14 +124,15 @@ def in_memory(spec: RunSpec, comm: Comm) -> Contender:
         spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
     )
     learner.model.image.set_patch_dropout(spec.model.patch_dropout)
-    batches = itertools.cycle(host_batches(spec, size // comm.world, comm.device, seed, comm.rank))
+    host = host_batches(spec, size // comm.world, comm.device, seed, comm.rank)
+    batches = DevicePrefetcher(itertools.cycle(host), comm.device)
     steps = itertools.count()
 
     def lap(number: int) -> float:
         metrics = {}
-        for step, batch in zip(itertools.islice(steps, number), batches, strict=False):
-            position = StepPosition(step, step * size, (step + 1) * size)
-            metrics = learner.step(batch.to(comm.device), position)
+        for step in itertools.islice(steps, number):
+            metrics = learner.step(next(batches), StepPosition(step, step * size, (step + 1) * size))
+            batches.start_next()
         return metrics["loss"].item()
 
     return Contender(spec, learner.format.kind, lap, learner)

@@ -29,14 +29,14 @@ class FeedsSpec(BenchSpec):
     repeats: int = 9
     """Number of rounds, in each of which every kind is loaded once, in turns. At least 1."""
 
-    rates: list[int] = field(default_factory=lambda: [8000, 3000, 900])
+    rates: list[int] = field(default_factory=lambda: [10_200, 3_400, 830])
     """Samples per second that a GPU trains, for which the table has the cores. The defaults are estimates for one H200
     and ViT-B/32, B/16 and L/14, not measured. Each is at least 1."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         self.check_counts("samples", "repeats")
-        require(min(self.rates, default=0) >= 1, f"rates={self.rates} must contain numbers of at least 1: [8000]")
+        require(min(self.rates, default=0) >= 1, f"rates={self.rates} must contain numbers of at least 1: [10200]")
 
     def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench.feeding import KINDS, microseconds

@@ -1,4 +1,4 @@
-"""One GPU in 25 minutes: kernels, resume, whole steps against open_clip, loss, checkpoints, loader, a profiled run."""
+"""One GPU in calls of 9 minutes: steps against open_clip, kernels, resume, loss, checkpoints, loader, a run."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Part:
     args: tuple[Any, ...] = ()
 
 
-# In order of information: what does not fit into the time is left out.
+# In order of information: what does not fit into the time is left out. One part fits into a call of 9 minutes. The
+# first variant of clipx and of open_clip are measured first: their ratio is the third number of a part of steps.
 PARTS = {
+    "vit_b32": Part(
+        _STEPS, 520, ("vit_b32", 2048, ("compiled", "bf16", "padded", "eager", "loss compiled"), ("compiled",))
+    ),
     "kernels": Part("clipx.bench.gpu_parts.kernels:run", 150),
     "resume": Part("clipx.bench.gpu_parts.runs:resume", 150),
-    "vit_b32": Part(
-        _STEPS, 300, ("vit_b32", 2048, ("compiled", "bf16", "padded", "eager", "loss compiled"), ("compiled", "eager"))
-    ),
-    "vit_l14": Part(_STEPS, 300, ("vit_l14", 384, ("compiled", "bf16", "float8", "selective"), ("compiled",))),
-    "vit_b16": Part(_STEPS, 200, ("vit_b16", 1024, ("compiled", "bf16"), ("compiled",))),
-    "loss": Part("clipx.bench.gpu_parts.loss:run", 120),
-    "vit_b32_small": Part(_STEPS, 150, ("vit_b32", 256, ("compiled", "eager"), ("compiled",))),
-    "checkpoint": Part("clipx.bench.gpu_parts.storage:save", 120),
+    "vit_l14": Part(_STEPS, 480, ("vit_l14", 384, ("compiled", "bf16", "float8", "selective"), ("compiled",))),
     "run": Part("clipx.bench.gpu_parts.runs:profiled", 150),
+    "checkpoint": Part("clipx.bench.gpu_parts.storage:save", 120),
+    "vit_b32_small": Part(_STEPS, 300, ("vit_b32", 256, ("compiled", "eager"), ("compiled", "eager"))),
+    "loss": Part("clipx.bench.gpu_parts.loss:run", 120),
+    "vit_b16": Part(_STEPS, 300, ("vit_b16", 1024, ("compiled", "bf16"), ("compiled",))),
     "images": Part("clipx.bench.gpu_parts.storage:images", 180),
-    "vit_b32_large": Part(_STEPS, 150, ("vit_b32", 4096, ("compiled", "bf16"), ("compiled",))),
-    "vit_h14": Part(_STEPS, 150, ("vit_h14", 192, ("bf16",), ("compiled",))),
+    "vit_h14": Part(_STEPS, 400, ("vit_h14", 192, ("compiled", "bf16"), ("compiled",))),
 }
 
 
@@ -52,18 +52,19 @@ PARTS = {
 class GpuSpec(BenchSpec):
     """All measurements on one GPU, in parts that each run in a process under a time limit.
 
-    Results are written after each part. The same command with the same run_dir continues with the parts that are
-    missing.
+    Numbers are written when they are measured. The same command with the same run_dir continues: repeat it until
+    nothing is missing. Remove parts/NAME.json* in run_dir to measure a part again.
     """
 
     kind: str = "gpu"
     """Name of this benchmark in the registry."""
 
-    minutes: float = 25.0
-    """Time of this call in minutes, above 0. A part that would exceed it is stopped, and later ones are left out."""
+    minutes: float = 9.0
+    """Time of this call in minutes, above 0. A part that would exceed it is interrupted, and the next call continues it
+    with what is missing. The default suits machines that end a command after 10 minutes."""
 
     parts: list[str] = field(default_factory=list)
-    """Parts to measure, again if they have results. []: all that have none, in order of information."""
+    """Parts to measure, in this order, except those that have results. []: all, in order of information."""
 
     tiny: bool = False
     """Tries all parts with tiny models on the CPU. The numbers mean nothing."""
@@ -87,15 +88,17 @@ class GpuSpec(BenchSpec):
         folder = Path(self.run_dir)
         end = time.monotonic() + 60 * self.minutes
         for name in self.parts or PARTS:
-            if not self.parts and Record.path(folder, name).is_file():
+            if Record.path(folder, name).is_file():
                 log(f"{name}: measured before")
                 continue
             left = end - time.monotonic()
             if left < min(20.0, 6 * self.minutes):
-                log(f"{name}: no time left. The same command with run_dir={self.run_dir} continues here")
                 break
             measure(name, PARTS[name], folder, device, self.seed, self.tiny, left, log)
-        return self._findings([Record.read(folder, name) for name in PARTS if Record.path(folder, name).is_file()])
+        missing = [name for name in self.parts or PARTS if not Record.path(folder, name).is_file()]
+        if missing:
+            log(f"missing: {', '.join(missing)}. The same command with run_dir={self.run_dir} continues")
+        return self._findings([record for name in PARTS if (record := Record.read(folder, name))], missing)
 
     def _cuda(self) -> str:
         """Returns cuda. Raises ConfigError without a CUDA device."""
@@ -112,30 +115,38 @@ class GpuSpec(BenchSpec):
         )
         return "cuda"
 
-    def _findings(self, records: list[Record]) -> Findings:
-        from clipx.bench.gpu_parts.expected import expectation
+    def _findings(self, records: list[Record], missing: list[str]) -> Findings:
+        import torch
 
-        table = Table("results", ("part", "number", "value", "unit", "expected on H200", "act if", "verdict"))
+        from clipx.bench.gpu_parts.expected import device_of, expectation
+
+        name = "cpu" if self.tiny else torch.cuda.get_device_name()
+        known = device_of(name)
+        title = f"results on {name}" if known else f"results; no estimates for {name}"
+        if self.tiny:
+            title = "dry run: the numbers mean nothing"
+        estimate = f"estimate for an {known}" if known else "estimate"
+        table = Table(title, ("part", "number", "value", "unit", estimate, "act if", "verdict"))
         numbers: dict[str, float] = {}
         for record in records:
             for entry in record.entries:
                 if "error" in entry:
                     table.rows.append((record.part, entry["name"], "failed", "", "", "", entry["error"][:60]))
                 elif "name" in entry:
-                    name, value = entry["name"], entry["value"]
-                    numbers[name] = value
-                    known = expectation(name)
-                    hopes = ("", "", "") if known is None else (known.range, known.threshold, known.verdict(value))
-                    table.rows.append((record.part, name, f"{value:,.4g}", entry["unit"], *hopes))
+                    number, value = entry["name"], entry["value"]
+                    numbers[number] = value
+                    found = expectation(number, known)
+                    hopes = ("", "", "") if found is None else (found.range, found.threshold, found.verdict(value))
+                    table.rows.append((record.part, number, f"{value:,.4g}", entry["unit"], *hopes))
             if record.status != "done":
                 table.rows.append((record.part, "", record.status, "", "", "", "see the log of the part"))
         figures = {
-            "device": "cpu" if self.tiny else "cuda",
+            "device": name,
             "tiny": self.tiny,
             "parts": {record.part: record.status for record in records},
             "seconds": {record.part: record.seconds for record in records},
-            "missing": [name for name in PARTS if name not in {record.part for record in records}],
-            "ratios": {name: value for name, value in numbers.items() if name.endswith("clipx / open_clip")},
+            "missing": missing,
+            "ratios": {number: value for number, value in numbers.items() if number.endswith("clipx / open_clip")},
         }
         steps = [entry["step"] for record in records for entry in record.entries if "step" in entry]
         return Findings(figures, {"steps": steps, "parts": [asdict(record) for record in records]}, [table])

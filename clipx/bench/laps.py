@@ -14,7 +14,7 @@ import torch
 from clipx.bench import shards
 from clipx.bench.contenders import HOST_BATCHES, Contender, clipx_in_memory, clipx_over_shards, low_precision
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
-from clipx.bench.phases import phases
+from clipx.bench.phases import kernels, phases
 from clipx.bench.pipelines import fork_workers
 from clipx.bench.rival import Rival
 from clipx.bench.training import captions
@@ -91,6 +91,7 @@ class Row:
     mfu_packed: float | None  # share of the peak; None if it is unknown
     mfu_padded: float | None
     phases_ms: dict[str, float] = field(default_factory=dict)
+    kernels_ms: dict[str, float] = field(default_factory=dict)  # on CUDA, by kind
     peak_mib: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -131,6 +132,10 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
     rates = [flops * course.batch / took for flops in (packed, padded)]
     mfu_packed, mfu_padded = (None if peak is None else round(rate / peak, 4) for rate in rates)
     ours = one.learner is not None
+    by_phase = phases(one, course.steps, comm.device)
+    by_kernel = kernels(one, course.steps) if comm.device.type == "cuda" else {}
+    if by_phase and by_kernel:
+        by_phase["idle"] = by_kernel["idle"]
     return Row(
         name=name,
         implementation="clipx" if ours else "open_clip",
@@ -148,7 +153,8 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
         tflops_padded=float(f"{rates[1]:.4g}"),
         mfu_packed=mfu_packed,
         mfu_padded=mfu_padded,
-        phases_ms=phases(one, course.steps, comm.device),
+        phases_ms=by_phase,
+        kernels_ms=by_kernel,
     )
 
 

@@ -59,8 +59,8 @@ class Timeline:
 
 @contextlib.contextmanager
 def marked(learner: Learner, line: Timeline) -> Iterator[None]:
-    """Marks the phases of the learner's steps. `data`, up to the first forward pass, includes the batch's transfer;
-    `backward` also the gradient norm; forward passes of micro-batches within the backward pass count as `forward`."""
+    """Marks the phases of the learner's steps. `data`, up to the first forward pass, includes the wait for the batch's
+    transfer; `backward` also the gradient norm; forward passes of micro-batches in the backward pass are `forward`."""
     scored = False
 
     def loss_begins(*_: object) -> None:
@@ -92,8 +92,7 @@ def marked(learner: Learner, line: Timeline) -> Iterator[None]:
 
 
 def phases(contender: Contender, steps: int, device: torch.device) -> dict[str, float]:
-    """Returns the milliseconds of a step by phase, over a turn of `steps`. On CUDA also `idle`, in which no kernel
-    runs; it is part of the other phases."""
+    """Returns the milliseconds of a step by phase, over a turn of `steps`."""
     learner = contender.learner
     if learner is None:
         return {}
@@ -103,14 +102,11 @@ def phases(contender: Contender, steps: int, device: torch.device) -> dict[str, 
             line.mark("data")
             contender.lap(1)
         line.mark("end")
-    found = {phase: took / steps for phase, took in line.milliseconds().items()}
-    if device.type == "cuda":
-        found["idle"] = kernels(contender, steps)["idle"]
-    return {phase: round(took, 3) for phase, took in found.items()}
+    return {phase: round(took / steps, 3) for phase, took in line.milliseconds().items()}
 
 
 def kernels(contender: Contender, steps: int) -> dict[str, float]:
-    """Returns the milliseconds of a step by kind of kernel, `idle` between them, and the number of kernels."""
+    """Returns the milliseconds of a step by kind of kernel, `idle` in which none runs, and the number of kernels."""
     with contender.turn(), torch.profiler.profile() as profile:
         contender.lap(steps)
         torch.cuda.synchronize()
@@ -122,4 +118,4 @@ def kernels(contender: Contender, steps: int) -> dict[str, float]:
     busy = union([(e.time_range.start, e.time_range.end) for e in events])
     idle = busy[-1][1] - busy[0][0] - sum(end - start for start, end in busy) if busy else 0.0
     found = {kind: round(took / 1e3 / steps, 3) for kind, took in sums.most_common()}
-    return {**found, "idle": idle / 1e3 / steps, "kernels": len(events) // steps}
+    return {**found, "idle": round(idle / 1e3 / steps, 3), "kernels": len(events) // steps}

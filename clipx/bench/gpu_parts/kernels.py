@@ -5,11 +5,9 @@ Shape suffixes: T tokens, I and O widths of a product; b images or texts, L leng
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
+from clipx.model.varlen import varlen_attention
 
 _HEAD = 64
 _MEAN_TOKENS = 20
@@ -24,7 +23,7 @@ _MEAN_TOKENS = 20
 
 def run(sizes: Sizes, report: Report) -> None:
     torch.manual_seed(sizes.seed)
-    for part in (_products, _attention, _packed, _patches, _copies, _optimizer):
+    for part in (_products, _attention, _packed, patches, _copies, _optimizer):
         part(sizes, report)
 
 
@@ -84,14 +83,7 @@ def _packed(sizes: Sizes, report: Report) -> None:
     qkv = _random(sizes, tokens, 3, heads, _HEAD).requires_grad_()
 
     def varlen() -> None:
-        from torch.nn.attention.varlen import varlen_attn  # torch >= 2.10
-
-        q, k, v = qkv.unbind(1)
-        causal: dict[str, Any] = {"window_size": (-1, 0)}
-        if "is_causal" in inspect.signature(varlen_attn).parameters:  # an earlier signature
-            causal = {"is_causal": True}
-        out = varlen_attn(q, k, v, ends, ends, context, context, **causal)
-        assert isinstance(out, Tensor)
+        out = varlen_attention(qkv, ends, context)
         out.backward(out.detach())
 
     try:
@@ -109,11 +101,12 @@ def _packed(sizes: Sizes, report: Report) -> None:
     report.number("spread and gather", milliseconds(spread, sizes.place), "ms")
 
 
-def _patches(sizes: Sizes, report: Report) -> None:
+def patches(sizes: Sizes, report: Report) -> None:
     """Measures normalisation and patch embedding, as a convolution and as one product, with the weight's gradient."""
     images, side = sizes.pick((1024, 224), (2, 32))
-    cut = torch.compile(_cut, backend=sizes.pick("inductor", "eager"))
-    for patch, width in sizes.pick(((32, 768), (16, 768), (14, 1024)), ((16, 8),)):
+    # With symbolic sizes, the default from the second size on, other kernels than those of a model would be timed.
+    cut = torch.compile(_cut, dynamic=False, backend=sizes.pick("inductor", "eager"))
+    for patch, width in sizes.pick(((32, 768), (16, 768), (14, 1024)), ((16, 8), (8, 8), (4, 8))):
         image = torch.randint(0, 256, (images, side, side, 3), device=sizes.place, dtype=torch.uint8)
         image_b3SS, mean = image.permute(0, 3, 1, 2), torch.rand(3, 1, 1, device=sizes.place)
         conv = torch.nn.Conv2d(3, width, patch, patch, device=sizes.place).to(memory_format=torch.channels_last)
@@ -129,10 +122,8 @@ def _patches(sizes: Sizes, report: Report) -> None:
             report.number(f"patches {patch} {kind}", milliseconds(convolved, sizes.place), "ms")
         weight = conv.weight.detach().permute(0, 2, 3, 1).reshape(width, -1).bfloat16().requires_grad_()
 
-        def product(
-            image: Tensor = image_b3SS, mean: Tensor = mean, weight: Tensor = weight, patch: int = patch
-        ) -> None:
-            out = cut(image, mean, patch) @ weight.T
+        def product(inputs: tuple[Tensor, Tensor, int] = (image_b3SS, mean, patch), weight: Tensor = weight) -> None:
+            out = cut(*inputs) @ weight.T
             out.backward(out.detach())
 
         report.number(f"patches {patch} product", milliseconds(product, sizes.place), "ms")

@@ -27,7 +27,6 @@ def run(sizes: Sizes, report: Report) -> None:
             _race(sizes, report, comm, local)
         finally:
             comm.close()
-    _formats(sizes, report)
 
 
 def _race(sizes: Sizes, report: Report, comm: Comm, local: int) -> None:
@@ -56,22 +55,3 @@ def _step(racer: Contestant, pair: tuple[Tensor, Tensor], device: str, bf16: boo
         racer.done()
 
     return call
-
-
-def _formats(sizes: Sizes, report: Report) -> None:
-    """Measures rate and error of the logits in formats of the product, at a temperature of 100."""
-    n, width = sizes.pick((8192, _WIDTH), (32, 8))
-    x, y = (x.detach() for x in features(Comm(0, 1, 0, sizes.place), n, width, sizes.seed))
-    exact = 100 * (x.double() @ y.double().T)
-    x_high, y_high = x.bfloat16(), y.bfloat16()
-    x_low, y_low = (x - x_high.float()).bfloat16(), (y - y_high.float()).bfloat16()
-    x_3, y_3 = torch.cat([x_high, x_high, x_low], 1), torch.cat([y_high, y_low, y_high], 1)
-    ways: dict[str, Callable[[], Tensor]] = {"fp32": lambda: x @ y.T, "tf32": lambda: x @ y.T}
-    if sizes.device == "cuda":
-        ways["bf16"] = lambda: torch.mm(x_high, y_high.T, out_dtype=torch.float32)
-        ways["3 x bf16"] = lambda: torch.mm(x_3, y_3.T, out_dtype=torch.float32)
-    for name, call in ways.items():
-        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        report.number(f"logits {name}", 2e-9 * n * n * width / milliseconds(call, sizes.place), "TFLOP/s")
-        report.number(f"logits {name} error", (100 * call().double() - exact).abs().max().item(), "")
-    torch.backends.cuda.matmul.allow_tf32 = False

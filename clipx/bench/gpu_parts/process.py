@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from clipx.bench.gpu import Part
 
 _POLL_S = 0.2
+INTERRUPTED = "interrupted"
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Record:
     """Results of a part."""
 
     part: str
-    status: str  # done, failed, or stopped after a number of seconds
+    status: str  # done, failed, stopped (by the limit of the part), or interrupted (by that of the call): unfinished
     seconds: float
     entries: list[dict[str, Any]]  # of its report
 
@@ -39,8 +40,13 @@ class Record:
         return folder / "parts" / f"{part}.json"
 
     @classmethod
-    def read(cls, folder: Path, part: str) -> Record:
-        return cls(**json.loads(cls.path(folder, part).read_text(encoding="utf-8")))
+    def read(cls, folder: Path, part: str) -> Record | None:
+        """Returns the results of a part, which has no record file if it was interrupted. None: it was never begun."""
+        path = cls.path(folder, part)
+        if path.is_file():
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        report = path.with_suffix(".jsonl")
+        return cls(part, INTERRUPTED, 0.0, read(report)) if report.is_file() else None
 
     def write(self, folder: Path) -> None:
         path = self.path(folder, self.part)
@@ -59,12 +65,14 @@ def measure(
     left_s: float,
     log: Callable[[str], None],
 ) -> Record:
-    """Runs a part for at most `left_s` and its limit, logs what it reports, and records it in `folder`."""
+    """Runs a part for at most `left_s` and its limit, logs what it reports, and records it in `folder`.
+
+    A part that `left_s` ends gets no record file, as one whose call is killed: the next call continues its report.
+    """
     home = folder / "parts"
     home.mkdir(parents=True, exist_ok=True)
     report = home / f"{name}.jsonl"
-    report.unlink(missing_ok=True)
-    limit = min(part.limit_s, left_s)
+    limit, shown = min(part.limit_s, left_s), len(read(report))
     log(f"{name}: at most {limit:.0f} s, log in {home / f'{name}.log'}")
     # A fork shares the imports. A process that has forked cannot use CUDA if its parent has, so CUDA needs a new one.
     start = get_context("fork").Process if tiny else get_context("spawn").Process
@@ -73,7 +81,6 @@ def measure(
         process = start(target=run_part, args=(part, sizes, report, home / f"{name}.log"))
         begin = time.monotonic()
         process.start()
-        shown = 0
         while process.is_alive() and time.monotonic() - begin < limit:
             process.join(_POLL_S)
             shown = _show(name, report, shown, log)
@@ -85,9 +92,12 @@ def measure(
         process.join()
         _show(name, report, shown, log)
     seconds = round(time.monotonic() - begin, 1)
-    status = f"stopped after {limit:.0f} s" if late else "done" if process.exitcode == 0 else "failed"
+    status = "done" if process.exitcode == 0 else "failed"
+    if late:
+        status = INTERRUPTED if limit < part.limit_s else f"stopped after {limit:.0f} s"
     record = Record(name, status, seconds, read(report))
-    record.write(folder)
+    if status != INTERRUPTED:
+        record.write(folder)
     log(f"{name}: {status}, {seconds:.0f} s")
     return record
 
@@ -105,7 +115,7 @@ def _show(name: str, report: Path, shown: int, log: Callable[[str], None]) -> in
 def run_part(part: Part, sizes: Sizes, report: Path, log: Path) -> None:
     """Runs a part in this process, whose output goes to the file `log`."""
     os.setsid()
-    with log.open("w", buffering=1, encoding="utf-8") as file:
+    with log.open("a", buffering=1, encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file

@@ -34,10 +34,23 @@ class Sizes:
 
 
 class Report:
-    """Writes each number to a file when it is measured: a part that is stopped keeps those that it has."""
+    """Writes each number to a file when it is measured: a part that is stopped keeps those that it has.
+
+    A report of a part that was interrupted continues its file. The first value of a number remains.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._entries = path, read(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write("\n" if file.tell() else "")  # the last line may be incomplete
+
+    def has(self, name: str) -> bool:
+        """Returns whether a number has a value or has failed."""
+        return any(entry.get("name") == name for entry in self._entries)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Returns the rows of training steps."""
+        return [entry["step"] for entry in self._entries if "step" in entry]
 
     def number(self, name: str, value: float, unit: str) -> None:
         """Reports a number. Names with an expectation are in expected.py."""
@@ -51,7 +64,10 @@ class Report:
         """Reports that something did not work, which is a finding."""
         self._write({"name": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]})
 
-    def _write(self, entry: Mapping[str, Any]) -> None:
+    def _write(self, entry: dict[str, Any]) -> None:
+        if "name" in entry and self.has(entry["name"]):
+            return
+        self._entries.append(entry)
         line = json.dumps(entry)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")

@@ -5,19 +5,16 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
 
-from clipx.bench.contenders import Contender, clipx_in_memory
+from clipx.bench.contenders import Contender
 from clipx.bench.gpu_parts.report import Report, Sizes
-from clipx.bench.laps import Course, Row, row
-from clipx.bench.phases import kernels
-from clipx.bench.rival import Rival
+from clipx.bench.laps import Course, row
 from clipx.distributed.comm import Comm
-from clipx.trainer.spec import compose
 
 _AMP, _COMPILED = "precision=amp_bf16", "compile.towers=true"
 _VARIANTS: dict[str, tuple[str, ...]] = {
@@ -31,43 +28,58 @@ _VARIANTS: dict[str, tuple[str, ...]] = {
 }
 _TINY: tuple[str, ...] = ("model.image.timm=vit_xsmall_patch16_clip_224", "model.text.width=16", "model.text.heads=2",
          "model.image.options={patch_size:16,embed_dim:64,depth:2,num_heads:2}")  # fmt: skip
+# Estimated memory of open_clip's compiled step, which is larger than that of clipx, for its texts are padded: GB of
+# weights, gradients and AdamW's state, and MB a sample. clipx needs 19, 54, 174 and 300 MB a sample.
+_MEMORY = {"vit_b32": (2.4, 30), "vit_b16": (2.4, 64), "vit_l14": (6.8, 190), "vit_h14": (15.8, 340)}
+_USABLE = 0.9  # the rest is for the loss, workspaces and fragmentation
+
+
+def batch_for_memory(model: str, wanted: int, free_bytes: int) -> int:
+    """Returns the batch that fits into free memory for clipx and open_clip: the largest power of two, or `wanted` if
+    that is smaller."""
+    fixed, sample = _MEMORY[model]
+    fits = int((_USABLE * free_bytes - 1e9 * fixed) / (1e6 * sample))
+    return min(wanted, 1 << max(fits, 2).bit_length() - 1)
 
 
 def run(model: str, batch: int, variants: Sequence[str], rivals: Sequence[str], sizes: Sizes, report: Report) -> None:
-    """Measures variants of clipx, and of open_clip: eager and compiled. Reports ratios of the fastest of each."""
+    """Measures variants of clipx and of open_clip in batches of at most `batch`.
+
+    The first of each come first, and their ratio, `clipx / open_clip`; then their other numbers, and the other
+    variants. What the report has from a call that was interrupted is not measured again.
+    """
     comm = Comm(0, 1, 0, sizes.place)
     if sizes.tiny:
         words = dict.fromkeys(variants[:1], ("model=tiny", *_TINY, "precision=fp32"))
         batch, rivals = 4, rivals[:1] and ["eager"]
     else:
         words = {name: (f"model={model}", *_VARIANTS[name]) for name in variants}
+        batch = batch_for_memory(model, batch, torch.cuda.mem_get_info()[0])
     steps, rounds = sizes.pick((8, 3), (1, 1))
     course = Course(words, rivals, batch, steps, rounds, sizes.seed)
-    found: dict[str, Row] = {}
-    for name, build in _builders(course, comm, sizes.pick("amp_bf16", "fp32")).items():
-        label = f"step {model} {course.batch} {name}"
-        try:
-            found[name] = _measured(course, name, build, comm, label, report)
-        except Exception as error:  # what does not work is a finding, and the others are measured
-            report.failed(label, error)
-        _release(comm)
-    _ratios(f"step {model} {course.batch}", found, report)
+    label = f"step {model} {batch}"
+    # The first run with its rivals, then the others, of which one may need a package that is missing.
+    builders = replace(course, runs=dict([*words.items()][:1])).builders(comm)
+    builders |= replace(course, rivals=()).builders(comm)
+    ours, theirs, *_ = builders
+    for name, build in builders.items():
+        if not report.has(f"{label} {name}"):
+            try:
+                found = _measured(course, name, build, comm)
+                report.step(found)
+                report.number(f"{label} {name}", found["samples_per_second"], "samples/s")
+            except Exception as error:  # what does not work is a finding, and the others are measured
+                report.failed(f"{label} {name}", error)
+            _release(comm)
+        rows = {step["name"]: step for step in report.steps() if step["batch"] == batch}
+        _ratios(label, rows, (ours, theirs), report)
+        if name != ours:
+            for each in rows.values():
+                _details(f"{label} {each['name']}", each, report)
 
 
-def _builders(course: Course, comm: Comm, precision: str) -> dict[str, Callable[[], Contender]]:
-    found: dict[str, Callable[[], Contender]] = {
-        name: partial(clipx_in_memory, words, course.batch, comm, course.seed) for name, words in course.runs.items()
-    }
-    first = next(iter(course.runs.values()))
-    spec = compose(*[word for word in first if not word.startswith("precision=")], f"data.batch_size={course.batch}")
-    for kind in course.rivals:
-        rival = Rival(precision, kind == "compiled")
-        folder: Path | None = None
-        found[rival.name] = partial(rival.build, spec, course.batch, comm, course.seed, folder)
-    return found
-
-
-def _measured(course: Course, name: str, build: Callable[[], Contender], comm: Comm, label: str, report: Report) -> Row:
+def _measured(course: Course, name: str, build: Callable[[], Contender], comm: Comm) -> dict[str, Any]:
+    """Returns the row of a contender, with its memory and what was compiled."""
     cuda = comm.device.type == "cuda"
     begin = time.perf_counter()
     contender = build()
@@ -75,6 +87,7 @@ def _measured(course: Course, name: str, build: Callable[[], Contender], comm: C
     warm, graphs = time.perf_counter() - begin, counters["stats"]["unique_graphs"]
     if cuda:
         torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()  # of retries
     seconds = []
     for _ in range(course.rounds):
         with contender.turn():
@@ -82,23 +95,28 @@ def _measured(course: Course, name: str, build: Callable[[], Contender], comm: C
             contender.lap(course.steps)  # ends with a read of the loss, which waits for the device
             seconds.append((time.perf_counter() - begin) / course.steps)
     peak = torch.cuda.max_memory_allocated() if cuda else 0
-    retries = torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda else 0
-    later = counters["stats"]["unique_graphs"] - graphs
+    more = {
+        "warm_up_s": round(warm, 1),
+        "graphs": graphs,
+        "graphs_later": counters["stats"]["unique_graphs"] - graphs,
+        "allocation_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda else 0,
+        "seconds_of_rounds": seconds,
+    }
     measured = row(course, name, contender, loss, seconds, comm)
     measured.peak_mib = round(peak / 2**20, 1)
-    more = {"warm_up_s": round(warm, 1), "graphs": graphs, "kernels_ms": kernels(contender, 2) if cuda else {}}
-    report.step({**measured.as_dict(), **more, "seconds_of_rounds": seconds})
-    report.number(label, measured.samples_per_second, "samples/s")
-    report.number(f"{label} peak", peak / 2**30, "GiB")
-    if measured.mfu_packed is not None:
-        report.number(f"{label} mfu", measured.mfu_packed, "of the peak")
-    if contender.learner is not None:
-        report.number(f"{label} graphs after the warm-up", later, "")
-        report.number(f"{label} allocation retries", retries, "")
-        if "idle" in measured.phases_ms:
-            report.number(f"{label} idle", 1e-3 * measured.phases_ms["idle"] / measured.seconds, "of the time")
     contender.end()
-    return measured
+    return {**measured.as_dict(), **more}
+
+
+def _details(label: str, row: Mapping[str, Any], report: Report) -> None:
+    report.number(f"{label} peak", row["peak_mib"] / 2**10, "GiB")
+    if row["mfu_packed"] is not None:
+        report.number(f"{label} mfu", row["mfu_packed"], "of the peak")
+    if "idle" in row["kernels_ms"]:
+        report.number(f"{label} idle", 1e-3 * row["kernels_ms"]["idle"] / row["seconds"], "of the time")
+    if row["implementation"] == "clipx":
+        report.number(f"{label} graphs after the warm-up", row["graphs_later"], "")
+        report.number(f"{label} allocation retries", row["allocation_retries"], "")
 
 
 def _release(comm: Comm) -> None:
@@ -109,14 +127,12 @@ def _release(comm: Comm) -> None:
         torch.cuda.empty_cache()
 
 
-def _ratios(label: str, found: Mapping[str, Row], report: Report) -> None:
-    rates = {
-        side: {name: one.samples_per_second for name, one in found.items() if one.implementation == side}
-        for side in ("clipx", "open_clip")
-    }
-    ours = rates["clipx"]
-    if ours and rates["open_clip"]:
-        report.number(f"{label} clipx / open_clip", max(ours.values()) / max(rates["open_clip"].values()), "")
+def _ratios(label: str, rows: Mapping[str, Mapping[str, Any]], pair: tuple[str, str], report: Report) -> None:
+    """Reports the ratios of speeds that the rows permit."""
+    named = [("clipx / open_clip", *pair)]
     for name, base in (("padded", "compiled"), ("bf16", "compiled"), ("float8", "compiled"), ("compiled", "eager")):
-        if name in ours and base in ours:
-            report.number(f"{label} {name} / {base}", ours[name] / ours[base], "")
+        named.append((f"{name} / {base}", name, base))
+    for title, one, other in named:
+        if one in rows and other in rows:
+            ratio = rows[one]["samples_per_second"] / rows[other]["samples_per_second"]
+            report.number(f"{label} {title}", ratio, "")

@@ -31,5 +31,5 @@ def test_every_kind_is_loaded_and_the_cores_follow_from_the_rates(tmp_path: Path
 
 @pytest.mark.parametrize("rates", [[], [8000, 0]])
 def test_a_rate_is_at_least_1(rates: list[int]) -> None:
-    with pytest.raises(ConfigError, match=r"^rates=.* must contain numbers of at least 1: \[8000\]$"):
+    with pytest.raises(ConfigError, match=r"^rates=.* must contain numbers of at least 1: \[10200\]$"):
         FeedsSpec(run_dir="here", rates=rates)

@@ -1,4 +1,4 @@
-"""`python -m clipx.bench gpu`: its parts with tiny sizes on the CPU, their limits, and its verdicts."""
+"""`python -m clipx.bench gpu`: its parts with tiny sizes on the CPU, their order and limits, and its verdicts."""
 
 from __future__ import annotations
 
@@ -10,15 +10,25 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import compose, run
+from torch._dynamo.utils import counters
 
 from clipx.bench.gpu import PARTS, GpuSpec, Part
-from clipx.bench.gpu_parts.expected import EXPECTED, expectation
+from clipx.bench.gpu_parts import kernels
+from clipx.bench.gpu_parts.expected import DEVICES, STEPS, device_of, expectation, expectations
 from clipx.bench.gpu_parts.process import Record, measure
 from clipx.bench.gpu_parts.report import Report, Sizes, read
+from clipx.bench.gpu_parts.steps import batch_for_memory
 from clipx.errors import ConfigError
+from clipx.plan.measured import Measurements
 
 BENCH = (sys.executable, "-m", "clipx.bench", "gpu")
-MAIN = ("kernels", "resume", "vit_b32", "loss", "run")  # parts with code that others do not have
+MAIN = ("vit_b32", "kernels", "resume", "loss", "run")  # parts with code that others do not have
+
+
+def record(folder: Path, name: str) -> Record:
+    found = Record.read(folder, name)
+    assert found is not None
+    return found
 
 
 def spec(*words: str) -> GpuSpec:
@@ -37,29 +47,43 @@ def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_a_dry_run_measures_every_number_of_its_parts(dry: tuple[Path, str]) -> None:
     folder, printed = dry
-    records = {name: Record.read(folder, name) for name in MAIN}
+    records = {name: record(folder, name) for name in MAIN}
     logs = {name: (folder / "parts" / f"{name}.log").read_text()[-2000:] for name in MAIN}
-    assert {name: record.status for name, record in records.items()} == dict.fromkeys(MAIN, "done"), logs
-    entries = [entry for record in records.values() for entry in record.entries]
+    assert {name: one.status for name, one in records.items()} == dict.fromkeys(MAIN, "done"), logs
+    entries = [entry for one in records.values() for entry in one.entries]
     # implementations of CUDA alone
     failed = {entry["name"] for entry in entries if "error" in entry}
-    assert failed <= {"attention text varlen", *(f"attention B/32 {kind}" for kind in ("flash", "cudnn", "efficient"))}
+    assert failed <= {f"attention B/32 {kind}" for kind in ("flash", "cudnn", "efficient")}
     numbers = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
     assert numbers["B/32 again: tensors that differ"] == numbers["B/32 resumed: tensors that differ"] == 0
-    for name in ("patches 16 product", "spread and gather", "loss 16 of 64 infonce", "logits tf32 error"):
+    for name in ("patches 16 product", "spread and gather", "loss 16 of 64 infonce"):
         assert numbers[name] >= 0
-    assert numbers["step vit_b32 4 clipx / open_clip"] > 0
     assert 0 <= numbers["run: data wait"] <= 1
-    assert "expected on H200" in printed
+    assert "dry run: the numbers mean nothing" in printed
+    assert "as estimated" not in printed  # no verdict on a dry run
+
+
+def test_the_third_number_is_the_ratio_of_the_first_variants(dry: tuple[Path, str]) -> None:
+    assert next(iter(PARTS)) == MAIN[0]
+    ours, theirs, ratio = [entry for entry in record(dry[0], MAIN[0]).entries if "name" in entry][:3]
+    names = ("compiled", "open_clip fp32 eager", "clipx / open_clip")  # a dry run compiles nothing
+    assert (ours["name"], theirs["name"], ratio["name"]) == tuple(f"step vit_b32 4 {name}" for name in names)
+    assert ratio["value"] == pytest.approx(ours["value"] / theirs["value"], rel=1e-3)
+    steps = [part.args for part in PARTS.values() if part.args]
+    assert all(variants[0] == rivals[0] == "compiled" for _, _, variants, rivals in steps)
+
+
+def test_each_part_fits_into_a_call() -> None:
+    assert max(part.limit_s for part in PARTS.values()) < 60 * spec().minutes <= 600
 
 
 def test_results_have_the_steps_the_parts_and_what_is_missing(dry: tuple[Path, str]) -> None:
     folder, printed = dry
     results = json.loads((folder / "results.json").read_text())
     assert json.loads(printed.splitlines()[-1]) == results["figures"]
-    assert results["figures"]["missing"] == [name for name in PARTS if name not in MAIN]
-    sides = {step["implementation"] for step in results["details"]["steps"]}
-    assert sides == {"clipx", "open_clip"}
+    assert (results["figures"]["device"], results["figures"]["missing"]) == ("cpu", [])
+    steps = Measurements.read(str(folder / "results.json")).details.steps  # as clipx.plan does
+    assert [step.implementation for step in steps] == ["clipx", "open_clip"]
     assert {"date", "command", "machine", "versions"} <= results.keys()
 
 
@@ -74,6 +98,18 @@ def test_a_second_call_continues_with_the_missing_parts(dry: tuple[Path, str]) -
     assert json.loads(done.stdout.splitlines()[-1])["missing"] == []
 
 
+def test_a_call_without_time_names_what_is_missing(tmp_path: Path) -> None:
+    lines: list[str] = []
+    (tmp_path / "parts").mkdir()
+    Record("vit_l14", "done", 1.0, []).write(tmp_path)
+    found = spec("tiny=true", "minutes=1e-9", f"run_dir={tmp_path}", "parts=[vit_l14,loss,run]").run(lines.append)
+    assert found.figures["missing"] == ["loss", "run"]
+    assert lines == [
+        "vit_l14: measured before",
+        f"missing: loss, run. The same command with run_dir={tmp_path} continues",
+    ]
+
+
 def hang(sizes: Sizes, report: Report) -> None:
     report.number("first", 1.0, "ms")
     time.sleep(10_000)
@@ -84,46 +120,152 @@ def break_down(sizes: Sizes, report: Report) -> None:
     raise ValueError("a broken part")
 
 
-def test_a_part_beyond_its_limit_is_stopped_and_keeps_its_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("limit", "left", "status"), [(1.0, 100.0, "stopped after 1 s"), (100.0, 1.0, "interrupted")], ids=["part", "call"]
+)
+def test_a_part_beyond_a_limit_keeps_its_numbers(tmp_path: Path, limit: float, left: float, status: str) -> None:
     lines: list[str] = []
     # Whether the part gets to its first number within the limit is not asserted: the record has what the report has.
-    record = measure("slow", Part(f"{__name__}:hang", 3.0), tmp_path, "cpu", 0, True, 100.0, lines.append)
-    assert record.status == "stopped after 3 s"
-    assert record.entries == read(tmp_path / "parts" / "slow.jsonl") == Record.read(tmp_path, "slow").entries
-    assert len([line for line in lines if line == "slow: first: 1 ms"]) == len(record.entries)
+    (tmp_path / "parts").mkdir()
+    Report(tmp_path / "parts" / "slow.jsonl").number("zeroth", 0.0, "ms")  # of an earlier call
+    found = measure("slow", Part(f"{__name__}:hang", limit), tmp_path, "cpu", 0, True, left, lines.append)
+    assert (found.status, record(tmp_path, "slow").status) == (status, status)
+    assert found.entries == read(tmp_path / "parts" / "slow.jsonl") == record(tmp_path, "slow").entries
+    assert found.entries[0]["name"] == "zeroth"
+    assert len([line for line in lines if line == "slow: first: 1 ms"]) == len(found.entries) - 1
+    # Repeated by the next call only if the time of this call ended it.
+    assert Record.path(tmp_path, "slow").is_file() == (status != "interrupted")
+
+
+def test_an_interrupted_part_continues_with_the_variants_that_are_missing(
+    dry: tuple[Path, str], tmp_path: Path
+) -> None:
+    entries = read(dry[0] / "parts" / "vit_b32.jsonl")
+    written = "".join(f"{json.dumps(entry)}\n" for entry in entries[:2])  # the row of clipx, and its number
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "vit_b32.jsonl").write_text(written + json.dumps(entries[2])[:40])
+    found = measure("vit_b32", PARTS["vit_b32"], tmp_path, "cpu", 0, True, 600.0, lambda text: None)
+    assert found.status == "done"
+    assert found.entries[:2] == entries[:2]
+    assert [(*entry.keys(), entry.get("name")) for entry in found.entries] == [
+        (*entry.keys(), entry.get("name")) for entry in entries
+    ]
+    theirs = found.entries[2]["step"]["samples_per_second"]
+    assert found.entries[4]["value"] == pytest.approx(entries[0]["step"]["samples_per_second"] / theirs, rel=1e-3)
+
+
+def test_a_report_continues_after_an_incomplete_line(tmp_path: Path) -> None:
+    path = tmp_path / "report.jsonl"
+    path.write_text('{"name": "fir')
+    for value in (1.0, 2.0):
+        Report(path).number("first", value, "ms")
+    assert [(entry["name"], entry["value"]) for entry in read(path)] == [("first", 1.0)]
 
 
 def test_a_part_that_fails_is_recorded_with_its_traceback(tmp_path: Path) -> None:
-    record = measure("bad", Part(f"{__name__}:break_down", 600.0), tmp_path, "cpu", 0, True, 600.0, lambda text: None)
-    assert (record.status, len(record.entries)) == ("failed", 1)
+    found = measure("bad", Part(f"{__name__}:break_down", 600.0), tmp_path, "cpu", 0, True, 600.0, lambda text: None)
+    assert (found.status, len(found.entries)) == ("failed", 1)
     assert "ValueError: a broken part" in (tmp_path / "parts" / "bad.log").read_text()
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "verdict"),
+    ("model", "wanted", "batches"),
     [
-        ("step vit_b32 2048 clipx / open_clip", 1.6, "as expected"),
-        ("step vit_b32 2048 clipx / open_clip", 1.3, "look"),
-        ("step vit_b32 2048 clipx / open_clip", 1.1, "read kernels_ms of both rows"),
-        ("attention text varlen", 0.5, "as expected"),
-        ("attention text varlen", 2.0, "packed attention is worth less than estimated"),
+        ("vit_b32", 2048, (2048, 2048, 512)),
+        ("vit_b32", 256, (256, 256, 256)),
+        ("vit_b16", 1024, (1024, 1024, 256)),
+        ("vit_l14", 384, (256, 384, 64)),
+        ("vit_h14", 192, (128, 192, 16)),
     ],
 )
-def test_a_verdict_compares_a_number_with_range_and_threshold(name: str, value: float, verdict: str) -> None:
-    found = expectation(name)
-    assert found is not None
-    assert found.verdict(value) == verdict
+def test_batches_fit_into_free_memory(model: str, wanted: int, batches: tuple[int, ...]) -> None:
+    """The batches of an H100 and an H200 are those of the estimates. The bytes are those of a data sheet, and those
+    that a driver reports."""
+    for gigabytes, batch in zip(((80.0, 84.9), (141.0, 150.1), (24.0, 24.0)), batches, strict=True):
+        assert [batch_for_memory(model, wanted, int(1e9 * free)) for free in gigabytes] == [batch, batch]
+    for device, column in (("H100", 0), ("H200", 1)):
+        assert wanted == 256 or f"{model} {batches[column]}" in STEPS[device]
+
+
+def test_patches_of_each_size_are_compiled_with_static_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the part sets
+    torch._dynamo.reset()
+    counters.clear()
+    kernels.patches(Sizes("cpu", tmp_path, 0, True), Report(tmp_path / "report.jsonl"))
+    products = [entry for entry in read(tmp_path / "report.jsonl") if entry["name"].endswith("product")]
+    assert counters["stats"]["unique_graphs"] == len(products) == 3  # the second would have symbolic sizes, for all
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        *((f"NVIDIA {name}", None) for name in ("A100-SXM4-80GB", "H100 PCIe", "H200 NVL", "GH200 480GB")),
+        ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
+    ],
+)
+def test_a_device_is_known_by_its_name(name: str, device: str | None) -> None:
+    assert device_of(name) == device
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "verdicts"),
+    [
+        ("step vit_b32 2048 clipx / open_clip", 1.55, ("as estimated", "as estimated")),
+        ("step vit_b32 2048 clipx / open_clip", 1.4, ("look", "look")),
+        ("step vit_b32 2048 clipx / open_clip", 1.1, ("read kernels_ms of both rows",) * 2),
+        ("step vit_b32 2048 compiled", 8000.0, ("as estimated", "read kernels_ms of the row")),
+        ("step vit_l14 384 compiled", 830.0, (None, "as estimated")),
+        ("copy on the device", 4.3, ("scale the steps by it", "as estimated")),
+        ("attention text varlen", 3.0, ("a kernel for short sequences comes first",) * 2),
+        ("step vit_b32 2048 compiled idle", 0.04, ("host reads, or lengths of the batches",) * 2),
+        ("step vit_b32 256 compiled idle", 0.04, ("as estimated",) * 2),
+    ],
+)
+def test_a_verdict_compares_a_number_with_the_estimate_for_the_device(
+    name: str, value: float, verdicts: tuple[str | None, ...]
+) -> None:
+    for device, verdict in zip(DEVICES, verdicts, strict=True):
+        found = expectation(name, device)
+        assert (found and found.verdict(value)) == verdict
+    assert expectation(name, None) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "title", "column", "cells"),
+    [
+        (
+            "NVIDIA H100 80GB HBM3",
+            "results on NVIDIA H100 80GB HBM3",
+            "estimate for an H100",
+            ("2.7 to 3.3", "outside", "as estimated"),
+        ),
+        ("NVIDIA A100-SXM4-80GB", "results; no estimates for NVIDIA A100-SXM4-80GB", "estimate", ("", "", "")),
+    ],
+)
+def test_the_table_has_the_estimates_for_the_device_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, title: str, column: str, cells: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: device)
+    (tmp_path / "parts").mkdir()
+    Record("kernels", "done", 1.0, [{"name": "copy on the device", "value": 3.0, "unit": "TB/s"}]).write(tmp_path)
+    (table,) = spec("parts=[kernels]", f"run_dir={tmp_path}").run(lambda text: None).tables
+    assert (table.title, table.columns[4]) == (title, column)
+    assert table.rows == [("kernels", "copy on the device", "3", "TB/s", *cells)]
 
 
 def test_every_threshold_says_what_to_do() -> None:
-    assert all(one.action for one in EXPECTED if one.threshold)
-    assert expectation("a number without expectation") is None
+    assert all(one.action for device in DEVICES for one in expectations(device) if one.threshold)
+    assert expectation("a number without expectation", "H100") is None
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["parts=[kernel]"], "parts=kernel is not a part: choose from kernels, resume,"),
+        (["parts=[kernel]"], "parts=kernel is not a part: choose from vit_b32, kernels,"),
         (["minutes=0"], "minutes=0 must be above 0"),
         (["tiny=true", "device=cuda"], "tiny=true is a dry run on the CPU"),
     ],

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.fake_cuda import CUDA, fake_cuda
 from helpers.runs import VIT, compose
 from helpers.waiting import wait_until
 
@@ -22,10 +24,12 @@ from clipx.bench.phases import PHASES, phases
 from clipx.bench.pipelines import open_clip_loader
 from clipx.bench.rival import Rival
 from clipx.bench.step import StepSpec, gathered
+from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
+from clipx.trainer.learner import Learner
 
 
 def spec(*words: str) -> StepSpec:
@@ -115,6 +119,34 @@ def test_the_phases_of_a_step_add_up_to_its_time() -> None:
     assert list(found) == list(PHASES)
     assert all(found[phase] > 0 for phase in ("forward", "loss", "backward", "optimizer"))
     assert 0 < sum(found.values()) <= whole
+
+
+def test_the_next_batch_in_memory_is_copied_on_a_side_stream_after_the_launch_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    step, to = Learner.step, Batch.to
+
+    @contextlib.contextmanager
+    def side(stream: object) -> Iterator[None]:
+        log.append("side")
+        yield
+        log.append("compute")
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: (log.append(name), call(*args))[1]
+
+    with fake_cuda() as device, device.allowed():
+        contender = clipx_in_memory(course().runs["step"], 4, Comm(0, 1, 0, CUDA), 0)
+        monkeypatch.setattr(torch.cuda, "stream", side)
+        monkeypatch.setattr(Batch, "to", noted("copy", to))
+        monkeypatch.setattr(Batch, "record_stream", lambda batch, stream: None)  # fake tensors have no memory
+        monkeypatch.setattr(Learner, "step", noted("step", step))
+        contender.lap(2)
+        contender.lap(1)
+        monkeypatch.undo()
+    copy = ["side", "copy", "compute"]
+    assert log == [*copy, *(["step", *copy] * 3)]
 
 
 def test_open_clip_starts_from_the_text_lengths_and_micro_batches_of_the_run() -> None:
