@@ -125,11 +125,11 @@ def test_activation_checkpointing_gives_the_same_gradients(shards: str, every: s
         torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("precision", slow_except(["amp_bf16", "bf16", "amp_fp16", "fp16", "int8"], "amp_bf16"))
+@pytest.mark.parametrize("precision", slow_except(["amp_bf16", "bf16", "amp_fp16", "fp16", "float8"], "amp_bf16"))
 def test_number_formats_give_nearly_the_loss_of_float32(precision: str, shards: str, tmp_path: Path) -> None:
     found = []
     for one in ("fp32", precision):
-        emulated = ("precision.emulate=true", "precision.min_width=16") if one == "int8" else ()
+        emulated = ("precision.emulate=true", "precision.min_width=16") if one == "float8" else ()
         trainer = Trainer(spec(shards, tmp_path / one, f"precision={one}", *emulated, "checkpoint=none"))
         batches = list(trainer._batches())
         found.append([trainer.step(batch)["loss"].item() for batch in batches[:2]])
