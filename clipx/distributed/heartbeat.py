@@ -57,8 +57,8 @@ def name_lost_peers(comm: Comm, step: Callable[[], int], end: Callable[[str], ob
 
     Collective: all ranks enter it together. `step` returns the current step. Detecting a lost rank takes about 5 s.
     NCCL's collectives wait for a lost rank until distributed.timeout_s: a thread calls `end` with the reason, which
-    must end this process, 20 s after another rank ended with an error, or after 60 s without a step and without a
-    heartbeat of a rank, which was killed.
+    must end this process, 20 s after another rank ended with an error, or within 60 s after one was killed, which then
+    sends no heartbeat while this one makes no step.
     """
     if comm.world == 1:
         yield
@@ -87,7 +87,8 @@ class _HeartbeatThread:
         self._store = _get_default_store().clone()  # a store client is not thread-safe
         self._reader = _get_default_store().clone()
         self._stop, self._failed = threading.Event(), False
-        self._looked, self._last_step = 0.0, -1
+        self._called = self._looked = time.monotonic()
+        self._last_step = -1
         self._seen: dict[tuple[int, int], float] = {}  # when a heartbeat, by rank and number, was seen first
         self._thread = threading.Thread(target=self._write, name="heartbeat", daemon=True)
 
@@ -134,7 +135,8 @@ class _HeartbeatThread:
     def _follow_silent_rank(self) -> None:
         """Ends this process if another rank sends no heartbeat, and this one makes no step."""
         now = time.monotonic()
-        if self._beat.step != self._last_step:
+        suspended, self._called = now - self._called > _LOOK_S, now  # this process was, and maybe the others with it
+        if suspended or self._beat.step != self._last_step:
             self._last_step, self._seen = self._beat.step, {}
         elif now - self._looked > _LOOK_S:
             self._looked, beats = now, self._read()

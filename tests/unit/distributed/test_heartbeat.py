@@ -1,0 +1,85 @@
+"""When a rank counts as killed although no collective fails. The clock is the test's; the store is real."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import FileStore, distributed_c10d
+
+from clipx.distributed import heartbeat
+from clipx.distributed.comm import Comm
+from clipx.distributed.heartbeat import _Heartbeat, _HeartbeatThread
+
+HOST = "n0"
+
+
+class Watch:
+    """Rank 1 of 3, whose thread is called once a second. Ranks 0 and 2 are entries of the store."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.step = 1000.0, 7
+        self.beats = {rank: _Heartbeat(rank, HOST, 100 + rank, step=7) for rank in (0, 2)}
+        self.silent: set[int] = set()
+        self.ends: list[tuple[float, str]] = []
+        self.store = FileStore(str(folder / "store"), 1)
+        monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: self.store)
+        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
+        comm = Comm(1, 3, 1, torch.device("cpu"))
+        self.thread = _HeartbeatThread(comm, lambda: self.step, lambda reason: self.ends.append((self.now, reason)))
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            if self.ends:
+                return
+            self.now += 1
+            for rank, beat in self.beats.items():
+                beat.count += rank not in self.silent
+                self.store.set(f"clipx/heartbeat/{rank}", json.dumps(asdict(beat)))
+            self.thread._put()
+            self.thread._follow_silent_rank()
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(tmp_path, monkeypatch)
+
+
+def test_a_rank_without_heartbeats_is_named_while_this_one_makes_no_step(watch: Watch) -> None:
+    watch.run(200)
+    assert not watch.ends, "ranks that wait for each other are alive"
+    killed, watch.silent = watch.now, {2}
+    watch.run(60)
+    ((ended, reason),) = watch.ends
+    assert reason.startswith("rank 2 (host n0, pid 102) sent no heartbeat for ")
+    assert heartbeat._SILENT_S < ended - killed < 60
+
+
+def test_steps_show_that_no_rank_is_lost(watch: Watch) -> None:
+    watch.silent = {0}
+    for _ in range(20):
+        watch.step += 1
+        watch.run(30)
+    assert not watch.ends
+    watch.run(60)
+    assert [reason.partition(" sent")[0] for _, reason in watch.ends] == ["rank 0 (host n0, pid 100)"]
+
+
+def test_a_rank_that_has_finished_is_not_lost(watch: Watch) -> None:
+    watch.beats[0].state, watch.silent = "exited", {0}
+    watch.run(200)
+    assert not watch.ends
+
+
+def test_a_job_that_was_suspended_goes_on(watch: Watch) -> None:
+    """SLURM suspends all ranks, and this one may be the first to run again."""
+    watch.run(100)
+    watch.now += 3600
+    watch.silent = {0, 2}
+    watch.run(3)
+    watch.silent = set()
+    watch.run(100)
+    assert not watch.ends
