@@ -84,7 +84,7 @@ def evaluate(spec: EvaluateSpec) -> None:
     screen = Screen(comm.is_main)
     try:
         if spec.data is not None:
-            check_workers(spec.data.workers, comm)
+            check_workers(spec.data.loader_processes(comm.sharing), comm)
         found = []
         for suite, one in evaluate_runs(spec, runs, steps, comm) if runs else evaluate_weights(spec, comm):
             found.append((suite, one))

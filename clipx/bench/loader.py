@@ -158,7 +158,7 @@ class LoaderSpec(BenchSpec):
         spec = load_run(Path(run_dir))
         rows, phases = _logged(run_dir)
         processes = Processes("cpu", self.threads)
-        log(f"the loader of {run_dir}: {spec.data.workers} workers, without training")
+        log(f"the loader of {run_dir}: {spec.data.loader_processes()} workers, without training")
         rate = processes.run(rate_of_run, run_dir, self.batches)[0]
         log("parts of loading a sample")
         us = processes.run(microseconds_of_run, run_dir, min(512, spec.data.batch_size))[0]
@@ -213,7 +213,7 @@ def _facts(spec: RunSpec, rows: list[dict[str, float]], rate: float, us: dict[st
         rate=rate,
         trained=statistics.median(row["train/samples_per_second_per_device"] for row in rows),
         wait=statistics.median(row["train/data_wait_share"] for row in rows),
-        workers=spec.data.workers,
+        workers=spec.data.loader_processes(),
         cores=cores(),
         us=us,
         size=0 if image.native or image.features is not None else sufficient_side(image.size),

@@ -309,5 +309,6 @@ def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:
     fork_workers()
     spec, dataset, stream = stream_of_run(Path(run_dir))
     batch = min(spec.data.batch_size, sum(dataset.train.sizes))
-    loader = _loader(stream, batch, spec.data.workers, spec.data.prefetch)
-    return _per_second(loader, batch, count, spec.data.workers * spec.data.prefetch)
+    workers = spec.data.loader_processes()
+    loader = _loader(stream, batch, workers, spec.data.prefetch)
+    return _per_second(loader, batch, count, workers * spec.data.prefetch)

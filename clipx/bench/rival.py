@@ -152,7 +152,7 @@ def _batches(spec: RunSpec, args: SimpleNamespace, comm: Comm, seed: int, folder
     if folder is not None:
         size, context = spec.model.image.size, spec.model.text.context_length
         loader: Iterable[Pair] = open_clip_loader(
-            pattern(folder), size, context, args.batch_size, spec.data.workers, seed
+            pattern(folder), size, context, args.batch_size, spec.data.loader_processes(comm.sharing), seed
         )
         yield from loader
         return

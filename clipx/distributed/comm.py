@@ -25,6 +25,7 @@ class Comm:
     world: int
     local_rank: int
     device: torch.device
+    sharing: int = 1  # number of ranks that share the cores of this rank, itself included
 
     @property
     def is_main(self) -> bool:

@@ -169,7 +169,7 @@ def check_cores(key: str, number: int, warn: bool) -> None:
     have = cores()
     there = f"{key}={number} is more than the {have} cores that this process may use"
     require(number <= _MOST_PER_CORE * have, f"{there}: give {have}, and at most {_MOST_PER_CORE * have}")
-    if warn and number > max(have, 2):  # 2 loader processes are the default
+    if warn and number > max(have, 2):  # the least that data.workers=auto chooses
         log.warning("%s: they wait for each other, give %d", there, have)
 
 

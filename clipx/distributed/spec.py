@@ -154,7 +154,7 @@ class DistributedSpec:
             torch.set_num_threads(self.threads)
         elif sharing > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // sharing))
-        return Comm(launch.rank, launch.world, launch.local_rank, device)
+        return Comm(launch.rank, launch.world, launch.local_rank, device, sharing)
 
     def _check_one_rank(self, device: torch.device) -> None:
         """Raises ConfigError for options that have an effect only between ranks, and for unknown backends."""

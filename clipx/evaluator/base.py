@@ -97,7 +97,7 @@ class Embedder:
             precision=precision,
             tokenizer=model_spec.text.build_tokenizer(),
             view=view_of(model_spec.image, data),
-            workers=data.workers,
+            workers=data.loader_processes(comm.sharing),
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
             report_bad=report_bad,
@@ -128,7 +128,7 @@ class Embedder:
         return replace(
             self,
             view=self.view.for_data(data),
-            workers=data.workers,
+            workers=data.loader_processes(self.comm.sharing),
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
         )

@@ -108,7 +108,8 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
 
     Raises ConfigError if `spec.out` holds scores with another plan, DataError if no sample is usable.
     """
-    check_workers(data.workers, comm)
+    workers = data.loader_processes(comm.sharing)
+    check_workers(workers, comm)
     entries = None if spec.entries is None else read_entries(spec.entries)
     encoder, described = _encoder(spec, data, comm)
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, spec.seed)
@@ -129,7 +130,8 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
     comm.require_equal(scores=plan)
     with locked(writer.store, comm):
         comm.run_on_main(lambda: check_plan(writer.store, PLAN, plan, "scores"))
-        records = write_missing(writer.store, writer.parts(), writer.write, comm, "parts")
+        write = partial(writer.write, workers=workers)
+        records = write_missing(writer.store, writer.parts(), write, comm, "parts")
         comm.run_on_main(lambda: _finish(writer, plan, records, comm.device))
 
 
@@ -180,12 +182,12 @@ class ScoreWriter:
         """Returns the number of parts."""
         return -(-sum(self.source.sizes) // self.spec.samples_per_part)
 
-    def write(self, numbers: Sequence[int]) -> Iterator[tuple[int, Record]]:
+    def write(self, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Record]]:
         """Writes these parts. Yields (number, record) of each part when it is complete."""
         batches = [batch for number in numbers for batch in self._batches(number)]
         view = None if self.encoder is None else self.encoder.view
         scores, data, entries = self.spec.scores, self.data, self.entries
-        loaded = read_scored(self.source, view, entries, scores, data.max_pixels, batches, data.workers, data.prefetch)
+        loaded = read_scored(self.source, view, entries, scores, data.max_pixels, batches, workers, data.prefetch)
         for number in numbers:
             part = _Part(self._samples(number))
             for _ in self._batches(number):

@@ -50,7 +50,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     too many samples are bad.
     """
     if spec.data is not None:  # else those of the machine on which the run was trained
-        check_workers(spec.data.workers, comm)
+        check_workers(spec.data.loader_processes(comm.sharing), comm)
     precision = spec.precision.build(comm.device)
     weights, model_spec, model = _load(spec, comm.device, precision.dtype)
     require(
@@ -102,7 +102,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     comm.require_equal(embeddings=plan)
     with locked(store, comm):
         comm.run_on_main(lambda: check_plan(store, PLAN, plan, "embeddings"))
-        write = partial(writer.write, workers=data.workers, prefetch=data.prefetch)
+        write = partial(writer.write, workers=data.loader_processes(comm.sharing), prefetch=data.prefetch)
         records = write_missing(store, writer.shards(), write, comm, "shards")
         classes = dataset.classes if spec.format == "webdataset" else None
         comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))

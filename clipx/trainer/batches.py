@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def check_loading(data: DataSpec, comm: Comm) -> None:
     """Raises ConfigError if this rank cannot have as many loader processes, its device does not decode images, or a
     package is missing."""
-    check_workers(data.workers, comm)
+    check_workers(data.loader_processes(comm.sharing), comm)
     check_tagger(data.caption_mask)
     if data.decode == Decoder.gpu:
         check_device_decoding(comm.device)
@@ -35,15 +35,16 @@ def loader_pool(trainer: Trainer) -> Iterator[None]:
     They fork before the first step: later the process has more memory, and threads that may hold a lock.
     """
     data, learner, evaluation = trainer.spec.data, trainer.learner, trainer.evaluation
-    if not data.workers:
+    workers = data.loader_processes(trainer.comm.sharing)
+    if not workers:
         yield
         return
     shares = [stage.batch_size // trainer.comm.world for stage, _ in trainer.plan.remaining(trainer.samples_seen)]
-    ready = max((parts_ready(parts_of(share), data.workers, data.prefetch) for share in shares), default=data.prefetch)
+    ready = max((parts_ready(parts_of(share), workers, data.prefetch) for share in shares), default=data.prefetch)
     known: list[object] = [trainer.dataset.train, trainer.dataset.held_out, *evaluation.suite.sources]
     known += [trainer.order, trainer.tokenizer, trainer.stored, learner.teacher and learner.teacher.view]
     evaluation.pool = LoaderPool(
-        data.workers, ready, trainer.comm.device.type == "cuda", [one for one in known if one is not None]
+        workers, ready, trainer.comm.device.type == "cuda", [one for one in known if one is not None]
     )
     try:
         yield
@@ -66,7 +67,7 @@ def remaining_batches(trainer: Trainer) -> Iterator[Batch]:
             batch=stage.batch_size,
             rank=comm.rank,
             world=comm.world,
-            workers=spec.data.workers,
+            workers=spec.data.loader_processes(comm.sharing),
             prefetch=spec.data.prefetch,
             pin=comm.device.type == "cuda",
             second=None if learner.teacher is None else learner.teacher.view,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from clipx.data.bad_samples import BadCount
+from clipx.data.spec import AUTO
 from clipx.data.streams import Streams
 from clipx.errors import ResultError
 from clipx.logger import Row, read_rows
@@ -94,7 +95,7 @@ def _images_line(trainer: Trainer) -> dict[str, str]:
 
 
 def device_line(trainer: Trainer) -> str:
-    """Returns what the run chose for its device: algorithms, allocator, number format, compilation."""
+    """Returns what the run chose for its device: algorithms, allocator, number format, compilation, processes."""
     spec, chosen = trainer.spec, trainer.learner.format.kind
     parts = [trainer.backends.describe()]
     if chosen != spec.precision.kind:
@@ -103,6 +104,8 @@ def device_line(trainer: Trainer) -> str:
         parts.append(group)
     if trainer.comm.device.type == "cuda" and not spec.compile.towers:
         parts.append("towers not compiled: compile.towers=true fuses their kernels")
+    if spec.data.workers == AUTO:
+        parts.append(f"data.workers=auto chose {spec.data.loader_processes(trainer.comm.sharing)}")
     return "; ".join(parts)
 
 

@@ -17,7 +17,7 @@ from helpers import ROOT
 from helpers.documentation import Block, Command, blocks, clipx_words, commands, form
 from helpers.runs import run
 
-SHAPES = ("data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0", "schedule.warmup=1st")
+SHAPES = ("data.samples=256", "data.held_out_samples=48", "data.batch_size=32", "schedule.warmup=1st")
 FIRST = (*SHAPES, "evaluator.zeroshot.every=10st", "evaluator.retrieval.every=10st")
 OWN_IMAGES = (
     "1. Images and a table of captions", "2. Train from scratch", "3. Train from pretrained weights", "5. Evaluate", "6. Export",

@@ -134,6 +134,7 @@ def test_manually_started_processes_rendezvous_twice_and_share_the_cores(by_hand
     found = outputs(*ranks)
     assert is_complete(found, 3, [0, 1, 2])
     assert {x["threads"] for x in found} == {max(1, cores() // 3)}
+    assert [x["sharing"] for x in found] == [3, 3, 3]
     warning = f"rank 1 (host {HOST}) has torch=2.0, the others {torch.__version__}: prefer the same on all hosts\n"
     assert ranks[0].out.read_text().count(warning) == 2
 

@@ -40,7 +40,7 @@ def look(spec: LookSpec) -> None:
     """Reads the samples, writes the page, and prints a summary and the findings."""
     if spec.data is None:
         raise ConfigError("data has no value: give the data to look at, e.g. data=shapes")
-    check_cores("data.workers", spec.data.workers, warn=True)
+    check_cores("data.workers", spec.data.loader_processes(), warn=True)
     path = Path(spec.out).expanduser()
     ensure_folder(path.parent, f"the folder of out={spec.out}", "give out in")
     dataset = exchange_captions(open_data(spec.data), spec.data, spec.seed)
@@ -61,7 +61,7 @@ def build(spec: LookSpec, dataset: Dataset) -> Content:
     places = _places(stream, positions)
     captions = Captions(tokenizer)
     statistics = Statistics.of(
-        _tracked(measure(stream, data.max_pixels, places, data.workers), len(places)),
+        _tracked(measure(stream, data.max_pixels, places, data.loader_processes()), len(places)),
         dataset.train.bad,
         tokenizer.context_length,
         len(tokenizer.encode("")),

@@ -84,6 +84,7 @@ def main(options: str = "{}", times: str = "1") -> dict[str, Any]:
             "hosts": comm.gather_objects(launch_env.node_name()),
             "sum": int(comm.sum(torch.tensor(comm.rank)).item()),
             "threads": torch.get_num_threads(),
+            "sharing": comm.sharing,
         }
         comm.require_equal(config={"seed": 0, "colour": os.environ.get("COLOUR", "red")}, data="the same")
         comm.barrier()

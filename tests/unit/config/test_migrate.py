@@ -158,7 +158,7 @@ def test_the_translated_command_trains_the_same() -> None:
     args = open_clip_parser().parse_args(shlex.split(theirs.partition("open_clip_train.main")[2]))
     spec = compose(*shlex.split(ours.partition("clipx.train")[2]))
     assert spec.data.batch_size == args.batch_size * args.accum_freq * 8
-    assert (spec.data.micro_batches, spec.data.workers) == (args.accum_freq, args.workers)
+    assert (spec.data.micro_batches, int(spec.data.workers)) == (args.accum_freq, args.workers)
     assert (spec.optimizer.lr, spec.optimizer.weight_decay, spec.optimizer.clip_norm) == (
         args.lr,
         args.wd,

@@ -343,7 +343,7 @@ def test_overrides_set_the_fields_of_the_spec() -> None:
         "name=mine",
     )
     assert (spec.duration, spec.seed, spec.resume, spec.name) == ("32ep", 17, "auto", "mine")
-    assert (spec.data.batch_size, spec.data.micro_batches, spec.data.workers) == (4096, 4, 7)
+    assert (spec.data.batch_size, spec.data.micro_batches, spec.data.workers) == (4096, 4, "7")
     assert spec.run_dir == "outputs/mine"
 
 
@@ -730,6 +730,7 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
         *("distributed=fsdp", "distributed.param_dtype=bfloat16", "distributed.reduce_dtype=float32"),
         "precision=amp_bf16",
         "checkpoint.max_failures=7",
+        *("data.workers=2", "evaluator.zeroshot.sets.birds.workers=2"),
     )
 
 

@@ -22,7 +22,13 @@ from clipx.errors import ConfigError
             {"batch_size": 100, "micro_batches": 8},
             "data.batch_size=100 is not divisible by data.micro_batches=8: use a batch of 96 or 104, or 5 or 10 micro-batches",
         ),
-        ({"workers": -1}, r"data.workers=-1 is negative: give 0"),
+        (
+            {"workers": -1},
+            r"data.workers=-1 must be auto, or a whole number of at least 0: 0 loads in the training proc",
+        ),
+        ({"workers": "two"}, "data.workers=two must be auto, or a whole number of at least 0"),
+        ({"workers": "2.5"}, "data.workers=2.5 must be auto, or a whole number of at least 0"),
+        ({"workers": 1025}, "data.workers=1,025 is above the limit of 1,024 processes of a rank"),
         ({"prefetch": 0}, "data.prefetch=0 must be at least 1 batch"),
         ({"shuffle_window": 0}, "data.shuffle_window=0 must be at least 1 sample"),
         ({"crop_scale": [0.9]}, r"data.crop_scale=\[0.9\] must be \[low, high\]"),
@@ -46,6 +52,26 @@ def test_boundary_values_of_options_are_accepted() -> None:
     DataSpec(
         kind="x", name="x", batch_size=2, workers=0, crop_scale=[1.0, 1.0], max_pixels=715_827_882, max_bad_share=0
     )
+
+
+@pytest.mark.parametrize(
+    ("workers", "have", "sharing", "expected"),
+    [
+        ("auto", 1, 1, 2),
+        ("auto", 2, 2, 2),
+        ("auto", 4, 1, 3),
+        ("auto", 64, 8, 7),
+        ("auto", 192, 8, 16),
+        (0, 4, 1, 0),
+        ("1", 64, 1, 1),
+        (40, 64, 8, 40),
+    ],
+)
+def test_loader_processes_are_as_many_as_given_or_one_less_than_the_cores_of_a_rank(
+    workers: Any, have: int, sharing: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipx.data.spec.cores", lambda: have)
+    assert DataSpec(kind="x", name="x", workers=workers).loader_processes(sharing) == expected
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,10 @@ def test_training_stages_and_evaluators_start_one_set_of_processes(
         *(*VIT, "checkpoint=none", "evaluator=[retrieval]", "evaluator.retrieval.every=1st"),
         "stages=[{until:2st,image_size:16},{}]",
     )
-    for workers in (0, 2):
-        Trainer(small(tmp_path / str(workers), *options, f"data.workers={workers}")).fit()
-        if not workers:
+    monkeypatch.setattr("clipx.data.spec.cores", lambda: 4)
+    for workers in ("0", "auto"):
+        Trainer(small(tmp_path / workers, *options, f"data.workers={workers}")).fit()
+        if workers == "0":
             started.clear()
-    assert started == [2]
-    assert untimed_rows(tmp_path / "2") == untimed_rows(tmp_path / "0")
+    assert started == [3]
+    assert untimed_rows(tmp_path / "auto") == untimed_rows(tmp_path / "0")
