@@ -141,7 +141,7 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
         implementation="clipx" if ours else "open_clip",
         model=spec.model.name,
         precision=one.precision,
-        compiled=spec.compile.towers if ours else name.endswith("compiled"),
+        compiled=one.learner.compile.towers == "true" if one.learner is not None else name.endswith("compiled"),
         overrides=course.runs[name] if ours else [],
         batch=course.batch,
         loader=course.folder is not None,

@@ -73,7 +73,7 @@ FLAGS: dict[str, Counterpart] = {
     "force-patch-dropout": Counterpart("model.patch_dropout=…"),
     "force-custom-text": Counterpart("", "because every text tower is a module of its own"),
     "torchscript": Counterpart("", "because torch.compile replaces it: compile.towers=true"),
-    "torchcompile": Counterpart("compile.towers=true"),
+    "torchcompile": Counterpart("compile.towers=true", "the default on CUDA"),
     "trace": Counterpart("", "because torch.compile replaces it: compile.towers=true"),
     "use-bnb-linear": Counterpart("precision=int8"),
     "cache-dir": Counterpart("", _CACHE),

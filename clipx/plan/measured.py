@@ -70,7 +70,7 @@ class Measurements(BaseModel):
             f"measured={path} has no step of model={spec.model.name} precision={spec.precision.kind}: it has "
             f"{'; '.join(known) or 'none of clipx'}; or give mfu",
         )
-        same = [step for step in found if step.compiled == spec.compile.towers] or found
+        same = [step for step in found if step.compiled == (spec.compile.towers != "false")] or found
         return max(same, key=lambda step: step.samples_per_second)
 
     def source(self, step: MeasuredStep) -> str:

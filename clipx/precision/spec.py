@@ -130,7 +130,7 @@ class Fp32Spec(PrecisionSpec):
         if self.tf32 and device.type != "cuda":
             raise ConfigError(f"precision.tf32=true has no effect on {device.type}: set it to false, or train on cuda")
         if self.tf32:
-            _require_capability(device, AMPERE, "precision.tf32=true", "precision.tf32=false")
+            require_capability(device, AMPERE, "precision.tf32=true", "precision.tf32=false")
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
         torch.backends.cudnn.allow_tf32 = self.tf32
         description = "TF32 products (NVIDIA, compute capability 8.0)" if self.tf32 else "on any device"
@@ -215,7 +215,7 @@ class AmpFp16Spec(_ScaledSpec):
     weight_format: ClassVar[str | None] = "float32"
 
     def build(self, device: torch.device) -> Precision:
-        _require_capability(device, VOLTA, "precision=amp_fp16", "fp32")
+        require_capability(device, VOLTA, "precision=amp_fp16", "fp32")
         description = (
             f"float32 weights, float16 products, initial loss scale {self.loss_scale:,.0f}; needs float16 "
             "(NVIDIA: compute capability 7.0)"
@@ -291,7 +291,7 @@ class Fp16Spec(_ScaledSpec):
         check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)
 
     def build(self, device: torch.device) -> Precision:
-        _require_capability(device, VOLTA, "precision=fp16", "fp32")
+        require_capability(device, VOLTA, "precision=fp16", "fp32")
         scale = LossScaling(self.loss_scale, self.loss_scale_growth) if self.master_weights else None
         if scale is None:
             log.warning(
@@ -337,7 +337,7 @@ class QuantizedSpec(PrecisionSpec):
             f"precision={self.kind} needs an NVIDIA device of compute capability {_version(least)}, not {device.type}: "
             "use amp_bf16, or precision.emulate=true to check numerics",
         )
-        _require_capability(device, least, f"precision={self.kind}", "amp_bf16")
+        require_capability(device, least, f"precision={self.kind}", "amp_bf16")
 
 
 def linears_to_convert(blocks: Mapping[str, nn.Module], min_width: int) -> list[str]:
@@ -390,7 +390,7 @@ def _require_bf16(device: torch.device, kind: str, instead: str) -> None:
         )
 
 
-def _require_capability(device: torch.device, least: Capability, option: str, instead: str) -> None:
+def require_capability(device: torch.device, least: Capability, option: str, instead: str) -> None:
     """Raises ConfigError for NVIDIA devices below a compute capability. On other devices torch decides."""
     if device.type != "cuda" or torch.version.hip is not None:
         return

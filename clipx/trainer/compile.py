@@ -11,13 +11,16 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.lazy_torch import torch
-from clipx.errors import require
+from clipx.errors import ConfigError, require
+from clipx.precision.spec import VOLTA, require_capability
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from clipx.optimizer.spec import OptimizerSpec
 
 
+AUTO, TRUE, FALSE = "auto", "true", "false"
 # Variants of one function that are compiled: image sizes, numbers of tokens, evaluation, checkpointing of both towers.
 RECOMPILE_LIMIT = 64
 
@@ -75,8 +79,10 @@ class CompileSpec:
     """Options of torch.compile. The first step of each input shape waits for the compiler, seconds to minutes; later
     steps are faster."""
 
-    towers: bool = False
-    """Compile each block of the image and the text tower."""
+    towers: str = AUTO
+    """Whether each block of the image and the text tower is compiled: true, false or auto. auto: true on cuda, false on
+    other devices, and false where true would be an error: without a compiler or triton, or for blocks that
+    torch.compile does not support. The line `device` at the start of a run has the choice, with its reason."""
 
     objective: bool = False
     """Compile the functions that the loss computes on each tile of pairs. An error for an objective without tiles."""
@@ -86,18 +92,19 @@ class CompileSpec:
 
     mode: Mode = Mode.default
     """Mode of torch.compile. max_autotune: try several kernels for each matrix product, which takes minutes at the
-    start of a run; needs backend=inductor, and is an error if nothing is compiled."""
+    start of a run; needs backend=inductor, and is an error if nothing is compiled, as with towers=auto on a CPU."""
 
     backend: Backend = Backend.inductor
     """Backend of torch.compile. inductor: generate fused kernels; needs a C++ compiler, and triton on cuda. aot_eager
     and eager: run the captured graphs unchanged, to debug graph capture; an error if nothing is compiled."""
 
     def __post_init__(self) -> None:
-        for key, value, usual in (("mode", self.mode, Mode.default), ("backend", self.backend, Backend.inductor)):
-            require(
-                value == usual or self.on,
-                f"compile.{key}={value} has no effect if nothing is compiled: add compile.towers=true, or remove it",
-            )
+        self.towers = str(self.towers).lower()  # true is a bool on the command line and in YAML
+        require(
+            self.towers in (AUTO, TRUE, FALSE),
+            f"compile.towers={self.towers} is not a choice: give auto (true on cuda), true or false",
+        )
+        self._check_effect(self.on, " if nothing is compiled")
         require(
             self.mode is Mode.default or self.backend is Backend.inductor,
             f"compile.mode={self.mode} has no effect on compile.backend={self.backend}: remove one of them",
@@ -105,8 +112,15 @@ class CompileSpec:
 
     @property
     def on(self) -> bool:
-        """True if anything is compiled."""
-        return self.towers or self.objective or self.optimizer
+        """True if anything is compiled, or may be by towers=auto."""
+        return self.towers != FALSE or self.objective or self.optimizer
+
+    def _check_effect(self, on: bool, reason: str) -> None:
+        for key, value, usual in (("mode", self.mode, Mode.default), ("backend", self.backend, Backend.inductor)):
+            require(
+                value == usual or on,
+                f"compile.{key}={value} has no effect{reason}: add compile.towers=true, or remove it",
+            )
 
     def check(self, objective: ObjectiveSpec, optimizer: OptimizerSpec, deterministic: bool = False) -> None:
         """Raises ConfigError if the objective or the optimizer has nothing to compile, or for kernels selected by time
@@ -127,8 +141,30 @@ class CompileSpec:
             "remove it",
         )
 
+    def on_device(self, device: torch.device, blocks: Mapping[str, nn.Module]) -> tuple[CompileSpec, str]:
+        """Returns these options with towers=true or false, and a line for the log about the choice of towers=auto.
+
+        `blocks`: of the towers, by name. Raises ConfigError.
+        """
+        if self.towers != AUTO:
+            self.check_device(device)
+            self.check_blocks(blocks)
+            return self, ""
+        reason = ""
+        if device.type == "cuda":
+            try:
+                return replace(self, towers=TRUE).on_device(device, blocks)[0], "compile.towers=auto chose true"
+            except ConfigError as error:
+                reason = f", as {str(error).partition(': ')[0]}"
+        self._check_effect(
+            self.objective or self.optimizer, f", as compile.towers=auto chose false on {device.type}{reason}"
+        )
+        chosen = replace(self, towers=FALSE)
+        chosen.check_device(device)
+        return chosen, f"compile.towers=auto chose false{reason}"
+
     def check_device(self, device: torch.device) -> None:
-        """Raises ConfigError if inductor's compiler or triton is missing."""
+        """Raises ConfigError for a device that inductor does not support, and without the compilers that it uses."""
         if not self.on or self.backend is not Backend.inductor:
             return
         compiler = os.environ.get("CXX", "g++")
@@ -137,10 +173,29 @@ class CompileSpec:
             f"compile needs a C++ compiler, and {compiler} is not found: install one, name it in CXX, or remove "
             "compile.*",
         )
+        if device.type != "cuda":
+            return
         require(
-            device.type != "cuda" or importlib.util.find_spec("triton") is not None,
+            importlib.util.find_spec("triton") is not None,
             "compile needs triton on cuda, which is not installed: pip install triton, or remove compile.*",
         )
+        header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # of the C code of triton's launcher
+        require(
+            header.is_file(),
+            f"compile needs Python's headers on cuda, and {header} is not found: install them, for Debian's Python "
+            "python3-dev, or remove compile.*",
+        )
+        require_capability(device, VOLTA, "compile", "compile.towers=false")
+
+    def check_blocks(self, blocks: Mapping[str, nn.Module]) -> None:
+        """Raises ConfigError for towers without blocks, or with a block that torch.compile does not support."""
+        if self.towers != TRUE:
+            return
+        from clipx.model.activation_checkpointing import check_compiles
+
+        require(bool(blocks), "compile.towers=true has no effect on towers without blocks: remove it")
+        for name, block in blocks.items():
+            check_compiles(name, block)
 
     def configure(self, deterministic: bool = False) -> None:
         """Sets the process-wide options of torch.compile. Call it before anything is compiled."""
@@ -155,14 +210,8 @@ class CompileSpec:
             inductor.deterministic = deterministic  # no choice of kernels by measurement
 
     def compile_towers(self, blocks: Mapping[str, nn.Module]) -> None:
-        """Compiles the blocks in place, with a dynamic number of tokens and a static image size. Raises ConfigError."""
-        if not self.towers:
-            return
-        from clipx.model.activation_checkpointing import check_compiles
-
-        require(bool(blocks), "compile.towers=true has no effect on towers without blocks: remove it")
-        for name, block in blocks.items():
-            check_compiles(name, block)
+        """Compiles the blocks in place, with a dynamic number of tokens and a static image size."""
+        for name, block in blocks.items() if self.towers == TRUE else ():
             block.compile(**self._options(dynamic=None if name.startswith("image.") else True))
 
     def compile_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -184,7 +233,7 @@ class CompileSpec:
 
     def describe(self, blocks: int) -> str:
         """Returns a line for the start of a run; empty if nothing is compiled."""
-        parts = [f"{blocks} blocks of the towers"] if self.towers else []
+        parts = [f"{blocks} blocks of the towers"] if self.towers == TRUE else []
         parts += ["the loss's tiles"] if self.objective else []
         parts += ["the optimizer's step"] if self.optimizer else []
         return f"{', '.join(parts)}, with {self.backend}; the first steps wait for compilation" if parts else ""

@@ -26,6 +26,7 @@ from clipx.optimizer.spec import NonFinite
 from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision, PrecisionSpec
 from clipx.teacher.live import Teacher
+from clipx.trainer.compile import CompileSpec
 from clipx.trainer.ema import WeightAverage
 from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
@@ -67,6 +68,8 @@ class Learner:
     non_finite: NonFiniteSteps
     teacher: Teacher | None  # a live teacher, which embeds each batch
     converted: list[str]  # names of the layers in another number format
+    compile: CompileSpec  # what `spec.compile` chooses on the device
+    compile_choice: str  # line for the log
     state: TrainState  # state of all of the above, for checkpoints
 
     def __init__(
@@ -89,8 +92,6 @@ class Learner:
         self.format = spec.precision.on(comm.device)
         spec.check_format(self.format)
         self.precision = self.format.build(comm.device)
-        spec.compile.check_device(comm.device)
-        spec.compile.configure(spec.deterministic)
         logits = spec.objective.teacher_logits
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches, logits)
         seed_all(spec.seed)
@@ -103,7 +104,10 @@ class Learner:
             self.model = self.masters.model
         self.loss_scale = LossScale(self.precision.loss_scale, comm.device.type)
         self.converted = self.format.convert(named_blocks(self.model))
-        spec.compile.compile_towers(named_blocks(self.model))
+        blocks = named_blocks(self.model)
+        self.compile, self.compile_choice = spec.compile.on_device(comm.device, blocks)
+        self.compile.configure(spec.deterministic)
+        self.compile.compile_towers(blocks)
         decay = spec.optimizer.ema_decay
         self.average = None if decay is None else WeightAverage(self.weights, decay)
         for model in (self.model, *([self.average.model] if self.average else [])):
@@ -111,9 +115,9 @@ class Learner:
         self.objective = spec.objective.build(comm, length)
         self.objective.prepare(classes, self.weights.embed_dim)
         self.objective.to(comm.device, self.precision.wide)
-        spec.compile.compile_objective(self.objective)
+        self.compile.compile_objective(self.objective)
         self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
-        spec.compile.compile_optimizer(self.optimizer)
+        self.compile.compile_optimizer(self.optimizer)
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
         masters = None if self.masters is None else self.masters.by_parameter
         self.parallel = spec.distributed.wrap(self.model, comm, masters)

@@ -127,7 +127,8 @@ class RunSpec:
     """Checkpoints: interval, retention, and upload to remote storage."""
 
     compile: CompileSpec = field(default_factory=CompileSpec)
-    """Compilation by torch.compile of the towers' blocks, the loss and the optimizer's step. Off by default."""
+    """Compilation by torch.compile of the towers' blocks, the loss and the optimizer's step. By default the
+    towers are compiled on CUDA."""
 
     teacher: TeacherSpec = field(default_factory=TeacherSpec)
     """Teacher of objective=distillation, or reference of drrho_clip: a model, or stored embeddings."""

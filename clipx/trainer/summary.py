@@ -63,8 +63,8 @@ def facts(trainer: Trainer) -> dict[str, str]:
     if locked := frozen_count(trainer.learner.model):
         of = parameter_count(trainer.learner.model)
         lines["locked"] = f"{locked:,} of {of:,} parameters are frozen: {spec.model.lock_options}"
-    if spec.compile.on:
-        lines["compile"] = spec.compile.describe(len(named_blocks(trainer.learner.model)))
+    if trainer.learner.compile.on:
+        lines["compile"] = trainer.learner.compile.describe(len(named_blocks(trainer.learner.model)))
     if len(trainer.plan.stages) > 1:
         lines["stages"] = trainer.plan.describe()
     sources = trainer.order.source_counts(total).items()
@@ -102,8 +102,8 @@ def device_line(trainer: Trainer) -> str:
         parts.append(f"precision={spec.precision.kind} chose {chosen}")
     if group := spec.distributed.describe(trainer.comm.device):
         parts.append(group)
-    if trainer.comm.device.type == "cuda" and not spec.compile.towers:
-        parts.append("towers not compiled: compile.towers=true fuses their kernels")
+    if trainer.learner.compile_choice:
+        parts.append(trainer.learner.compile_choice)
     if spec.data.workers == AUTO:
         parts.append(f"data.workers=auto chose {spec.data.loader_processes(trainer.comm.sharing)}")
     return "; ".join(parts)

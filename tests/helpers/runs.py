@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from clipx.objective.base import Metrics
     from clipx.trainer.trainer import Trainer
 
-# Few samples and few steps of the default run: batches of 32 from 256 images in one process, no report.
+# Few samples and few steps of the default run: batches of 32 from 256 images in one process, eager also on a GPU, no
+# report.
 SMALL = (
     "data.samples=256",
     "data.held_out_samples=48",
     "data.batch_size=32",
     "data.workers=0",
+    "compile.towers=false",
     "duration=4st",
     "schedule.warmup=2st",
     "log_every=1st",

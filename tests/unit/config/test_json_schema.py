@@ -116,6 +116,8 @@ def test_an_invalid_key_or_value_is_reported_with_its_key(text: str, message: st
         "defaults: [base, {override /objective: siglip}, {override /logger: []}, _self_]\nobjective: {init_bias: -10}",
         "objective: {init_bias: -10, rho: 8}",  # without an option in this file the keys of all objectives
         "optimizer: {clip_norm: null, lr: 5e-4}",
+        "data: {workers: 8}\ncompile: {towers: true}",
+        "data: {workers: auto}\ncompile: {towers: auto}",
         "model: {image: {options: {patch_size: 8}}}",
         "data: {sources: {a: {path: a.csv}, b: {shards: b.tar, weight: 2}}}",
         "hydra: {sweeper: {params: {seed: '0,1'}}, launcher: {partition: gpu}}",

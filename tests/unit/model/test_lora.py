@@ -261,7 +261,7 @@ def test_recomputation_draws_the_same_dropout(policy: str) -> None:
 def test_compiled_blocks_have_the_gradients_of_eager_mode(adapters: tuple[str, ...]) -> None:
     counters.clear()
     eager, model = (train(build(spec_of(*adapters), torch.float32)) for _ in range(2))
-    CompileSpec(towers=True, backend=Backend.aot_eager).compile_towers(named_blocks(model))
+    CompileSpec(towers="true", backend=Backend.aot_eager).compile_towers(named_blocks(model))
     for one in (eager, model):
         image_BD, text_BD = one(*inputs(one))
         (image_BD * text_BD.roll(1, 0)).sum().backward()

@@ -61,7 +61,7 @@ def test_the_towers_have_the_speed_of_the_fastest_matching_step(tmp_path: Path) 
         row(overrides=["model.text.packed=false"], samples_per_second=30_000.0, tflops_packed=900.0),
         row(model="vit_l14", samples_per_second=30_000.0, tflops_packed=500.0),
     )
-    compiled = tower_speed(planned(file, "compile.towers=true"))
+    compiled = tower_speed(planned(file))
     assert compiled.flops == (420e12, 420e12)
     assert compiled.packed
     assert compiled.reason == (
@@ -69,10 +69,13 @@ def test_the_towers_have_the_speed_of_the_fastest_matching_step(tmp_path: Path) 
     )
 
 
-def test_a_step_that_is_not_compiled_is_preferred_for_a_plan_that_is_not(tmp_path: Path) -> None:
-    file = results(tmp_path / "a.json", row(), row(compiled=False, tflops_packed=300.0, samples_per_second=9_000.0))
-    spec = planned(file)
-    assert tower_speed(spec).flops[0] == (420e12 if spec.compile.towers else 300e12)
+@pytest.mark.parametrize(("towers", "compiled"), [("auto", True), ("true", True), ("false", False)])
+def test_a_step_compiled_as_the_run_on_a_gpu_is_preferred_to_a_faster_one(
+    towers: str, compiled: bool, tmp_path: Path
+) -> None:
+    slow = row(compiled=compiled, tflops_packed=300.0, samples_per_second=9_000.0)
+    file = results(tmp_path / "a.json", row(compiled=not compiled), slow)
+    assert tower_speed(planned(file, f"compile.towers={towers}")).flops[0] == 300e12
 
 
 @pytest.mark.parametrize(

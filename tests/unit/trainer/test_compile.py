@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import re
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.runs import SMALL, VIT, compose, events, losses, small, torchrun
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from clipx.bench.training import captions
@@ -17,11 +21,12 @@ from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.objective.losses import contrastive
-from clipx.trainer.compile import Backend, CompileSpec
+from clipx.trainer.compile import Backend, CompileSpec, Mode
 from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
+BLOCKS: dict[str, nn.Module] = {"image.trunk.blocks.0": nn.Linear(2, 2)}
 DEEP = (
     *VIT[:1],
     "+model.image.options={patch_size:16,embed_dim:64,depth:3,num_heads:2}",
@@ -73,7 +78,7 @@ def test_each_tower_is_two_graphs_for_any_depth_and_text_length(checkpointing: s
     """
     chosen = (f"model.image.checkpointing={checkpointing}", f"model.text.checkpointing={checkpointing}")
     eager, model = built(*chosen), built(*chosen)
-    CompileSpec(towers=True, backend=Backend.aot_eager).compile_towers(named_blocks(model))
+    CompileSpec(towers="true", backend=Backend.aot_eager).compile_towers(named_blocks(model))
     assert steps(model, 4) == [4, 4, 4, 4]
     assert counters["graph_break"] == {}
     steps(eager, 4)
@@ -85,7 +90,7 @@ def test_each_tower_is_two_graphs_for_any_depth_and_text_length(checkpointing: s
 def test_evaluation_and_micro_batches_add_a_bounded_number_of_graphs() -> None:
     """No gradients, evaluation mode, and other numbers of images each add at most one graph per kind of block."""
     model = built()
-    CompileSpec(towers=True, backend=Backend.eager).compile_towers(named_blocks(model))
+    CompileSpec(towers="true", backend=Backend.eager).compile_towers(named_blocks(model))
     steps(model, 1)
     graphs = []
     for round_ in range(3):
@@ -183,12 +188,16 @@ def test_generated_code_matches_eager_mode(tmp_path: Path) -> None:
     ("overrides", "message"),
     [
         (
-            ("compile.backend=eager",),
+            ("compile.towers=false", "compile.backend=eager"),
             "compile.backend=eager has no effect if nothing is compiled: add compile.towers=true, or remove it",
         ),
         (
-            ("compile.mode=max_autotune",),
+            ("compile.towers=false", "compile.mode=max_autotune"),
             "compile.mode=max_autotune has no effect if nothing is compiled: add compile.towers=true, or remove it",
+        ),
+        (
+            ("compile.towers=yes",),
+            "compile.towers=yes is not a choice: give auto (true on cuda), true or false",
         ),
         (
             ("compile.towers=true", "compile.mode=max_autotune", "compile.backend=eager"),
@@ -210,20 +219,116 @@ def test_options_without_effect_are_rejected(overrides: tuple[str, ...], message
     assert str(caught.value) == message
 
 
-def test_checkpointed_batch_norm_is_rejected() -> None:
+def checkpointed_batch_norm() -> dict[str, nn.Module]:
     model = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
+    return named_blocks(model)
+
+
+def test_checkpointed_batch_norm_is_rejected() -> None:
     with pytest.raises(
         ConfigError,
         match=r"compile\.towers=true cannot be combined with checkpointing of image\.trunk\.layer1\.0, which has BatchNorm",
     ):
-        CompileSpec(towers=True).compile_towers(named_blocks(model))
+        CompileSpec(towers="true").on_device(CPU, checkpointed_batch_norm())
+
+
+def test_towers_without_blocks_are_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"^compile\.towers=true has no effect on towers without blocks: remove it$"):
+        CompileSpec(towers="true").on_device(CPU, {})
 
 
 def test_a_missing_compiler_is_named_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        ConfigError, match=r"^compile needs a C\+\+ compiler, and g\+\+ is not found: install one, name it in CXX"
-    ):
-        CompileSpec(towers=True).check_device(CPU)
-    CompileSpec(towers=True, backend=Backend.eager).check_device(CPU)
-    CompileSpec().check_device(CPU)
+    message = r"^compile needs a C\+\+ compiler, and g\+\+ is not found: install one, name it in CXX"
+    for spec in (CompileSpec(towers="true"), CompileSpec(objective=True)):
+        with pytest.raises(ConfigError, match=message):
+            spec.on_device(CPU, BLOCKS)
+    CompileSpec(towers="true", backend=Backend.eager).on_device(CPU, BLOCKS)
+    for towers in ("auto", "false"):
+        CompileSpec(towers=towers).on_device(CPU, BLOCKS)
+
+
+# -------------------------------------------------------------------------------------------------- towers=auto
+
+
+@pytest.fixture
+def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Returns a device of compute capability 9.0 on a machine with all that inductor needs. Nothing runs there."""
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA P100")
+    return torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize("backend", [Backend.inductor, Backend.eager])
+def test_towers_are_compiled_by_default_on_cuda(backend: Backend, cuda: torch.device) -> None:
+    chosen, line = CompileSpec(backend=backend).on_device(cuda, BLOCKS)
+    assert (chosen, line) == (CompileSpec(towers="true", backend=backend), "compile.towers=auto chose true")
+
+
+@pytest.mark.parametrize("device", ["cpu", "mps", "xpu"])
+def test_towers_are_not_compiled_by_default_on_other_devices(device: str) -> None:
+    chosen, line = CompileSpec().on_device(torch.device(device), BLOCKS)
+    assert (chosen, line) == (CompileSpec(towers="false"), "compile.towers=auto chose false")
+
+
+@pytest.mark.parametrize("towers", ["true", "false"])
+def test_a_given_choice_is_not_reported(towers: str, cuda: torch.device) -> None:
+    spec = CompileSpec(towers=towers)
+    assert spec.on_device(cuda, BLOCKS) == (spec, "")
+
+
+def without_compiler(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shutil, "which", lambda name: None)
+    patch.delenv("CXX", raising=False)
+
+
+OBSTACLES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "compile needs a C++ compiler, and g++ is not found": without_compiler,
+    "compile needs triton on cuda, which is not installed": lambda patch: patch.setattr(
+        importlib.util, "find_spec", lambda name: None
+    ),
+    "compile needs Python's headers on cuda, and /none/Python.h is not found": lambda patch: patch.setattr(
+        sysconfig, "get_path", lambda *_: "/none"
+    ),
+    "compile needs compute capability 7.0, and NVIDIA P100 has 6.0": lambda patch: patch.setattr(
+        torch.cuda, "get_device_capability", lambda device: (6, 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_a_device_without_compilers_is_an_error_for_true_and_a_reason_for_auto(
+    obstacle: str, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    OBSTACLES[obstacle](monkeypatch)
+    chosen, line = CompileSpec().on_device(cuda, BLOCKS)
+    assert (chosen.towers, line) == ("false", f"compile.towers=auto chose false, as {obstacle}")
+    for spec in (CompileSpec(towers="true"), CompileSpec(objective=True)):
+        with pytest.raises(ConfigError, match=f"^{re.escape(obstacle)}: "):
+            spec.on_device(cuda, BLOCKS)
+
+
+def test_blocks_that_cannot_be_compiled_are_a_reason_for_auto(cuda: torch.device) -> None:
+    reasons = [CompileSpec().on_device(cuda, blocks)[1] for blocks in ({}, checkpointed_batch_norm())]
+    assert reasons == [
+        "compile.towers=auto chose false, as compile.towers=true has no effect on towers without blocks",
+        "compile.towers=auto chose false, as compile.towers=true cannot be combined with checkpointing of "
+        "image.trunk.layer1.0, which has BatchNorm",
+    ]
+
+
+def test_options_without_effect_on_the_chosen_device_are_rejected(cuda: torch.device, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Trainer(small(tmp_path, "compile.towers=auto", "compile.backend=eager"))
+    assert str(caught.value) == (
+        "compile.backend=eager has no effect, as compile.towers=auto chose false on cpu: add compile.towers=true, or "
+        "remove it"
+    )
+    with pytest.raises(ConfigError, match=r"^compile.mode=max_autotune has no effect, as .* chose false on cuda, as "):
+        CompileSpec(mode=Mode.max_autotune).on_device(cuda, {})
+    CompileSpec(mode=Mode.max_autotune, objective=True).on_device(cuda, {})

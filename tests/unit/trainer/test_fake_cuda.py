@@ -18,6 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from clipx.distributed.comm import Comm
 from clipx.model import varlen
+from clipx.model.blocks import named_blocks
 from clipx.trainer.learner import StepPosition
 
 # One block in each tower: what counts is the number of operations.
@@ -136,6 +137,13 @@ def test_norms_of_offloaded_shards_and_of_the_device_are_joined_on_the_device() 
         assert norm.device == CUDA and norm.ndim == 0
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_blocks_are_compiled_by_default() -> None:
+    with fake_cuda() as device, device.allowed():
+        learner = fake_learner(*SHALLOW, "compile.towers=auto", "compile.backend=aot_eager")
+    assert learner.compile_choice == "compile.towers=auto chose true"
+    assert all(block._compiled_call_impl is not None for block in named_blocks(learner.model).values())
 
 
 # ------------------------------------------------------------------------------------------------- of the helper
