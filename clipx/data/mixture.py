@@ -23,7 +23,7 @@ from clipx.config.messages import did_you_mean
 from clipx.config.names import check_metric_part
 from clipx.config.registry import option
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
-from clipx.data.spec import AUTO, Classes, Dataset, DataSpec, non_default_values, open_data
+from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
 from clipx.errors import ClipxError, ConfigError, require, with_location
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ class MixtureSpec(DataSpec):
             )
         for name, source in self.sources.items():
             check_metric_part(f"data.sources.{name}", name)
-            if source.workers == "2":
-                source.workers = AUTO  # 2 is the default in saved configurations of earlier versions
             for key, value in non_default_values(source, _MIXTURE_KEYS):
                 raise ConfigError(
                     f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: remove it, and "

@@ -30,7 +30,8 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
         shutil.copy(STORED / name, tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    return [*(STORED / "options.txt").read_text().split(), *GAMMA, "name=stored", "run_dir=run", "resume=step:3"]
+    typed = (STORED / "options.txt").read_text().split()
+    return [*typed, *GAMMA, "compile.towers=false", "name=stored", "run_dir=run", "resume=step:3"]
 
 
 def test_a_default_that_changed_is_refused_by_name(options: list[str]) -> None:
