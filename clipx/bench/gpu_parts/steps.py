@@ -18,7 +18,7 @@ from clipx.distributed.comm import Comm
 
 _AMP, _COMPILED = "precision=amp_bf16", "compile.towers=true"
 _VARIANTS: dict[str, tuple[str, ...]] = {
-    "eager": (_AMP,),
+    "eager": (_AMP, "compile.towers=false"),
     "compiled": (_AMP, _COMPILED),
     "loss compiled": (_AMP, _COMPILED, "compile.objective=true"),
     "bf16": ("precision=bf16", _COMPILED),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -144,7 +145,9 @@ def test_an_interrupted_part_continues_with_the_variants_that_are_missing(
     written = "".join(f"{json.dumps(entry)}\n" for entry in entries[:2])  # the row of clipx, and its number
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "vit_b32.jsonl").write_text(written + json.dumps(entries[2])[:40])
-    found = measure("vit_b32", PARTS["vit_b32"], tmp_path, "cpu", 0, True, 600.0, lambda text: None)
+    words = ("tiny=true", "parts=[vit_b32]", "minutes=10", f"run_dir={tmp_path}")
+    subprocess.run([*BENCH, *words], check=True, stdout=subprocess.DEVNULL)
+    found = record(tmp_path, "vit_b32")
     assert found.status == "done"
     assert found.entries[:2] == entries[:2]
     assert [(*entry.keys(), entry.get("name")) for entry in found.entries] == [

@@ -37,10 +37,8 @@ def kept_weights(comm: Comm, *words: str) -> tuple[int, int]:
     image, tokens = torch.zeros(7, 3, size, size, dtype=torch.uint8), torch.randint(1, 400, (7, 20))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), precision.autocast():
         features = model.encode_image(image), model.encode_text(tokens)
+    assert all(x.requires_grad for x in features)  # a fork may not run backward: the parent may have autograd's threads
     matrices = [x for x in saved if x.shape in shapes and x.dtype is torch.bfloat16]
-    for x in features:
-        x.float().square().sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
     return sum({id(x.untyped_storage()): x.untyped_storage().nbytes() for x in matrices}.values()), len(matrices)
 
 
