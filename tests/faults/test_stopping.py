@@ -282,7 +282,7 @@ def test_the_ranks_of_a_killed_torchrun_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_is_named_where_no_collective_fails(rank: int, tmp_path: Path) -> None:
-    """As under NCCL, whose collectives wait for a killed rank until distributed.timeout_s. Rank 0 serves the store."""
+    """NCCL's collectives wait for a killed rank until distributed.timeout_s. Rank 0 serves the store."""
     with job(tmp_path, "wait", 2) as two:
         two.wait_for_steps(2, 20)
         pid = two.pid(rank)

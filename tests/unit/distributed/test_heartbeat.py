@@ -1,4 +1,4 @@
-"""When a rank counts as killed although no collective fails. The clock is the test's; the store is real."""
+"""Ranks that count as killed although no collective fails. The clock is the test's; the store is real."""
 
 from __future__ import annotations
 
