@@ -18,6 +18,7 @@ from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require
 from clipx.report.console import text_table
+from clipx.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,9 +73,9 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python, torch, open_clip and clipx."""
-    names = {"torch": "torch", "open_clip": "open_clip_torch", "clipx": "clipx"}
-    return {"python": platform.python_version()} | {name: version(package) for name, package in names.items()}
+    """Returns the versions of Python, torch, open_clip and clipx, which need not be installed: a checkout will do."""
+    found = {"torch": version("torch"), "open_clip": version("open_clip_torch"), "clipx": __version__}
+    return {"python": platform.python_version(), **found}
 
 
 def _cpu() -> str:

@@ -300,6 +300,7 @@ _DRIVER: dict[str, Any] = {
     "torch.cuda.is_bf16_supported": lambda *_, **__: True,
     "torch.cuda.get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
     "torch.cuda.set_rng_state": lambda *_: None,
+    "torch.cuda.is_current_stream_capturing": lambda: False,
     "torch.cuda.Stream": _Stream,
     "torch.cuda.Event": _Event,
     "torch.cuda.current_stream": _Stream,

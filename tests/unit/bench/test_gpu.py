@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from helpers.runs import compose, run
 from torch._dynamo.utils import counters
 
+from clipx.bench import publish
 from clipx.bench.gpu import PARTS, GpuSpec, Part
 from clipx.bench.gpu_parts import kernels
 from clipx.bench.gpu_parts.expected import DEVICES, STEPS, device_of, expectation, expectations
@@ -21,6 +23,7 @@ from clipx.bench.gpu_parts.report import Report, Sizes, read
 from clipx.bench.gpu_parts.steps import batch_for_memory
 from clipx.errors import ConfigError
 from clipx.plan.measured import Measurements
+from clipx.version import __version__
 
 BENCH = (sys.executable, "-m", "clipx.bench", "gpu")
 MAIN = ("vit_b32", "kernels", "resume", "loss", "run")  # parts with code that others do not have
@@ -285,3 +288,16 @@ def test_without_a_device_the_error_names_the_dry_run() -> None:
         spec().run(print)
     with pytest.raises(ConfigError, match=r"device=cpu: this benchmark measures a GPU"):
         spec("device=cpu").run(print)
+
+
+def test_a_checkout_that_is_not_installed_has_its_version_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU machine without a package index has clipx on PYTHONPATH."""
+
+    def installed(package: str) -> str:
+        if package == "clipx":
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(publish, "version", installed)
+    assert publish.versions().keys() == {"python", "torch", "open_clip", "clipx"}
+    assert publish.versions()["clipx"] == __version__
