@@ -9,7 +9,7 @@ import json
 import logging
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import (  # exported by torch.distributed, where mypy does not find them
@@ -211,8 +211,13 @@ def _compare_facts(store: Store, launch: LaunchEnv) -> ConfigError | None:
             log.warning(f"{mismatch}: prefer the same on all hosts")
         elif mismatch:
             return ConfigError(f"{mismatch}: use the same on all hosts, and start all ranks with the same command")
+    return _find_shared_gpu(hosts, [gpu for _, _, gpu in hellos])
+
+
+def _find_shared_gpu(hosts: Sequence[str], gpus: Sequence[str | None]) -> ConfigError | None:
+    """Returns an error that names the ranks of the first GPU that several ranks of a host have."""
     ranks_of: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, _, gpu) in enumerate(hellos):
+    for rank, (host, gpu) in enumerate(zip(hosts, gpus, strict=True)):
         if gpu is not None:
             ranks_of.setdefault((host, gpu), []).append(rank)
     for (_, gpu), ranks in ranks_of.items():
