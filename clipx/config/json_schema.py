@@ -101,8 +101,8 @@ class _Writer:
         hints, docs = typing.get_type_hints(spec), field_docs(spec)
         found = {f.name: self._type(hints[f.name], complete) for f in _fields(spec)}
         for f in _fields(spec):
-            if hints[f.name] is str and f.default == "auto":  # of a key such as compile.towers: auto, true or false
-                found[f.name]["type"] = ["string", "number", "boolean"]
+            if "type" in f.metadata:  # that a file may have instead of text
+                found[f.name]["type"] = ["string", f.metadata["type"]]
             found[f.name] = {"description": docs.get(f.name, ""), **found[f.name], **_default(f)}
         return found
 

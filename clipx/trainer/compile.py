@@ -13,7 +13,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,10 +79,10 @@ class CompileSpec:
     """Options of torch.compile. The first step of each input shape waits for the compiler, seconds to minutes; later
     steps are faster."""
 
-    towers: str = AUTO
-    """Whether each block of the image and the text tower is compiled: true, false or auto. auto: true on cuda, false on
-    other devices, and false where true would be an error: without a compiler or triton, or for blocks that
-    torch.compile does not support. The line `device` at the start of a run has the choice, with its reason."""
+    towers: str = field(default=AUTO, metadata={"type": "boolean"})
+    """Compile each block of the image and the text tower: true, false or auto. auto compiles on cuda only, and not
+    where true is an error: without a compiler or triton, or with blocks that torch.compile does not support. The line
+    `device` at the start of a run has the choice and its reason."""
 
     objective: bool = False
     """Compile the functions that the loss computes on each tile of pairs. An error for an objective without tiles."""
