@@ -61,10 +61,6 @@ def test_help_of_the_benchmarks_imports_no_torch() -> None:
         (["loss", "batch=many"], "batch=many: Value 'many' of type 'str' could not be converted to Integer"),
         (["loss", "batch=100"], "batch=100 is not divisible by 8, which parts contains: give a multiple of 8, or change parts=[…]"),
         (["loss", "device=tpu"], "device=tpu is not a device: choose from auto, cpu, cuda"),
-        (
-            ["accumulation", "batches=[100]"],
-            "batches=[100] contains 100, which is not divisible by micro_batches=8: give multiples of 8",
-        ),
     ],
 )  # fmt: skip
 def test_mistyped_words_print_a_one_line_error(words: list[str], message: str) -> None:
@@ -101,19 +97,6 @@ def test_loss_compares_time_memory_and_traffic(tmp_path: Path) -> None:
 
     again = run(*BENCH, "loss", f"run_dir={tmp_path / 'out'}", check=False)
     assert again.stderr == f"error: run_dir={tmp_path / 'out'} already contains results: give another, or remove it\n"
-
-
-@pytest.mark.slow
-def test_accumulation_compares_time_and_gradients(tmp_path: Path) -> None:
-    small = ("batches=[16]", "width=32", "layers=1", "image_size=16", "context=4", "repeats=1")
-    figures, results, printed = bench(tmp_path / "out", "accumulation", *small)
-    assert figures["logit_scale_ratio_ours"] == pytest.approx(1, abs=1e-4)
-    assert figures["logit_scale_ratio_theirs"] == pytest.approx(8, abs=1e-3)
-    assert max(figures["encoder_error_ours"], figures["encoder_error_theirs"]) < 1e-5
-    assert figures["time_ratios"] == {"16": figures["time_ratio"]}
-    assert figures["memory_mib"].keys() == {"ours", "theirs"}
-    assert "step in 8 micro-batches" in printed
-    assert results["figures"] == figures
 
 
 @pytest.mark.slow
