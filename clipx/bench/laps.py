@@ -1,4 +1,4 @@
-"""Measuring processes of the step and text benchmarks: runs of clipx and open_clip's trainer in turns."""
+"""Measuring processes of the step benchmark: runs of clipx and open_clip's trainer in turns."""
 
 from __future__ import annotations
 
