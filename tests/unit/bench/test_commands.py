@@ -100,22 +100,6 @@ def test_loss_compares_time_memory_and_traffic(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_lora_compares_time_and_memory_with_all_weights(tmp_path: Path) -> None:
-    sizes = ("batch=4", "rank=2", "repeats=1", "architecture=vit_s32")
-    figures, results, printed = bench(tmp_path / "out", "lora", *sizes)
-    adapters = sum(12 * 2 * 16 * width for width in (384, 384))
-    trained = figures["trained_parameters"]
-    assert trained["LoRA"] == adapters + 2 * 384 * 384 + 2 * 384
-    assert trained["DoRA"] == trained["LoRA"] + sum(12 * 9 * width for width in (384, 384))
-    assert trained["all weights"] > 50 * trained["LoRA"]
-    optimizer = {name: parts["optimizer"] for name, parts in figures["memory_mib"].items()}
-    assert optimizer["LoRA"] == pytest.approx(8 * trained["LoRA"] / 2**20, rel=0.01)
-    assert figures["memory_ratios"]["LoRA"] < 1 and figures["loss_difference"] < 1e-5
-    assert set(figures["seconds"]) == set(results["details"]["losses"]) == {"all weights", "LoRA", "DoRA"}
-    assert "sum, relative" in printed
-
-
-@pytest.mark.slow
 def test_start_measures_each_command_and_the_imports(tmp_path: Path) -> None:
     figures, _, printed = bench(tmp_path / "out", "start", "repeats=1")
     assert set(figures["seconds"]) == {"compose", "first_step", "evaluate"}
