@@ -100,14 +100,6 @@ def test_loss_compares_time_memory_and_traffic(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_start_measures_each_command_and_the_imports(tmp_path: Path) -> None:
-    figures, _, printed = bench(tmp_path / "out", "start", "repeats=1")
-    assert set(figures["seconds"]) == {"compose", "first_step", "evaluate"}
-    assert min(figures["seconds"].values()) > 0 and figures["imports"]["torch"] > 0
-    assert "import of clipx.trainer.trainer" in printed
-
-
-@pytest.mark.slow
 def test_resume_measures_time_and_memory_of_each_way_of_reading(tmp_path: Path) -> None:
     sizes = ("shards=21", "per_shard=20", "batch=4", "workers=1", "trainer_gb=0")
     figures, results, _ = bench(tmp_path / "out", "resume", *sizes)
