@@ -100,18 +100,6 @@ def test_loss_compares_time_memory_and_traffic(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_resume_measures_time_and_memory_of_each_way_of_reading(tmp_path: Path) -> None:
-    sizes = ("shards=21", "per_shard=20", "batch=4", "workers=1", "trainer_gb=0")
-    figures, results, _ = bench(tmp_path / "out", "resume", *sizes)
-    assert (figures["samples"], figures["shards"]) == (420, 21)
-    details = results["details"]
-    assert list(details) == [f"{read}, {index} indices" for read in ("range", "stream") for index in ("new", "cached")]
-    for found in details.values():
-        assert found["total"] >= found["first_batch"] > 0
-        assert found["worker_peak_mb"] > 0
-
-
-@pytest.mark.slow
 def test_step_compares_the_trainers_with_their_loaders(tmp_path: Path) -> None:
     sizes = ("model=tiny", "batch=4", "steps=2", "repeats=1", "loader=true", "samples=16", "side=32", "data.workers=1")
     figures, results, printed = bench(tmp_path / "out", "step", *sizes)
