@@ -9,9 +9,9 @@ import torch
 from helpers import needs_cuda
 from helpers.hf_models import save_config
 from helpers.packed_towers import assert_packed_equals_masked
+from helpers.texts import captions
 from torch import Tensor, nn
 
-from clipx.bench.training import captions
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.packing import CUDA_MULTIPLE, Packing

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from helpers.runs import VIT, compose, small
+from helpers.texts import captions
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipx.bench.training import captions
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP
 from clipx.trainer.gradcache import forward_backward

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from helpers.cases import slow_except
 from helpers.hf_models import save_config, save_tokenizer
 from helpers.runs import VIT, compose
+from helpers.texts import captions
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from clipx.bench.training import captions
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP

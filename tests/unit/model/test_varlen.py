@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.nn.attention.varlen as torch_varlen
 import torch.nn.functional as F
+from helpers.texts import captions
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipx.bench.training import captions
 from clipx.model import varlen
 from clipx.model.packing import CUDA_MULTIPLE, Packing
 from clipx.model.text import TextTower

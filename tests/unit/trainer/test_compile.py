@@ -13,10 +13,10 @@ import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.runs import SMALL, VIT, compose, events, losses, small, torchrun
+from helpers.texts import captions
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from clipx.bench.training import captions
 from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP

@@ -11,9 +11,9 @@ from helpers.host_reads import HostReads
 from helpers.objective_cases import SETTINGS, of_run
 from helpers.optimizers import OPTIONS
 from helpers.runs import VIT, small
+from helpers.texts import captions
 from torch import nn
 
-from clipx.bench.training import batch_for
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
@@ -88,11 +88,12 @@ def test_steps_between_logs_read_nothing(
     model = () if any(text.startswith("model=") for text in overrides) else VIT
     spec = small(tmp_path, *model, f"data.batch_size={SIZE}", "data.samples=64", *overrides)
     learner = Learner(spec, COMM, Length(epoch=64, batch=SIZE, total=640), Varying(spec.model.drops_patches))
-    meter = Meter(COMM)
+    meter, side = Meter(COMM), spec.model.image.size
 
     def step(number: int, detailed: bool = False) -> None:
-        made = batch_for(spec.model, SIZE, COMM.device, seed=number)
-        batch = of_run(Batch(made.image, made.tokens, made.index), spec)
+        image = torch.randint(0, 256, (SIZE, 3, side, side), dtype=torch.uint8)
+        tokens = captions(SIZE, spec.model.text.context_length, seed=number)
+        batch = of_run(Batch(image, tokens, torch.arange(SIZE)), spec)
         reads.mark(batch.image)
         position = StepPosition(number, number * SIZE, (number + 1) * SIZE)
         meter.add(learner.step(batch, position, detailed), SIZE, 0, learner.non_finite.found_inf)
