@@ -8,12 +8,8 @@ same local rank in each other node through a separate adapter. Notation: N nodes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,67 +64,15 @@ class Cluster:
         n, g = (math.ceil(math.log2(count)) for count in (self.nodes, self.gpus))
         return self.between.time(n, size if n else 0.0) + self.within.time(g, size if g else 0.0)
 
-    def send(self, size: float) -> float:
-        """Time of a message of `size` bytes from each rank to the next one, the slowest of which is between nodes."""
-        return (self.between if self.nodes > 1 else self.within).time(1, size)
-
     def time(self, kind: str, calls: float, size: float) -> float:
-        """Time of `calls` collectives of one kind, of `size` bytes in total. A recv is part of its send."""
-        if kind == "recv":
-            return 0.0
+        """Time of `calls` collectives of one kind, of `size` bytes in total."""
         return calls * {
             "all_gather": self.all_gather,
             "reduce_scatter": self.reduce_scatter,
             "all_reduce": self.all_reduce,
             "broadcast": self.broadcast,
-            "send": self.send,
         }[kind](size / calls)
 
     def total(self, kinds: Mapping[str, tuple[int, int]]) -> float:
         """Time of collectives by kind, each with its number of calls and its bytes in total."""
         return sum(self.time(kind, calls, size) for kind, (calls, size) in kinds.items())
-
-
-def one_node(ranks: int, link: Link) -> Cluster:
-    """Returns a cluster of one node."""
-    return Cluster(1, ranks, link, link)
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveTime:
-    """Measured time of a collective over `ranks` processes of one node."""
-
-    kind: str
-    ranks: int
-    size: int  # bytes
-    seconds: float
-
-
-def fit_link(measured: Sequence[CollectiveTime]) -> Link:
-    """Fits a link to measured times by least squares of the relative errors, for the times span decades.
-
-    The model is linear in α and 1/β, which are constrained to 0 or more. Needs at least two different measurements.
-    """
-    import numpy as np  # imported here and in _solve: composition imports the benchmarks' options, which use Link
-
-    terms_M2 = np.array([_terms(m.kind, m.ranks, m.size) for m in measured]) / np.array([[m.seconds] for m in measured])
-    latency, inverse = _solve(terms_M2)
-    if latency < 0:
-        latency, inverse = 0.0, *_solve(terms_M2[:, 1:])
-    elif inverse <= 0:
-        latency, inverse = *_solve(terms_M2[:, :1]), 0.0
-    return Link(latency, 1 / inverse if inverse else math.inf)
-
-
-def _terms(kind: str, ranks: int, size: int) -> tuple[float, float]:
-    """Returns the number of latencies of the collective, and the bytes that it sends through a link."""
-    messages = one_node(ranks, Link(1.0, math.inf)).time(kind, 1, size)
-    return messages, one_node(ranks, Link(0.0, 1.0)).time(kind, 1, size)
-
-
-def _solve(terms: np.ndarray) -> list[float]:
-    """Returns the least-squares solution of terms · x = 1."""
-    import numpy as np
-
-    x: list[float] = np.linalg.lstsq(terms, np.ones(len(terms)), rcond=None)[0].tolist()
-    return x

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from clipx.objective.spec import ObjectiveTraffic
 from clipx.plan.alpha_beta import Cluster, Link
-from clipx.plan.traffic import StepShape, Traffic, ddp_traffic, fsdp_traffic
+from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,16 @@ def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int,
     not included.
     """
     shape = StepShape(objective, b, gpus, model.dim, model.parameters, model.buffers, model.frozen)
-    return step_with(model, machine, shape, (fsdp_traffic if fsdp else ddp_traffic)(shape), fsdp)
-
-
-def step_with(model: Model, machine: Machine, shape: StepShape, moved: Traffic, fsdp: bool = False) -> Step:
-    """Predicts a step with the given traffic. Otherwise as `step`."""
-    cluster, batch = machine.cluster(shape.ranks), shape.b * shape.ranks
-    towers = 3 * model.flops * shape.b / machine.flops
+    moved = (fsdp_traffic if fsdp else ddp_traffic)(shape)
+    cluster, batch = machine.cluster(gpus), b * gpus
+    towers = 3 * model.flops * b / machine.flops
     gradients = cluster.total(moved.gradients)
     hidden = towers if fsdp else towers * 2 / 3
     return Step(
-        shape.ranks,
+        gpus,
         batch,
         towers,
-        12 * shape.b * batch * shape.objective.texts * model.dim / machine.loss_flops,
+        12 * b * batch * objective.texts * model.dim / machine.loss_flops,
         cluster.total(moved.loss),
         gradients,
         max(gradients / shape.buckets, gradients - hidden),

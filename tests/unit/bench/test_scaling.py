@@ -1,4 +1,4 @@
-"""Scaling and network benchmarks: real runs through the launchers, real collectives. No test judges a duration."""
+"""The scaling benchmark: real runs through the launchers. No test judges a duration."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 import pytest
 from helpers.runs import SMALL, VIT
 
-from clipx.bench import network
-from clipx.bench.network import NetworkBenchSpec
-from clipx.bench.processes import Processes
 from clipx.bench.scaling import Launcher, ScalingMode, ScalingSpec, read
 from clipx.bench.spec import BenchError
 from clipx.errors import ConfigError
@@ -83,57 +80,4 @@ def test_a_single_interval_is_rejected(tmp_path: Path) -> None:
 def test_invalid_scaling_options_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         ScalingSpec(run_dir="unused", **options)
-    assert str(raised.value) == message
-
-
-# --------------------------------------------------------------------------------------------------------- network
-
-
-@pytest.mark.slow
-def test_steps_of_each_kind_of_objective_transfer_the_predicted_bytes(tmp_path: Path) -> None:
-    moved = network._moved(NetworkBenchSpec(run_dir=str(tmp_path)), Processes("cpu", 2))
-    assert moved.keys() == {"infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr", "neuclip"}
-    for name, row in moved.items():
-        counted, formula = row["counted"], row["formula"]
-        assert {kind: size for kind, (_, size) in counted.items()} == {
-            kind: size for kind, (_, size) in formula.items()
-        }, name
-        assert counted["all_gather"][0] == formula["all_gather"][0], name
-    assert moved["infonce"]["counted"]["all_gather"] == (2, 32 * (2 * 128 + 3) * 4)
-
-
-@pytest.mark.slow
-def test_the_network_model_is_fitted_to_every_other_size(tmp_path: Path) -> None:
-    sizes = [1024, 4096, 16384, 65536]
-    found = NetworkBenchSpec(run_dir=str(tmp_path), device="cpu", threads=1, ranks=[2], sizes=sizes, repeats=1).run(
-        print
-    )
-    collectives = found.details["collectives"]
-    assert [row["size"] for row in collectives] == sizes * 3
-    assert [row["held_out"] for row in collectives] == [False, True] * 6
-    assert all(row["seconds"] > 0 and row["model"] > 0 for row in collectives)
-    assert found.figures["fit"].keys() == {"all_gather", "all_reduce", "broadcast"}
-    assert found.figures["held_out_factor"] >= 1
-    assert found.figures["weak_efficiency"]["1024"] == pytest.approx(0.537, abs=1e-3), (
-        "predicted from the default link, not from the measured one"
-    )
-    assert found.figures["model"] == {
-        "name": "vit_b32", "parameters": 151_277_312, "flops": 13_832_996_864, "dim": 512, "buffers": 0, "frozen": 0,
-    }  # fmt: skip
-    assert found.picture is not None and found.picture.startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ranks": [1, 2]}, "ranks=[1, 2] must contain numbers of at least 2: one process has no collectives"),
-        ({"sizes": [1, 1, 2, 3]}, "sizes=[1, 1, 2, 3] must contain at least 4 different numbers of bytes: two to fit, two to compare with"),
-        ({"gpus": [12]}, "gpus=[12] contains 12, which must be a multiple of gpus_per_node=8, or below it"),
-        ({"global_batch": 100, "gpus": [8]}, "global_batch=100 is not divisible by 8, which gpus contains: give a multiple"),
-        ({"between_gbs": 0.0}, "between_gbs=0.0 must be above 0"),
-    ],
-)  # fmt: skip
-def test_invalid_network_options_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        NetworkBenchSpec(run_dir="unused", **options)
     assert str(raised.value) == message
