@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from clipx.bench.measure import BACKWARD, Collectives
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, Objective, StepInputs
-from clipx.objective.spec import ObjectiveSpec
+from clipx.objective.base import StepInputs
 from clipx.trainer.spec import compose
 
 AUTOCAST = "_bf16"  # suffix of the losses under autocast
@@ -103,31 +102,6 @@ def open_clip(name: str, comm: Comm) -> Contestant:
     scale = _parameter(-math.log(0.07), comm)
     loss = losses.ClipLoss(local_loss=name == "open_clip", gather_with_grad=name != "open_clip_plain", **ranks)
     return Contestant(lambda x_bD, y_bD: loss(x_bD, y_bD, scale.exp()), [scale], comm.world)
-
-
-class OpenClipObjective(Objective):
-    """Loss of open_clip as the objective of a Learner, whose data parallelism averages over the ranks as open_clip's.
-
-    The value is not that of the global batch: open_clip's ranks have different losses.
-    """
-
-    def __init__(self, loss: Contestant) -> None:
-        super().__init__()
-        self.loss, self.learned = loss, nn.ParameterList(loss.parameters)
-
-    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
-        return self.loss.forward(inputs.image, inputs.text) / self.loss.share, {}
-
-
-@dataclass(kw_only=True, slots=True)
-class OpenClipSpec(ObjectiveSpec):
-    """Options of a loss of open_clip in a step of clipx. Not in the registry: no run trains with it."""
-
-    kind: str = "open_clip"
-    """Name of the loss, see `open_clip`."""
-
-    def build(self, comm: Comm, length: Length) -> Objective:
-        return OpenClipObjective(open_clip(self.kind, comm))
 
 
 def _autocast(exact: Contestant, device_type: str) -> Contestant:

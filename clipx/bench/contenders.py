@@ -101,30 +101,23 @@ def low_precision(spec: RunSpec, device: torch.device) -> str:
     return "amp_bf16" if (precision.autocast_dtype or precision.dtype).itemsize < 4 else "fp32"
 
 
-def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int, rank: int = 0) -> list[Batch]:
-    """Returns different batches of random images and of captions of real length, pinned for a CUDA device. `size`:
-    samples of one rank, which are not those of other ranks."""
-    host, seed = torch.device("cpu"), seed + HOST_BATCHES * rank
-    found = [batch_for(spec.model, size, host, seed + i, rank * size) for i in range(HOST_BATCHES)]
+def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int) -> list[Batch]:
+    """Returns different batches of random images and of captions of real length, pinned for a CUDA device."""
+    found = [batch_for(spec.model, size, seed + i) for i in range(HOST_BATCHES)]
     return [batch.pin_memory() for batch in found] if device.type == "cuda" else found
 
 
 def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) -> Contender:
-    """Builds the step of the run that `overrides` compose, on batches in the host's memory. `size`: samples of a step
-    on all ranks."""
-    return in_memory(compose(*overrides, f"data.batch_size={size}", f"seed={seed}"), comm)
-
-
-def in_memory(spec: RunSpec, comm: Comm) -> Contender:
-    """Builds the step of a run on batches in the host's memory, which are copied ahead as the trainer does."""
-    size, seed = spec.data.batch_size, spec.seed
+    """Builds the step of the run that `overrides` compose, on batches of `size` samples in the host's memory, which are
+    copied ahead as the trainer does."""
+    spec = compose(*overrides, f"data.batch_size={size}", f"seed={seed}")
     samples = max(SAMPLES, size)
     Backends.configure(spec.deterministic, comm.device)
     learner = Learner(
         spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
     )
     learner.model.image.set_patch_dropout(spec.model.patch_dropout)
-    host = host_batches(spec, size // comm.world, comm.device, seed, comm.rank)
+    host = host_batches(spec, size, comm.device, seed)
     batches = DevicePrefetcher(itertools.cycle(host), comm.device)
     steps = itertools.count()
 

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOCAL, GATHERED = "open_clip", "open_clip_gathered"
-PLAIN, SIGLIP = "open_clip_plain", "open_clip_siglip"
+LOCAL, PLAIN, SIGLIP = "open_clip", "open_clip_plain", "open_clip_siglip"
 LOCAL_BF16, SIGLIP_BF16 = f"{LOCAL}_bf16", f"{SIGLIP}_bf16"  # under autocast, as open_clip's trainer runs them on CUDA
 LABELS = {
     LOCAL: "open_clip ClipLoss, local_loss + gather_with_grad",
-    GATHERED: "open_clip ClipLoss, gather_with_grad",
     PLAIN: "open_clip ClipLoss, neither",
     SIGLIP: "open_clip SigLipLoss",
     LOCAL_BF16: "open_clip ClipLoss, local_loss + gather_with_grad, amp_bf16",

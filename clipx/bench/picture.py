@@ -16,13 +16,10 @@ class Panel:
     x: str  # label of the x axis
     curves: Mapping[str, Sequence[tuple[float, float]]]  # points by label
     log: bool = False  # logarithmic x axis with base 2
-    log_y: bool = False
 
 
 def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
     """Returns the plot as PNG. Linear axes begin at 0. The ticks of x are at the measured values."""
-    from matplotlib.ticker import LogFormatter
-
     rows = -(-len(panels) // columns)
     figure = new_figure(title, 4 * columns, 3.2 * rows)
     known: list[str] = []  # labels of the last legend
@@ -38,12 +35,7 @@ def draw(title: str, panels: Sequence[Panel], columns: int) -> bytes:
             axes.set_xlim(left=0)
         ticks = sorted({x for points in panel.curves.values() for x, _ in points})
         axes.set_xticks(ticks, labels=[f"{x:,g}" for x in ticks] if panel.log else None)
-        if panel.log_y:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter(LogFormatter())  # the default one writes TeX
-        else:
-            axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=0)
         if panel.curves and known != list(panel.curves):
             known = list(panel.curves)
             axes.legend(fontsize=8, frameon=False, labelcolor=INK)

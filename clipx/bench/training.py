@@ -28,8 +28,8 @@ def captions(texts: int, length: int, seed: int) -> Tensor:
     return tokens_BL
 
 
-def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int, first: int = 0) -> Batch:
-    """Returns a random batch of uint8 images and captions of the samples numbered from `first`."""
+def batch_for(model: ModelSpec, size: int, seed: int) -> Batch:
+    """Returns a random batch of uint8 images and captions on the host."""
     random = torch.Generator().manual_seed(seed)
     image = empty_input(model.image, size, torch.device("cpu"))
     if model.image.native:
@@ -38,4 +38,4 @@ def batch_for(model: ModelSpec, size: int, device: torch.device, seed: int, firs
         image.normal_(generator=random)
     else:
         image.random_(0, 256, generator=random)
-    return Batch(image, captions(size, model.text.context_length, seed), torch.arange(first, first + size)).to(device)
+    return Batch(image, captions(size, model.text.context_length, seed), torch.arange(size))

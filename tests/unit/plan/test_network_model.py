@@ -9,6 +9,7 @@ from helpers import ROOT
 from helpers.runs import NEEDED, compose
 
 from clipx.config.registry import CONF_DIR
+from clipx.model.flops import ForwardFlops
 from clipx.objective.infonce import InfoNCESpec
 from clipx.objective.spec import TemperatureRule
 from clipx.plan.alpha_beta import Cluster, Link
@@ -17,7 +18,7 @@ from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic, objective_t
 
 FAST, SLOW = Link(3e-6, 300e9), Link(10e-6, 40e9)
 MACHINE = Machine(8, FAST, SLOW, 400e12, 30e12)
-VIT_B32 = Model(151_277_312, 14_777_163_776, 512)
+VIT_B32 = Model(151_277_312, 13_832_996_864, 512)
 INFONCE = InfoNCESpec().traffic
 N = 8e6  # bytes
 
@@ -100,7 +101,7 @@ def test_traffic_of_learned_prototypes_follows_the_options() -> None:
 
 def test_one_gpu_needs_time_only_for_towers_and_loss() -> None:
     alone = step(VIT_B32, MACHINE, INFONCE, 1, 256)
-    assert alone.seconds == pytest.approx(3 * 14_777_163_776 * 256 / 400e12 + 12 * 256 * 256 * 512 / 30e12)
+    assert alone.seconds == pytest.approx(3 * VIT_B32.flops * 256 / 400e12 + 12 * 256 * 256 * 512 / 30e12)
     assert alone.gathers == alone.gradients == alone.exposed == alone.rest == 0
     assert alone.efficiency(alone) == 1
 
@@ -118,6 +119,8 @@ def test_efficiency_falls_with_more_gpus_and_overlap_shortens_steps(fsdp: bool) 
 def test_the_scaling_docs_show_the_computed_tables() -> None:
     """Compares the predicted tables of docs/guides/scaling.md, from the defaults that it names."""
     page = (ROOT / "docs/guides/scaling.md").read_text()
+    counted = ForwardFlops.of(compose("model=vit_b32").model)
+    assert counted.image + counted.text == VIT_B32.flops
     for weak in (True, False):
         steps = [step(VIT_B32, MACHINE, INFONCE, 2**n, 256 if weak else 32768 >> n) for n in range(3, 11)]
         for s in steps:
