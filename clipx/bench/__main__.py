@@ -20,7 +20,7 @@ def bench(words: Sequence[str], spec: BenchSpec) -> None:
     from clipx.report.console import stdout_console
 
     command = ["python", "-m", "clipx.bench", spec.kind]
-    command += [word for word in words if word not in (spec.kind, _named(spec.kind))]
+    command += [word for word in words if word not in (spec.kind, f"bench={spec.kind}")]
     check(spec)
     console = stdout_console()
     publish(spec, spec.run(lambda text: console.print(text)), command, console)
@@ -39,10 +39,6 @@ def overview() -> str:
     return "\n".join([usage, "", *lines, "", "NAME --help shows the keys of a benchmark and their values."])
 
 
-def _named(name: str) -> str:
-    return f"bench={name}"
-
-
 def main() -> None:
     """Moves the benchmark's name to the end of the command line, and runs Hydra's main."""
     words = sys.argv[1:]
@@ -50,12 +46,12 @@ def main() -> None:
         with ends_with_its_reader():
             print(overview())
         return
-    if "=" in words[0] and not words[0].startswith(_named("")):
+    if "=" in words[0] and not words[0].startswith("bench="):
         print(f"error: {words[0]} is not a benchmark: name one of {', '.join(names())} first", file=sys.stderr)
         sys.exit(2)
     if "=" not in words[0] and not words[0].startswith("-"):
         rest = gathered(words[1:]) if words[0] == "step" else words[1:]
-        sys.argv[1:] = [*rest, _named(words[0])]  # at the end, for -m must precede all overrides
+        sys.argv[1:] = [*rest, f"bench={words[0]}"]  # at the end, for -m must precede all overrides
     cli(partial(bench, words), "bench")()
 
 

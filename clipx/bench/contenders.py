@@ -1,5 +1,8 @@
 """Implementations of a training step that are measured in turns. clipx: the steps of its trainer over real shards, or
-of its learner over batches in memory; `rival.py` has open_clip's trainer."""
+of its learner over batches in memory; `rival.py` has open_clip's trainer.
+
+Shape suffixes: B batch, L context length.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,17 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from clipx.bench.baselines import SAMPLES
-from clipx.bench.shards import pattern
-from clipx.bench.training import batch_for
+from clipx.bench.shards import MEDIAN, SPREAD, pattern
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.distributed.comm import Comm
-from clipx.model.spec import Varying
+from clipx.model.clip import empty_input
+from clipx.model.spec import ModelSpec, Varying
+from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.backends import Backends
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.spec import RunSpec, compose
@@ -99,6 +104,31 @@ def low_precision(spec: RunSpec, device: torch.device) -> str:
     finally:
         set_backends(before)
     return "amp_bf16" if (precision.autocast_dtype or precision.dtype).itemsize < 4 else "fp32"
+
+
+def captions(texts: int, length: int, seed: int) -> Tensor:
+    """Returns random tokens [B, L] with the lengths of captions from the web."""
+    random = torch.Generator().manual_seed(seed)
+    tokens_BL = torch.randint(1, Tokenizer.start_id, (texts, length), generator=random)
+    used_B = (MEDIAN * torch.exp(SPREAD * torch.randn(texts, generator=random))).round().clamp(1, length - 2).long()
+    place_L = torch.arange(length)
+    tokens_BL[:, 0] = Tokenizer.start_id
+    tokens_BL[place_L > used_B[:, None]] = Tokenizer.pad_id
+    tokens_BL[torch.arange(texts), used_B + 1] = Tokenizer.end_id
+    return tokens_BL
+
+
+def batch_for(model: ModelSpec, size: int, seed: int) -> Batch:
+    """Returns a random batch of uint8 images and captions on the host."""
+    random = torch.Generator().manual_seed(seed)
+    image = empty_input(model.image, size, torch.device("cpu"))
+    if model.image.native:
+        image[:, 1:].random_(0, 256, generator=random)  # the first row is the grid
+    elif image.is_floating_point():
+        image.normal_(generator=random)
+    else:
+        image.random_(0, 256, generator=random)
+    return Batch(image, captions(size, model.text.context_length, seed), torch.arange(size))
 
 
 def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int) -> list[Batch]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import torch
 
 from clipx.bench import shards
-from clipx.bench.contenders import HOST_BATCHES, Contender, clipx_in_memory, clipx_over_shards, low_precision
+from clipx.bench.contenders import HOST_BATCHES, Contender, captions, clipx_in_memory, clipx_over_shards, low_precision
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.phases import kernels, phases
 from clipx.bench.pipelines import fork_workers
 from clipx.bench.rival import Rival
-from clipx.bench.training import captions
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops, peak_tflops
 from clipx.model.packer import TextPacker
@@ -93,9 +91,6 @@ class Row:
     phases_ms: dict[str, float] = field(default_factory=dict)
     kernels_ms: dict[str, float] = field(default_factory=dict)  # on CUDA, by kind
     peak_mib: float = 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def race(comm: Comm, course: Course) -> tuple[list[Row], dict[str, list[float]]]:

@@ -94,11 +94,12 @@ class LoaderSpec(BenchSpec):
         self, contestants: Mapping[str, Callable[..., float]], side: int, folder: Path, log: Callable[[str], None]
     ) -> dict[str, list[float]]:
         """Measures the images per second of each loader in each round."""
-        from clipx.bench.pipelines import write_photographs
+        from clipx.bench import pipelines, shards
 
         log(f"{side} pixels: writing {self.samples:,} photographs")
+        folder.mkdir()
+        shards.write(folder, self.samples, side, self.seed, aspect=self.aspect, caption=pipelines.caption)
         processes = Processes("cpu", self.threads)
-        processes.run(write_photographs, str(folder), side, self.aspect, self.samples, self.seed)
         rates: dict[str, list[float]] = {name: [] for name in contestants}
         load = (str(folder), self.batch, self.workers, self.batches, self.seed)
         for i in range(self.repeats):

@@ -1,11 +1,10 @@
-"""Measuring processes of the loader benchmark: write photographs, and run one pipeline over them.
+"""Measuring processes of the loader benchmark, each of which runs one pipeline over photographs in shards.
 
 The functions of CONTESTANTS return items per second.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import os
 import random
@@ -18,16 +17,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from PIL import Image
 
+from clipx.bench.shards import pattern
 from clipx.data.batch import Batch
 from clipx.data.loader import TrainBatches, train_loader, used_mask
 from clipx.data.order import Order
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
-from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data, training_order
 from clipx.data.transform import random_box
@@ -39,36 +36,13 @@ if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
 
 _SIZE, _CONTEXT, _CROP, _PREFETCH = 224, 77, (0.9, 1.0), 2
-_SHARDS = 8
+_COLOURS = ("red", "green", "white", "wooden", "stone")
 _CAPTION = "a photo of a small {} house beside the lake on a cloudy morning, with number {} on its door"
 
 
-def write_photographs(comm: Comm, folder: str, side: int, aspect: float, samples: int, seed: int) -> None:
-    """Writes WebDataset shards of JPEGs with quality 90 and width `side`. Like photographs they have smooth areas,
-    edges and a little grain; about 0.25 bytes per pixel."""
-    Path(folder).mkdir(parents=True)
-    colours = ("red", "green", "white", "wooden", "stone")
-    for shard in range(_SHARDS):
-        written: list[ShardSample] = []
-        for i in range(shard, samples, _SHARDS):
-            image = photograph((side, round(side * aspect)), seed + i)
-            written.append({"__key__": f"{i:09d}", "jpg": image, "txt": _CAPTION.format(colours[i % 5], i).encode()})
-        write_samples(f"{folder}/{shard:04d}.tar", written)
-
-
-def photograph(size: tuple[int, int], seed: int) -> bytes:
-    rng = np.random.default_rng(seed)
-    side = size[0]
-    image = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
-    for _ in range(12):  # objects with edges
-        left, top = (int(rng.integers(0, length)) for length in size)
-        width, height = (int(rng.integers(side // 20, side // 4)) for _ in range(2))
-        patch = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)).resize((width, height))
-        image.paste(patch, (left, top))
-    grain = rng.normal(0, 3, (size[1], size[0], 1))
-    out = io.BytesIO()
-    Image.fromarray((np.asarray(image) + grain).clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=90)
-    return out.getvalue()
+def caption(seed: int, i: int) -> str:
+    """Returns the caption of sample i. Its length does not vary, as that of the captions of `shards` does."""
+    return _CAPTION.format(_COLOURS[i % len(_COLOURS)], i)
 
 
 def _source(folder: str) -> Source:
@@ -213,8 +187,7 @@ def without_spdl() -> str | None:
 def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Measures open_clip's pipeline as its trainer builds it, endless."""
     fork_workers()
-    shards = f"{folder}/{{0000..{_SHARDS - 1:04d}}}.tar"
-    loader = open_clip_loader(shards, _SIZE, _CONTEXT, batch, workers, seed)
+    loader = open_clip_loader(pattern(Path(folder)), _SIZE, _CONTEXT, batch, workers, seed)
     return _per_second(loader, batch, count, workers * _PREFETCH)
 
 
@@ -274,7 +247,7 @@ def _decode(folder: str, count: int) -> tuple[int, float, float]:
 
 def _tokenise(batch: int, count: int) -> tuple[int, float, float]:
     tokenizer = Tokenizer(_CONTEXT)
-    texts = [_CAPTION.format("red", i) for i in range(batch)]
+    texts = [caption(0, i) for i in range(batch)]
     tokenizer(texts)
     start = time.time()
     for _ in range(count // batch):

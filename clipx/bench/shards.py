@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import random
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from clipx.bench.pipelines import photograph
-from clipx.bench.training import MEDIAN, SPREAD
+import numpy as np
+from PIL import Image
+
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.distributed.launch_env import cores
 
 SHARDS = 8
+MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; standard deviation of their logarithm
 _FEW_PIXELS = 10_000_000  # take less time than the start of processes
 # Each word is one token of CLIP's vocabulary.
 _TEXT = (
@@ -21,38 +26,58 @@ _TEXT = (
 )
 _WORDS = tuple(_TEXT.split())
 
+Caption = Callable[[int, int], str]
+"""Caption by the seed and the number of the sample."""
+
 
 def pattern(folder: Path) -> str:
     """Returns the pattern of the shards in `folder`, for clipx and for open_clip."""
     return f"{folder}/{{0000..{SHARDS - 1:04d}}}.tar"
 
 
-def write(folder: Path, samples: int, side: int, seed: int) -> None:
-    """Writes the shards, JPEGs of width `side` and aspect 4:3, in as many processes as there are cores."""
-    if samples * side**2 < _FEW_PIXELS:
-        for shard in range(SHARDS):
-            _write_shard(folder, shard, samples, side, seed)
-        return
-    with ProcessPoolExecutor(min(SHARDS, cores()), mp_context=get_context("spawn")) as pool:
-        for done in [pool.submit(_write_shard, folder, shard, samples, side, seed) for shard in range(SHARDS)]:
-            done.result()
-
-
-def caption(rng: random.Random) -> str:
-    """Returns random words. Their number is log-normal, as that of `clipx.bench.training.captions`."""
+def caption_of(seed: int, i: int) -> str:
+    """Returns random words. Their number is log-normal, as that of `contenders.captions`."""
+    rng = random.Random(f"{seed}/{i}")
     return " ".join(rng.choices(_WORDS, k=max(1, round(MEDIAN * rng.lognormvariate(0, SPREAD)))))
 
 
-def caption_of(seed: int, i: int) -> str:
-    """Returns the caption of sample i."""
-    return caption(random.Random(f"{seed}/{i}"))
+def photograph(size: tuple[int, int], seed: int) -> bytes:
+    """Returns a JPEG with quality 90 of width and height `size`. Like photographs it has smooth areas, edges and a
+    little grain; about 0.25 bytes per pixel."""
+    rng = np.random.default_rng(seed)
+    side = size[0]
+    image = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize(size, Image.Resampling.BICUBIC)
+    for _ in range(12):  # objects with edges
+        left, top = (int(rng.integers(0, length)) for length in size)
+        width, height = (int(rng.integers(side // 20, side // 4)) for _ in range(2))
+        patch = Image.fromarray(rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)).resize((width, height))
+        image.paste(patch, (left, top))
+    grain = rng.normal(0, 3, (size[1], size[0], 1))
+    out = io.BytesIO()
+    Image.fromarray((np.asarray(image) + grain).clip(0, 255).astype(np.uint8)).save(out, "JPEG", quality=90)
+    return out.getvalue()
 
 
-def _write_shard(folder: Path, shard: int, samples: int, side: int, seed: int) -> None:
-    written: list[ShardSample] = []
-    for i in range(shard, samples, SHARDS):
-        text = caption_of(seed, i).encode()
-        written.append({"__key__": f"{i:09d}", "jpg": photograph((side, side * 3 // 4), seed + i), "txt": text})
+def write(
+    folder: Path, samples: int, side: int, seed: int, aspect: float = 0.75, caption: Caption = caption_of
+) -> None:
+    """Writes the shards, JPEGs of width `side`, in as many processes as there are cores.
+
+    `aspect`: height of a photograph divided by its width.
+    """
+    write_shard = partial(_write_shard, folder, samples, (side, round(side * aspect)), seed, caption)
+    if samples * side**2 < _FEW_PIXELS:
+        list(map(write_shard, range(SHARDS)))
+        return
+    with ProcessPoolExecutor(min(SHARDS, cores()), mp_context=get_context("spawn")) as pool:
+        list(pool.map(write_shard, range(SHARDS)))
+
+
+def _write_shard(folder: Path, samples: int, size: tuple[int, int], seed: int, caption: Caption, shard: int) -> None:
+    written: list[ShardSample] = [
+        {"__key__": f"{i:09d}", "jpg": photograph(size, seed + i), "txt": caption(seed, i).encode()}
+        for i in range(shard, samples, SHARDS)
+    ]
     write_samples(f"{folder}/{shard:04d}.tar", written)
 
 

@@ -196,7 +196,7 @@ class StepSpec(BenchSpec):
             # samples/s of the first run over those of the fastest variant of open_clip with its precision
             "open_clip_ratio": rounded(min(rivals.values())) if rivals else None,
         }
-        details = {"steps": [row.as_dict() for row in rows], "times": times, "runs": course.runs}
+        details = {"steps": [dataclasses.asdict(row) for row in rows], "times": times, "runs": course.runs}
         return Findings(figures, details, [table, parts])
 
 

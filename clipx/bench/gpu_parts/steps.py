@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -105,7 +105,7 @@ def _measured(course: Course, name: str, build: Callable[[], Contender], comm: C
     measured = row(course, name, contender, loss, seconds, comm)
     measured.peak_mib = round(peak / 2**20, 1)
     contender.end()
-    return {**measured.as_dict(), **more}
+    return {**asdict(measured), **more}
 
 
 def _details(label: str, row: Mapping[str, Any], report: Report) -> None:

@@ -50,7 +50,7 @@ def _decoded(sizes: Sizes, side: int) -> float:
     count: int
     rounds: int
     count, rounds = sizes.pick((256, 10), (4, 1))
-    encoded = [pipelines.photograph((side, side * 3 // 4), i) for i in range(min(64, count))]
+    encoded = [shards.photograph((side, side * 3 // 4), i) for i in range(min(64, count))]
     files = [torch.frombuffer(bytearray(encoded[i % len(encoded)]), dtype=torch.uint8) for i in range(count)]
     return count * _per_second(sizes, lambda: decode_jpegs(files, sizes.place), rounds)
 

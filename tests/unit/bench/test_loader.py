@@ -18,8 +18,9 @@ from clipx.bench import loader_advice
 from clipx.bench.decoding import PARTS, microseconds
 from clipx.bench.loader import LoaderSpec
 from clipx.bench.loader_advice import Facts, changes, verdict
-from clipx.bench.pipelines import photograph, spdl_frame, without_spdl, write_photographs
+from clipx.bench.pipelines import spdl_frame, without_spdl
 from clipx.bench.processes import Processes
+from clipx.bench.shards import photograph, write
 from clipx.data.transform import train_transform
 
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
@@ -68,10 +69,8 @@ def test_the_parts_of_loading_are_measured_and_sum_up_to_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))  # restored: the benchmark sets it
-    folder = str(tmp_path / "photographs")
-    processes = Processes("cpu", 1)
-    processes.run(write_photographs, folder, 64, 0.75, 16, 0)
-    found: dict[str, float] = processes.run(microseconds, folder, 8, 1, 0)[0]
+    write(tmp_path, 16, 64, 0)
+    found: dict[str, float] = Processes("cpu", 1).run(microseconds, str(tmp_path), 8, 1, 0)[0]
     assert found.keys() == PARTS.keys()
     assert min(time for part, time in found.items() if part != "python") > 0
     parts = ("decode", "resize", "copy", "read", "tokens", "python")

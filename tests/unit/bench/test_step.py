@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -193,7 +192,7 @@ def state_of(pid: int) -> str:
 
 
 def test_a_caption_has_as_many_tokens_as_are_counted() -> None:
-    texts = [shards.caption(random.Random(f"0/{i}")) for i in range(200)]
+    texts = [shards.caption_of(0, i) for i in range(200)]
     counted = TextPacker(True).count(Tokenizer(77)(texts)) / 200
     assert shards.mean_tokens(200, 77, 0) == counted
     assert 10 < counted < 25 and len({len(text.split()) for text in texts}) > 10
