@@ -1,4 +1,4 @@
-"""The examples of examples/README.md run on small data, by the commands that the page shows."""
+"""The examples of examples/README.md run on small data, by the commands that its pages show."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from clipx import compose
 EXAMPLES = ROOT / "examples"
 CONF = EXAMPLES / "conf"
 NAMES = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
-COMMANDS = [command.words for block in blocks("examples/README.md") for command in commands(block)]
+PAGES = ("examples/README.md", "examples/openclipart/README.md")
+COMMANDS = [command.words for page in PAGES for block in blocks(page) for command in commands(block)]
 FEW = (
     *("data.batch_size=8", "data.workers=0", "duration=2st", "schedule.warmup=1st", "log_every=1st", "report=false"),
     *("logger=[]", "checkpoint.every=end"),
@@ -122,7 +123,7 @@ def test_each_file_is_in_the_table_and_names_its_schema(name: str) -> None:
     assert package == "# @package _global_"
     assert f"`examples/conf/experiment/{name}.yaml`" in (EXAMPLES / "README.md").read_text()
     shown = re.search(
-        rf"python -m clipx\.train (--config-dir examples/conf (?:-m )?experiment={name} .*)", path.read_text()
+        rf"python -m clipx\.train (--config-dir examples/conf (?:-m )?experiment={name}\b.*)", path.read_text()
     )
     assert shown and shown[1].replace("'", "").split() == list(command(f"experiment={name}")[2:])
     values = {key: value for key, value in yaml.safe_load(path.read_text()).items() if key != "defaults"}

@@ -15,7 +15,6 @@ from helpers.runs import SMALL, VIT, compose, run
 
 from clipx.data.index import IndexSpec, index
 from clipx.data.index import main as index_main
-from clipx.data.openclipart.build import main as openclipart_main
 from clipx.data.prepare.prepare import main as prepare_main
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
@@ -113,8 +112,6 @@ COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
     "index": (index_main, "shards={} manifest=manifest.json"),
     "prepare": (prepare_main, "source={} out=shards"),
     "prepare's folder": (prepare_main, "source=x out={}"),
-    "openclipart's folder": (openclipart_main, "out={}"),
-    "pictures of openclipart": (openclipart_main, "out=x openclipart={}"),
 }
 
 

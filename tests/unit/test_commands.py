@@ -19,7 +19,6 @@ OTHERS = {
     "clipx-bench",
     "clipx-index",
     "clipx-look",
-    "clipx-openclipart",
     "clipx-prepare",
     "clipx-score",
     "clipx-select",

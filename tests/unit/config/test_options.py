@@ -129,7 +129,6 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
         "vocabulary.yaml",
         "look.yaml",
         "prepare.yaml",
-        "openclipart.yaml",
     }
     files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
     files -= {name for name in files if name.startswith("schema")}  # tests/unit/config/test_json_schema.py
@@ -141,7 +140,7 @@ def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
     recipe = yaml.safe_load((CONF_DIR / "recipe" / f"{name}.yaml").read_text())
     spec = to_dict(compose(f"data={name}"))
     assert OmegaConf.merge(spec, recipe) == spec
-    real_images = name not in ("digits", "openclipart", "shapes")
+    real_images = name not in ("digits", "shapes")
     assert spec["precision"]["kind"] == ("amp_bf16" if real_images else "auto")
     assert compose(f"data={name}", "precision=bf16").precision.kind == "bf16"
 
