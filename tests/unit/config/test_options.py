@@ -46,7 +46,7 @@ GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" 
 # expectation to clipx.check (tests/unit/config/test_expectation.py).
 WITHOUT_MODULE = {"hydra", "recipe", "experiment", "debug", "expectation"}
 OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
-CONTENDERS = "experiment/fastclip_small"  # tests/unit/bench/test_fastclip.py composes them
+CONTENDERS = "experiment/fastclip_small"  # tests/integration/test_fastclip_study.py composes them
 LISTS = {"evaluator", "logger"}
 
 
