@@ -54,18 +54,9 @@ class Step:
         return self.towers + self.loss + self.gathers + self.exposed + self.rest
 
     @property
-    def without_overlap(self) -> float:
-        """Seconds of a step whose communication does not overlap computation."""
-        return self.seconds - self.exposed + self.gradients
-
-    @property
     def rate(self) -> float:
         """Samples per second of all GPUs."""
         return self.batch / self.seconds
-
-    def efficiency(self, smallest: Step) -> float:
-        """Returns the samples per second and GPU relative to those of `smallest`."""
-        return (self.rate / self.gpus) / (smallest.rate / smallest.gpus)
 
 
 def step(model: Model, machine: Machine, objective: ObjectiveTraffic, gpus: int, b: int, fsdp: bool = False) -> Step:

@@ -103,15 +103,14 @@ def test_one_gpu_needs_time_only_for_towers_and_loss() -> None:
     alone = step(VIT_B32, MACHINE, INFONCE, 1, 256)
     assert alone.seconds == pytest.approx(3 * VIT_B32.flops * 256 / 400e12 + 12 * 256 * 256 * 512 / 30e12)
     assert alone.gathers == alone.gradients == alone.exposed == alone.rest == 0
-    assert alone.efficiency(alone) == 1
 
 
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_efficiency_falls_with_more_gpus_and_overlap_shortens_steps(fsdp: bool) -> None:
     steps = [step(VIT_B32, MACHINE, INFONCE, gpus, 256, fsdp) for gpus in (8, 64, 512, 1024)]
-    shares = [s.efficiency(steps[0]) for s in steps]
+    shares = [s.rate / s.gpus for s in steps]
     assert shares == sorted(shares, reverse=True)
-    assert all(s.exposed <= s.gradients and s.seconds <= s.without_overlap for s in steps)
+    assert all(0 < s.exposed <= s.gradients for s in steps)
     instant = Machine(8, Link(0.0, math.inf), Link(0.0, math.inf), 400e12, 30e12)
     assert step(VIT_B32, instant, INFONCE, 1024, 256, fsdp).gathers == 0
 
@@ -124,7 +123,6 @@ def test_the_scaling_docs_show_the_computed_tables() -> None:
     for weak in (True, False):
         steps = [step(VIT_B32, MACHINE, INFONCE, 2**n, 256 if weak else 32768 >> n) for n in range(3, 11)]
         for s in steps:
-            assert (
-                f"| {s.gpus:,} | {s.batch:,} | {1e3 * s.seconds:.1f} ms | {s.rate:,.0f} | {s.efficiency(steps[0]):.2f} |"
-                in page
-            )
+            efficiency = s.rate / s.gpus / (steps[0].rate / steps[0].gpus)
+            row = f"| {s.gpus:,} | {s.batch:,} | {1e3 * s.seconds:.1f} ms | {s.rate:,.0f} | {efficiency:.2f} |"
+            assert row in page
