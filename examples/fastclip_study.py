@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from clipx.distributed.launch_env import cores
-from clipx.errors import DataError
+from clipx.errors import ConfigError, DataError
 from clipx.logger import read_rows
 from clipx.report.console import stdout_console, text_table
 from clipx.report.seed_statistics import CurvePoint, Difference, difference, samples_to_reach
 from clipx.storage.jsonl import read_objects
 from clipx.storage.local import write_atomically
+from clipx.storage.url import check_path
 from clipx.version import __version__
 
 HERE = Path(__file__).resolve().parent
@@ -359,7 +360,7 @@ def options() -> Study:
     names = (*SWEEPS, *TUNINGS)
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("folder", type=Path, metavar="FOLDER", help="data, runs, report pages and results.json")
+    add("folder", metavar="FOLDER", help="data, runs, report pages and results.json")
     add("--parts", nargs="+", choices=names, default=["core"], metavar="PART", help=f"of {', '.join(names)}")
     add("--overrides", nargs="+", default=[], metavar="KEY=VALUE", help="of every sweep, such as duration=40ep")
     add("--processes", type=int, default=cores(), help="runs at the same time, by default one for each core")
@@ -371,12 +372,16 @@ def options() -> Study:
         if (number := getattr(given, name)) < least:
             parser.error(f"--{name} {number} must be at least {least}")
     drawn = f"--samples {given.samples} --gallery {given.gallery} --trunk {given.trunk}"
-    path = given.folder / "data.txt"
     try:
+        check_path("FOLDER", given.folder)
+        given.folder = Path(given.folder)
+        path = given.folder / "data.txt"
         given.folder.mkdir(parents=True, exist_ok=True)
         if path.is_file() and (known := path.read_text(encoding="utf-8")) != drawn:
             parser.error(f"{given.folder} has the data of {known}: give these options, or another folder")
         write(path, drawn)
+    except ConfigError as error:
+        parser.error(str(error))
     except (OSError, DataError) as error:
         parser.error(f"{error}: give another folder")
     return Study(**vars(given))

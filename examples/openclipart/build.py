@@ -34,6 +34,7 @@ from clipx.data.source import MAX_TEXT, BadSample, caption_text, read_bounded, w
 from clipx.errors import ClipxError, require
 from clipx.escape import escaped, json_text
 from clipx.storage.local import write_atomically
+from clipx.storage.url import check_path
 
 Image.MAX_IMAGE_PIXELS = None  # only text chunks are read here, and prepare drops pictures with too many pixels
 
@@ -221,7 +222,7 @@ def _report(out: Path, pictures: Sequence[Picture], counts: Counts) -> dict[str,
 def main() -> None:
     """Parses the command line and builds the data set. An error is one line and exit code 2."""
     parser = argparse.ArgumentParser(description="Builds a data set of the captioned pictures in two Debian packages.")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder for pairs.csv, the shards and report.json")
+    parser.add_argument("out", metavar="OUT", help="folder for pairs.csv, the shards and report.json")
     for name, (package, default) in PACKAGES.items():
         about = f"folder of the Debian package {package}, none without it (default: {default})"
         parser.add_argument(f"--{name}", default=default, metavar="FOLDER|none", help=about)
@@ -232,7 +233,9 @@ def main() -> None:
     named = {name: getattr(given, name) for name in PACKAGES if getattr(given, name) != "none"}
     folders = {name: Path(folder).expanduser().absolute() for name, folder in named.items()}
     try:
-        build(given.out.expanduser(), folders, given.size, given.max_shared, given.processes)
+        for key, path in {"OUT": given.out, **named}.items():
+            check_path(key, path)
+        build(Path(given.out).expanduser(), folders, given.size, given.max_shared, given.processes)
     except (ClipxError, OSError) as error:
         parser.exit(2, f"error: {escaped(str(error))}\n")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from helpers import ROOT
 from helpers.cases import slow_except
+from helpers.examples import load
 from helpers.runs import compose, run
 
 from clipx.config.registry import CONF_DIR
@@ -18,11 +18,7 @@ from clipx.errors import ConfigError
 from clipx.report.seed_statistics import Curve
 
 SCRIPT = ROOT / "examples/fastclip_study.py"
-_found = importlib.util.spec_from_file_location("fastclip_study", SCRIPT)
-assert _found and _found.loader
-study = importlib.util.module_from_spec(_found)
-sys.modules["fastclip_study"] = study  # where dataclasses look for it
-_found.loader.exec_module(study)
+study = load("fastclip_study.py")
 
 TUNED = {**study.CONTENDERS, **study.SUCCESSORS}
 SMALL = "experiment=fastclip_small"
@@ -152,6 +148,18 @@ def test_bad_options_are_errors(
     with pytest.raises(SystemExit) as error:
         study.options()
     assert error.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_url_as_folder_is_an_error_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fastclip_study.py", "s3://key:hunter2@bucket/study"])
+    with pytest.raises(SystemExit) as error:
+        study.options()
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert error.value.code == 2 and "FOLDER=s3://bucket/study is a URL: give a local path" in said
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

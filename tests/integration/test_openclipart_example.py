@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 
 import pytest
 from helpers import ROOT
+from helpers.examples import load
 from helpers.runs import compose, run
 from helpers.samples import encode, picture, read_all
 from PIL.PngImagePlugin import PngInfo
@@ -24,12 +24,7 @@ SCRIPT = ROOT / "examples/openclipart/build.py"
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("openclipart_build", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load("openclipart/build.py")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from helpers.examples import load
 from helpers.payloads import sample, write_tar
 from helpers.runs import SMALL, VIT, compose, run
 
@@ -99,6 +100,7 @@ def test_a_url_with_a_secret_is_rejected_by_key(key: str, url: str) -> None:
     assert SECRET not in str(raised.value)
 
 
+openclipart_main = load("openclipart/build.py").main
 COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
     "train": (train_main, "data=webdataset data.shards={}"),
     "a sweep": (train_main, "-m data=webdataset seed=1,2 data.shards={}"),
@@ -112,6 +114,8 @@ COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
     "index": (index_main, "shards={} manifest=manifest.json"),
     "prepare": (prepare_main, "source={} out=shards"),
     "prepare's folder": (prepare_main, "source=x out={}"),
+    "openclipart's folder": (openclipart_main, "{}"),
+    "pictures of openclipart": (openclipart_main, "x --openclipart {}"),
 }
 
 
