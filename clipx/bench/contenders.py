@@ -21,7 +21,7 @@ from torch import Tensor
 from clipx.bench.baselines import SAMPLES
 from clipx.bench.shards import MEDIAN, SPREAD, pattern
 from clipx.config.duration import Length
-from clipx.data.batch import Batch
+from clipx.data.batch import Batch, Packers
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.distributed.comm import Comm
 from clipx.model.clip import empty_input
@@ -131,9 +131,12 @@ def batch_for(model: ModelSpec, size: int, seed: int) -> Batch:
     return Batch(image, captions(size, model.text.context_length, seed), torch.arange(size))
 
 
-def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int) -> list[Batch]:
-    """Returns different batches of random images and of captions of real length, pinned for a CUDA device."""
-    found = [batch_for(spec.model, size, seed + i) for i in range(HOST_BATCHES)]
+def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int, packers: Packers) -> list[Batch]:
+    """Returns different batches of random images and of captions of real length, pinned for a CUDA device.
+
+    `packers` pack them, as loader processes do in training.
+    """
+    found = [packers(batch_for(spec.model, size, seed + i)) for i in range(HOST_BATCHES)]
     return [batch.pin_memory() for batch in found] if device.type == "cuda" else found
 
 
@@ -147,7 +150,8 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
         spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
     )
     learner.model.image.set_patch_dropout(spec.model.patch_dropout)
-    host = host_batches(spec, size, comm.device, seed)
+    packers = Packers(learner.model.packer, None, spec.data.micro_batches, learner.model.image_packer)
+    host = host_batches(spec, size, comm.device, seed, packers)
     batches = DevicePrefetcher(itertools.cycle(host), comm.device)
     steps = itertools.count()
 

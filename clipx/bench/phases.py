@@ -17,7 +17,7 @@ from clipx.trainer.profiler import union
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "other")
 _KERNELS = {
-    "attention": r"flash|fmha|attn|attention|sdpa",
+    "attention": r"flash|fmha|attn|attention|sdpa|dot_do_o|convert_dq",
     "convolution": r"conv|wgrad|dgrad|implicit",
     "product": r"gemm|nvjet|cutlass|xmma|cublas|splitKreduce|_scaled_mm|matmul",
     "optimizer": r"multi_tensor|adam|foreach|lpnorm",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from clipx.bench.contenders import Contender, host_batches
 from clipx.bench.pipelines import open_clip_loader
 from clipx.bench.shards import pattern
+from clipx.data.batch import Packers
 from clipx.distributed.comm import Comm
 from clipx.trainer.spec import RunSpec
 from clipx.weights.open_clip import config_of
@@ -158,7 +159,7 @@ def _batches(spec: RunSpec, args: SimpleNamespace, comm: Comm, seed: int, folder
         return
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in spec.model.image.normalization.values())
     found = []
-    for batch in host_batches(spec, args.batch_size, torch.device("cpu"), seed):
+    for batch in host_batches(spec, args.batch_size, torch.device("cpu"), seed, Packers()):
         pair = ((batch.image.contiguous() / 255 - mean) / std, batch.tokens)
         found.append((pair[0].pin_memory(), pair[1].pin_memory()) if comm.device.type == "cuda" else pair)
     yield from itertools.cycle(found)
