@@ -122,11 +122,11 @@ class GpuSpec(BenchSpec):
 
         name = "cpu" if self.tiny else torch.cuda.get_device_name()
         known = device_of(name)
-        title = f"results on {name}" if known else f"results; no estimates for {name}"
+        title = f"results on {name}" if known else f"results; nothing is expected of {name}"
         if self.tiny:
             title = "dry run: the numbers mean nothing"
-        estimate = f"estimate for an {known}" if known else "estimate"
-        table = Table(title, ("part", "number", "value", "unit", estimate, "act if", "verdict"))
+        expected = f"expected of an {known}" if known else "expected"
+        table = Table(title, ("part", "number", "value", "unit", expected, "act if", "verdict"))
         numbers: dict[str, float] = {}
         for record in records:
             for entry in record.entries:

@@ -41,14 +41,8 @@ def _trained(folder: Path, *words: str) -> dict[str, torch.Tensor]:
 
 
 def _compare(report: Report, what: str, one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
-    differ = [key for key in one if not torch.equal(one[key], other[key])]
-    report.number(f"{what}: tensors that differ", len(differ), f"of {len(one)}")
-    if differ:
-        worst = max(
-            float((one[key].double() - other[key].double()).norm() / one[key].double().norm().clamp_min(1e-30))
-            for key in differ
-        )
-        report.number(f"{what}: largest relative difference", worst, "")
+    differ = sum(not torch.equal(one[key], other[key]) for key in one)
+    report.number(f"{what}: tensors that differ", differ, f"of {len(one)}")
 
 
 def profiled(sizes: Sizes, report: Report) -> None:
