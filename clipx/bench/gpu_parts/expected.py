@@ -47,7 +47,7 @@ class Expectation:
 
 
 DEVICES = ("H100", "H200")
-# Steps of compiled amp_bf16, by model and batch: samples/s, share of the peak, GiB; samples/s of bf16. All +- 15 %.
+# Steps of compiled amp_bf16, by model and batch: samples/s, share of the peak, GiB; samples/s of bf16. All ± 15 %.
 # Measured on an H100: ViT-B/32 and L/14. The others are calculated, and multiplied by measured / calculated of these.
 STEPS = {
     "H100": {
