@@ -24,7 +24,8 @@ class Series:
 
     `half`: half of the height of a band around the values. `style`: number of the colour and line style. `run`: id of
     the run of the series, for highlighting it in several charts. `rank`: colours the series by its place between the
-    worst run, 0, and the best, 1, instead of by `style`.
+    worst run, 0, and the best, 1, instead of by `style`. `points`: draws markers with error bars of `half` instead of a
+    line with a band.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Series:
     style: int = 0
     run: str | None = None
     rank: float | None = None
+    points: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class Charts:
 
     `axes`: ascending values of further horizontal axes by name, at the values of `samples`. `marks`: (samples, text) of
     events. `most`: largest number of points of a series. `each` series is a run: the page highlights the nearest one.
+
+    `x_name`: of the horizontal axis. `x_log`: it is logarithmic. `x_ticks`: (place, label) of its only labels, such as the
+    values of an option. `samples` has its own name and includes 0.
     """
 
     name: str
@@ -67,6 +72,9 @@ class Charts:
     marks: Sequence[tuple[float, str]] = ()
     most: int = MOST_POINTS
     each: bool = False
+    x_name: str = "samples"
+    x_log: bool = False
+    x_ticks: Sequence[tuple[float, str]] = ()
     _charts: list[dict[str, Any]] = field(default_factory=list)
     _places: dict[tuple[float, ...], int] = field(default_factory=dict)
 
@@ -87,6 +95,7 @@ class Charts:
         """Returns the data of all charts, for the end of the page."""
         axes = {name: [_short(value, 9) for value in values] for name, values in self.axes.items()}
         found = {"axes": axes, "marks": self.marks, "each": self.each, "charts": self._charts}
+        found |= {"xName": self.x_name, "xLog": self.x_log, "xTicks": self.x_ticks}
         return data_script(f"charts-{self.name}", {**found, "places": list(self._places)})
 
     def _encoded(self, series: Series) -> dict[str, Any]:
@@ -103,6 +112,8 @@ class Charts:
             found["run"] = series.run
         if series.rank is not None:
             found["rank"] = series.rank
+        if series.points:
+            found["points"] = True
         if half is not None and half.any():
             found["half"] = _shorts(half[chosen])
         if len(chosen) < len(y):
