@@ -1,58 +1,79 @@
-// Charts of report.chart: hover for the values at a place, drag to select a range, double-click to show all.
-// The charts of a group share the horizontal axis, the range and the crosshair. Places are numbers of samples; the other
-// horizontal axes are interpolated from them.
+// Charts of report.chart: hover for the values at a place, drag to select a range, double-click to show all; arrow keys,
+// Home and End move from point to point, + and - zoom, Escape shows all. The charts of a group share the horizontal axis,
+// the range and the crosshair. Places are values of x, such as samples; further horizontal axes are interpolated from them.
 const clipxCharts = (() => {
-  const { make, trim, short, tickText, clock, ticks, logTicks, lower, nearest, interpolate, smoothed, rankColour } = clipxTools;
+  const { make, widthOf, number, percent, clock, ticks, logTicks, lower, nearest, interpolate, smoothed, rankColour } = clipxTools;
   const DASHES = [null, "6 3", "2 2", "7 3 2 3"];
-  const HEIGHT = 220, TOP = 10, RIGHT = 12, BOTTOM = 24, MOST_SHOWN = 10;
+  const PLOT = 186, TOP = 10, RIGHT = 12, LINE = 16, MOST_ROWS = 3, MOST_SHOWN = 10; // pixels; rows of labels; series in a tip
+  const KEYS = "arrow keys, Home and End move to a point, + and − zoom, Escape shows all";
+  const clamp = (v, low, high) => Math.max(low, Math.min(high, v));
 
-  // ------------------------------------------------------------------------------------------------- group
   class Group {
     constructor(data) {
-      this.data = data;
-      this.charts = [];
-      this.axis = "samples";
-      this.zoom = this.run = this.filter = null;
-      this.smoothing = 0;
-      for (const chart of data.charts) for (const s of chart.series) {
+      Object.assign(this, { data, charts: [], axis: "samples", zoom: null, run: null, filter: null, spot: null, smoothing: 0 });
+      const series = data.charts.flatMap(c => c.series);
+      for (const s of series) {
         s.x = data.places[s.x];
         if (s.mean_x !== undefined) s.mean_x = data.places[s.mean_x];
       }
-      const xs = data.charts.flatMap(c => c.series).filter(s => s.x.length).map(s => [s.x[0], s.x.at(-1)]);
-      this.all = xs.length ? [Math.min(...xs.map(v => v[0])), Math.max(...xs.map(v => v[1]))] : [0, 1];
-      this.all[0] = Math.min(0, this.all[0]);
-      if (!(this.all[1] > this.all[0])) this.all[1] = this.all[0] + (Math.abs(this.all[0]) || 1);
+      const xs = [...series.filter(s => s.x.length).flatMap(s => [s.x[0], s.x.at(-1)]), ...data.xTicks.map(([x]) => x)];
+      const [low, high] = xs.length ? [Math.min(...xs), Math.max(...xs)] : [0, 1];
+      if (data.xName === "samples") this.all = [Math.min(0, low), high > Math.min(0, low) ? high : low + (Math.abs(low) || 1)];
+      else {
+        const [a, b] = [this.toAxis(low), this.toAxis(high)], margin = .06 * (b - a) || .5;
+        this.all = [this.fromAxis(a - margin), this.fromAxis(b + margin)];
+      }
       const seconds = data.axes.seconds, total = seconds ? seconds.at(-1) - seconds[0] : 0;
       [this.timeUnit, this.timeSize] = total > 7200 ? ["hours", 3600] : total > 180 ? ["minutes", 60] : ["seconds", 1];
     }
     get range() { return this.zoom ?? this.all; }
     toAxis(x) {
-      if (this.axis === "samples") return x;
+      if (this.axis === "samples") return this.data.xLog ? Math.log10(x) : x;
       const v = interpolate(this.data.axes.samples, this.data.axes[this.axis], x);
       return this.axis === "seconds" ? v / this.timeSize : v;
     }
     fromAxis(v) {
-      if (this.axis === "samples") return v;
+      if (this.axis === "samples") return this.data.xLog ? 10 ** v : v;
       const raw = this.axis === "seconds" ? v * this.timeSize : v;
       return interpolate(this.data.axes[this.axis], this.data.axes.samples, raw);
     }
-    axisName() { return { samples: "samples seen", step: "steps", seconds: `${this.timeUnit} of training` }[this.axis]; }
+    axisName() {
+      const samples = this.data.xName === "samples" ? "samples seen" : this.data.xName;
+      return { samples, step: "steps", seconds: `${this.timeUnit} of training` }[this.axis];
+    }
     describe(x) {
-      const at = name => interpolate(this.data.axes.samples, this.data.axes[name], x), known = this.data.axes;
-      const parts = [`${Math.round(x).toLocaleString("en")} samples`];
-      if (known.step) parts.push(`step ${Math.round(at("step")).toLocaleString("en")}`);
+      const known = this.data.axes, at = name => interpolate(known.samples, known[name], x);
+      if (this.data.xName !== "samples")
+        return `${this.data.xName} ${this.data.xTicks.find(([place]) => place === x)?.[1] ?? number(x)}`;
+      const parts = [`${number(Math.round(x))} samples`];
+      if (known.step) parts.push(`step ${number(Math.round(at("step")))}`);
       if (known.epoch) parts.push(`epoch ${at("epoch").toFixed(2)}`);
       if (known.seconds) parts.push(clock(at("seconds")));
       return parts.join(" · ");
     }
     setZoom(range) {
-      const least = 1e-6 * (this.all[1] - this.all[0]);
-      this.zoom = range && range[1] - range[0] > least ? range : null;
+      const [low, high] = this.all, wide = ([a, b]) => this.toAxis(b) - this.toAxis(a);
+      const inside = range && [Math.max(low, range[0]), Math.min(high, range[1])];
+      if (!inside || wide(inside) > .9999 * wide(this.all)) this.zoom = null;
+      else if (wide(inside) > 1e-6 * wide(this.all)) this.zoom = inside;
       this.draw();
-      for (const place of document.querySelectorAll(".controls button.reset")) place.hidden = !this.zoom;
+    }
+    // Makes the range `factor` times as wide, a narrower one around the crosshair.
+    zoomBy(factor) {
+      const [a, b] = this.range.map(x => this.toAxis(x));
+      const centre = this.spot === null || factor > 1 ? (a + b) / 2 : clamp(this.toAxis(this.spot), a, b);
+      this.setZoom([a, b].map(v => this.fromAxis(centre + factor * (v - centre))));
+    }
+    // Moves the crosshair to a place, and the range with it.
+    show(x) {
+      const [a, b, at] = [...this.range, this.spot = x].map(v => this.toAxis(v)), shift = at - clamp(at, a, b);
+      if (shift) this.setZoom([a, b].map(v => this.fromAxis(v + shift)));
     }
     draw() { for (const chart of this.charts) chart.draw(); }
-    cursor(x, active, y) { for (const chart of this.charts) chart.showCursor(x, chart === active, y); }
+    cursor(x, active, y) {
+      this.spot = x;
+      for (const chart of this.charts) chart.showCursor(x, chart === active, y);
+    }
     highlight(run) {
       if (this.run === run) return;
       this.run = run;
@@ -61,37 +82,40 @@ const clipxCharts = (() => {
     }
   }
 
-  // ------------------------------------------------------------------------------------------------- chart
   class Chart {
     constructor(place, group, data) {
       Object.assign(this, { place, group, data, log: !!data.log, hidden: new Set() });
       const head = make("div", { class: "head" }, place);
       make("figcaption", {}, head, data.title);
+      this.reset = make("button", { type: "button", class: "small reset", hidden: "" }, head, "show all");
+      this.reset.onclick = () => group.setZoom(null);
       if (data.series.some(s => s.y.some(v => v > 0)) && !data.share) {
         const button = make("button", { type: "button", class: "small", "aria-pressed": this.log }, head, "log");
         button.onclick = () => { this.log = !this.log; button.setAttribute("aria-pressed", this.log); this.draw(); };
       }
-      this.svg = make("svg", { class: "plot", role: "img", tabindex: "0", "aria-label": `${data.title}: arrow keys move the crosshair, Escape shows all` }, place);
-      this.tip = make("div", { class: "tip", hidden: "" }, place);
-      this.legend = make("div", { class: "keys" }, place);
-      if (data.legend) data.series.forEach((s, i) => this.addKey(s, i));
+      this.svg = make("svg", { class: "plot", role: "img", tabindex: "0", "aria-label": `${data.title}: ${KEYS}` }, place);
+      this.tip = make("div", { class: "tip", "aria-live": "polite", hidden: "" }, place);
+      if (data.legend) this.addKeys(make("div", { class: "keys" }, place));
       this.listen();
       new ResizeObserver(() => { if (place.clientWidth !== this.width) this.draw(); }).observe(place);
     }
     colour(s) { return s.rank === undefined ? `var(--c${s.style % 12})` : rankColour(s.rank); }
-    addKey(s, i) {
-      const key = make("button", { type: "button", "aria-pressed": "true", title: "show or hide this series" }, this.legend);
-      const mark = make("svg", { viewBox: "0 0 18 8", class: "swatch" }, key);
-      make("path", { d: "M0 4H18", style: `stroke:${this.colour(s)}`, "stroke-width": 2.5, "stroke-dasharray": DASHES[Math.floor(s.style / 12) % 4] }, mark);
-      make("span", {}, key, s.name);
-      s.shown = make("output", {}, key);
-      key.onclick = () => {
-        if (!this.hidden.delete(i)) this.hidden.add(i);
-        key.setAttribute("aria-pressed", !this.hidden.has(i));
-        this.draw();
-      };
+    addKeys(legend) {
+      this.data.series.forEach((s, i) => {
+        const key = make("button", { type: "button", "aria-pressed": "true", title: "show or hide this series" }, legend);
+        const mark = make("svg", { viewBox: "0 0 18 8", class: "swatch", style: `--c:${this.colour(s)}` }, key);
+        if (s.points) make("circle", { cx: 9, cy: 4, r: 3.5, class: s.style < 12 ? null : "hollow" }, mark);
+        else make("path", { d: "M0 4H18", "stroke-width": 2.5, "stroke-dasharray": DASHES[Math.floor(s.style / 12) % 4] }, mark);
+        make("span", {}, key, s.name);
+        s.shown = make("output", {}, key);
+        key.onclick = () => {
+          if (!this.hidden.delete(i)) this.hidden.add(i);
+          key.setAttribute("aria-pressed", !this.hidden.has(i));
+          this.draw();
+        };
+      });
     }
-    text(v) { return this.data.share ? `${trim((100 * v).toPrecision(4))} %` : short(v); }
+    text(v) { return this.data.share ? percent(v) : number(v); }
     visible() {
       return this.data.series.filter((s, i) => !this.hidden.has(i) && s.y.length && !(this.group.filter && s.run && !this.group.filter.has(s.run)));
     }
@@ -106,82 +130,112 @@ const clipxCharts = (() => {
       }
       return [x, s.smooth];
     }
+    // Ascending places of all visible points.
+    places() { return this.known ??= [...new Set(this.visible().flatMap(s => this.line(s)[0]))].sort((a, b) => a - b); }
     extent(series, [from, to]) {
       if (this.data.limits && !this.log && !this.group.zoom && !this.group.filter) return this.data.limits;
       let low = Infinity, high = -Infinity;
-      const scan = whole => {
-        for (const s of series) s.y.forEach((v, i) => {
-          if ((!whole && (s.x[i] < from || s.x[i] > to)) || (this.log && v <= 0)) return;
-          const half = this.log ? 0 : s.half?.[i] ?? 0;
-          low = Math.min(low, v - half); high = Math.max(high, v + half);
-        });
-      };
-      scan(false);
-      if (low > high) scan(true);
+      for (const [first, last] of [[from, to], [-Infinity, Infinity]]) if (low > high) for (const s of series) s.y.forEach((v, i) => {
+        if (s.x[i] < first || s.x[i] > last || (this.log && v <= 0)) return;
+        const half = s.half?.[i] ?? 0;
+        low = Math.min(low, this.log && v <= half ? v : v - half); high = Math.max(high, v + half);
+      });
       if (low > high) [low, high] = this.log ? [1, 10] : [0, 1];
       if (this.log) return low === high ? [low / 2, high * 2] : [low / 1.1, high * 1.1];
       if (this.data.zero) low = Math.min(0, low);
       const margin = .05 * (high - low) || .1 * Math.abs(high) || 1;
-      const floor = low >= 0 && low - margin < 0;
-      return [floor ? 0 : low - margin, this.data.share && high <= 1 ? Math.min(1.02, high + margin) : high + margin];
+      return [low >= 0 ? Math.max(0, low - margin) : low - margin, this.data.share && high <= 1 ? Math.min(1.02, high + margin) : high + margin];
     }
     draw() {
       const { svg, group, data } = this, width = this.width = this.place.clientWidth;
       if (!width) return;
       svg.replaceChildren();
-      svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-      this.tip.hidden = true;
+      this.reset.hidden = !group.zoom;
+      this.known = undefined;
       const series = this.visible(), [from, to] = group.range, [low, high] = this.extent(series, [from, to]);
-      const [yTicks, yStep] = this.log ? [logTicks(low, high), 1] : ticks(low, high, 5);
-      const names = yTicks.map(v => data.share ? `${trim((100 * v).toFixed(2))} %` : this.log ? short(v) : tickText(v, yStep, Math.max(Math.abs(low), Math.abs(high))));
-      this.left = 12 + 6.4 * Math.max(3, ...names.map(n => n.length));
-      const inner = width - this.left - RIGHT, tall = HEIGHT - TOP - BOTTOM;
-      const a = group.toAxis(from), b = group.toAxis(to);
-      this.px = x => this.left + (group.toAxis(x) - a) / (b - a || 1) * inner;
+      const yTicks = this.log ? logTicks(low, high, 8, data.share) : ticks(low, high, 5, data.share);
+      this.left = 10 + Math.max(20, ...yTicks.map(([, name]) => widthOf(name, svg)));
+      const inner = width - this.left - RIGHT, a = group.toAxis(from), b = group.toAxis(to);
+      const along = v => this.left + (v - a) / (b - a || 1) * inner;
+      this.px = x => along(group.toAxis(x));
       this.at = px => group.fromAxis(a + (px - this.left) / inner * (b - a));
       const scale = this.log ? v => Math.log(v / low) / Math.log(high / low) : v => (v - low) / (high - low);
-      this.py = v => TOP + tall * (1 - scale(v));
-      yTicks.forEach((v, i) => {
+      this.py = v => TOP + PLOT * (1 - scale(Math.max(v, this.log ? low : v)));
+      for (const [v, name] of yTicks) {
         const y = this.py(v);
         make("line", { x1: this.left, x2: width - RIGHT, y1: y, y2: y, class: "grid" }, svg);
-        make("text", { x: this.left - 6, y: y + 3.5, class: "tick", "text-anchor": "end" }, svg, names[i]);
-      });
-      this.drawPlaces(svg, a, b, inner);
+        make("text", { x: this.left - 6, y: y + 4, class: "tick", "text-anchor": "end" }, svg, name);
+      }
+      const bottom = TOP + PLOT + 6 + LINE * (this.drawPlaces(along, a, b, inner) + 1);
+      svg.setAttribute("viewBox", `0 0 ${width} ${bottom}`);
+      svg.style.height = `${bottom}px`; // the same height until it is drawn for another width
+      make("text", { x: this.left + inner / 2, y: bottom - 4, class: "tick", "text-anchor": "middle" }, svg, group.axisName());
       // A nested svg clips what lies outside the range.
-      const box = { x: this.left - 4, y: 0, width: inner + 8, height: HEIGHT - BOTTOM + 3 };
+      const box = { x: this.left - 4, y: 0, width: Math.max(0, inner + 8), height: TOP + PLOT + 3 };
       const plot = make("svg", { ...box, viewBox: Object.values(box).join(" "), class: "clip" }, svg);
       for (const [x, words] of group.data.marks) {
         if (x < from || x > to) continue;
-        const mark = make("line", { x1: this.px(x), x2: this.px(x), y1: TOP - 6, y2: TOP + tall, class: "mark" }, plot);
+        const mark = make("line", { x1: this.px(x), x2: this.px(x), y1: TOP - 6, y2: TOP + PLOT, class: "mark" }, plot);
         make("title", {}, mark, words);
       }
       this.drawn = [];
       for (const s of series) this.drawSeries(plot, s);
-      if (!series.length) make("text", { x: this.left + inner / 2, y: HEIGHT / 2, class: "tick", "text-anchor": "middle" }, svg, "no data");
+      const empty = !series.length ? "no data" : this.log && !series.some(s => s.y.some(v => v > 0)) ? "no value above 0" : "";
+      if (empty) make("text", { x: this.left + inner / 2, y: TOP + .4 * PLOT, class: "tick", "text-anchor": "middle" }, svg, empty);
       this.over = make("g", {}, svg);
       this.dim();
-      for (const s of series) if (s.shown) s.shown.textContent = this.text(s.y.at(-1));
+      this.showCursor(null);
     }
-    drawPlaces(svg, a, b, inner) {
-      const [xTicks, xStep] = ticks(a, b, Math.max(2, Math.floor(inner / 95)));
-      for (const v of xTicks) {
-        const x = this.left + (v - a) / (b - a || 1) * inner;
-        make("line", { x1: x, x2: x, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4, class: "grid" }, svg);
-        make("text", { x, y: HEIGHT - BOTTOM + 15, class: "tick", "text-anchor": "middle" }, svg, tickText(v, xStep, Math.abs(b)));
+    // Draws the labels of the horizontal axis that do not overlap, given ones in up to MOST_ROWS rows. Returns the rows.
+    drawPlaces(along, a, b, inner) {
+      const { svg, group, width } = this, { xTicks, xLog } = group.data;
+      const fit = labels => {
+        const ends = [], placed = [];
+        for (let [px, words] of labels) {
+          while (widthOf(words, svg) > width - 8 && words.length > 2) words = `${words.slice(0, -2)}…`;
+          const half = widthOf(words, svg) / 2, centre = clamp(px, half, width - half), free = ends.findIndex(end => end < centre - half - 10);
+          const row = free < 0 ? ends.length : free;
+          if (row >= (xTicks.length ? MOST_ROWS : 1)) continue;
+          ends[row] = centre + half;
+          placed.push([px, centre, row, words]);
+        }
+        return placed;
+      };
+      let placed = [];
+      if (xTicks.length) placed = fit(xTicks.map(([x, words]) => [this.px(x), words]).filter(([px]) => px >= this.left && px <= width));
+      else for (let most = Math.floor(inner / 45); most > 0; most--) {
+        const labels = xLog ? logTicks(10 ** a, 10 ** b, most).map(([v, words]) => [along(Math.log10(v)), words])
+          : ticks(a, b, most).map(([v, words]) => [along(v), words]);
+        placed = fit(labels);
+        if (placed.length === labels.length) break;
       }
+      for (const [px, centre, row, words] of placed) {
+        make("line", { x1: px, x2: px, y1: TOP + PLOT, y2: TOP + PLOT + 4 + LINE * row, class: "grid" }, svg);
+        make("text", { x: centre, y: TOP + PLOT + LINE * (row + 1), class: "tick", "text-anchor": "middle" }, svg, words);
+      }
+      return 1 + Math.max(0, ...placed.map(([, , row]) => row));
+    }
+    // Horizontal offset of the markers of a series beside those of others at the same places, in pixels.
+    offset(s) {
+      const beside = s.points ? this.visible().filter(other => other.points) : [s];
+      return (beside.indexOf(s) - (beside.length - 1) / 2) * Math.min(8, 60 / beside.length);
     }
     drawSeries(plot, s) {
-      const g = make("g", { class: "series", style: `--c:${this.colour(s)}` }, plot);
+      const g = make("g", { class: "series", style: `--c:${this.colour(s)}` }, plot), offset = this.offset(s);
       this.drawn.push([g, s]);
-      if (s.half) make("path", { d: this.band(s), class: "band" }, g);
+      if (s.half && !s.points) make("path", { d: this.band(s), class: "band" }, g);
       const [x, y] = this.line(s), isSmooth = y !== s.y;
       if (isSmooth && !this.group.data.each) make("path", { d: this.path(s.x, s.y), class: "raw" }, g);
-      make("path", { d: this.path(x, y), class: "line", "stroke-dasharray": DASHES[Math.floor(s.style / 12) % 4] }, g);
+      if (!s.points) make("path", { d: this.path(x, y), class: "line", "stroke-dasharray": DASHES[Math.floor(s.style / 12) % 4] }, g);
       const [from, to] = this.group.range, first = lower(s.x, from), last = lower(s.x, to);
-      if (last - first < 40 && !isSmooth && !this.group.data.each) for (let i = first; i < s.x.length && s.x[i] <= to; i++)
-        if (!this.log || s.y[i] > 0) make("circle", { cx: this.px(s.x[i]), cy: this.py(s.y[i]), r: 2.4 }, g);
+      if (s.points || (last - first < 40 && !isSmooth && !this.group.data.each)) for (let i = first; i < s.x.length && s.x[i] <= to; i++) {
+        if (this.log && !(s.y[i] > 0)) continue;
+        const cx = this.px(s.x[i]) + offset, half = s.points && s.half?.[i];
+        if (half) make("path", { d: `M${cx} ${this.py(s.y[i] - half)}V${this.py(s.y[i] + half)}`, class: "line" }, g);
+        make("circle", { cx, cy: this.py(s.y[i]), r: s.points ? 4 : 2.4, class: s.points && s.style > 11 ? "hollow" : null }, g);
+      }
       for (const bad of s.bad ?? []) {
-        const mark = make("path", { d: `M${this.px(bad)} ${HEIGHT - BOTTOM - 9}l-4 8h8z`, class: "bad" }, g);
+        const mark = make("path", { d: `M${this.px(bad)} ${TOP + PLOT - 9}l-4 8h8z`, class: "bad" }, g);
         make("title", {}, mark, `${s.name}: ${s.bads} of its values ${s.bads > 1 ? "are" : "is"} nan or inf`);
       }
     }
@@ -197,10 +251,8 @@ const clipxCharts = (() => {
       return parts.join("");
     }
     band(s) {
-      const least = this.log ? this.extent([s], this.group.range)[0] : -Infinity, points = (sign, i) =>
-        `${this.px(s.x[i]).toFixed(1)} ${this.py(Math.max(least, s.y[i] + sign * s.half[i])).toFixed(1)}`;
-      const order = s.x.map((_, i) => i);
-      return `M${order.map(i => points(1, i)).join("L")}L${order.reverse().map(i => points(-1, i)).join("L")}Z`;
+      const edge = sign => s.x.map((x, i) => `${this.px(x).toFixed(1)} ${this.py(s.y[i] + sign * s.half[i]).toFixed(1)}`);
+      return `M${[...edge(1), ...edge(-1).reverse()].join("L")}Z`;
     }
     dim() {
       for (const [g, s] of this.drawn ?? []) {
@@ -210,45 +262,53 @@ const clipxCharts = (() => {
         if (chosen) g.parentNode.append(g);
       }
     }
-    // ------------------------------------------------------------------------------------------- pointer
     listen() {
       const { svg, group } = this;
       let start = null, box = null;
-      const place = e => e.clientX - svg.getBoundingClientRect().left;
-      const move = e => {
-        const x = Math.min(Math.max(place(e), this.left), this.width - RIGHT);
+      const place = e => clamp(e.clientX - svg.getBoundingClientRect().left, this.left, this.width - RIGHT);
+      svg.onpointermove = e => {
+        const x = place(e);
         if (start !== null && Math.abs(x - start) > 4) {
-          box ??= make("rect", { class: "select", y: TOP, height: HEIGHT - TOP - BOTTOM }, svg);
+          box ??= make("rect", { class: "select", y: TOP, height: PLOT }, svg);
           box.setAttribute("x", Math.min(start, x));
           box.setAttribute("width", Math.abs(x - start));
         }
-        group.cursor(this.at(x), this, e.clientY - svg.getBoundingClientRect().top);
+        group.cursor(this.closest(x), this, e.clientY - svg.getBoundingClientRect().top);
       };
-      svg.addEventListener("pointerdown", e => {
+      svg.onpointerdown = e => {
         if (e.button) return;
-        start = Math.min(Math.max(place(e), this.left), this.width - RIGHT);
+        start = place(e);
         svg.setPointerCapture(e.pointerId);
-        move(e);
-      });
-      svg.addEventListener("pointermove", move);
-      svg.addEventListener("pointerup", e => {
-        const x = Math.min(Math.max(place(e), this.left), this.width - RIGHT);
-        const range = box && [this.at(Math.min(start, x)), this.at(Math.max(start, x))];
+        svg.onpointermove(e);
+      };
+      svg.onpointerup = e => {
+        const range = box && [start, place(e)].sort((a, b) => a - b).map(this.at);
         start = box = null;
         if (range) group.setZoom(range);
-      });
-      svg.addEventListener("pointercancel", () => { box?.remove(); start = box = null; });
-      svg.addEventListener("pointerleave", e => { if (e.pointerType === "mouse" && start === null) this.leave(); });
-      svg.addEventListener("dblclick", () => group.setZoom(null));
-      svg.addEventListener("blur", () => this.leave());
-      svg.addEventListener("keydown", e => {
-        const [from, to] = group.range, step = { ArrowLeft: -1, ArrowRight: 1 }[e.key];
+      };
+      svg.onpointercancel = () => { box?.remove(); start = box = null; };
+      svg.onpointerleave = e => { if (e.pointerType === "mouse" && start === null) this.leave(); };
+      svg.ondblclick = () => group.setZoom(null);
+      svg.onblur = () => this.leave();
+      svg.onkeydown = e => {
+        const xs = this.places(), spot = group.spot, zoom = { "+": .5, "=": .5, "-": 2 }[e.key];
+        const next = {
+          ArrowRight: lower(xs, spot ?? group.range[0]) + xs.includes(spot), ArrowLeft: lower(xs, spot ?? Infinity) - 1, Home: 0, End: xs.length - 1,
+        }[e.key];
+        if (e.ctrlKey || e.metaKey || e.altKey) return;
         if (e.key === "Escape") group.setZoom(null);
-        if (!step) return;
+        else if (zoom) group.zoomBy(zoom);
+        else if (next === undefined || !xs.length) return;
+        else group.show(xs[clamp(next, 0, xs.length - 1)]);
         e.preventDefault();
-        this.spot = Math.min(to, Math.max(from, (this.spot ?? from) + step * (to - from) / 50));
-        group.cursor(this.spot, this, HEIGHT / 3);
-      });
+        group.cursor(group.spot, this, PLOT / 3);
+      };
+    }
+    // Place of the visible point that is closest to a horizontal position, null if there is none in the range.
+    closest(px) {
+      const xs = this.places(), i = lower(xs, this.at(px)), [from, to] = this.group.range;
+      const found = i && (i === xs.length || px - this.px(xs[i - 1]) <= this.px(xs[i]) - px) ? xs[i - 1] : xs[i];
+      return found >= from && found <= to ? found : null;
     }
     leave() {
       this.group.cursor(null);
@@ -260,57 +320,51 @@ const clipxCharts = (() => {
       this.over.replaceChildren();
       this.tip.hidden = true;
       const series = this.visible();
-      if (x === null) {
-        for (const s of series) if (s.shown) s.shown.textContent = this.text(s.y.at(-1));
-        return;
-      }
+      for (const s of series) if (s.shown) s.shown.textContent = this.text(s.y.at(-1));
+      if (x === null) return;
       const found = series.map(s => {
         const [lx, ly] = this.line(s), i = nearest(lx, x), raw = nearest(s.x, lx[i]);
         return { s, x: lx[i], v: ly[i], half: ly === s.y ? s.half?.[i] : undefined, raw: ly === s.y ? null : s.y[raw] };
       });
-      const closest = found.reduce((best, p) => best === null || Math.abs(p.x - x) < Math.abs(best.x - x) ? p : best, null);
-      const at = closest && active ? closest.x : x, px = this.px(at);
-      make("line", { x1: px, x2: px, y1: TOP, y2: HEIGHT - BOTTOM, class: "cross" }, this.over);
-      const distance = p => Math.abs(this.py(p.v) - y);
+      const px = this.px(x), distance = p => Math.abs(this.py(p.v) - y);
+      make("line", { x1: px, x2: px, y1: TOP, y2: TOP + PLOT, class: "cross" }, this.over);
       const several = this.group.data.each && found.length > 1;
       const order = several && active ? [...found].sort((p, q) => distance(p) - distance(q)) : found;
       if (several && active) this.group.highlight(order[0].s.run ?? null);
       for (const p of several ? order.filter(q => q.s.run === this.group.run) : found) {
         if (p.s.shown) p.s.shown.textContent = this.text(p.v);
-        if (!this.log || p.v > 0) make("circle", { cx: this.px(p.x), cy: this.py(p.v), r: 4, class: "dot", style: `--c:${this.colour(p.s)}` }, this.over);
+        const cx = this.px(p.x) + this.offset(p.s), inside = cx > this.left - 4 && cx < this.width - RIGHT + 4;
+        if (inside && (!this.log || p.v > 0)) make("circle", { cx, cy: this.py(p.v), r: 4, class: "dot", style: `--c:${this.colour(p.s)}` }, this.over);
       }
-      if (active) this.showTip(order, at, px);
+      if (active) this.showTip(order, x, px);
     }
     showTip(found, at, px) {
-      const { tip, group } = this;
+      const { tip, group } = this, most = group.data.each ? 5 : MOST_SHOWN;
       tip.replaceChildren();
       make("div", { class: "where" }, tip, group.describe(at));
       for (const [x, words] of group.data.marks) if (Math.abs(this.px(x) - px) < 5) make("div", { class: "event" }, tip, words);
-      const most = group.data.each ? 5 : MOST_SHOWN;
       for (const p of found.slice(0, most)) {
         const row = make("div", { class: "value" }, tip);
         make("i", { style: `background:${this.colour(p.s)}` }, row);
         make("span", {}, row, p.s.name);
-        const far = Math.abs(this.px(p.x) - px) > 12 ? ` at ${short(p.x)}` : "";
+        const far = Math.abs(this.px(p.x) - px) > 12 ? ` at ${number(p.x)}` : "";
         const raw = p.raw === null ? "" : ` (${this.text(p.raw)})`;
         make("b", {}, row, this.text(p.v) + (p.half ? ` ± ${this.text(p.half)}` : "") + raw + far);
       }
       if (found.length > most) make("div", { class: "where" }, tip, `and ${found.length - most} further`);
       tip.hidden = false;
-      const right = px > this.width / 2, gap = 14;
-      tip.style.maxWidth = `${Math.max(150, this.width - 20)}px`;
-      const wide = tip.offsetWidth, wanted = right ? px - gap - wide : px + gap;
-      tip.style.left = `${Math.min(Math.max(0, wanted), Math.max(0, this.width - wide))}px`;
-      tip.style.top = `${this.svg.getBoundingClientRect().top - this.place.getBoundingClientRect().top + TOP}px`;
+      tip.style.maxWidth = `${this.width}px`;
+      const gap = 14, wide = tip.offsetWidth, narrow = wide > this.width / 2; // below the plot where it would cover it
+      tip.style.left = `${clamp(px > this.width / 2 ? px - gap - wide : px + gap, 0, this.width - wide)}px`;
+      const top = this.svg.getBoundingClientRect().top - this.place.getBoundingClientRect().top;
+      tip.style.top = `${top + TOP + (narrow ? PLOT + 4 : 0)}px`;
     }
   }
 
-  // ------------------------------------------------------------------------------------------------ controls
   const addControls = (place, group) => {
     const axes = Object.keys(group.data.axes).filter(name => name !== "epoch");
     if (axes.length > 1) {
-      const label = make("label", {}, place, "horizontal axis ");
-      const select = make("select", {}, label);
+      const select = make("select", {}, make("label", {}, place, "horizontal axis "));
       for (const name of axes) {
         group.axis = name;
         make("option", { value: name }, select, group.axisName());
@@ -325,9 +379,7 @@ const clipxCharts = (() => {
       range.oninput = () => { group.smoothing = +range.value; group.draw(); };
       group.smoothing = +range.value;
     }
-    const reset = make("button", { type: "button", class: "small reset", hidden: "" }, place, "show all");
-    reset.onclick = () => group.setZoom(null);
-    make("span", { class: "muted" }, place, "Drag over a chart to enlarge a range, double-click to show all.");
+    make("span", { class: "muted" }, place, `Drag over a chart to enlarge a range, double-click to show all. In a chart, ${KEYS}.`);
   };
 
   const groups = {};

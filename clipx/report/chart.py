@@ -1,4 +1,4 @@
-"""Interactive charts of HTML pages: values over samples seen, drawn by chart.js from data in the page.
+"""Interactive charts of HTML pages: values over samples or another axis, drawn by chart.js from data in the page.
 
 A long series is reduced to the smallest and the largest value of equal parts, so that spikes remain visible.
 """
@@ -63,8 +63,8 @@ class Charts:
     `axes`: ascending values of further horizontal axes by name, at the values of `samples`. `marks`: (samples, text) of
     events. `most`: largest number of points of a series. `each` series is a run: the page highlights the nearest one.
 
-    `x_name`: of the horizontal axis. `x_log`: it is logarithmic. `x_ticks`: (place, label) of its only labels, such as the
-    values of an option. `samples` has its own name and includes 0.
+    `x_name`: of the horizontal axis; only that of `samples` includes 0. `x_log`: it is logarithmic, without places
+    that are not positive. `x_ticks`: (place, label) of its only labels, such as the values of an option.
     """
 
     name: str
@@ -85,11 +85,11 @@ class Charts:
         options |= {"legend": chart.legend, "limits": chart.limits}
         options = {name: value for name, value in options.items() if value}
         self._charts.append({"title": chart.title, **options, "series": [self._encoded(s) for s in chart.series]})
-        return f'<figure class="chart live" data-group="{text(self.name)}" data-chart="{number}"></figure>\n'
+        return f'<figure class="chart" data-group="{text(self.name)}" data-chart="{number}"></figure>\n'
 
     def controls(self) -> str:
-        """Returns the place of the controls of all charts: horizontal axis, smoothing, zoom."""
-        return f'<div class="controls live" data-group="{text(self.name)}"></div>\n'
+        """Returns the place of the controls of all charts: horizontal axis, smoothing."""
+        return f'<div class="controls" data-group="{text(self.name)}"></div>\n'
 
     def script(self) -> str:
         """Returns the data of all charts, for the end of the page."""
@@ -101,8 +101,9 @@ class Charts:
     def _encoded(self, series: Series) -> dict[str, Any]:
         """Returns a series as JSON data. Equal lists of x are stored once, in `places`."""
         x, y = np.asarray(series.x, float), np.asarray(series.y, float)
-        finite = np.isfinite(y)
-        bad = x[~finite]
+        shown = x > 0 if self.x_log else np.isfinite(x)
+        finite = np.isfinite(y) & shown
+        bad = x[~finite & shown]
         half = None if series.half is None else np.asarray(series.half, float)[finite]
         x, y = x[finite], y[finite]
         chosen = spikes(y, self.most)

@@ -11,41 +11,48 @@ const clipxTools = (() => {
     if (parent) parent.append(e);
     return e;
   };
-
-  const trim = s => s.includes(".") && !s.includes("e") ? s.replace(/\.?0+$/, "") : s;
-  const short = v => {
-    const a = Math.abs(v);
-    for (const [unit, size] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]])
-      if (a >= 1e4 && a >= size) return trim((v / size).toPrecision(4)) + unit;
-    if (a !== 0 && a < 1e-3) return v.toExponential(2).replace(/\.?0+e/, "e");
-    return a >= 1e4 ? String(Math.round(v)) : trim(v.toPrecision(4));
+  // Width of text in the size and the font of an element, in pixels.
+  const pen = document.createElement("canvas").getContext("2d");
+  const widthOf = (words, e) => {
+    const style = getComputedStyle(e);
+    pen.font = `${style.fontSize} ${style.fontFamily}`;
+    return pen.measureText(words).width;
   };
+
+  // Numbers as text: `number` and `percent` write values as report.console.format_value does, `tickText` those of an axis.
+  const minus = s => s.replace(/-/g, "−");
+  const exponent = (v, digits) => minus(v.toExponential(digits).replace(/\.?0+e/, "e").replace("e+", "e"));
+  const number = v => {
+    const a = Math.abs(v), whole = a >= 1000 || Number.isInteger(v);
+    if (a !== 0 && (a < 1e-3 || a >= 1e15)) return exponent(v, 3);
+    return minus(v.toLocaleString("en", whole ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 }));
+  };
+  const percent = (v, digits = 2) => minus(`${(100 * v).toFixed(digits)}%`);
+  const power = v => Math.floor(Math.log10(Math.abs(v)) + 1e-9);
   // Text of a tick of an axis with such steps, whose largest value is `most`.
-  const tickText = (v, step, most) => {
+  const tickText = (v, step, most, share) => {
+    if (share) return percent(v, Math.max(0, -power(100 * step)));
     if (v === 0) return "0";
-    if (most < .01) return v.toExponential(2).replace(/\.?0+e/, "e");
-    if (most >= 1e4) return short(v);
-    return v.toFixed(Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9))));
+    const shown = Math.max(1, Math.min(17, power(v) - power(step) + 1));
+    if (most < .01 || most >= 1e15) return exponent(v, shown - 1);
+    const digits = { minimumSignificantDigits: shown, maximumSignificantDigits: shown };
+    return minus(v.toLocaleString("en", { notation: most < 1e4 ? "standard" : "compact", ...digits }).replace("K", "k"));
   };
   const clock = s => {
     const t = Math.round(s), two = n => String(n).padStart(2, "0");
     return `${Math.floor(t / 3600)}:${two(Math.floor(t / 60) % 60)}:${two(t % 60)}`;
   };
-  const niceStep = raw => {
-    const power = 10 ** Math.floor(Math.log10(raw)), m = raw / power;
-    return power * (m <= 1 ? 1 : m <= 2 ? 2 : m <= 5 ? 5 : 10);
+  const ticks = (low, high, most, share) => {
+    const raw = (high - low) / most || 1, step = [1, 2, 5, 10].find(m => m * 10 ** power(raw) >= .8 * raw) * 10 ** power(raw);
+    const first = Math.ceil(low / step - 1e-9), found = Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, k) => (first + k) * step);
+    return found.map(v => [v, tickText(v, step, Math.max(Math.abs(low), Math.abs(high)), share)]);
   };
-  const ticks = (low, high, most) => {
-    if (!(high > low)) return [[low], 1];
-    const step = niceStep((high - low) / most), found = [];
-    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
-    return [found, step];
-  };
-  const logTicks = (low, high) => {
-    const found = [], decades = Math.log10(high / low), parts = decades < 1.5 ? [1, 2, 3, 5, 7] : decades < 4 ? [1, 3] : [1];
-    for (let p = Math.floor(Math.log10(low)); p <= Math.log10(high); p += decades > 8 ? 2 : 1)
-      for (const m of parts) if (m * 10 ** p >= low * .999 && m * 10 ** p <= high * 1.001) found.push(m * 10 ** p);
-    return found.length > 1 ? found : [low, high];
+  const logTicks = (low, high, most, share) => {
+    const decades = Math.log10(high / low), every = Math.ceil(decades / most), found = [];
+    const parts = decades < most / 5 ? [1, 2, 3, 5, 7] : decades < most / 2 ? [1, 3] : [1];
+    for (let p = power(low); p <= power(high); p++)
+      for (const v of parts.map(m => +`${m}e${p}`)) if (p % every === 0 && v >= low * .999 && v <= high * 1.001) found.push(v);
+    return found.length > 2 ? found.map(v => [v, tickText(v, v, low < 1e-3 ? Math.min(v, .009) : v, share)]) : ticks(low, high, 4, share).filter(([v]) => v > 0);
   };
   // Index of the first x >= at.
   const lower = (x, at) => {
@@ -64,20 +71,18 @@ const clipxTools = (() => {
   };
   // Mean of all values with weights exp(-|distance| / width).
   const smoothed = (x, y, width) => {
-    const n = y.length, up = new Float64Array(n), ups = new Float64Array(n), out = new Array(n);
-    for (let i = 0, s = 0, w = 0; i < n; i++) {
-      const a = i ? Math.exp((x[i - 1] - x[i]) / width) : 0;
-      up[i] = s = s * a + y[i]; ups[i] = w = w * a + 1;
-    }
-    for (let i = n - 1, s = 0, w = 0; i >= 0; i--) {
-      const a = i < n - 1 ? Math.exp((x[i] - x[i + 1]) / width) : 0;
-      s *= a; w *= a;
-      out[i] = (up[i] + s) / (ups[i] + w);
-      s += y[i]; w += 1;
-    }
-    return out;
+    const pass = order => {
+      let sum = 0, weight = 0, last = order[0];
+      return order.map(i => {
+        const kept = Math.exp(-Math.abs(x[i] - x[last]) / width);
+        [sum, weight, last] = [sum * kept + y[i], weight * kept + 1, i];
+        return [sum, weight];
+      });
+    };
+    const order = [...y.keys()], up = pass(order), down = pass(order.reverse()).reverse();
+    return y.map((v, i) => (up[i][0] + down[i][0] - v) / (up[i][1] + down[i][1] - 1));
   };
   // Colour of a run between the worst, 0, and the best, 1.
   const rankColour = rank => `color-mix(in oklab, var(--best) ${Math.round(100 * rank)}%, var(--worst))`;
-  return { make, trim, short, tickText, clock, ticks, logTicks, lower, nearest, interpolate, smoothed, rankColour };
+  return { make, widthOf, number, percent, clock, ticks, logTicks, lower, nearest, interpolate, smoothed, rankColour };
 })();

@@ -6,6 +6,7 @@ markup: here text of users, such as `evaluator=[zeroshot]`, is printed as it is.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -140,10 +141,15 @@ class Screen:
 
 
 def format_value(name: str, value: float) -> str:
-    """Formats a metric: shares as percentages, integers in full, other numbers to four significant digits, nan, inf."""
+    """Formats a metric as the charts of pages do: shares as percentages, integers in full, others to four digits."""
     if is_share(name):
         return f"{value:.2%}"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.4g}"
+    if not math.isfinite(value):
+        return str(value)
+    if value and not 1e-3 <= abs(value) < 1e15:
+        mantissa, exponent = f"{value:.3e}".split("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:,.0f}" if abs(value) >= 999.95 or float(value).is_integer() else f"{value:.4g}"
 
 
 def is_share(name: str) -> bool:

@@ -21,20 +21,10 @@ for (const place of document.querySelectorAll(".copy")) {
   const button = document.createElement("button"), pre = place.querySelector("pre");
   button.type = "button";
   button.textContent = "copy";
-  button.onclick = () => {
-    const done = text => { button.textContent = text; setTimeout(() => { button.textContent = "copy"; }, 1500); };
+  button.onclick = async () => {
     getSelection().selectAllChildren(pre);
-    if (navigator.clipboard) navigator.clipboard.writeText(pre.textContent).then(() => done("copied"), () => done("selected"));
-    else done(document.execCommand("copy") ? "copied" : "selected");
+    button.textContent = await navigator.clipboard?.writeText(pre.textContent).then(() => "copied", () => "selected") ?? "selected";
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
   };
   place.append(button);
 }
-
-// Legends of drawn panels: a click on a name shows only its series, a second click all.
-for (const key of document.querySelectorAll(".legend button[data-s]")) key.onclick = () => {
-  const s = key.dataset.s, only = document.body.dataset.only === s ? "" : s;
-  document.body.dataset.only = only;
-  for (const e of document.querySelectorAll('.panels [class^="s"]'))
-    e.classList.toggle("off", only !== "" && !e.classList.contains(only));
-  for (const b of document.querySelectorAll(".legend button")) b.classList.toggle("off", only && b.dataset.s !== only);
-};

@@ -32,7 +32,7 @@ def text(value: str) -> str:
 
 def breakable(value: str) -> str:
     """Returns text for HTML that may be broken into lines after the separators of keys and of metrics."""
-    return re.sub(r"(?<=[./=_])(?=\w\w)", "<wbr>", text(value))
+    return re.sub(r"(?<=[./=_])(?=[^\W\d]\w)", "<wbr>", text(value))
 
 
 def table(
@@ -55,11 +55,15 @@ def table(
 
 
 def _cell(cell: Cell | str, of: str) -> str:
-    if isinstance(cell, str):
-        return f"<td{of}>{text(cell)}</td>"
+    cell = Cell(cell) if isinstance(cell, str) else cell
     sort = "" if cell.sort is None else f' data-v="{cell.sort!r}"'
-    shown = text(cell.text)
+    shown = text(with_minus(cell.text)) if of else breakable(cell.text)
     return f"<td{of}{sort}>{f'<b>{shown}</b>' if cell.best else shown}</td>"
+
+
+def with_minus(number: str) -> str:
+    """Returns the text of a number with minus signs instead of hyphens."""
+    return re.sub(r"-(?=[\d.])", "\N{MINUS SIGN}", number)
 
 
 def matrix(title: str, names: Sequence[str], entries: Sequence[Sequence[str]], marked: Sequence[Sequence[bool]]) -> str:
@@ -75,23 +79,6 @@ def matrix(title: str, names: Sequence[str], entries: Sequence[Sequence[str]], m
         f'<figure class="matrix"><figcaption>{text(title)}</figcaption><div class="scroll"><table>'
         f"<thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table></div></figure>"
     )
-
-
-def figures(panels: Iterable[tuple[str, str]]) -> str:
-    """Returns panels, each a title or an empty text, and an <svg>, in as many columns as the page has room for."""
-    captions = ((f"<figcaption>{text(title)}</figcaption>" if title else "", svg) for title, svg in panels)
-    shown = [f"<figure>{caption}{svg}</figure>\n" for caption, svg in captions]
-    few = " few" if len(shown) <= 2 else ""
-    return f'<div class="panels{few}">\n{"".join(shown)}</div>'
-
-
-def legend(names: Sequence[str], swatches: Sequence[str]) -> str:
-    """Returns the legend of a section. A click on a name shows only its series in all panels, a second click all."""
-    keys = (
-        f'<button data-s="s{i}">{swatch}{text(name)}</button>'
-        for i, (name, swatch) in enumerate(zip(names, swatches, strict=True))
-    )
-    return f'<p class="legend">{"".join(keys)}</p>'
 
 
 def section(title: str, *parts: str) -> str:
@@ -122,8 +109,8 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 def tiles(pairs: Iterable[tuple[str, str]]) -> str:
     """Returns names and values as large numbers in a row."""
-    shown = (f"<div><b>{text(value)}</b><span>{breakable(name)}</span></div>\n" for name, value in pairs)
-    return f'<div class="tiles">\n{"".join(shown)}</div>\n'
+    shown = (f"<div><b>{text(with_minus(value))}</b><span>{breakable(name)}</span></div>\n" for name, value in pairs)
+    return f'<div class="numbers">\n{"".join(shown)}</div>\n'
 
 
 def chips(words: Iterable[str]) -> str:
@@ -163,18 +150,16 @@ def _printable(value: Any) -> Any:
 def page(title: str, body: str, scripts: Sequence[str] = (), styles: Sequence[str] = ()) -> str:
     """Returns a whole page, which needs no other file and no network, light or dark as the reader's system.
 
-    `body`: HTML. `scripts`, `styles`: names of further files of this package, such as `chart.js`. Elements of the class
-    `static` are shown only where scripts do not run, those of the class `live` only where they run.
+    `body`: HTML. `scripts`, `styles`: names of further files of this package, such as `chart.js`.
     """
     style = "".join(map(_asset, ("page.css", *styles)))
     script = "\n".join(map(_asset, ("page.js", *scripts)))
     return f"""<!doctype html>
-<html lang="en" class="nojs"><head><meta charset="utf-8">
+<html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{text(title)}</title>
 <style>
 {style}</style>
-<script>document.documentElement.className = "js";</script>
 </head><body>
 <h1>{text(title)}</h1>
 {body}<script>

@@ -16,6 +16,9 @@ from clipx.logger import Row
 Event = Mapping[str, Any]
 """Line of events.jsonl: `time`, `event`, and further facts."""
 
+FINISHED = "finished"
+"""Reason of the end of a start that trained to the end of the run."""
+
 _PACKAGES = ("clipx", "torch", "timm", "python")
 _MOST_MARKS = 60
 _LATEST = 2e11  # seconds since 1970 that datetime can represent
@@ -114,13 +117,13 @@ def _is_sound(event: Event) -> bool:
 
 
 def _reason(events: Sequence[Event], last: bool) -> str:
-    """Returns how a start ended. The report is written before the last one ends."""
+    """Returns how a start ended. The report of a run that finishes is written before its last start ends."""
     for event in reversed(events):
-        if event["event"] == "stopped":
-            return f"stopped by {event.get('signal', 'a signal')} at step {event.get('step', 0):,}"
+        if event["event"] in ("stopped", "failed"):
+            return _words(event)
         if event["event"] == "end":
             break
-    return "finished" if last or any(event["event"] == "end" for event in events) else "ended without a record"
+    return FINISHED if last or any(event["event"] == "end" for event in events) else "ended without a record"
 
 
 def _words(event: Event) -> str:
@@ -130,6 +133,8 @@ def _words(event: Event) -> str:
         return f"resumed at step {step:,}, {date(event['time'])}"
     if kind == "stopped":
         return f"stopped by {event.get('signal', 'a signal')} at step {step or 0:,}"
+    if kind == "failed":
+        return f"failed at step {step or 0:,}: {event.get('message', 'unknown')!s:.600}"
     return f"{kind}: {event['message'][:160]}" if isinstance(event.get("message"), str) else ""
 
 

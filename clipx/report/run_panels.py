@@ -3,73 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from clipx.logger import Row
 from clipx.report.chart import Chart, Series
 from clipx.report.console import is_headline, is_share
 
 MOST_FURTHER = 24  # charts of metrics that have no panel here
+_RATE = "train/samples_per_second"  # in the rows of training intervals, not in those of evaluations
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """Metrics with a common axis, by their names after `train/`. The options are those of `Chart`."""
-
-    title: str
-    names: tuple[str, ...]
-    share: bool = False
-    zero: bool = False
-    smooth: bool = False
-
-
+_HELD_OUT = Chart("Held out: top-1 accuracy and recall@1", (), share=True, zero=True)
+_LOSS = {"loss": "training loss", "contrastive_loss": "contrastive", "caption_loss": "captions"}
+_TEMPERATURES = {"temperature": "temperature", "temperature_image": "images", "temperature_text": "captions"}
+_NORMS = {"grad_norm": "all", "grad_norm_image": "image tower", "grad_norm_text": "text tower"}
+_UPDATES = {"update_image": "image tower", "update_text": "text tower", "update_decoder": "decoder"}
+_WAITING = Chart("Time spent waiting for data", (), share=True, zero=True, smooth=True)
+_UTILISATION = Chart("Utilisation of the device", (), share=True, zero=True, smooth=True)
 _PANELS = (
-    Panel("Loss", ("loss", "contrastive_loss", "caption_loss"), smooth=True),
-    Panel("Learning rate", ("lr",), zero=True),
-    Panel("Temperature", ("temperature", "temperature_image", "temperature_text")),
-    Panel("Samples per second", ("samples_per_second",), zero=True, smooth=True),
-    Panel("Time spent waiting for data", ("data_wait_share",), share=True, zero=True, smooth=True),
-    Panel("Gradient norm", ("grad_norm", "grad_norm_image", "grad_norm_text", "grad_norm_decoder"), smooth=True),
-    Panel("Update of the weights, ‖Δw‖ / ‖w‖", ("update_image", "update_text", "update_decoder"), smooth=True),
-    Panel("Memory, GB", ("host_memory_gb", "device_memory_gb"), zero=True),
-    Panel("Utilisation of the device", ("mfu", "device_utilization"), share=True, zero=True, smooth=True),
+    (Chart("Loss", (), smooth=True), _LOSS),
+    (Chart("Learning rate", (), log=True), {"lr": "learning rate"}),
+    (Chart("Temperature", ()), _TEMPERATURES),
+    (Chart("Samples per second", (), zero=True, smooth=True), {"samples_per_second": "samples per second"}),
+    (Chart("Gradient norm", (), smooth=True), {**_NORMS, "grad_norm_decoder": "decoder"}),
+    (_WAITING, {"data_wait_share": "share of the time"}),
+    (Chart("Update of the weights, ‖Δw‖ / ‖w‖", (), smooth=True), _UPDATES),
+    (Chart("Memory, GB", (), zero=True), {"host_memory_gb": "host", "device_memory_gb": "device"}),
+    (_UTILISATION, {"mfu": "model FLOPs", "device_utilization": "time in use"}),
 )
+"""Charts without their series: training metrics by their names after `train/`, with words for them."""
+
 _REPEATED = ("samples_per_second_per_device", "data_wait_s")  # shown by another metric
+_OF_INTERVALS = ("per_second", "per_second_per_device", "_s", "/data_wait_share", "/mfu")  # rates and times
 
 
 def panels(rows: Sequence[Row]) -> tuple[list[Chart], list[Chart]]:
     """Returns the charts of a run that exist for its metrics, and those of its further metrics, one for each."""
     rows = sorted(rows, key=lambda row: row["samples"])
     logged = list(dict.fromkeys(name for row in rows for name in row if "/" in name))
-    main = [_evaluation(rows, logged)]
-    for panel in _PANELS:
-        names = [f"train/{name}" for name in panel.names if f"train/{name}" in logged]
-        series = [_series(rows, name, name.removeprefix("train/"), i) for i, name in enumerate(names)]
-        if series:
-            main.append(Chart(panel.title, series, share=panel.share, zero=panel.zero, smooth=panel.smooth))
-    main.insert(0, main.pop(1)) if len(main) > 1 else None
-    return [chart for chart in main if chart.series], list(_further(rows, logged))
+    held_out = sorted(name for name in logged if name.startswith("eval/") and is_headline(name))
+    main = [_chart(_HELD_OUT, rows, {name: name.removeprefix("eval/") for name in held_out})]
+    drawn = {*held_out, *(f"train/{name}" for name in _REPEATED)}
+    for chart, names in _PANELS:
+        found = {name: names[key] for key in names if (name := f"train/{key}") in logged}
+        main.append(_chart(chart, rows, found))
+        drawn |= found.keys()
+    main[:2] = main[1::-1]  # the loss first
+    return [chart for chart in main if chart.series], list(_further(rows, [n for n in logged if n not in drawn]))
 
 
-def _evaluation(rows: Sequence[Row], logged: Sequence[str]) -> Chart:
-    """Returns the chart of the headline metrics of all evaluators."""
-    names = sorted(name for name in logged if name.startswith("eval/") and is_headline(name))
-    return Chart(
-        "Held out: top-1 accuracy and recall@1",
-        [_series(rows, name, name.removeprefix("eval/"), i) for i, name in enumerate(names)],
-        share=True,
-        zero=True,
-    )
+def _chart(chart: Chart, rows: Sequence[Row], names: Mapping[str, str]) -> Chart:
+    """Returns a chart with a series for each metric in `names`."""
+    return replace(chart, series=[_series(rows, *item, i) for i, item in enumerate(names.items())])
 
 
-def _further(rows: Sequence[Row], logged: Sequence[str]) -> Iterator[Chart]:
-    """Yields a chart for each other metric that is not constant, at most MOST_FURTHER."""
-    drawn = {f"train/{name}" for panel in _PANELS for name in panel.names} | {f"train/{name}" for name in _REPEATED}
+def _further(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Chart]:
+    """Yields a chart for each metric that is not constant, at most MOST_FURTHER."""
     number = 0
-    for name in logged:
-        if name in drawn or (name.startswith("eval/") and is_headline(name)):
-            continue
+    for name in names:
         series = _series(rows, name, name, 0)
         if len({value for value in series.y if math.isfinite(value)}) > 1 and number < MOST_FURTHER:
             number += 1
@@ -77,5 +71,19 @@ def _further(rows: Sequence[Row], logged: Sequence[str]) -> Iterator[Chart]:
 
 
 def _series(rows: Sequence[Row], metric: str, name: str, style: int) -> Series:
-    points = [(row["samples"], row[metric]) for row in rows if metric in row]
+    """Returns the values of a metric: of training, those of the rows of training intervals if these have any.
+
+    Rows of evaluations repeat some, such as the learning rate, as they are for the next step.
+    """
+    found = [row for row in rows if metric in row]
+    trained = [row for row in found if _RATE in row and metric.startswith("train/")]
+    if trained and metric.endswith(_OF_INTERVALS) and _ends_early(trained):
+        del trained[-1]
+    points = [(row["samples"], row[metric]) for row in trained or found]
     return Series(name, [x for x, _ in points], [y for _, y in points], style=style)
+
+
+def _ends_early(rows: Sequence[Row]) -> bool:
+    """Returns whether the last interval is shorter than the others, as that of the last steps of a run often is."""
+    lengths = np.diff([0.0, *(row["samples"] for row in rows)])
+    return len(lengths) > 1 and bool(lengths[-1] < 0.95 * np.median(lengths[:-1]))

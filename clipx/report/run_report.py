@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from clipx.escape import escaped
 from clipx.logger import Row
 from clipx.report.chart import MOST_POINTS, Chart, Charts
 from clipx.report.console import format_clock, format_value, is_headline
 from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
-from clipx.report.page import Cell, chips, command, details, facts, page, paragraph, section, table, tiles
-from clipx.report.run_history import Event, History, date
+from clipx.report.page import Cell, chips, command, details, facts, page, paragraph, section, table, text, tiles
+from clipx.report.run_history import FINISHED, Event, History, date
 from clipx.report.run_panels import panels
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+if TYPE_CHECKING:  # a higher package
+    from clipx.data.bad_samples import BadCount
 
 _MOST_PAGE_POINTS = 24_000  # of all series: about 30 bytes each
 _MOST_TILES = 4  # of headline metrics
 _MOST_WARNINGS = 200
-
-
-class BadSamples(Protocol):
-    """Bad samples of a reason: how many they are, and how often they were drawn. `exact` is False for a lower limit."""
-
-    @property
-    def reason(self) -> str: ...
-    @property
-    def draws(self) -> int: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def exact(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,76 +41,70 @@ class RunRecord:
     config: str
     events: Sequence[Event] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
-    bad: Sequence[BadSamples] = ()
+    bad: Sequence[BadCount] = ()
+
+
+_SECTIONS: Sequence[Callable[[Path], str]] = ()
+"""Functions that return a further section of the page from files of the run's folder, empty without them."""
 
 
 def write_report(folder: Path, record: RunRecord) -> None:
     """Writes report.png and report.html."""
-    picture = draw(record.name, record.rows)
-    (folder / "report.png").write_bytes(picture)
-    (folder / "report.html").write_text(_page(record, picture), encoding="utf-8")
+    main, further = panels(record.rows)
+    (folder / "report.png").write_bytes(draw(record.name, main))
+    sections = "".join(section_of(folder) for section_of in _SECTIONS)
+    (folder / "report.html").write_text(_page(record, main, further, sections), encoding="utf-8")
 
 
-def draw(name: str, rows: Sequence[Row]) -> bytes:
-    """Returns the curves as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
+def draw(name: str, charts: Sequence[Chart]) -> bytes:
+    """Returns the first 6 charts as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
+    from matplotlib.ticker import EngFormatter, PercentFormatter
+
     figure = new_figure(name, 12, 6.4)
-    panels = figure.subplots(2, 3).flat
-    evaluated = _evaluated(rows)
-    for axes, (title, series) in zip(
-        panels,
-        (
-            ("loss", {"loss": "train/loss"}),
-            ("held out", evaluated),
-            ("throughput, samples/s", {"samples/s": "train/samples_per_second"}),
-            ("learning rate", {"lr": "train/lr"}),
-            ("temperature", {"τ": "train/temperature"}),
-            ("gradient norm", {"norm": "train/grad_norm"}),
-        ),
-        strict=True,
-    ):
-        _panel(axes, title, series, rows)
+    for axes, chart in zip_longest(figure.subplots(2, 3).flat, charts[:6]):
+        if chart is None:
+            axes.set_axis_off()
+            continue
+        style_axes(axes, chart.title)
+        axes.set_xlabel("samples seen", color=MUTED, fontsize=8)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        for colour, series in zip(cycle(COLOURS), chart.series):
+            style: dict[str, Any] = {"marker": "o" if len(series.x) < 12 else "", "ms": 4, "lw": 1.6, "color": colour}
+            axes.plot(series.x, series.y, **style, label=escaped(series.name))
+        if chart.share:
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        if chart.log:
+            axes.set_yscale("log", nonpositive="mask")
+        if chart.zero:
+            axes.set_ylim(bottom=0)
+        axes.set_xlim(left=0)
+        if len(chart.series) > 1:
+            axes.legend(fontsize=7, frameon=False, labelcolor=INK)
     return to_png(figure)
 
 
-def _evaluated(rows: Sequence[Row]) -> dict[str, str]:
-    """Returns the headline metrics of the evaluators, by their labels in the figure."""
-    names = sorted({name for row in rows for name in row if name.startswith("eval/")})
-    return {n.removeprefix("eval/"): n for n in names if is_headline(n)}
-
-
-def _panel(axes: Axes, title: str, series: Mapping[str, str], rows: Sequence[Row]) -> None:
-    style_axes(axes, title)
-    axes.set_xlabel("step", color=MUTED, fontsize=8)
-    axes.set_xlim(0, 1.03 * max((row["step"] for row in rows), default=1))
-    for colour, (label, name) in zip(COLOURS, series.items(), strict=False):
-        points = [(row["step"], row[name]) for row in rows if name in row]
-        style: dict[str, Any] = {"marker": "o" if len(points) < 12 else "", "ms": 4, "lw": 1.6, "color": colour}
-        axes.plot(*zip(*points, strict=True) if points else ((), ()), **style, label=escaped(label))
-    if title == "held out":
-        axes.set_ylim(0, 1.02)
-    elif title.startswith("throughput"):
-        axes.set_ylim(bottom=0)  # otherwise noise looks like change
-    if len(series) > 1:
-        axes.legend(fontsize=7, frameon=False, labelcolor=INK)
-    if not any(name in row for row in rows for name in series.values()):
-        axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", color=MUTED, fontsize=9)
-
-
-def _page(record: RunRecord, picture: bytes) -> str:
+def _page(record: RunRecord, main: Sequence[Chart], further: Sequence[Chart], sections: str) -> str:
     """Returns report.html."""
     history = History(record.rows, record.events)
-    main, further = panels(record.rows)
     series = sum(len(chart.series) for chart in (*main, *further))
     most = max(100, min(MOST_POINTS, _MOST_PAGE_POINTS // max(1, series)))
     charts = Charts("run", history.axes(most), history.marks(), most)
-    body = [_tiles(record, history), _facts(record, history), _repeat(history), _curves(charts, main, further, picture)]
-    body += [_evaluations(record.final), _bad(record.bad), _warnings(history), _starts(history)]
+    body = [_early_end(history), _tiles(record, history), _facts(record, history), _repeat(history)]
+    body += [_curves(charts, main, further), _evaluations(record.final, history), sections, _bad(record.bad)]
+    body += [_warnings(history), _starts(history)]
     body += [section("Configuration", details("config.yaml", f"<pre>{_lines(record.config)}</pre>")), charts.script()]
     return page(record.name, "".join(body), scripts=("chart_tools.js", "chart.js"), styles=("chart.css",))
 
 
-def _lines(text: str) -> str:
-    return html.escape(escaped(text, keep="\n"))
+def _early_end(history: History) -> str:
+    """Returns why the run ended before its end, empty if it did not."""
+    if not history.starts or (reason := history.starts[-1].reason) == FINISHED:
+        return ""
+    return f'<p class="state">{text(reason[0].upper() + reason[1:])}</p>'
+
+
+def _lines(words: str) -> str:
+    return html.escape(escaped(words, keep="\n"))
 
 
 def _tiles(record: RunRecord, history: History) -> str:
@@ -154,19 +135,19 @@ def _facts(record: RunRecord, history: History) -> str:
 
 
 def _repeat(history: History) -> str:
-    """Returns the command lines of the run: that of its first start, and those of resumes with another one."""
+    """Returns the command lines of the run: that of its last start, and other ones of the starts before."""
     commands = [start.event["command"] for start in history.starts if isinstance(start.event.get("command"), str)]
     if not commands:
         words = "Not recorded: the run was started from Python, or by an earlier version of clipx."
         return section("Repeat this run", paragraph(words))
-    first, *others = dict.fromkeys(commands)
-    typed = [word for word in _words(first) if "=" in word and not word.startswith("-")]
+    last, *others = dict.fromkeys(reversed(commands))
+    typed = [word for word in _words(last) if "=" in word and not word.startswith("-")]
     words = "A run directory that already holds a run is refused: add name=… or run_dir=… for a new one."
-    parts = [command(first), paragraph(words)]
+    parts = [command(last), paragraph(words)]
     if typed:
         parts.insert(0, chips(typed))
     if others:
-        parts.append(details(f"{len(others)} other command lines of resumes", *map(command, others)))
+        parts.append(details(f"command lines of earlier starts: {len(others)}", *map(command, others)))
     return section("Repeat this run", *parts)
 
 
@@ -178,41 +159,44 @@ def _words(line: str) -> list[str]:
         return []
 
 
-def _curves(charts: Charts, main: Sequence[Chart], further: Sequence[Chart], picture: bytes) -> str:
+def _curves(charts: Charts, main: Sequence[Chart], further: Sequence[Chart]) -> str:
     if not main:
         return section("Curves", paragraph("No metrics were logged."))
-    image = base64.b64encode(picture).decode()
     parts = [
-        f'<img class="static" alt="curves of the run" src="data:image/png;base64,{image}">',
+        "<noscript><p>report.png beside this page shows the curves.</p></noscript>",
         charts.controls(),
         f'<div class="charts">{"".join(map(charts.figure, main))}</div>',
     ]
     if charts.marks:
-        parts.append('<p class="muted live">Dashed lines: resumes, stops and warnings.</p>')
+        parts.append('<p class="muted">Dashed lines: resumes, stops and warnings.</p>')
     if further:
         drawn = "".join(map(charts.figure, further))
         parts.append(details(f"{len(further)} further metrics", f'<div class="charts">{drawn}</div>'))
     return section("Curves", *parts)
 
 
-def _evaluations(final: Mapping[str, float]) -> str:
-    """Returns a table for all evaluations with the same metrics, a row for each."""
-    found: dict[str, dict[str, float]] = {}
+def _evaluations(final: Mapping[str, float], history: History) -> str:
+    """Returns a table for all evaluations with the same metrics."""
+    found: dict[str, dict[str, Cell | str]] = {}
     for name, value in final.items():
         if name.startswith("eval/"):
             of, _, metric = name.removeprefix("eval/").rpartition("/")
-            found.setdefault(of, {})[metric] = value
+            found.setdefault(of, {})[metric] = Cell(format_value(metric, value), value)
     alike: dict[tuple[str, ...], list[str]] = {}
-    for of, metrics in found.items():
-        alike.setdefault(tuple(metrics), []).append(of)
+    for of, cells in found.items():
+        alike.setdefault(tuple(cells), []).append(of)
     parts = []
-    for columns, names in alike.items():
-        rows = [[Cell(of), *(Cell(format_value(c, found[of][c]), found[of][c]) for c in columns)] for of in names]
-        parts.append(table(["evaluation", *columns], rows, numbers=len(columns)))
-    return section("Evaluation at the end", *parts) if parts else ""
+    for metrics, names in alike.items():
+        if len(names) < len(metrics):  # the narrower table
+            rows = [[metric, *(found[of][metric] for of in names)] for metric in metrics]
+            parts.append(table(["metric", *names], rows, numbers=len(names)))
+        else:
+            rows = [[of, *found[of].values()] for of in names]
+            parts.append(table(["evaluation", *metrics], rows, numbers=len(metrics)))
+    return section("Last evaluation" if _early_end(history) else "Evaluation at the end", *parts) if parts else ""
 
 
-def _bad(bad: Sequence[BadSamples]) -> str:
+def _bad(bad: Sequence[BadCount]) -> str:
     if not bad:
         return ""
     rows: list[list[Cell | str]] = []
@@ -225,7 +209,10 @@ def _bad(bad: Sequence[BadSamples]) -> str:
 def _warnings(history: History) -> str:
     if not (found := history.warnings):
         return ""
-    rows = [[date(e["time"]), str(e.get("step", "")), str(e["event"]), e["message"]] for e in found[:_MOST_WARNINGS]]
+    rows = [
+        [date(e["time"]), f"{e['step']:,}" if "step" in e else "", str(e["event"]), e["message"]]
+        for e in found[:_MOST_WARNINGS]
+    ]
     more = len(found) - len(rows)
     note = [paragraph(f"{more:,} further warnings are in events.jsonl.")] if more else []
     return section("Warnings", table(["time", "step", "kind", "message"], rows), *note)

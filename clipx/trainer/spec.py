@@ -79,7 +79,7 @@ class RunSpec:
     run=…` runs them later."""
 
     report: bool = True
-    """true: write report.html and draw report.png at the end of the run, which takes about a second. Set it to false in
+    """true: write report.html and draw report.png when the run ends, which takes about a second. Set it to false in
     a sweep of many short runs."""
 
     max_final_loss: float | None = None

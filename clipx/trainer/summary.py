@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from clipx.data.bad_samples import BadCount
 from clipx.data.spec import AUTO
 from clipx.data.streams import Streams
-from clipx.errors import ResultError
+from clipx.errors import ClipxError, ResultError, Stopped
 from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
@@ -183,7 +184,7 @@ def write_summary(
     rows = read_rows(rundir.metrics)
     last = next((row for row in reversed(rows) if "train/loss" in row), {})
     numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
-    written = spec.report and attempt("the report", lambda: _report(trainer, rows, numbers, bad), _warner(trainer))
+    written = attempt("the report", lambda: _report(trainer, rows, numbers, bad), _warner(trainer))
     if "train/requests_per_sample" in last:
         requests, received = last["train/requests_per_sample"], last["train/bytes_per_sample"]
         screen.print(f"storage  {requests:.3g} requests and {received:,.0f} bytes per sample")
@@ -199,6 +200,21 @@ def write_summary(
     return numbers
 
 
+@contextlib.contextmanager
+def reporting_early_end(trainer: Trainer) -> Iterator[None]:
+    """Records an error or a stop that ends the run, and writes the report up to there. The error remains an error."""
+    try:
+        yield
+    except Exception as error:
+        if trainer.comm.is_main:
+            if not isinstance(error, Stopped):
+                kind = "" if isinstance(error, ClipxError) else f"{type(error).__name__}: "
+                message = kind + " ".join(str(error).split())
+                trainer.rundir.event("failed", step=trainer.steps_done, message=message)
+            attempt("the report", lambda: _report(trainer, read_rows(trainer.rundir.metrics)), _warner(trainer))
+        raise
+
+
 def check_final_loss(trainer: Trainer, numbers: dict[str, float]) -> dict[str, float]:
     """Returns the final metrics. Raises ResultError on all ranks if the loss is above `max_final_loss`."""
     limit, found = trainer.spec.max_final_loss, numbers.get("train/loss", math.nan)
@@ -212,14 +228,21 @@ def check_final_loss(trainer: Trainer, numbers: dict[str, float]) -> dict[str, f
     raise ResultError(message)
 
 
-def _report(trainer: Trainer, rows: Sequence[Row], numbers: Mapping[str, float], bad: Sequence[BadCount]) -> bool:
+def _report(
+    trainer: Trainer, rows: Sequence[Row], final: Mapping[str, float] | None = None, bad: Sequence[BadCount] = ()
+) -> bool:
+    """Writes the report. Returns False for `report=false`. `final`: by default the last value of each metric."""
     rundir = trainer.rundir
+    if not trainer.spec.report:
+        return False
+    if final is None:
+        final = {name: value for row in rows for name, value in row.items()}
     lines = {name: text for name, text in facts(trainer).items() if name not in ("resumed", "changed")}
     config, events = rundir.config.read_text(encoding="utf-8"), read_objects(rundir.events)[0]
     name = trainer.spec.name
     write_report(
         rundir.path,
-        RunRecord(name=name, rows=rows, final=numbers, config=config, events=events, facts=lines, bad=bad),
+        RunRecord(name=name, rows=rows, final=final, config=config, events=events, facts=lines, bad=bad),
     )
     return True
 

@@ -111,6 +111,11 @@ class Browser:
         button = {"button": "left", "buttons": 1, "clickCount": clicks} if clicks else {}
         self.call("Input.dispatchMouseEvent", type=f"mouse{kind}", x=at[0], y=at[1], **button)
 
+    def key(self, name: str) -> None:
+        """Presses a key, such as ArrowRight, and releases it."""
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=name)
+
     def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         """Drags with the left button."""
         self.mouse("Moved", start)

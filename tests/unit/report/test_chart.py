@@ -45,3 +45,13 @@ def test_equal_places_are_stored_once_and_bands_with_their_points() -> None:
     a, b, c = found["series"]
     assert b["half"] == b["y"] == a["y"] == pytest.approx(y, rel=1e-4)
     assert (b["run"], c["bad"]) == ("r0", [1])
+
+
+def test_a_logarithmic_axis_has_positive_places_only() -> None:
+    group = Charts("lr", x_name="optimizer.lr", x_log=True, x_ticks=[(1e-3, "1e-3")])
+    group.figure(Chart("t", [Series("a", [0, 1e-3, 1e-2], [1, 2, float("nan")], half=[1, 1, 1], points=True)]))
+    data = Page(group.script()).data["charts-lr"]
+    (series,) = data["charts"][0]["series"]
+    assert (data["xName"], data["xLog"], data["xTicks"]) == ("optimizer.lr", True, [[0.001, "1e-3"]])
+    assert (data["places"], series["y"], series["half"], series["bad"]) == ([[0.001]], [2], [1], [0.01])
+    assert series["points"]

@@ -7,7 +7,7 @@ import math
 import pytest
 from helpers.html_page import Page
 
-from clipx.report.page import Cell, command, data_script, details, facts, listing, matrix, page, section, table
+from clipx.report.page import Cell, command, data_script, details, facts, listing, matrix, page, section, table, tiles
 
 HOSTILE = "</script><script>alert(1)</script>&\"'<!--\u2028\u202e\x1b[31m\ud800\n</td></title>"
 SHOWN = "</script><script>alert(1)</script>&\"'<!--\\u2028\\u202e\\x1b[31m\\ud800\\n</td></title>"
@@ -26,7 +26,7 @@ def test_text_of_users_is_escaped_in_each_element() -> None:
     )
     html = page(HOSTILE, section(HOSTILE, *parts))
     found = Page(html)
-    assert found.tags["script"] == 3 and found.tags["title"] == 1
+    assert found.tags["script"] == 2 and found.tags["title"] == 1
     assert not [c for c in html if not c.isprintable() and c != "\n"]
     html.encode("utf-8")
     assert found.text.count(SHOWN) == 14
@@ -45,6 +45,11 @@ def test_the_page_loads_nothing() -> None:
 def test_data_that_is_no_json_is_an_error(value: float) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         data_script("data", [value])
+
+
+def test_numbers_have_minus_signs_and_names_hyphens() -> None:
+    found = Page(table(["a-1", "b"], [["2-3", Cell("-1.5 ± 2e-5", -1.5)]], numbers=1) + tiles([("x-2", "-0.5")]))
+    assert found.text.split() == ["a-1b", "2-3−1.5", "±", "2e−5", "−0.5x-2"]
 
 
 def test_headers_that_sort_are_buttons() -> None:

@@ -13,6 +13,7 @@ from helpers.html_page import Page
 from PIL import Image
 
 from clipx.data.bad_samples import BadCount
+from clipx.report.run_panels import panels
 from clipx.report.run_report import RunRecord, draw, write_report
 
 ROWS = [
@@ -28,8 +29,9 @@ def pixels(encoded: bytes) -> np.ndarray:
 
 def test_the_picture_shows_the_curves() -> None:
     """Another curve changes the picture, and only its panel."""
-    picture = pixels(draw("run", ROWS))
-    other = pixels(draw("run", [{**r, **({"train/loss": r["step"]} if "train/loss" in r else {})} for r in ROWS]))
+    picture = pixels(draw("run", panels(ROWS)[0]))
+    rows = [{**r, **({"train/loss": r["step"]} if "train/loss" in r else {})} for r in ROWS]
+    other = pixels(draw("run", panels(rows)[0]))
     height, width, _ = picture.shape
     assert picture.shape == other.shape
     changed = (picture != other).any(2)
@@ -39,7 +41,7 @@ def test_the_picture_shows_the_curves() -> None:
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1], ROWS[-1:]])
 def test_a_run_with_few_or_no_rows_can_be_drawn(rows: list[dict[str, float]]) -> None:
-    assert pixels(draw("run", rows)).shape[2] == 3
+    assert pixels(draw("run", panels(rows)[0])).shape[2] == 3
 
 
 @pytest.mark.parametrize("name", [r"$\frac{$", "$$", "[x]", "日本"])
@@ -47,10 +49,10 @@ def test_names_are_drawn_literally(name: str) -> None:
     """TeX in a name is no error, and is not set as a formula."""
     metric = f"eval/{name}/top1"
     other = f"eval/{name}/b/top1"
-    rows = [*ROWS, {"step": 29, metric: 0.9, other: 0.5}]
-    drawn = pixels(draw(name, rows))
+    charts = panels([*ROWS, {"samples": 29, metric: 0.9, other: 0.5}])[0]
+    drawn = pixels(draw(name, charts))
     if name == "$$":
-        assert (drawn != pixels(draw("", rows))).any()
+        assert (drawn != pixels(draw("", charts))).any()
     assert drawn.shape[2] == 3
 
 
@@ -87,13 +89,11 @@ def test_the_page_is_self_contained_and_escapes_its_content(tmp_path: Path) -> N
         tmp_path,
         record(name=HOSTILE, rows=rows, final=final, config=HOSTILE, events=events, facts={HOSTILE: HOSTILE}, bad=bad),
     )
-    assert page.tags["script"] == 3 and page.tags["title"] == 1, "an element of the hostile text"
+    assert page.tags["script"] == 2 and page.tags["title"] == 1, "an element of the hostile text"
     assert not [c for c in text if not c.isprintable() and c != "\n"]
     assert "92.31%" in page.text and "</script><script>alert(1)</script>\\u2028" in page.text
-    assert "http" not in text and "data:image/png;base64," in text
-    assert not [
-        value for _, name, value in page.attributes if name in ("src", "href") and not str(value).startswith("data:")
-    ]
+    assert "http" not in text and "<noscript><p>report.png beside this page shows the curves.</p></noscript>" in text
+    assert not [value for _, name, value in page.attributes if name in ("src", "href")]
     assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -104,13 +104,32 @@ def test_each_logged_metric_is_a_series_of_a_chart(tmp_path: Path) -> None:
     found = charts(page)
     assert list(found) == [
         "Loss", "Held out: top-1 accuracy and recall@1", "Learning rate", "Temperature", "Samples per second",
-        "Time spent waiting for data", "Gradient norm", "Memory, GB", "train/gamma",
+        "Gradient norm", "Time spent waiting for data", "Memory, GB", "train/gamma",
     ]  # fmt: skip
     (loss,) = found["Loss"]["series"]
     assert loss["x"] == list(range(1, 30))
     assert loss["y"] == pytest.approx([5 / s for s in range(1, 30)], rel=1e-4)
     assert found["Held out: top-1 accuracy and recall@1"]["series"][0]["y"] == [0.9]
     assert found["Time spent waiting for data"]["share"] and "share" not in found["Loss"]
+    assert found["Learning rate"]["log"] and found["Learning rate"]["series"][0]["name"] == "learning rate"
+
+
+def test_rows_of_evaluations_and_a_shorter_last_interval_are_no_points_of_training(tmp_path: Path) -> None:
+    """81 steps, logged every second one: an evaluation after step 8 repeats its row with the next learning rate."""
+    rows = [
+        {"step": s, "samples": 4.0 * s, "epoch": s, "seconds": s, "train/loss": 1 / s, "train/lr": 1 / s,
+         "train/samples_per_second": 100.0 + s, "train/step_s": 0.5 + s}
+        for s in (*range(2, 82, 2), 81)
+    ]  # fmt: skip
+    repeated = {"train/lr": 0.07, "train/evaluation_s": 3.0, "eval/zeroshot/top1": 0.5}
+    rows.insert(4, {"step": 8, "samples": 32.0, "epoch": 8, "seconds": 8, **repeated})
+    rows.append({**rows[4], "step": 81, "samples": 324.0, "train/evaluation_s": 4.0})
+    found = charts(written(tmp_path, record(rows=rows))[1])
+    steps = {title: [x / 4 for x in chart["series"][0]["x"]] for title, chart in found.items()}
+    assert steps["Learning rate"] == steps["Loss"] == [*range(2, 82, 2), 81]
+    assert 0.07 not in found["Learning rate"]["series"][0]["y"]
+    assert steps["Samples per second"] == steps["train/step_s"] == [*range(2, 82, 2)]
+    assert steps["train/evaluation_s"] == steps["Held out: top-1 accuracy and recall@1"] == [8, 81]
 
 
 def test_a_resumed_run_shows_its_starts_commands_and_time(tmp_path: Path) -> None:
@@ -134,7 +153,24 @@ def test_a_resumed_run_shows_its_starts_commands_and_time(tmp_path: Path) -> Non
     for shown in ("python -m clipx.train data=digits", "python -m clipx.train resume=auto", "resumed1 time", "00:29",
                   "stopped by SIGTERM at step 10", "clipx 0.1.0+1f, torch 2.15.0", "devicecpu"):  # fmt: skip
         assert shown in page.text.replace("\n", ""), shown
-    assert "<code>data=digits</code>" in text
+    assert "<code>resume=auto</code>" in text, "the command of the last start"
+    assert text.index("python -m clipx.train resume=auto") < text.index("python -m clipx.train data=digits")
+    assert 'class="state"' not in text, "the run has finished"
+
+
+@pytest.mark.parametrize(
+    ("event", "shown"),
+    [
+        ({"event": "failed", "message": "<b>lr</b> is too high"}, "Failed at step 5: <b>lr</b> is too high"),
+        ({"event": "stopped", "signal": "SIGTERM"}, "Stopped by SIGTERM at step 5"),
+    ],
+)
+def test_a_run_that_ended_early_says_so_at_the_head(tmp_path: Path, event: dict[str, Any], shown: str) -> None:
+    begun = {"time": 0.0, "event": "start", "step": 0}
+    text, page = written(tmp_path, record(events=[begun, {"time": 9.0, "step": 5, **event}]))
+    assert '</h1>\n<p class="state">' in text and shown in page.text
+    text, _ = written(tmp_path, record(events=[begun, {"time": 9.0, "step": 5, **event}, {**begun, "time": 10.0}]))
+    assert 'class="state"' not in text, "it has been resumed"
 
 
 def test_values_that_are_not_finite_are_marked(tmp_path: Path) -> None:
