@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from helpers.waiting import wait_until
 
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
-from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Stopped
 from clipx.trainer.trainer import Trainer
 
 # Twenty steps of 32 in epochs of 250 samples: epochs end at steps 7.8, 15.6, … Dropout draws random numbers.
@@ -226,6 +227,41 @@ def test_a_nonfinite_loss_ends_the_run_and_is_never_saved(tmp_path: Path) -> Non
         saved = tensors(run_dir, step_of(folder))
         bad = [n for n, t in saved.items() if n.startswith("model/") and not t.isfinite().all()]
         assert not bad, (folder, bad[:3])
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_failed_run_has_its_error_and_a_report_that_says_so(tmp_path: Path, drawn: bool) -> None:
+    """A report that cannot be drawn hides no error."""
+    run_dir = tmp_path / "run"
+    trainer = Trainer(small(run_dir, "report=true", "optimizer.lr=1e30", "duration=20st", "log_every=1st"))
+    if not drawn:
+        (run_dir / "report.png").mkdir()
+    with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step 1: lower optimizer.lr"):
+        trainer.fit()
+    (failed,) = (event for event in events(run_dir) if event["event"] == "failed")
+    assert failed["step"] == 1 and failed["message"].startswith("the embeddings of rank 0 are not finite at step 1")
+    assert (run_dir / "report.html").is_file() == drawn
+    if drawn:
+        page = (run_dir / "report.html").read_text()
+        assert '<p class="state">Failed at step 1: the embeddings of rank 0 are not finite' in page
+        assert "training loss" in page
+
+
+def test_a_stopped_run_has_a_report_that_says_so(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    trainer = Trainer(small(run_dir, *VIT, "report=true", "duration=9st", "schedule.warmup=0st", "log_every=1st"))
+    between = trainer._between_steps
+
+    def stopped(*arguments: Any) -> dict[str, float]:
+        if trainer.steps_done == 2:
+            trainer._stop("SIGTERM")
+        return between(*arguments)
+
+    trainer._between_steps = stopped  # type: ignore[method-assign]
+    with pytest.raises(Stopped, match="SIGTERM: stopped after step 2 of 9"):
+        trainer.fit()
+    assert '<p class="state">Stopped by SIGTERM at step 2</p>' in (run_dir / "report.html").read_text()
+    assert "failed" not in {event["event"] for event in events(run_dir)}
 
 
 def test_a_nonfinite_gradient_of_a_finite_loss_changes_no_state(tmp_path: Path) -> None:
