@@ -134,7 +134,7 @@ def _words(event: Event) -> str:
     if kind == "stopped":
         return f"stopped by {event.get('signal', 'a signal')} at step {step or 0:,}"
     if kind == "failed":
-        return f"failed at step {step or 0:,}: {event.get('message', 'unknown')!s:.600}"
+        return f"failed after step {step or 0:,}: {event.get('message', 'unknown')!s:.600}"
     return f"{kind}: {event['message'][:160]}" if isinstance(event.get("message"), str) else ""
 
 

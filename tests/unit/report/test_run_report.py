@@ -161,7 +161,7 @@ def test_a_resumed_run_shows_its_starts_commands_and_time(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("event", "shown"),
     [
-        ({"event": "failed", "message": "<b>lr</b> is too high"}, "Failed at step 5: <b>lr</b> is too high"),
+        ({"event": "failed", "message": "<b>lr</b> is too high"}, "Failed after step 5: <b>lr</b> is too high"),
         ({"event": "stopped", "signal": "SIGTERM"}, "Stopped by SIGTERM at step 5"),
     ],
 )
