@@ -232,7 +232,7 @@ const clipxCharts = (() => {
         if (this.log && !(s.y[i] > 0)) continue;
         const cx = this.px(s.x[i]) + offset, half = s.points && s.half?.[i];
         if (half) make("path", { d: `M${cx} ${this.py(s.y[i] - half)}V${this.py(s.y[i] + half)}`, class: "line" }, g);
-        make("circle", { cx, cy: this.py(s.y[i]), r: s.points ? 4 : 2.4, class: s.points && s.style > 11 ? "hollow" : null }, g);
+        make("circle", { cx, cy: this.py(s.y[i]), r: s.points && s.half ? 4 : 2.8, class: s.points && s.style > 11 ? "hollow" : null }, g);
       }
       for (const bad of s.bad ?? []) {
         const mark = make("path", { d: `M${this.px(bad)} ${TOP + PLOT - 9}l-4 8h8z`, class: "bad" }, g);

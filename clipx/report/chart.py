@@ -81,9 +81,8 @@ class Charts:
     def figure(self, chart: Chart) -> str:
         """Adds a chart. Returns its place in the page, as HTML."""
         number = len(self._charts)
-        options: dict[str, Any] = {"share": chart.share, "zero": chart.zero, "log": chart.log, "smooth": chart.smooth}
-        options |= {"legend": chart.legend, "limits": chart.limits}
-        options = {name: value for name, value in options.items() if value}
+        names = ("share", "zero", "log", "smooth", "legend", "limits")
+        options = {name: value for name in names if (value := getattr(chart, name))}
         self._charts.append({"title": chart.title, **options, "series": [self._encoded(s) for s in chart.series]})
         return f'<figure class="chart" data-group="{text(self.name)}" data-chart="{number}"></figure>\n'
 
@@ -109,12 +108,8 @@ class Charts:
         chosen = spikes(y, self.most)
         found: dict[str, Any] = {"name": series.name, "style": series.style}
         found |= {"x": self._place(x[chosen]), "y": _shorts(y[chosen])}
-        if series.run is not None:
-            found["run"] = series.run
-        if series.rank is not None:
-            found["rank"] = series.rank
-        if series.points:
-            found["points"] = True
+        optional = {"run": series.run, "rank": series.rank, "points": series.points or None}
+        found |= {name: value for name, value in optional.items() if value is not None}
         if half is not None and half.any():
             found["half"] = _shorts(half[chosen])
         if len(chosen) < len(y):

@@ -15,6 +15,8 @@ from typing import Any
 
 from clipx.escape import escaped
 
+_WHOLE = 14  # letters of a name that is not broken into lines
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -31,8 +33,8 @@ def text(value: str) -> str:
 
 
 def breakable(value: str) -> str:
-    """Returns text for HTML that may be broken into lines after the separators of keys and of metrics."""
-    return re.sub(r"(?<=[./=_])(?=[^\W\d]\w)", "<wbr>", text(value))
+    """Returns text for HTML; a long one may be broken into lines after the separators of keys and of metrics."""
+    return re.sub(r"(?<=[./=_])(?=[^\W\d]\w)", "<wbr>", text(value)) if len(value) > _WHOLE else text(value)
 
 
 def table(
@@ -66,21 +68,6 @@ def with_minus(number: str) -> str:
     return re.sub(r"-(?=[\d.])", "\N{MINUS SIGN}", number)
 
 
-def matrix(title: str, names: Sequence[str], entries: Sequence[Sequence[str]], marked: Sequence[Sequence[bool]]) -> str:
-    """Returns a square table: a named row and a numbered column for each name. `marked` entries are bold."""
-    head = "".join(f"<th>{i}</th>" for i in range(1, len(names) + 1))
-    rows = "".join(
-        f"<tr><th>{i} {text(name)}</th>"
-        + "".join(f"<td>{f'<b>{text(e)}</b>' if m else text(e)}</td>" for e, m in zip(row, marks, strict=True))
-        + "</tr>\n"
-        for i, (name, row, marks) in enumerate(zip(names, entries, marked, strict=True), start=1)
-    )
-    return (
-        f'<figure class="matrix"><figcaption>{text(title)}</figcaption><div class="scroll"><table>'
-        f"<thead><tr><td></td>{head}</tr></thead><tbody>\n{rows}</tbody></table></div></figure>"
-    )
-
-
 def section(title: str, *parts: str) -> str:
     """Returns a part of the page with a heading. `parts`: HTML."""
     return f"<section><h2>{text(title)}</h2>\n{chr(10).join(parts)}\n</section>\n"
@@ -111,11 +98,6 @@ def tiles(pairs: Iterable[tuple[str, str]]) -> str:
     """Returns names and values as large numbers in a row."""
     shown = (f"<div><b>{text(with_minus(value))}</b><span>{breakable(name)}</span></div>\n" for name, value in pairs)
     return f'<div class="numbers">\n{"".join(shown)}</div>\n'
-
-
-def chips(words: Iterable[str]) -> str:
-    """Returns short texts of code in a row."""
-    return f'<p class="chips">{" ".join(f"<code>{text(word)}</code>" for word in words)}</p>'
 
 
 def command(line: str) -> str:

@@ -118,12 +118,10 @@ def _is_sound(event: Event) -> bool:
 
 def _reason(events: Sequence[Event], last: bool) -> str:
     """Returns how a start ended. The report of a run that finishes is written before its last start ends."""
-    for event in reversed(events):
-        if event["event"] in ("stopped", "failed"):
-            return _words(event)
-        if event["event"] == "end":
-            break
-    return FINISHED if last or any(event["event"] == "end" for event in events) else "ended without a record"
+    ends = [event for event in events if event["event"] in ("stopped", "failed", "end")]
+    if ends and ends[-1]["event"] != "end":
+        return _words(ends[-1])
+    return FINISHED if ends or last else "ended without a record"
 
 
 def _words(event: Event) -> str:

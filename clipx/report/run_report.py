@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +14,7 @@ from clipx.logger import Row
 from clipx.report.chart import MOST_POINTS, Chart, Charts
 from clipx.report.console import format_clock, format_value, is_headline
 from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
-from clipx.report.page import Cell, chips, command, details, facts, page, paragraph, section, table, text, tiles
+from clipx.report.page import Cell, command, details, facts, listing, page, paragraph, section, table, text, tiles
 from clipx.report.run_history import FINISHED, Event, History, date
 from clipx.report.run_panels import panels
 
@@ -92,7 +90,7 @@ def _page(record: RunRecord, main: Sequence[Chart], further: Sequence[Chart], se
     body = [_early_end(history), _tiles(record, history), _facts(record, history), _repeat(history)]
     body += [_curves(charts, main, further), _evaluations(record.final, history), sections, _bad(record.bad)]
     body += [_warnings(history), _starts(history)]
-    body += [section("Configuration", details("config.yaml", f"<pre>{_lines(record.config)}</pre>")), charts.script()]
+    body += [section("Configuration", details("config.yaml", listing(record.config.split("\n")))), charts.script()]
     return page(record.name, "".join(body), scripts=("chart_tools.js", "chart.js"), styles=("chart.css",))
 
 
@@ -101,10 +99,6 @@ def _early_end(history: History) -> str:
     if not history.starts or (reason := history.starts[-1].reason) == FINISHED:
         return ""
     return f'<p class="state">{text(reason[0].upper() + reason[1:])}</p>'
-
-
-def _lines(words: str) -> str:
-    return html.escape(escaped(words, keep="\n"))
 
 
 def _tiles(record: RunRecord, history: History) -> str:
@@ -124,7 +118,7 @@ def _tiles(record: RunRecord, history: History) -> str:
 
 def _facts(record: RunRecord, history: History) -> str:
     """Returns what the run was."""
-    pairs = [(name, value) for name, value in record.facts.items()]
+    pairs = [*record.facts.items()]
     if history.starts:
         first, last = history.starts[0], history.starts[-1]
         when = f"{date(first.event['time'])} to {date(last.end)}"
@@ -141,22 +135,11 @@ def _repeat(history: History) -> str:
         words = "Not recorded: the run was started from Python, or by an earlier version of clipx."
         return section("Repeat this run", paragraph(words))
     last, *others = dict.fromkeys(reversed(commands))
-    typed = [word for word in _words(last) if "=" in word and not word.startswith("-")]
     words = "A run directory that already holds a run is refused: add name=… or run_dir=… for a new one."
     parts = [command(last), paragraph(words)]
-    if typed:
-        parts.insert(0, chips(typed))
     if others:
         parts.append(details(f"command lines of earlier starts: {len(others)}", *map(command, others)))
     return section("Repeat this run", *parts)
-
-
-def _words(line: str) -> list[str]:
-    """Returns the words of a command line. Empty if events.jsonl is damaged."""
-    try:
-        return shlex.split(line)
-    except ValueError:  # a quote is not closed
-        return []
 
 
 def _curves(charts: Charts, main: Sequence[Chart], further: Sequence[Chart]) -> str:
