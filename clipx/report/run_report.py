@@ -56,7 +56,7 @@ def write_report(folder: Path, record: RunRecord) -> None:
 
 def draw(name: str, charts: Sequence[Chart]) -> bytes:
     """Returns the first 6 charts as PNG: loss, evaluation, learning rate, temperature, throughput, gradient norm."""
-    from matplotlib.ticker import EngFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, PercentFormatter
 
     figure = new_figure(name, 12, 6.4)
     for axes, chart in zip_longest(figure.subplots(2, 3).flat, charts[:6]):
@@ -73,6 +73,8 @@ def draw(name: str, charts: Sequence[Chart]) -> bytes:
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
         if chart.log:
             axes.set_yscale("log", nonpositive="mask")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: format_value("", v)))  # the default is TeX
+            axes.yaxis.set_minor_formatter(NullFormatter())
         if chart.zero:
             axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
