@@ -229,12 +229,13 @@ def fewer_samples(core: Cells, other: str) -> Row:
     ours, theirs = cell(core, V3, NOISY), cell(core, other, NOISY)
     if ours is None or theirs is None or not ours["curve"] or not theirs["curve"]:
         return *row, "", "not measured"
-    reached = samples_to_reach([CurvePoint(**point) for point in ours["curve"]], theirs["mean"])
+    curve = [CurvePoint(**point) for point in ours["curve"]]
+    reached = samples_to_reach(curve, theirs["mean"])
     if reached is None:
         return *row, "not reached", "refuted"
     final = theirs["curve"][-1]["samples"]
-    speedup = final / reached.samples
-    measured = f"{reached.samples:,.0f} of {final:,.0f} samples{' or fewer' if reached.first else ''}: "
+    speedup = final / reached
+    measured = f"{reached:,.0f} of {final:,.0f} samples{' or fewer' if reached == curve[0].samples else ''}: "
     return *row, f"{measured}{speedup:.2f} times fewer", "holds" if speedup >= LEAST_SPEEDUP else "refuted"
 
 

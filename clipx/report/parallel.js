@@ -1,116 +1,209 @@
 // Parallel coordinates of runs, linked with the table of runs and with charts of one series for each run: the run
-// under the pointer is highlighted everywhere; a range that is dragged on an axis selects runs everywhere.
+// under the pointer is highlighted everywhere; a range that is dragged on an axis selects runs everywhere, and so does
+// a click on a line. Each axis is a box with its labels, between the lines. On a narrow page the axes are rows.
 for (const place of document.querySelectorAll("figure.parallel")) (() => {
-  const { make, rankColour } = clipxTools;
-  const { axes, runs, charts } = JSON.parse(document.getElementById("parallel").textContent);
-  const group = clipxCharts.groups[charts];
-  const rows = new Map([...document.querySelectorAll("tr[data-run]")].map(row => [row.dataset.run, row]));
-  const HEIGHT = 360, TOP = 58, BOTTOM = 14, BEFORE = 74, AFTER = 84;
-  const brushes = axes.map(() => null);
+  const { make, rankColour, ticks, logTicks, short } = clipxTools;
+  const { axes, ranks, styles, charts } = JSON.parse(document.getElementById("parallel").textContent);
+  const group = clipxCharts.groups[charts], runs = ranks.map((_, r) => r), id = r => `r${r}`, best = ranks.indexOf(1);
+  const rows = runs.map(r => document.querySelector(`tr[data-run="${id(r)}"]`));
+  const order = [...runs].sort((a, b) => (ranks[a] ?? -1) - (ranks[b] ?? -1)); // the best on top
+  const LETTER = 7.4, LINE = 16, TALL = 300, PAD = 14, LEAST = 60, BETWEEN = 54;
+  const brushes = axes.map(() => null), picked = new Set();
   const head = make("div", { class: "head" }, place);
   const note = make("p", { class: "muted" }, head);
   const clear = make("button", { type: "button", class: "small", hidden: "" }, head, "select all");
-  const scroll = make("div", { class: "scroll" }, place);
-  const svg = make("svg", { role: "img", "aria-label": "parallel coordinates; the table of points has the same values" }, scroll);
-  const tip = make("div", { class: "tip", hidden: "" }, place);
-  let width = 0, lines = [], chosen = null;
+  const svg = make("svg", { tabindex: "0", role: "group", "aria-label": "parallel coordinates: arrow keys highlight the runs in the order of the table, Enter selects one, Escape selects all" }, place);
+  const tip = make("div", { class: "tip", hidden: "", role: "status" }, place);
+  let upright, width, boxes, lines = [], chosen = null;
 
-  const at = i => BEFORE + i * (width - BEFORE - AFTER) / Math.max(1, axes.length - 1);
-  const py = p => TOP + (1 - p) * (HEIGHT - TOP - BOTTOM);
-  const matches = r => axes.every((axis, i) => !brushes[i] || (axis.at[r] !== null && axis.at[r] >= brushes[i][0] && axis.at[r] <= brushes[i][1]));
-  const colour = r => runs[r].rank === null ? "var(--muted)" : rankColour(runs[r].rank);
+  const sum = (values, by) => values.reduce((a, b) => a + b, 0) + by * (values.length - 1);
+  const labelsOf = axis => { // ascending [place from 0 to 1, text]: the values, or round numbers
+    if (axis.labels) return [...axis.labels].sort(([a], [b]) => a - b).map(([p, s]) => [p, s.length > 18 ? `${s.slice(0, 17)}…` : s]);
+    const [low, high] = axis.range, scale = axis.log ? Math.log : v => v;
+    const found = axis.log ? logTicks(low, high) : ticks(low, high, 5)[0];
+    return found.map(v => [(scale(v) - scale(low)) / (scale(high) - scale(low)), short(v)]);
+  };
+  const wrapped = (name, most) => {
+    const found = [""];
+    for (const part of name.split(/(?<=[/_ ])|(?=\.)/)) {
+      if (found.at(-1) && (found.at(-1) + part).length > most) found.push("");
+      found[found.length - 1] += part;
+    }
+    return found;
+  };
+  // Returns places with a label each, moved apart where labels would overlap.
+  const apart = (places, size, whole) => {
+    const found = [...places];
+    for (let i = 1; i < found.length; i++) found[i] = Math.max(found[i], found[i - 1] + size);
+    for (let i = found.length - 1, end = whole; i >= 0; end = found[i] - size, i--) found[i] = Math.min(found[i], end);
+    return found;
+  };
+  // Returns the pixel along the axis of each run. Equal runs fan out, better ones above.
+  const fanned = (axis, long) => {
+    const found = [], equal = new Map();
+    for (const r of order) if (axis.at[r] !== null) equal.set(axis.at[r], [...equal.get(axis.at[r]) ?? [], r]);
+    const keys = [...equal.keys()].sort((a, b) => a - b);
+    const gap = long * Math.min(.15, ...keys.slice(1).map((p, i) => .7 * (p - keys[i])));
+    for (const [p, same] of equal) same.forEach((r, k) => {
+      found[r] = p * long + (k - (same.length - 1) / 2) * Math.min(5, gap / Math.max(1, same.length - 1));
+    });
+    return found;
+  };
+  // Returns the boxes of the axes: `from` and `size` across the lines, `long` along the axis.
+  const measure = () => {
+    const labels = axes.map(labelsOf), wide = labels.map(l => 12 + LETTER * Math.max(3, ...l.map(([, text]) => text.length)));
+    upright = sum(wide, LEAST) <= width;
+    const long = upright ? TALL : width - 2 * PAD, between = (width - sum(wide, 0)) / Math.max(1, axes.length - 1);
+    let at = 0;
+    return axes.map((axis, i) => {
+      const box = { long, places: fanned(axis, long), name: wrapped(axis.name, (upright ? wide[i] + between : width) / LETTER - 1) };
+      if (upright) {
+        const alongs = apart(labels[i].map(([p]) => p * long), LINE, long + PAD - LINE / 2);
+        Object.assign(box, { from: at, size: wide[i], labels: labels[i].map(([, text], k) => [wide[i] / 2, alongs[k], text]) });
+        at += wide[i] + between;
+        return box;
+      }
+      const ends = []; // of the labels in each line, as many lines as they need
+      box.labels = labels[i].map(([p, text]) => {
+        const half = (LETTER * text.length + 6) / 2, along = Math.min(long + PAD - half, Math.max(half - PAD, p * long));
+        const free = ends.findIndex(end => end <= along - half), line = free < 0 ? ends.length : free;
+        ends[line] = along + half;
+        return [LINE * (line + .5) + 3, along, text];
+      });
+      box.from = at += LINE * box.name.length;
+      box.size = 6 + LINE * Math.max(1, ends.length);
+      at += box.size + (i < axes.length - 1 ? BETWEEN : 0);
+      return box;
+    });
+  };
 
   const draw = () => {
-    width = Math.max(place.clientWidth, BEFORE + AFTER + 96 * (axes.length - 1));
+    width = place.clientWidth;
+    if (!width) return;
+    boxes = measure();
+    place.classList.toggle("upright", upright);
+    const top = upright ? LINE * Math.max(...boxes.map(box => box.name.length)) + 4 : 0, last = boxes.at(-1);
+    const xy = (box, across, along) => (upright ? [box.from + across, top + PAD + TALL - along] : [PAD + along, box.from + across]).map(v => +v.toFixed(1));
+    const rect = (box, low, high, kind) => {
+      const [x, y] = xy(box, 0, upright ? high : low);
+      return make("rect", { x, y, width: upright ? box.size : high - low, height: upright ? high - low : box.size, rx: 4, class: kind }, svg);
+    };
     svg.replaceChildren();
-    svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    svg.style.width = `${width}px`;
-    const order = runs.map((_, r) => r).sort((a, b) => (runs[a].rank ?? -1) - (runs[b].rank ?? -1));
-    lines = [];
+    svg.setAttribute("viewBox", `0 0 ${width} ${upright ? top + TALL + 2 * PAD : last.from + last.size}`);
     for (const r of order) {
-      const points = axes.map((axis, i) => axis.at[r] === null ? null : `${at(i).toFixed(1)} ${py(axis.at[r]).toFixed(1)}`);
-      const d = points.map((p, i) => p === null ? "" : (i && points[i - 1] !== null ? "L" : "M") + p).join("");
-      lines[r] = make("path", { d, class: runs[r].rank === null ? "run none" : "run", style: `stroke:${colour(r)}` }, svg);
+      const d = boxes.slice(1).map((b, k) => boxes[k].places[r] === undefined || b.places[r] === undefined ? ""
+        : `M${xy(boxes[k], boxes[k].size, boxes[k].places[r])}L${xy(b, 0, b.places[r])}`).join("");
+      const kind = ranks[r] === null ? " none" : r === best ? " best" : "";
+      const colour = ranks[r] === null ? "var(--muted)" : styles ? `var(--c${styles[r] % 12})` : rankColour(ranks[r]);
+      lines[r] = make("path", { d, class: `run${kind}`, style: `stroke:${colour}` }, svg);
     }
-    axes.forEach((axis, i) => drawAxis(axis, i));
+    boxes.forEach((box, i) => {
+      rect(box, -PAD, box.long + PAD, "axis");
+      box.name.forEach((line, k) => {
+        const half = LETTER * line.length / 2, centre = Math.max(half, Math.min(width - half, box.from + box.size / 2));
+        const y = (upright ? top : box.from) - 6 - LINE * (box.name.length - 1 - k);
+        make("text", { x: upright ? centre : 0, y, class: "name", "text-anchor": upright ? "middle" : "start" }, svg, line);
+      });
+      for (const [across, along, text] of box.labels) {
+        const [x, y] = xy(box, across, along);
+        make("text", { x, y: y + 4.5, class: "label", "text-anchor": "middle" }, svg, text);
+      }
+      if (brushes[i]) rect(box, brushes[i][0] * box.long, brushes[i][1] * box.long, "brush");
+      const area = rect(box, -PAD, box.long + PAD, "area");
+      make("title", {}, area, "drag to select a range, click to remove it");
+      area.onpointerdown = e => brush(e, i);
+    });
+    svg.top = top;
     show();
   };
-  const drawAxis = (axis, i) => {
-    const x = at(i), last = i === axes.length - 1;
-    make("line", { x1: x, x2: x, y1: py(1), y2: py(0), class: "axis" }, svg);
-    axis.title.forEach((line, k, all) => {
-      const half = 3.7 * line.length, centre = Math.max(half, Math.min(width - half, x));
-      make("text", { x: centre, y: TOP - 12 - 13 * (all.length - 1 - k), class: "name", "text-anchor": "middle" }, svg, line);
-    });
-    for (const [p, text] of axis.labels)
-      make("text", { x: x + (last ? 8 : -8), y: py(p) + 3.5, class: "label", "text-anchor": last ? "start" : "end" }, svg, text);
-    if (brushes[i]) make("rect", { x: x - 7, y: py(brushes[i][1]), width: 14, height: py(brushes[i][0]) - py(brushes[i][1]), class: "brush" }, svg);
-    const area = make("rect", { x: x - 12, y: TOP - 6, width: 24, height: HEIGHT - TOP - BOTTOM + 12, class: "area" }, svg);
-    make("title", {}, area, "drag to select a range, click to remove it");
-    const value = e => Math.min(1, Math.max(0, 1 - (e.clientY - svg.getBoundingClientRect().top - TOP) / (HEIGHT - TOP - BOTTOM)));
-    area.addEventListener("pointerdown", e => {
-      const start = value(e), release = () => { removeEventListener("pointermove", move); removeEventListener("pointerup", up); removeEventListener("pointercancel", up); };
-      const move = f => { brushes[i] = [Math.min(start, value(f)) - .004, Math.max(start, value(f)) + .004]; tip.hidden = true; draw(); };
-      const up = f => { release(); if (Math.abs(value(f) - start) < .012) brushes[i] = null; draw(); };
-      addEventListener("pointermove", move);
-      addEventListener("pointerup", up);
-      addEventListener("pointercancel", up);
-      e.preventDefault();
-    });
+  // Returns the place of an event: across the lines, and along the axes, in pixels.
+  const where = e => {
+    const box = svg.getBoundingClientRect(), x = e.clientX - box.left, y = e.clientY - box.top;
+    return upright ? [x, svg.top + PAD + TALL - y] : [y, x - PAD];
   };
+  const brush = (e, i) => {
+    const value = f => Math.min(1, Math.max(0, where(f)[1] / boxes[i].long)), start = value(e), stop = new AbortController();
+    const on = (kind, react) => addEventListener(kind, react, { signal: stop.signal });
+    on("pointermove", f => { brushes[i] = [Math.min(start, value(f)) - .004, Math.max(start, value(f)) + .004]; tip.hidden = true; draw(); });
+    on("pointerup", f => { stop.abort(); if (Math.abs(value(f) - start) < .012) brushes[i] = null; draw(); });
+    on("pointercancel", () => stop.abort());
+    e.preventDefault();
+  };
+
+  const inRanges = r => axes.every(({ at }, i) => !brushes[i] || (at[r] !== null && at[r] >= brushes[i][0] && at[r] <= brushes[i][1]));
+  const matches = r => inRanges(r) && (!picked.size || picked.has(r));
   const show = () => {
-    const filtered = brushes.some(b => b), selected = runs.filter((_, r) => matches(r));
-    const ids = new Set(selected.map(run => run.id));
-    note.textContent = filtered ? `${selected.length} of ${runs.length} points are selected.`
-      : `A line for each of ${runs.length} points. Drag on an axis to select a range; dashed: without a value.`;
+    const filtered = picked.size > 0 || brushes.some(b => b), selected = runs.filter(matches), ids = new Set(selected.map(id));
+    const missing = ranks.includes(null) ? "; dashed: without a value" : "";
+    note.textContent = filtered ? `${selected.length} of ${runs.length} runs are selected.`
+      : `A line for each of ${runs.length} runs, the best one wide${missing}. Drag on an axis, or click on a line, to select.`;
     clear.hidden = !filtered;
-    runs.forEach((run, r) => {
-      lines[r].classList.toggle("off", !ids.has(run.id));
-      lines[r].classList.toggle("chosen", run.id === chosen);
-      const row = rows.get(run.id);
-      if (row) { row.hidden = !ids.has(run.id); row.classList.toggle("chosen", run.id === chosen); }
-    });
-    const r = runs.findIndex(run => run.id === chosen);
-    if (r >= 0) lines[r].parentNode.insertBefore(lines[r], svg.querySelector(".axis"));
+    for (const r of runs) {
+      lines[r].classList.toggle("off", !ids.has(id(r)));
+      lines[r].classList.toggle("chosen", r === chosen);
+      if (!rows[r]) continue;
+      rows[r].hidden = !ids.has(id(r));
+      rows[r].classList.toggle("chosen", r === chosen);
+    }
+    if (chosen !== null) svg.insertBefore(lines[chosen], svg.querySelector(".axis"));
     const filter = filtered ? ids : null, text = filter && [...filter].join();
     if (group && (group.filter && [...group.filter].join()) !== text) { group.filter = filter; group.draw(); }
   };
-  const highlight = id => { if (group) group.highlight(id); else { chosen = id; show(); } };
-  document.addEventListener("clipx-highlight", e => { chosen = e.detail; show(); });
+  const highlight = r => { if (group) group.highlight(r === null ? null : id(r)); else { chosen = r; show(); } };
+  document.addEventListener("clipx-highlight", e => { chosen = e.detail === null ? null : +e.detail.slice(1); tip.hidden = true; show(); });
+  const pick = r => { if (!picked.delete(r)) picked.add(r); show(); };
   const near = e => {
-    const box = svg.getBoundingClientRect(), x = e.clientX - box.left, y = e.clientY - box.top;
-    const step = axes.length > 1 ? at(1) - at(0) : 1, i = Math.min(axes.length - 2, Math.max(0, Math.floor((x - BEFORE) / step)));
-    let best = null, least = 14;
-    runs.forEach((run, r) => {
-      const [a, b] = [axes[i]?.at[r], (axes[i + 1] ?? axes[i])?.at[r]];
-      if (a === null || b === null || a === undefined || !matches(r)) return;
-      const d = Math.abs(py(a + (b - a) * Math.min(1, Math.max(0, (x - at(i)) / step))) - y);
-      if (d < least) [best, least] = [r, d];
-    });
-    return best;
+    const [across, along] = where(e), i = Math.max(0, boxes.findLastIndex(box => box.from <= across));
+    const a = boxes[i], b = boxes[i + 1] ?? a, t = Math.min(1, Math.max(0, (across - a.from - a.size) / (b.from - a.from - a.size || 1)));
+    let found = null, least = 14;
+    for (const r of runs) {
+      const d = Math.abs(a.places[r] + (b.places[r] - a.places[r]) * t - along); // NaN without a value
+      if (d < least && matches(r)) [found, least] = [r, d];
+    }
+    return found;
+  };
+  const describe = r => {
+    const names = rows[r].closest("table").tHead.rows[0].cells;
+    tip.replaceChildren();
+    make("div", { class: "where" }, tip, rows[r].cells[0].textContent);
+    for (let k = 1; k <= axes.length + 1; k++) {
+      const row = make("div", { class: "value" }, tip);
+      make("span", {}, row, names[k].textContent);
+      make("b", {}, row, rows[r].cells[k].textContent);
+    }
+    tip.hidden = false;
   };
   svg.addEventListener("pointermove", e => {
     if (e.buttons) return;
-    const r = near(e);
-    tip.hidden = r === null;
-    highlight(r === null ? null : runs[r].id);
-    if (r === null) return;
-    tip.replaceChildren();
-    make("div", { class: "where" }, tip, `${runs[r].name}, ${runs[r].state}`);
-    for (const [name, value] of runs[r].values) {
-      const row = make("div", { class: "value" }, tip);
-      make("span", {}, row, name);
-      make("b", {}, row, value);
-    }
-    const box = place.getBoundingClientRect(), x = e.clientX - box.left, wide = tip.offsetWidth;
+    const r = near(e), box = place.getBoundingClientRect(), x = e.clientX - box.left;
+    highlight(r);
+    if (r === null || !rows[r]) { tip.hidden = true; return; }
+    describe(r);
+    const wide = tip.offsetWidth;
     tip.style.left = `${Math.max(0, x > box.width / 2 ? x - wide - 16 : Math.min(x + 16, box.width - wide))}px`;
-    tip.style.top = `${scroll.offsetTop + TOP}px`;
+    tip.style.top = `${upright ? svg.getBoundingClientRect().top - box.top + svg.top : e.clientY - box.top + 20}px`;
   });
-  svg.addEventListener("pointerleave", () => { tip.hidden = true; highlight(null); });
-  for (const [id, row] of rows) {
-    row.addEventListener("pointerenter", () => highlight(id));
-    row.addEventListener("pointerleave", () => highlight(null));
-  }
-  clear.onclick = () => { brushes.fill(null); draw(); };
-  new ResizeObserver(() => draw()).observe(place);
+  svg.addEventListener("click", e => { const r = near(e); if (r !== null && !e.target.matches(".area")) pick(r); });
+  svg.addEventListener("keydown", e => {
+    const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[e.key];
+    const known = [...rows].filter(Boolean).sort((a, b) => a.rowIndex - b.rowIndex).map(row => rows.indexOf(row)).filter(inRanges);
+    if (e.key === "Escape") clear.onclick();
+    if ((e.key === "Enter" || e.key === " ") && chosen !== null) pick(chosen);
+    if (step || e.key === "Enter" || e.key === " ") e.preventDefault();
+    if (!step || !known.length) return;
+    const i = known.indexOf(chosen);
+    highlight(known[i < 0 ? (step > 0 ? 0 : known.length - 1) : (i + step + known.length) % known.length]);
+    describe(chosen);
+    tip.style.left = "0";
+    tip.style.top = `${svg.getBoundingClientRect().bottom - place.getBoundingClientRect().top}px`;
+  });
+  const leave = () => { tip.hidden = true; highlight(null); };
+  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("blur", leave);
+  rows.forEach((row, r) => {
+    row?.addEventListener("pointerenter", () => highlight(r));
+    row?.addEventListener("pointerleave", () => highlight(null));
+  });
+  clear.onclick = () => { brushes.fill(null); picked.clear(); draw(); };
+  new ResizeObserver(() => { if (place.clientWidth !== width) draw(); }).observe(place);
 })();

@@ -45,14 +45,6 @@ class CurvePoint:
     deviation: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """Number of samples after which a curve reaches a value. `first`: at or before the first point of the curve."""
-
-    samples: float
-    first: bool
-
-
 def spread(values: Sequence[float]) -> Spread:
     """Returns the mean and the sample standard deviation (n - 1) of at least one value."""
     return Spread(len(values), statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
@@ -90,18 +82,15 @@ def _intervals(places: Sequence[float], most: int) -> list[Sequence[float]]:
     return [places[a:b] for a, b in pairwise(bounds)]
 
 
-def samples_to_reach(curve: Sequence[CurvePoint], target: float, lowest: bool = False) -> Reached | None:
+def samples_to_reach(curve: Sequence[CurvePoint], target: float, lowest: bool = False) -> float | None:
     """Returns the number of samples at which the mean first reaches `target`, None if it never does.
 
-    It is interpolated linearly between the two points of the crossing. `lowest`: a low value is a good one.
+    It is interpolated linearly between the two points of the crossing; at the first point it is an upper bound.
+    `lowest`: a low value is a good one.
     """
     sign = -1 if lowest else 1
-    before: CurvePoint | None = None
-    for point in curve:
-        if sign * point.mean >= sign * target:
-            if before is None:
-                return Reached(point.samples, first=True)
-            share = (target - before.mean) / (point.mean - before.mean)
-            return Reached(before.samples + share * (point.samples - before.samples), first=False)
-        before = point
-    return None
+    at = next((i for i, point in enumerate(curve) if sign * point.mean >= sign * target), None)
+    if not at:
+        return None if at is None else curve[0].samples
+    a, b = curve[at - 1], curve[at]
+    return a.samples + (target - a.mean) / (b.mean - a.mean) * (b.samples - a.samples)

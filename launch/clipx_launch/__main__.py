@@ -63,12 +63,12 @@ def parser() -> _Parser:
     )
     _sweep_command(commands, "resume", "launches again the points that ended without finishing")
     best = _sweep_command(commands, "best", "prints the best point by a metric")
-    table = _sweep_command(commands, "results", "writes one row per point: results.csv, .parquet and .png")
+    table = _sweep_command(commands, "results", "writes one row per point: results.csv and results.parquet")
     for command in (best, table):
         command.add_argument(
             "--metric", help="such as eval/zeroshot/top1 (default: the first headline number, else train/loss)"
         )
-        command.add_argument("--lowest", action="store_true", help="the lowest value is the best; a loss implies it")
+    best.add_argument("--lowest", action="store_true", help="the lowest value is the best; a loss implies it")
     best.add_argument("--json", action="store_true", help="print one JSON document")
     _report_command(commands)
     commands.add_parser("script", help="prints the script of a run, to submit or start by hand: script --help")
@@ -82,9 +82,12 @@ def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, tex
 
 
 def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
-    text = "writes one page that compares the points, grouped by their overrides without the seed: report.html, .json"
+    text = "writes one page that compares the points of sweeps, or several runs: report.html or comparison.html, and .json"
     command = commands.add_parser("report", help=text, description=text)
-    command.add_argument("sweeps", type=Path, nargs="+", metavar="SWEEP", help="folders of sweeps, compared together")
+    command.add_argument(
+        "folders", type=Path, nargs="+", metavar="FOLDER", help="sweeps, compared together; or two or more runs outside a "
+        "sweep, compared by the options that differ"
+    )  # fmt: skip
     command.add_argument(
         "--metric", metavar="NAME[,NAME…]", help="such as eval/zeroshot/top1; several: their mean (default: the first "
         "headline metric, for retrieval the mean of both directions)"
@@ -102,7 +105,7 @@ def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
         "--baseline", metavar="KEY=VALUE[,KEY=VALUE…]", help="group that the others are compared with (default: the "
         "first contender)"
     )  # fmt: skip
-    command.add_argument("--out", type=Path, metavar="FILE", help="the page (default: report.html in the first SWEEP)")
+    command.add_argument("--out", type=Path, metavar="FILE", help="the page (default: in the first FOLDER)")
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -120,13 +123,12 @@ def _run(arguments: argparse.Namespace) -> None:
         case "best":
             print_best(arguments.sweep, arguments.metric, arguments.lowest, arguments.json)
         case "report":
-            # imported late: statistics and figures of no other command
-            from clipx_launch.commands.report.command import write
+            from clipx_launch.commands.report import write  # imported late: of no other command
 
             a = arguments
-            write(a.sweeps, a.metric, a.lowest, a.by, a.x, a.baseline, a.out)
+            write(a.folders, a.metric, a.lowest, a.by, a.x, a.baseline, a.out)
         case _:
-            results.write(arguments.sweep, arguments.metric, arguments.lowest)
+            results.write(arguments.sweep, arguments.metric)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,13 @@ from pathlib import Path
 from clipx.checkpoint.resume import step_of
 from clipx.errors import ConfigError
 from clipx.report.console import format_value
-from clipx_launch.commands.results import lower_is_better
 from clipx_launch.commands.run import MetricValue, Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
+
+
+def lower_is_better(metric: str, asked: bool) -> bool:
+    """Returns True for `--lowest` and for losses."""
+    return asked or metric.endswith("loss")
 
 
 def print_best(folder: Path, metric: str | None, lowest: bool, as_json: bool) -> None:

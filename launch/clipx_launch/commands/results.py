@@ -1,4 +1,4 @@
-"""Writes the results of a sweep: results.csv and results.parquet with a row for each point, and results.png."""
+"""Writes the results of a sweep: results.csv and results.parquet with a row for each point."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from clipx.report.console import format_clock, format_value, is_headline, stdout_console, text_table
 from clipx.storage.local import write_atomically
-from clipx_launch.commands import parallel_coordinates
 from clipx_launch.commands.run import Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
 
@@ -20,30 +19,15 @@ Cell = str | int | float | None
 _FIX = "make room, or copy the sweep to a folder you can write"
 
 
-def lower_is_better(metric: str, asked: bool) -> bool:
-    """Returns True for `--lowest` and for losses."""
-    return asked or metric.endswith("loss")
-
-
-def write(folder: Path, metric: str | None, lowest: bool) -> None:
+def write(folder: Path, metric: str | None) -> None:
     """Writes the files and prints a summary table. Raises ClipxError."""
     runs = sweep_runs(folder)
     metric = metric_of(runs, metric)
     rows = rows_of(runs)
     write_atomically(folder / "results.csv", lambda path: _csv(Path(path), rows), _FIX)
     write_atomically(folder / "results.parquet", lambda path: _parquet(path, rows), _FIX)
-    names = ["results.csv", "results.parquet"]
-    lines = [
-        parallel_coordinates.Line(run.varied, number.value if (number := value_of(run, metric)) else None)
-        for run in runs
-    ]
-    if any(line.values for line in lines):
-        drawn = parallel_coordinates.draw(folder.absolute().name, metric, lines, lower_is_better(metric, lowest))
-        write_atomically(folder / "results.png", lambda path: Path(path).write_bytes(drawn), _FIX)
-        names.append("results.png")
     stdout_console().print(_summary_table(runs, metric))
-    no_picture = "" if len(names) == 3 else "; no picture, for no override varies"
-    print(f"written to {folder}: {', '.join(names)}{no_picture}")
+    print(f"written to {folder}: results.csv, results.parquet")
 
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
@@ -67,8 +51,18 @@ def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
 def _columns(typed: Sequence[dict[str, str]]) -> list[dict[str, Cell]]:
     """Returns the overrides as cells. A column holds numbers if all of its texts are numbers."""
     keys = list({key: None for values in typed for key in values})
-    columns = {key: parallel_coordinates.parse_numbers([values.get(key) for values in typed]) for key in keys}
+    columns = {key: _parsed([values.get(key) for values in typed]) for key in keys}
     return [{key: columns[key][i] for key in keys} for i in range(len(typed))]
+
+
+def _parsed(texts: Sequence[str | None]) -> list[Cell]:
+    """Parses all texts as integers, else all as floats, else returns the texts. None remains None."""
+    for kind in (int, float):
+        try:
+            return [None if text is None else kind(text) for text in texts]
+        except ValueError:
+            continue
+    return list(texts)
 
 
 def _csv(path: Path, rows: Sequence[dict[str, Cell]]) -> None:

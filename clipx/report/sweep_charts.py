@@ -1,0 +1,133 @@
+"""Charts of the report of a sweep: parallel coordinates, curves of all runs, means of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from clipx.report.chart import Chart, Charts, Series
+from clipx.report.page import data_script, details, paragraph, section
+from clipx.report.parallel import log_spaced, number_axis, override_axis
+from clipx.report.sweep_groups import Group, Layout, Metric, SweepRun
+
+_MOST_PANELS, _FIRST_PANELS = 24, 6  # of a section: all, and those that are shown at first
+_MOST_POINTS = 60_000  # of all series of a chart
+_MOST_NAMES = 12  # runs in a legend
+_DODGE = 0.012  # distance between the points of two contenders, as a share of the axis
+_LOGGED = (
+    ("Training loss", "train/loss", "Losses of different objectives have different scales."),
+    ("γ", "train/gamma", "Weight of the current batch in the moving averages."),
+    ("Temperature τ", "train/temperature", "The mean if each sample has a separate temperature."),
+    ("log u", "train/log_u", "½ mean log(ε + u) over both directions of the moving averages u."),
+)
+
+Draw = Callable[[Sequence[Group]], Iterator[Series]]
+"""Returns the series of a panel from its groups."""
+
+
+def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: Sequence[str]) -> tuple[str, str]:
+    """Returns parallel coordinates with an axis for each key and one for the metric, and the curves of all runs.
+
+    A run has the colour of its contender; if there is only one, that of its value. The best run is on top.
+    """
+    values = [metric.value(run) for run in runs]
+    known = sorted((value for value in values if value is not None), reverse=metric.lowest)
+    width = known[-1] - known[0]
+    ranks = [None if v is None else round((v - known[0]) / width, 4) if width else 1.0 for v in values]
+    contenders = {run: layout.contender(group) for group in layout.groups for run in group.all}
+    styles = [contenders[run] for run in runs] if len(layout.names) > 1 else None
+    axes = [override_axis(key, [run.value(key) for run in runs]) for key in keys]
+    texts = ["" if value is None else metric.text(value) for value in values]
+    axes.append(number_axis(metric.heading, [None if v is None else 100 * v if metric.share else v for v in values], texts))
+    data = {"axes": axes, "ranks": ranks, "styles": styles, "charts": "runs"}
+
+    charts = Charts("runs", most=max(20, min(400, _MOST_POINTS // len(runs))), each=True)
+    order, figures = sorted(range(len(runs)), key=lambda i: ranks[i] or -1), []
+    for shown in dict.fromkeys((metric, Metric(("train/loss",), lowest=True))):
+        series = []
+        for i in order:
+            if points := sorted(shown.curve(runs[i]), key=lambda point: point[0]):
+                look = {"style": styles[i]} if styles else {"style": 6, "rank": ranks[i]}
+                x, y = zip(*points, strict=True)
+                series.append(Series(runs[i].label, x, y, run=f"r{i}", **look))
+        smooth, legend = shown.names[0].startswith("train/"), 1 < len(series) <= _MOST_NAMES
+        if series:
+            figures.append(charts.figure(Chart(shown.label, series, shown.share, smooth=smooth, legend=legend)))
+    words = f"A curve for each run, in the colour of its {'contender' if styles else 'value'}, the best one on top."
+    parts = [paragraph(words), charts.controls(), f'<div class="charts few">{"".join(figures)}</div>', charts.script()]
+    parallel = '<figure class="parallel"></figure>' + data_script("parallel", data) if keys else ""
+    return parallel, section("Curves of all runs", *parts) if figures else ""
+
+
+def metric_by_x(layout: Layout, metric: Metric) -> str:
+    """Returns the section of the metric against x; without x, by contender."""
+    x, last = layout.x, len(layout.names) - 1
+    ticks = sorted((at, text) for text, at in layout.x_values.items()) or list(enumerate(layout.names))
+    low, high = ticks[0][0], ticks[-1][0]
+    log = x is not None and log_spaced([at for at, _ in ticks])
+
+    def place(group: Group) -> float:
+        k = layout.contender(group)
+        if x is None:
+            return k
+        at, shift = layout.x_values[group.value(x)], _DODGE * (k - last / 2)
+        return at * (high / low) ** shift if log else at + shift * ((high - low) or 1.0)
+
+    def draw(groups: Sequence[Group]) -> Iterator[Series]:
+        for k, name in enumerate(layout.names):
+            own = [(place(g), g, s) for g in groups if layout.contender(g) == k and (s := g.spread(metric.value))]
+            seeds = [(at, v) for at, g, s in own if s.n > 1 for v in g.numbers(metric.value).values()]
+            if own:
+                half = [s.deviation or 0.0 for _, _, s in own]
+                yield Series(name, [at for at, _, _ in own], [s.mean for _, _, s in own], half, k, points=True)
+            if seeds:
+                yield Series(f"{name}, seeds", *zip(*seeds, strict=True), style=k, points=True)
+
+    name = x or " and ".join(layout.by) or "group"
+    charts = Charts("against", x_name=name, x_log=log, x_ticks=ticks)
+    words = "Error bars: one deviation over the seeds; small dots: the seeds."
+    panels = _panels(charts, layout, layout.panel_keys, metric, draw)
+    return section(f"Metric {'against' if x else 'by'} {name}", paragraph(words), *panels, charts.script())
+
+
+def mean_curves(layout: Layout, metric: Metric) -> str:
+    """Returns sections of the mean curves of the metric, and of training metrics that a run has logged."""
+    charts, sections = Charts("means"), []
+    curves = [curve for group in layout.groups if (curve := group.curve(metric))]
+    words = "Mean over the seeds and a band of one deviation." if curves else "No group has seeds that were evaluated after the same samples."
+    if curves and max(map(len, curves)) == 1:
+        words += " Runs were evaluated once: evaluator.NAME.every=… evaluates during the run."
+    for title, name, note in (("Metric against samples seen", "", words), *_LOGGED):
+        shown = Metric((name,)) if name else metric
+
+        def draw(groups: Sequence[Group], shown: Metric = shown) -> Iterator[Series]:
+            for group in groups:
+                if curve := group.curve(shown):
+                    x, mean, half = zip(*((p.samples, p.mean, p.deviation or 0.0) for p in curve), strict=True)
+                    k = layout.contender(group)
+                    yield Series(layout.names[k], x, mean, half, k)
+
+        panels = _panels(charts, layout, layout.curve_keys, shown, draw)
+        if not name or (panels and name not in metric.names):
+            sections.append(section(title, paragraph(note), "" if name else charts.controls(), *panels))
+    return "".join(sections) + charts.script()
+
+
+def _panels(charts: Charts, layout: Layout, keys: Sequence[str], metric: Metric, draw: Draw) -> list[str]:
+    """Returns a chart for each cell with series. Shares have the same vertical axis in all."""
+    cells = [(cell, found) for cell, groups in layout.cells(keys).items() if (found := list(draw(groups)))]
+    whole = [s for _, found in cells for s in found if s.half is not None]
+    bars = [(y, half) for s in whole for y, half in zip(s.y, s.half or (), strict=True)]
+    low, high = min((y - half for y, half in bars), default=0.0), max((y + half for y, half in bars), default=0.0)
+    margin = 0.04 * (high - low) or 0.04
+    limits = (low - margin, high + margin) if metric.share else None
+    shown = [
+        charts.figure(Chart(cell or metric.label, found, metric.share, legend=len(found) > 1, limits=limits))
+        for cell, found in cells[:_MOST_PANELS]
+    ]
+    first, further = shown[:_FIRST_PANELS], shown[_FIRST_PANELS:]
+    parts = [f'<div class="charts{" few" if len(shown) < 3 else ""}">{"".join(first)}</div>'] if first else []
+    if further:
+        parts.append(details(f"{len(further)} further panels", f'<div class="charts">{"".join(further)}</div>'))
+    if len(cells) > len(shown):
+        parts.append(paragraph(f"{len(shown)} of {len(cells)} panels are drawn: report.json has the values of all groups."))
+    return parts

@@ -1,0 +1,149 @@
+"""Writes the report of sweeps, or of several runs: a page, and a JSON document with its numbers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from clipx.config.safe_yaml import read_saved
+from clipx.errors import require
+from clipx.escape import json_text
+from clipx.report.console import is_share
+from clipx.report.sweep import SweepReport
+from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
+from clipx.storage.local import write_atomically
+from clipx_launch.commands.best import lower_is_better
+from clipx_launch.commands.run import Run, State, metric_of
+from clipx_launch.commands.runs import runs_in, sweep_runs, varied
+from clipx_launch.point import launch_dir, read_json
+
+_FIX = "make room, or write it elsewhere by --out"
+_WAYS = ("/image_to_text/", "/text_to_image/")  # directions of retrieval: the default metric is their mean
+_NOT_COMPARED = re.compile(  # keys of a configuration that do not change what a run learns
+    r"(checkpoint|logger|profiler)\b.*|evaluator\.\w+\.every|data\.(workers|prefetch)|"
+    r"name|run_dir|resume|report|log_every|device_peak_tflops"
+)
+
+
+def write(
+    folders: Sequence[Path], metric: str | None = None, lowest: bool = False, by: str | None = None,
+    x: str | None = None, baseline: str | None = None, out: Path | None = None,
+) -> None:  # fmt: skip
+    """Writes the page and the document, by default into the first folder. Raises ClipxError."""
+    sweeps = any((launch_dir(folder) / "sweep.json").is_file() for folder in folders)
+    alone = not sweeps and all((folder / "config.yaml").is_file() for folder in folders)
+    page = out or folders[0] / ("comparison.html" if alone else "report.html")  # a run has a report.html of its own
+    require(
+        page.suffix == ".html", f"--out={page} must end in .html: the numbers are written to the same name in .json"
+    )
+    require(page.parent.is_dir(), f"--out={page}: {page.parent} is not a folder: create it, or choose another")
+    different = {folder.resolve() for folder in folders}
+    require(len(different) == len(folders), f"a folder is given twice: {', '.join(map(str, folders))}: remove one")
+    runs = _runs(folders) if alone else _points(folders)
+    plain = [_plain(run) for run in runs]
+    commands = [run.command for run in plain if run.command]
+    if not alone:
+        known = [read_json(launch_dir(folder) / "sweep.json") or {} for folder in folders]
+        commands = [text for of in known for text in of.get("commands", []) if isinstance(text, str)]
+    title = ", ".join(folder.absolute().name for folder in folders)
+    report = SweepReport(title, list(dict.fromkeys(commands)), plain, _metric(runs, metric, lowest), by, x, baseline)
+    for path, text in ((page, report.page()), (page.with_suffix(".json"), f"{json_text(report.document(), indent=1)}\n")):
+        write_atomically(path, lambda other, text=text: Path(other).write_text(text, encoding="utf-8"), _FIX)
+    print(report.counted)
+    print(f"written to {page.parent}: {page.name}, {page.with_suffix('.json').name}")
+
+
+def _points(folders: Sequence[Path]) -> list[Run]:
+    """Returns the points of all sweeps, in the order of the folders. Several folders name their points."""
+    for folder in folders:
+        is_run = (folder / "config.yaml").is_file() and not (launch_dir(folder) / "sweep.json").is_file()
+        require(not is_run, f"{folder} is a run, no sweep: give folders of sweeps alone, or two or more runs alone")
+    found = {run.folder: (folder, run) for folder in reversed(folders) for run in sweep_runs(folder)}
+    ordered = sorted(found.values(), key=lambda item: folders.index(item[0]))  # stable: by number in each folder
+    runs = [run for _, run in ordered]
+    if len(folders) > 1:
+        names = _names(folders)
+        typed = varied([run.point.overrides if run.point else [] for run in runs])
+        for (folder, run), overrides in zip(ordered, typed, strict=True):
+            run.name, run.varied = f"{names[folder]}/{run.name}", overrides
+    return runs
+
+
+def _runs(folders: Sequence[Path]) -> list[Run]:
+    """Returns runs outside a sweep. The keys of their configurations that differ take the place of overrides."""
+    own = folders[0] / "report.html"
+    require(len(folders) > 1, f"{folders[0]} is one run, whose report is {own}: give two or more runs, or a sweep")
+    names = _names(folders)
+    runs = [next(run for run in runs_in([folder]) if run.folder == folder.resolve()) for folder in folders]
+    configs = [dict(_flat(read_saved(folder / "config.yaml"))) for folder in folders]
+    keys = [key for key in configs[0] if all(key in config for config in configs)]  # not those of another `kind`
+    keys = [key for key in keys if len({config[key] for config in configs}) > 1]
+    for folder, run, config in zip(folders, runs, configs, strict=True):
+        run.name, run.varied = names[folder], {key: config[key] for key in keys}
+    groups = [tuple(config[key] for key in keys if key != SEED) for config in configs]
+    seeds = {(*group, config[SEED])  for group, config in zip(groups, configs, strict=True)}
+    if len(set(groups)) == len(runs) or len(seeds) < len(runs):  # no groups of seeds: each run is a contender
+        for run in runs:
+            run.varied = {RUN: run.name, **run.varied}
+    return runs
+
+
+def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yields keys of a configuration and their values as they are typed: `optimizer.lr`, `0.001`."""
+    for key, value in values.items():
+        name = before.rstrip(".") if key == "kind" and before else f"{before}{key}"
+        if _NOT_COMPARED.fullmatch(name):
+            continue
+        if isinstance(value, dict):
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value if isinstance(value, str) else json_text(value)
+
+
+def _names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Returns the names of folders, or their paths where these are the same."""
+    names = [folder.absolute().name for folder in folders]
+    return {f: name if names.count(name) == 1 else str(f) for f, name in zip(folders, names, strict=True)}
+
+
+def _plain(run: Run) -> SweepRun:
+    """Returns what the report reads of a run."""
+    typed = run.point.overrides if run.point else []
+    seeds = [text.partition("=")[2] for text in typed if text.lstrip("+").startswith(f"{SEED}=")]
+    started = [str(event["command"]) for event in run.events if "command" in event]
+    seed = run.varied.get(SEED) or (seeds or [NOT_GIVEN])[-1]
+    ended = run.state is State.finished  # the number of steps takes long to read
+    of = f" of {run.steps:,}" if not ended and run.steps else ""
+    step = f" at step {run.last['step']:,.0f}{of}" if run.last else ""
+    reason = f": {run.reason}" if run.state is State.failed and run.reason else ""  # those of other states name hosts
+    return SweepRun(
+        name=run.name,
+        overrides={**run.varied, **({SEED: seed} if SEED in run.varied else {})},
+        seed=seed,
+        state=run.state.value,
+        progress=f"{run.state.value}{step}{reason}",
+        command=shlex.join(["python", "-m", "clipx.train", *typed]) if run.point else (started or [""])[-1],
+        rows=run.rows,
+        events=run.events,
+        values={name: number.value for name, number in run.newest.items()},
+        step=int(run.last["step"]) if run.last else None,
+        seconds=run.seconds,
+    )
+
+
+def _metric(runs: Sequence[Run], asked: str | None, lowest: bool) -> Metric:
+    """Returns the metric that `asked` names, several names separated by commas. Raises ConfigError.
+
+    The default is the first headline metric; for a direction of retrieval the mean of both directions.
+    """
+    names = tuple(dict.fromkeys(metric_of(runs, name) for name in (asked.split(",") if asked else [None])))
+    if asked is None:
+        logged = {name for run in runs for name in run.newest}
+        both = [names[0].replace(way, other) for way in _WAYS for other in _WAYS if way in names[0]]
+        names = tuple(name for name in both if name in logged) or names
+    kinds = {(name.endswith("loss"), is_share(name)) for name in names}
+    require(len(kinds) == 1, f"--metric={asked} mixes losses, shares or other numbers, which have no mean: give one kind")
+    return Metric(names, lower_is_better(names[0], lowest))
