@@ -7,7 +7,7 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
   const group = clipxCharts.groups[charts], runs = ranks.map((_, r) => r), id = r => `r${r}`, best = ranks.indexOf(1);
   const rows = runs.map(r => document.querySelector(`tr[data-run="${id(r)}"]`));
   const order = [...runs].sort((a, b) => (ranks[a] ?? -1) - (ranks[b] ?? -1)); // the best on top
-  const LETTER = 7.4, LINE = 16, TALL = 300, PAD = 14, LEAST = 60, BETWEEN = 54;
+  const LETTER = 7.4, LINE = 16, TALL = 300, PAD = 14, LEAST = 60, BETWEEN = 46;
   const brushes = axes.map(() => null), picked = new Set();
   const head = make("div", { class: "head" }, place);
   const note = make("p", { class: "muted" }, head);
@@ -63,15 +63,15 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
         at += wide[i] + between;
         return box;
       }
-      const ends = []; // of the labels in each line, as many lines as they need
+      const ends = [], below = LINE * box.name.length + 2; // of the labels in each line, as many lines as they need
       box.labels = labels[i].map(([p, text]) => {
         const half = (LETTER * text.length + 6) / 2, along = Math.min(long + PAD - half, Math.max(half - PAD, p * long));
         const free = ends.findIndex(end => end <= along - half), line = free < 0 ? ends.length : free;
         ends[line] = along + half;
-        return [LINE * (line + .5) + 3, along, text];
+        return [below + LINE * (line + .5), along, text];
       });
-      box.from = at += LINE * box.name.length;
-      box.size = 6 + LINE * Math.max(1, ends.length);
+      box.from = at;
+      box.size = below + 4 + LINE * Math.max(1, ends.length);
       at += box.size + (i < axes.length - 1 ? BETWEEN : 0);
       return box;
     });
@@ -100,9 +100,9 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
     boxes.forEach((box, i) => {
       rect(box, -PAD, box.long + PAD, "axis");
       box.name.forEach((line, k) => {
-        const half = LETTER * line.length / 2, centre = Math.max(half, Math.min(width - half, box.from + box.size / 2));
-        const y = (upright ? top : box.from) - 6 - LINE * (box.name.length - 1 - k);
-        make("text", { x: upright ? centre : 0, y, class: "name", "text-anchor": upright ? "middle" : "start" }, svg, line);
+        const half = 4.1 * line.length, centre = Math.max(half, Math.min(width - half, box.from + box.size / 2));
+        const y = upright ? top - 6 - LINE * (box.name.length - 1 - k) : box.from + LINE * (k + .8);
+        make("text", { x: upright ? centre : 6, y, class: "name", "text-anchor": upright ? "middle" : "start" }, svg, line);
       });
       for (const [across, along, text] of box.labels) {
         const [x, y] = xy(box, across, along);

@@ -81,7 +81,9 @@ class SweepReport:
 
     def _dates(self) -> list[str] | None:
         """Returns the dates (UTC) of the first and of the last line of the runs. None without any."""
-        marks = [e["time"] for run in self._runs for e in run.events] + [r["seconds"] for run in self._runs for r in run.rows]
+        marks = [e["time"] for run in self._runs for e in run.events] + [
+            r["seconds"] for run in self._runs for r in run.rows
+        ]
         return [f"{datetime.fromtimestamp(mark, UTC):%Y-%m-%d}" for mark in (min(marks), max(marks))] if marks else None
 
     # ------------------------------------------------------------------------------------------------------- page

@@ -11,7 +11,7 @@ from clipx.report.sweep_groups import Group, Layout, Metric, SweepRun
 
 _MOST_PANELS, _FIRST_PANELS = 24, 6  # of a section: all, and those that are shown at first
 _MOST_POINTS = 60_000  # of all series of a chart
-_MOST_NAMES = 12  # runs in a legend
+_MOST_NAMES = 12  # runs in a legend, if each is a contender
 _DODGE = 0.012  # distance between the points of two contenders, as a share of the axis
 _LOGGED = (
     ("Training loss", "train/loss", "Losses of different objectives have different scales."),
@@ -37,7 +37,9 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
     styles = [contenders[run] for run in runs] if len(layout.names) > 1 else None
     axes = [override_axis(key, [run.value(key) for run in runs]) for key in keys]
     texts = ["" if value is None else metric.text(value) for value in values]
-    axes.append(number_axis(metric.heading, [None if v is None else 100 * v if metric.share else v for v in values], texts))
+    axes.append(
+        number_axis(metric.heading, [None if v is None else 100 * v if metric.share else v for v in values], texts)
+    )
     data = {"axes": axes, "ranks": ranks, "styles": styles, "charts": "runs"}
 
     charts = Charts("runs", most=max(20, min(400, _MOST_POINTS // len(runs))), each=True)
@@ -49,7 +51,7 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
                 look = {"style": styles[i]} if styles else {"style": 6, "rank": ranks[i]}
                 x, y = zip(*points, strict=True)
                 series.append(Series(runs[i].label, x, y, run=f"r{i}", **look))
-        smooth, legend = shown.names[0].startswith("train/"), 1 < len(series) <= _MOST_NAMES
+        smooth, legend = shown.names[0].startswith("train/"), len(runs) == len(layout.names) <= _MOST_NAMES
         if series:
             figures.append(charts.figure(Chart(shown.label, series, shown.share, smooth=smooth, legend=legend)))
     words = f"A curve for each run, in the colour of its {'contender' if styles else 'value'}, the best one on top."
@@ -61,7 +63,10 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
 def metric_by_x(layout: Layout, metric: Metric) -> str:
     """Returns the section of the metric against x; without x, by contender."""
     x, last = layout.x, len(layout.names) - 1
-    ticks = sorted((at, text) for text, at in layout.x_values.items()) or list(enumerate(layout.names))
+    counted = {group.value(x) for group in layout.groups if group.runs} if x else set()
+    ticks = sorted((at, text) for text, at in layout.x_values.items() if text in counted) or list(
+        enumerate(layout.names)
+    )
     low, high = ticks[0][0], ticks[-1][0]
     log = x is not None and log_spaced([at for at, _ in ticks])
 
@@ -83,7 +88,7 @@ def metric_by_x(layout: Layout, metric: Metric) -> str:
                 yield Series(f"{name}, seeds", *zip(*seeds, strict=True), style=k, points=True)
 
     name = x or " and ".join(layout.by) or "group"
-    charts = Charts("against", x_name=name, x_log=log, x_ticks=ticks)
+    charts = Charts("against", x_name=f"{name} (log)" if log else name, x_log=log, x_ticks=ticks)
     words = "Error bars: one deviation over the seeds; small dots: the seeds."
     panels = _panels(charts, layout, layout.panel_keys, metric, draw)
     return section(f"Metric {'against' if x else 'by'} {name}", paragraph(words), *panels, charts.script())
@@ -93,7 +98,11 @@ def mean_curves(layout: Layout, metric: Metric) -> str:
     """Returns sections of the mean curves of the metric, and of training metrics that a run has logged."""
     charts, sections = Charts("means"), []
     curves = [curve for group in layout.groups if (curve := group.curve(metric))]
-    words = "Mean over the seeds and a band of one deviation." if curves else "No group has seeds that were evaluated after the same samples."
+    words = (
+        "Mean over the seeds and a band of one deviation."
+        if curves
+        else "No group has seeds that were evaluated after the same samples."
+    )
     if curves and max(map(len, curves)) == 1:
         words += " Runs were evaluated once: evaluator.NAME.every=… evaluates during the run."
     for title, name, note in (("Metric against samples seen", "", words), *_LOGGED):
@@ -129,5 +138,7 @@ def _panels(charts: Charts, layout: Layout, keys: Sequence[str], metric: Metric,
     if further:
         parts.append(details(f"{len(further)} further panels", f'<div class="charts">{"".join(further)}</div>'))
     if len(cells) > len(shown):
-        parts.append(paragraph(f"{len(shown)} of {len(cells)} panels are drawn: report.json has the values of all groups."))
+        parts.append(
+            paragraph(f"{len(shown)} of {len(cells)} panels are drawn: report.json has the values of all groups.")
+        )
     return parts

@@ -46,7 +46,8 @@ class SweepRun:
 
     @property
     def label(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.overrides.items()) or self.name
+        words = [f"{key}={value}" for key, value in self.overrides.items() if RUN not in self.overrides]
+        return " ".join(words) or self.name
 
     def value(self, key: str) -> str:
         return self.overrides.get(key, NOT_GIVEN)

@@ -82,7 +82,9 @@ def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, tex
 
 
 def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
-    text = "writes one page that compares the points of sweeps, or several runs: report.html or comparison.html, and .json"
+    text = (
+        "writes one page that compares the points of sweeps, or several runs: report.html or comparison.html, and .json"
+    )
     command = commands.add_parser("report", help=text, description=text)
     command.add_argument(
         "folders", type=Path, nargs="+", metavar="FOLDER", help="sweeps, compared together; or two or more runs outside a "

@@ -24,7 +24,7 @@ _FIX = "make room, or write it elsewhere by --out"
 _WAYS = ("/image_to_text/", "/text_to_image/")  # directions of retrieval: the default metric is their mean
 _NOT_COMPARED = re.compile(  # keys of a configuration that do not change what a run learns
     r"(checkpoint|logger|profiler)\b.*|evaluator\.\w+\.every|data\.(workers|prefetch)|"
-    r"name|run_dir|resume|report|log_every|device_peak_tflops"
+    r"(\w+\.)*name|run_dir|resume|report|log_every|device_peak_tflops"
 )
 
 
@@ -50,7 +50,10 @@ def write(
         commands = [text for of in known for text in of.get("commands", []) if isinstance(text, str)]
     title = ", ".join(folder.absolute().name for folder in folders)
     report = SweepReport(title, list(dict.fromkeys(commands)), plain, _metric(runs, metric, lowest), by, x, baseline)
-    for path, text in ((page, report.page()), (page.with_suffix(".json"), f"{json_text(report.document(), indent=1)}\n")):
+    for path, text in (
+        (page, report.page()),
+        (page.with_suffix(".json"), f"{json_text(report.document(), indent=1)}\n"),
+    ):
         write_atomically(path, lambda other, text=text: Path(other).write_text(text, encoding="utf-8"), _FIX)
     print(report.counted)
     print(f"written to {page.parent}: {page.name}, {page.with_suffix('.json').name}")
@@ -84,7 +87,7 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
     for folder, run, config in zip(folders, runs, configs, strict=True):
         run.name, run.varied = names[folder], {key: config[key] for key in keys}
     groups = [tuple(config[key] for key in keys if key != SEED) for config in configs]
-    seeds = {(*group, config[SEED])  for group, config in zip(groups, configs, strict=True)}
+    seeds = {(*group, config[SEED]) for group, config in zip(groups, configs, strict=True)}
     if len(set(groups)) == len(runs) or len(seeds) < len(runs):  # no groups of seeds: each run is a contender
         for run in runs:
             run.varied = {RUN: run.name, **run.varied}
@@ -145,5 +148,7 @@ def _metric(runs: Sequence[Run], asked: str | None, lowest: bool) -> Metric:
         both = [names[0].replace(way, other) for way in _WAYS for other in _WAYS if way in names[0]]
         names = tuple(name for name in both if name in logged) or names
     kinds = {(name.endswith("loss"), is_share(name)) for name in names}
-    require(len(kinds) == 1, f"--metric={asked} mixes losses, shares or other numbers, which have no mean: give one kind")
+    require(
+        len(kinds) == 1, f"--metric={asked} mixes losses, shares or other numbers, which have no mean: give one kind"
+    )
     return Metric(names, lower_is_better(names[0], lowest))
