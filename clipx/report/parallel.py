@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -32,24 +32,25 @@ def log_spaced(values: Sequence[float]) -> bool:
 
 
 def override_axis(name: str, texts: Sequence[str]) -> dict[str, Any]:
-    """Returns the axis of an override: numbers by value, or by logarithm if that spaces them more evenly; else texts."""
+    """Returns the axis of an override: numbers by value, or logarithm if that spaces them more evenly; else texts."""
     numbers = numbers_of(texts)
     if numbers is not None:
-        values = [numbers[text] for text in texts]
-        return number_axis(name, values, texts, log_spaced(sorted(set(values))))
+        typed = {value: text for text, value in numbers.items()}
+        return number_axis(name, [numbers[text] for text in texts], typed.__getitem__, log_spaced(sorted(typed)))
     words = list(dict.fromkeys(texts))
     places = {word: round(1 - (i + 0.5) / len(words), 4) for i, word in enumerate(words)}
     return {"name": name, "at": [places[text] for text in texts], "labels": [[at, word] for word, at in places.items()]}
 
 
-def number_axis(name: str, values: Sequence[float | None], texts: Sequence[str], log: bool = False) -> dict[str, Any]:
+def number_axis(
+    name: str, values: Sequence[float | None], text: Callable[[float], str], log: bool = False
+) -> dict[str, Any]:
     """Returns an axis of numbers: places from 0 to 1, null without a value. `range` instead of labels: for ticks."""
     scale = math.log if log else float
-    known = {value: text for value, text in zip(values, texts, strict=True) if value is not None}
-    low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    width = scale(high) - scale(low)
-    places = {value: round((scale(value) - scale(low)) / width, 4) if width else 0.5 for value in known}
+    known = sorted({value for value in values if value is not None})
+    low, width = scale(known[0]), scale(known[-1]) - scale(known[0])
+    places = {value: round((scale(value) - low) / width, 4) if width else 0.5 for value in known}
     found = {"name": f"{name} (log)" if log else name, "at": [None if v is None else places[v] for v in values]}
     if len(known) > _MOST_LABELS:
-        return {**found, "log": log, "range": [low, high]}
-    return {**found, "labels": [[places[value], text] for value, text in known.items()]}
+        return {**found, "log": log, "range": [known[0], known[-1]]}
+    return {**found, "labels": [[places[value], text(value)] for value in known]}

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 Curve = Sequence[tuple[float, float]]
 """(samples seen, value) in ascending order of the samples."""
@@ -68,18 +67,13 @@ def mean_curve(curves: Sequence[Curve], most: int = 120) -> list[CurvePoint]:
     """
     finite = [{at: value for at, value in curve if math.isfinite(value)} for curve in curves]
     common = sorted(set.intersection(*map(set, finite))) if finite else []
+    number = min(len(common), most)
     found = []
-    for interval in _intervals(common, most):
+    for k in range(number):
+        interval = common[len(common) * k // number : len(common) * (k + 1) // number]
         whole = spread([statistics.fmean(curve[at] for at in interval) for curve in finite])
         found.append(CurvePoint(statistics.fmean(interval), whole.mean, whole.deviation))
     return found
-
-
-def _intervals(places: Sequence[float], most: int) -> list[Sequence[float]]:
-    """Splits places into at most `most` neighbouring intervals of nearly equal length."""
-    number = min(len(places), most)
-    bounds = [len(places) * k // number for k in range(number + 1)] if number else []
-    return [places[a:b] for a, b in pairwise(bounds)]
 
 
 def samples_to_reach(curve: Sequence[CurvePoint], target: float, lowest: bool = False) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import combinations
+from operator import attrgetter
 from typing import Any
 
 from clipx.report.console import format_clock, is_headline
@@ -21,8 +22,12 @@ _MARKED = 2.0  # differences of more than 2 pooled deviations are bold
 _MOST_METRICS = 4  # further metrics of the tables
 _NONE, _PLAIN = Cell("–"), Metric(("value",))
 
+_STEP_MS = attrgetter("step_ms")
+_RATE = attrgetter("samples_per_second")
+
 Numbers = dict[str, Any]
 """Part of the document."""
+Row = Sequence[Cell | str]
 
 
 class SweepReport:
@@ -81,9 +86,8 @@ class SweepReport:
 
     def _dates(self) -> list[str] | None:
         """Returns the dates (UTC) of the first and of the last line of the runs. None without any."""
-        marks = [e["time"] for run in self._runs for e in run.events] + [
-            r["seconds"] for run in self._runs for r in run.rows
-        ]
+        marks = [event["time"] for run in self._runs for event in run.events]
+        marks += [row["seconds"] for run in self._runs for row in run.rows]
         return [f"{datetime.fromtimestamp(mark, UTC):%Y-%m-%d}" for mark in (min(marks), max(marks))] if marks else None
 
     # ------------------------------------------------------------------------------------------------------- page
@@ -102,8 +106,8 @@ class SweepReport:
         mean = f", as the mean of {' and '.join(metric.names)}" if len(metric.names) > 1 else ""
         trained = f" Trained {' to '.join(dict.fromkeys(dates))} (UTC)." if (dates := self._dates()) else ""
         words = f"{self.counted}{f'; {left} left out, listed below' if left else ''}.{trained}"
-        words += f" Metric: {metric.label}, the last value of each run{mean}; the "
-        words += f"{'lowest' if metric.lowest else 'highest'} is the best. ± is the sample standard deviation over the seeds."
+        best = "lowest" if metric.lowest else "highest"
+        words += f" Metric: {metric.label}, the last value of each run{mean}; the {best} is the best."
         if layout.by:
             words += f" Contenders (colours): {' and '.join(layout.by)}."
         if layout.tied:
@@ -114,46 +118,48 @@ class SweepReport:
     def _results(self) -> str:
         """Returns a row for each group."""
         layout, (metric, *others) = self._layout, self._metrics
-        rows = [
-            [
+        if layout.by == (RUN,):  # the table of all runs has them
+            return ""
+        rows: list[Row] = []
+        for group in layout.groups:
+            n, total = len(group.runs), len(group.all)
+            rows.append([
                 *_overrides(layout.keys, group), _spread(metric, group.spread(metric.value), group in self._best),
-                Cell(f"{len(group.runs)}{f' of {len(group.all)}' if len(group.all) > len(group.runs) else ''}", len(group.runs)),
+                Cell(str(n) if n == total else f"{n} of {total}", n),
                 *(_spread(other, group.spread(other.value)) for other in others),
-                *(_spread(_PLAIN, group.spread(of)) for of in (SweepRun.step_ms, SweepRun.rate)),
-            ]
-            for group in layout.groups
-        ]  # fmt: skip
-        words = "Mean ± deviation over the seeds. A click on a header sorts."
+                *(_spread(_PLAIN, group.spread(of)) for of in (_STEP_MS, _RATE)),
+            ])  # fmt: skip
+        words = "Mean ± sample standard deviation over the seeds. A click on a header sorts."
         if layout.baseline:
             words += f" Bold: the best mean among the groups that differ only in {' and '.join(layout.baseline)}."
         words += " Time of a step: the median over the logged intervals of a run, without evaluations and checkpoints."
         numeric = [metric.heading, "seeds", *(other.heading for other in others), "step, ms", "samples/s"]
-        return section("Results", paragraph(words), table([*layout.keys, *numeric], rows, len(numeric)))
+        return section("Results", paragraph(words), _table(layout.keys, numeric, rows))
 
     def _all_runs(self) -> str:
         """Returns a row for each run."""
-        keys, rows = [key for key in self._keys if key != RUN], []
+        keys = [key for key in self._keys if key != RUN]
+        rows: list[Row] = []
         for run in self._runs:
             found = [(metric, metric.value(run)) for metric in (*self._metrics, Metric(("train/loss",)))]
             rows.append([
                 _override(run.name), *_overrides(keys, run), run.state,
                 *(_NONE if value is None else Cell(metric.text(value), value) for metric, value in found),
                 _NONE if run.step is None else Cell(f"{run.step:,}", run.step),
-                _NONE if (rate := run.rate()) is None else Cell(f"{rate:,.0f}", rate),
+                _NONE if (rate := run.samples_per_second) is None else Cell(f"{rate:,.0f}", rate),
                 Cell(format_clock(run.seconds), run.seconds),
             ])  # fmt: skip
         numeric = [*(metric.heading for metric in self._metrics), "loss", "step", "samples/s", "time"]
-        return table(["run", *keys, "state", *numeric], rows, len(numeric), [f"r{i}" for i in range(len(rows))])
+        return _table(["run", *keys, "state"], numeric, rows, [f"r{i}" for i in range(len(rows))])
 
     def _differences(self) -> str:
         """Returns the differences to the baseline, and those of all pairs."""
         named = " ".join(f"{key}={value}" for key, value in self._layout.baseline.items())
         words = (
-            f"Groups are compared where all other overrides are equal. Baseline: {named} (--baseline chooses another). A "
-            "difference in pooled deviations is the difference of the means divided by the pooled sample deviation of both "
-            "groups; bold: more than 2. The paired difference is the mean ± deviation of the differences between runs of "
-            "the same seed. Samples to reach: those after which the mean curve first reaches the final mean of the other "
-            "group, interpolated linearly between evaluations, and the samples of the other group divided by them."
+            f"Groups are compared where all other overrides are equal. Baseline: {named} (--baseline chooses another). "
+            "Pooled deviation: of both groups; bold: a difference of more than 2. Paired difference: mean ± deviation "
+            "of the differences between runs of the same seed. Samples to reach: after which the mean first reaches "
+            "the final mean of the other group, interpolated between evaluations; then the other's samples by these."
         )
         parts = [paragraph(words), self._difference_table(self._based)]
         if not self._based:
@@ -163,7 +169,8 @@ class SweepReport:
         return section("Differences", *parts) if named else ""
 
     def _difference_table(self, pairs: Iterable[tuple[Group, Group]]) -> str:
-        layout, metric, rows = self._layout, self._metric, []
+        layout, metric = self._layout, self._metric
+        rows: list[Row] = []
         for a, b in pairs:
             found, reach = _difference(a, b, metric), _reach(a, b, metric)
             mean, pooled, units, ratio = found["difference"], found["pooled_deviation"], found["units"], reach["ratio"]
@@ -178,14 +185,14 @@ class SweepReport:
                 Cell(reached, reach["samples"]), _NONE if ratio is None else Cell(f"{1 / ratio:.2f}×", 1 / ratio),
             ])  # fmt: skip
         of = ", percentage points" if metric.share else ""
-        numeric = ["seeds", f"difference{of}", f"pooled deviation{of}", "in pooled deviations", f"paired difference{of}",
-                   "samples to reach", "fewer samples"]  # fmt: skip
-        return table(["group", "minus", *layout.cell_keys, *numeric], rows, len(numeric))
+        numeric = ["seeds", f"difference{of}", f"pooled deviation{of}", "in pooled deviations"]
+        numeric += [f"paired difference{of}", "samples to reach", "fewer samples"]
+        return _table(["group", "minus", *layout.cell_keys], numeric, rows)
 
     def _left_out_runs(self) -> str:
         rows = [[run.name, run.label, why] for run, why in self._left_out]
         none = paragraph("None: all runs have finished with a value of the metric.")
-        return section("Runs left out", table(["run", "overrides", "reason"], rows) if rows else none)
+        return section("Runs left out", _table(["run", "overrides", "reason"], [], rows) if rows else none)
 
     def _all_commands(self) -> str:
         launched = self._commands or ["not recorded: the runs were launched by an earlier version"]
@@ -208,8 +215,8 @@ def _cell(group: Group, keys: Sequence[str], metrics: Sequence[Metric]) -> Numbe
         "seeds": list(group.runs),
         **first,
         "metrics": {metric.label: found for metric, found in zip(metrics[1:], others, strict=True)},
-        "step_ms": _numbers(group.spread(SweepRun.step_ms)),
-        "samples_per_second": _numbers(group.spread(SweepRun.rate)),
+        "step_ms": _numbers(group.spread(_STEP_MS)),
+        "samples_per_second": _numbers(group.spread(_RATE)),
         "curve": [asdict(point) for point in group.curve(metrics[0])],
     }
 
@@ -244,6 +251,11 @@ def _reach(group: Group, base: Group, metric: Metric) -> Numbers:
     ratio = None if samples is None else samples / of_base[-1].samples
     found = {"group": group.overrides, "baseline": base.overrides, "target": final.mean}
     return {**found, "samples": samples, "ratio": ratio, "note": note}
+
+
+def _table(names: Sequence[str], numeric: Sequence[str], rows: Sequence[Row], runs: Sequence[str] | None = None) -> str:
+    """Returns a table that scrolls in a box of its own if it is long."""
+    return f'<div class="tall">{table([*names, *numeric], rows, len(numeric), runs)}</div>'
 
 
 def _override(text: str) -> Cell:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from clipx.report.chart import Chart, Charts, Series
 from clipx.report.page import data_script, details, paragraph, section
 from clipx.report.parallel import log_spaced, number_axis, override_axis
-from clipx.report.sweep_groups import Group, Layout, Metric, SweepRun
+from clipx.report.sweep_groups import RUN, Group, Layout, Metric, SweepRun, Values
 
 _MOST_PANELS, _FIRST_PANELS = 24, 6  # of a section: all, and those that are shown at first
 _MOST_POINTS = 60_000  # of all series of a chart
@@ -36,10 +36,9 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
     contenders = {run: layout.contender(group) for group in layout.groups for run in group.all}
     styles = [contenders[run] for run in runs] if len(layout.names) > 1 else None
     axes = [override_axis(key, [run.value(key) for run in runs]) for key in keys]
-    texts = ["" if value is None else metric.text(value) for value in values]
-    axes.append(
-        number_axis(metric.heading, [None if v is None else 100 * v if metric.share else v for v in values], texts)
-    )
+    scale = 100 if metric.share else 1
+    scaled = [None if v is None else scale * v for v in values]
+    axes.append(number_axis(metric.heading, scaled, lambda value: metric.text(value / scale)))
     data = {"axes": axes, "ranks": ranks, "styles": styles, "charts": "runs"}
 
     charts = Charts("runs", most=max(20, min(400, _MOST_POINTS // len(runs))), each=True)
@@ -48,9 +47,9 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
         series = []
         for i in order:
             if points := sorted(shown.curve(runs[i]), key=lambda point: point[0]):
-                look = {"style": styles[i]} if styles else {"style": 6, "rank": ranks[i]}
+                style, rank = (styles[i], None) if styles else (6, ranks[i])
                 x, y = zip(*points, strict=True)
-                series.append(Series(runs[i].label, x, y, run=f"r{i}", **look))
+                series.append(Series(runs[i].label, x, y, style=style, run=f"r{i}", rank=rank))
         smooth, legend = shown.names[0].startswith("train/"), len(runs) == len(layout.names) <= _MOST_NAMES
         if series:
             figures.append(charts.figure(Chart(shown.label, series, shown.share, smooth=smooth, legend=legend)))
@@ -61,31 +60,28 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
 
 
 def metric_by_x(layout: Layout, metric: Metric) -> str:
-    """Returns the section of the metric against x; without x, by contender."""
+    """Returns the section of the metric against x; without x, by contender. Empty for runs without seeds."""
+    if layout.by == (RUN,):
+        return ""
     x, last = layout.x, len(layout.names) - 1
-    counted = {group.value(x) for group in layout.groups if group.runs} if x else set()
-    ticks = sorted((at, text) for text, at in layout.x_values.items() if text in counted) or list(
-        enumerate(layout.names)
-    )
+    ticks = sorted((at, text) for text, at in layout.x_values.items()) or list(enumerate(layout.names))
     low, high = ticks[0][0], ticks[-1][0]
     log = x is not None and log_spaced([at for at, _ in ticks])
 
-    def place(group: Group) -> float:
-        k = layout.contender(group)
-        if x is None:
-            return k
-        at, shift = layout.x_values[group.value(x)], _DODGE * (k - last / 2)
-        return at * (high / low) ** shift if log else at + shift * ((high - low) or 1.0)
-
     def draw(groups: Sequence[Group]) -> Iterator[Series]:
         for k, name in enumerate(layout.names):
-            own = [(place(g), g, s) for g in groups if layout.contender(g) == k and (s := g.spread(metric.value))]
-            seeds = [(at, v) for at, g, s in own if s.n > 1 for v in g.numbers(metric.value).values()]
+            own = [(g, s) for g in groups if layout.contender(g) == k and (s := g.spread(metric.value))]
+            places, shift = [layout.x_values[g.value(x)] if x else k for g, _ in own], _DODGE * (k - last / 2)
+            if x:  # contenders side by side
+                places = [at * (high / low) ** shift if log else at + shift * (high - low or 1) for at in places]
+            seeds = [g.numbers(metric.value).values() for g, _ in own]
+            x_seeds = [at for at, of in zip(places, seeds, strict=True) for _ in of if len(of) > 1]
             if own:
-                half = [s.deviation or 0.0 for _, _, s in own]
-                yield Series(name, [at for at, _, _ in own], [s.mean for _, _, s in own], half, k, points=True)
-            if seeds:
-                yield Series(f"{name}, seeds", *zip(*seeds, strict=True), style=k, points=True)
+                half = [s.deviation or 0.0 for _, s in own]
+                yield Series(name, places, [s.mean for _, s in own], half, k, points=True)
+            if x_seeds:
+                y_seeds = [value for of in seeds for value in of if len(of) > 1]
+                yield Series(f"{name}, seeds", x_seeds, y_seeds, style=k, points=True)
 
     name = x or " and ".join(layout.by) or "group"
     charts = Charts("against", x_name=f"{name} (log)" if log else name, x_log=log, x_ticks=ticks)
@@ -98,14 +94,13 @@ def mean_curves(layout: Layout, metric: Metric) -> str:
     """Returns sections of the mean curves of the metric, and of training metrics that a run has logged."""
     charts, sections = Charts("means"), []
     curves = [curve for group in layout.groups if (curve := group.curve(metric))]
-    words = (
-        "Mean over the seeds and a band of one deviation."
-        if curves
-        else "No group has seeds that were evaluated after the same samples."
-    )
-    if curves and max(map(len, curves)) == 1:
+    words = "Mean over the seeds and a band of one deviation."
+    if not curves:
+        words = "No group has seeds that were evaluated after the same samples."
+    elif max(map(len, curves)) == 1:
         words += " Runs were evaluated once: evaluator.NAME.every=… evaluates during the run."
-    for title, name, note in (("Metric against samples seen", "", words), *_LOGGED):
+    metrics = [("Metric against samples seen", "", words), *_LOGGED]
+    for title, name, note in metrics[2 if layout.by == (RUN,) else 0 :]:  # curves of single runs are those of all runs
         shown = Metric((name,)) if name else metric
 
         def draw(groups: Sequence[Group], shown: Metric = shown) -> Iterator[Series]:
@@ -116,19 +111,18 @@ def mean_curves(layout: Layout, metric: Metric) -> str:
                     yield Series(layout.names[k], x, mean, half, k)
 
         panels = _panels(charts, layout, layout.curve_keys, shown, draw)
-        if not name or (panels and name not in metric.names):
+        if (panels and name not in metric.names) or not name:
             sections.append(section(title, paragraph(note), "" if name else charts.controls(), *panels))
     return "".join(sections) + charts.script()
 
 
-def _panels(charts: Charts, layout: Layout, keys: Sequence[str], metric: Metric, draw: Draw) -> list[str]:
+def _panels(charts: Charts, layout: Layout, keys: Values, metric: Metric, draw: Draw) -> list[str]:
     """Returns a chart for each cell with series. Shares have the same vertical axis in all."""
     cells = [(cell, found) for cell, groups in layout.cells(keys).items() if (found := list(draw(groups)))]
-    whole = [s for _, found in cells for s in found if s.half is not None]
-    bars = [(y, half) for s in whole for y, half in zip(s.y, s.half or (), strict=True)]
-    low, high = min((y - half for y, half in bars), default=0.0), max((y + half for y, half in bars), default=0.0)
-    margin = 0.04 * (high - low) or 0.04
-    limits = (low - margin, high + margin) if metric.share else None
+    bars = [bar for _, found in cells for s in found for bar in zip(s.y, s.half or (), strict=False)]
+    ends = [y + sign * half for y, half in bars for sign in (-1, 1)] if metric.share else []
+    margin = 0.04 * (max(ends) - min(ends)) or 0.04 if ends else 0
+    limits = (min(ends) - margin, max(ends) + margin) if ends else None
     shown = [
         charts.figure(Chart(cell or metric.label, found, metric.share, legend=len(found) > 1, limits=limits))
         for cell, found in cells[:_MOST_PANELS]
@@ -138,7 +132,5 @@ def _panels(charts: Charts, layout: Layout, keys: Sequence[str], metric: Metric,
     if further:
         parts.append(details(f"{len(further)} further panels", f'<div class="charts">{"".join(further)}</div>'))
     if len(cells) > len(shown):
-        parts.append(
-            paragraph(f"{len(shown)} of {len(cells)} panels are drawn: report.json has the values of all groups.")
-        )
+        parts.append(paragraph(f"{len(shown)} of {len(cells)} panels are drawn: the JSON document has all values."))
     return parts

@@ -43,6 +43,7 @@ class SweepRun:
     values: Mapping[str, float]
     step: int | None
     seconds: float
+    samples_per_second: float | None
 
     @property
     def label(self) -> str:
@@ -52,13 +53,9 @@ class SweepRun:
     def value(self, key: str) -> str:
         return self.overrides.get(key, NOT_GIVEN)
 
-    def rate(self) -> float | None:
-        """Returns the median of the samples per second."""
-        found = [row["train/samples_per_second"] for row in self.rows if "train/samples_per_second" in row]
-        return statistics.median(found) if found else None
-
+    @property
     def step_ms(self) -> float | None:
-        """Returns the median of (samples of a step) / (samples per second) over the rows with a throughput."""
+        """Median of (samples of a step) / (samples per second) over the rows with a throughput."""
         rows = [row for row in self.rows if row.get("train/samples_per_second", 0) > 0]
         steps = [(b["samples"] - a["samples"], b["step"] - a["step"], b) for a, b in pairwise(rows)]
         steps = [step for step in steps if step[1] > 0] or [(row["samples"], row["step"], row) for row in rows]
@@ -182,7 +179,7 @@ class Layout:
         self.cell_keys = tuple(key for key in self.keys if key not in (*self.baseline, *self.tied))
         self._contenders = list(dict.fromkeys(group.values(by) for group in _sorted(groups, by)))
         self.names = [", ".join(values) or "all" for values in self._contenders]
-        self.x_values = {} if x is None else numbers_of(_ordered(groups, x)) or {}
+        self.x_values = {} if x is None else numbers_of(_ordered([group for group in groups if group.runs], x)) or {}
 
     def contender(self, group: Group) -> int:
         """Returns the number of a group's contender, which chooses its colour."""
@@ -205,7 +202,7 @@ class Layout:
 
 
 def choose(groups: Sequence[Group], by: str | None, x: str | None, baseline: str | None) -> Layout:
-    """Returns the layout for the options of the command; None chooses by what varies. Raises ConfigError."""
+    """Returns the layout for the options of the command. None chooses by what varies. Raises ConfigError."""
     keys = _varied(groups)
     chosen = None if by is None else _known(keys, "by", by.split(","))
     if x is not None:

@@ -87,8 +87,8 @@ def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     command = commands.add_parser("report", help=text, description=text)
     command.add_argument(
-        "folders", type=Path, nargs="+", metavar="FOLDER", help="sweeps, compared together; or two or more runs outside a "
-        "sweep, compared by the options that differ"
+        "folders", type=Path, nargs="+", metavar="FOLDER", help="sweeps, compared together; or two or more "
+        "runs, compared by the options that differ"
     )  # fmt: skip
     command.add_argument(
         "--metric", metavar="NAME[,NAME…]", help="such as eval/zeroshot/top1; several: their mean (default: the first "

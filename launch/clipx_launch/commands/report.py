@@ -50,11 +50,9 @@ def write(
         commands = [text for of in known for text in of.get("commands", []) if isinstance(text, str)]
     title = ", ".join(folder.absolute().name for folder in folders)
     report = SweepReport(title, list(dict.fromkeys(commands)), plain, _metric(runs, metric, lowest), by, x, baseline)
-    for path, text in (
-        (page, report.page()),
-        (page.with_suffix(".json"), f"{json_text(report.document(), indent=1)}\n"),
-    ):
-        write_atomically(path, lambda other, text=text: Path(other).write_text(text, encoding="utf-8"), _FIX)
+    html, numbers = report.page(), json_text(report.document(), indent=1) + "\n"
+    write_atomically(page, lambda path: Path(path).write_text(html, encoding="utf-8"), _FIX)
+    write_atomically(page.with_suffix(".json"), lambda path: Path(path).write_text(numbers, encoding="utf-8"), _FIX)
     print(report.counted)
     print(f"written to {page.parent}: {page.name}, {page.with_suffix('.json').name}")
 
@@ -87,7 +85,7 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
     for folder, run, config in zip(folders, runs, configs, strict=True):
         run.name, run.varied = names[folder], {key: config[key] for key in keys}
     groups = [tuple(config[key] for key in keys if key != SEED) for config in configs]
-    seeds = {(*group, config[SEED]) for group, config in zip(groups, configs, strict=True)}
+    seeds = {(*group, config.get(SEED)) for group, config in zip(groups, configs, strict=True)}
     if len(set(groups)) == len(runs) or len(seeds) < len(runs):  # no groups of seeds: each run is a contender
         for run in runs:
             run.varied = {RUN: run.name, **run.varied}
@@ -134,6 +132,7 @@ def _plain(run: Run) -> SweepRun:
         values={name: number.value for name, number in run.newest.items()},
         step=int(run.last["step"]) if run.last else None,
         seconds=run.seconds,
+        samples_per_second=run.samples_per_second,
     )
 
 
