@@ -33,8 +33,9 @@ def write(
     x: str | None = None, baseline: str | None = None, out: Path | None = None,
 ) -> None:  # fmt: skip
     """Writes the page and the document, by default into the first folder. Raises ClipxError."""
-    sweeps = any((launch_dir(folder) / "sweep.json").is_file() for folder in folders)
-    alone = not sweeps and all((folder / "config.yaml").is_file() for folder in folders)
+    sweeps = [folder for folder in folders if (launch_dir(folder) / "sweep.json").is_file()]
+    single = [folder for folder in folders if folder not in sweeps and (folder / "config.yaml").is_file()]
+    alone = bool(single) and not sweeps
     page = out or folders[0] / ("comparison.html" if alone else "report.html")  # a run has a report.html of its own
     require(
         page.suffix == ".html", f"--out={page} must end in .html: the numbers are written to the same name in .json"
@@ -42,6 +43,9 @@ def write(
     require(page.parent.is_dir(), f"--out={page}: {page.parent} is not a folder: create it, or choose another")
     different = {folder.resolve() for folder in folders}
     require(len(different) == len(folders), f"a folder is given twice: {', '.join(map(str, folders))}: remove one")
+    for folder in folders if single else ():
+        is_run = "is a run, no sweep" if folder in single else "is no run (no config.yaml)"
+        require((folder in single) is alone, f"{folder} {is_run}: give two or more runs, or sweeps alone")
     runs = _runs(folders) if alone else _points(folders)
     plain = [_plain(run) for run in runs]
     commands = [run.command for run in plain if run.command]
@@ -59,9 +63,6 @@ def write(
 
 def _points(folders: Sequence[Path]) -> list[Run]:
     """Returns the points of all sweeps, in the order of the folders. Several folders name their points."""
-    for folder in folders:
-        is_run = (folder / "config.yaml").is_file() and not (launch_dir(folder) / "sweep.json").is_file()
-        require(not is_run, f"{folder} is a run, no sweep: give folders of sweeps alone, or two or more runs alone")
     found = {run.folder: (folder, run) for folder in reversed(folders) for run in sweep_runs(folder)}
     ordered = sorted(found.values(), key=lambda item: folders.index(item[0]))  # stable: by number in each folder
     runs = [run for _, run in ordered]

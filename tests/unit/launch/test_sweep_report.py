@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -15,9 +16,8 @@ from helpers.html_page import Page
 from helpers.runs import VIT, small
 from helpers.sweeps import make_sweep, train
 
+from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
-from clipx_launch.commands.report import document as report_document
-from clipx_launch.commands.report.command import read
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Point, Result
 from clipx_launch.sweep import Planned, Sweep
@@ -104,10 +104,9 @@ def report(*arguments: str | Path) -> tuple[str, dict[str, Any]]:
     return page.read_text(encoding="utf-8"), json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def numbers(*folders: Path, metric: str | None = None, baseline: str | None = None) -> dict[str, Any]:
-    """Returns the document without drawing the page."""
-    content = read(folders, metric, lowest=False, by=None, x=None, baseline=baseline)
-    return dict(json.loads(json.dumps(report_document.document(content))))
+def numbers(*folders: Path, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns the document alone."""
+    return report(*folders, *arguments)[1]
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +166,7 @@ def test_differences_compare_groups_with_the_same_other_overrides(written: tuple
 def test_samples_to_reach_the_final_mean_of_the_baseline(written: tuple[str, dict[str, Any]]) -> None:
     _, document = written
     means = {tuple(cell["overrides"].values()): cell["mean"] for cell in document["cells"]}
-    assert len(document["samples_to_reach"]) == 11
+    assert len(document["samples_to_reach"]) == 7, "a baseline is compared with itself"
     for reach in document["samples_to_reach"]:
         name, *cell = reach["group"].values()
         ratio = means["infonce", *cell] / means[name, *cell]  # evaluations grow linearly from the first one
@@ -176,7 +175,7 @@ def test_samples_to_reach_the_final_mean_of_the_baseline(written: tuple[str, dic
 
 
 def test_a_worse_group_does_not_reach_the_baseline(sweep: Path) -> None:
-    found = numbers(sweep, baseline="objective=dcl")
+    found = numbers(sweep, arguments=("--baseline", "objective=dcl"))
     notes = [reach["note"] for reach in found["samples_to_reach"] if reach["group"]["objective"] == "infonce"]
     assert notes == ["not reached"] * 4
 
@@ -189,7 +188,7 @@ def test_points_that_are_not_counted_are_listed(written: tuple[str, dict[str, An
     assert left["34"] == "waiting at step 40"
     assert left["35"] == "has no finite value of eval/retrieval/recall@1 (mean of 2)"
     shown = Page(page).text
-    assert "33 of 36 points in 12 groups; 3 left out" in shown
+    assert "33 of 36 runs in 12 groups; 3 left out" in shown
     assert "0 of 3" in shown
     for reason in left.values():
         assert reason in shown
@@ -200,44 +199,42 @@ def test_the_page_is_whole_without_a_network_and_shows_all_sections(written: tup
     assert "http" not in written[0]
     assert not [a for a in page.attributes if a[1] in ("src", "href") and not str(a[2]).startswith(("#", "data:"))]
     assert set(page.ids.values()) == {1}
-    for title in ("Results", "Metric against data.batch_size", "Metric against samples seen", "Differences",
-                  "Samples to reach", "Training loss", "γ", "log u", "Time per step", "Points left out"):  # fmt: skip
+    for title in ("Results", "All runs", "Curves of all runs", "Metric against data.batch_size", "Differences",
+                  "Metric against samples seen", "Training loss", "γ", "log u", "Runs left out"):  # fmt: skip
         assert f"<h2>{title}</h2>" in written[0]
     assert "<h2>Temperature τ</h2>" not in written[0], "no run has logged a temperature"
-    charts = 4 + 4 + 2 * 3, 1 + 2  # curves, losses, γ and log u by cell; parallel coordinates, curves of all points
-    assert page.tags["figure"] == 2 + 4 + 2 * charts[0] + charts[1], (
-        "panels by mismatched; matrices; drawn and interactive"
-    )
-    assert len(page.data["charts-means"]["charts"]) == charts[0]
-    assert (page.tags["script"], page.tags["style"]) == (5, 1)
+    charts = {name: len(page.data[f"charts-{name}"]["charts"]) for name in ("runs", "against", "means")}
+    assert charts == {"runs": 2, "against": 2, "means": 4 + 4 + 2 * 3}, "metric, losses, γ and log u by cell"
+    assert page.tags["figure"] == 1 + sum(charts.values())
+    assert (page.tags["script"], page.tags["style"], page.tags["svg"], page.tags["img"]) == (6, 1, 0, 0)
 
 
 def test_all_points_are_rows_lines_and_curves(written: tuple[str, dict[str, Any]]) -> None:
     """The failed, the unfinished and the nan point included."""
     page = Page(written[0])
-    data, (metric, loss) = page.data["parallel"], page.data["charts-points"]["charts"]
+    data, (metric, loss) = page.data["parallel"], page.data["charts-runs"]["charts"]
     ids = [f"r{number}" for number in range(36)]
     assert [value for tag, name, value in page.attributes if (tag, name) == ("tr", "data-run")] == ids
-    assert [run["id"] for run in data["runs"]] == ids
-    assert [run["state"] for run in data["runs"][32:]] == ["finished", "failed", "waiting", "finished"]
-    assert [" ".join(axis["title"]) for axis in data["axes"]] == [
+    assert [axis["name"] for axis in data["axes"]] == [
         "objective",
         "data.batch_size",
         "data.mismatched",
         "seed",
-        "retrieval/recall@1 (mean of 2)",
+        "retrieval/recall@1 (mean of 2), %",
     ]
     finals = [value_of(typed) for typed in GRID[:35]]
     low, high = min(finals), max(finals)
-    for k, (run, final) in enumerate(zip(data["runs"], finals, strict=False)):
-        assert run["rank"] == pytest.approx((final - low) / (high - low), abs=1e-4)
-        assert data["axes"][-1]["at"][k] == run["rank"]
-        assert dict(run["values"])["objective"] == GRID[k]["objective"]
-    assert (data["runs"][35]["rank"], data["axes"][-1]["at"][35]) == (None, None)
-    assert [series["run"] for series in loss["series"]] == ids
-    assert [series["y"][-1] for series in metric["series"][:35]] == pytest.approx(finals, rel=1e-4)
-    assert metric["series"][35]["bads"] == 4
-    assert {s["style"] for s in loss["series"]} == {0, 1, 2}, "the contenders have different colours"
+    assert data["ranks"][:35] == pytest.approx([(final - low) / (high - low) for final in finals], abs=1e-4)
+    assert data["axes"][-1]["at"][:35] == data["ranks"][:35]
+    assert (data["ranks"][35], data["axes"][-1]["at"][35]) == (None, None)
+    assert data["styles"] == [k // 12 for k in range(36)], "the colours of the contenders, here and in the curves"
+    order = [series["run"] for series in metric["series"]]
+    assert sorted(order) == sorted(ids)
+    assert order[-1] == ids[finals.index(high)], "the best on top"
+    by_run = {series["run"]: series for series in metric["series"]}
+    assert [by_run[name]["y"][-1] for name in ids[:35]] == pytest.approx(finals, rel=1e-4)
+    assert by_run["r35"]["bads"] == 4
+    assert {series["run"]: series["style"] for series in loss["series"]} == dict(zip(ids, data["styles"], strict=True))
 
 
 def test_commands_versions_and_dates_are_those_of_the_runs(sweep: Path, written: tuple[str, dict[str, Any]]) -> None:
@@ -260,7 +257,7 @@ def test_text_of_users_is_escaped(tmp_path: Path) -> None:
         write_run(point, final, "finished" if final < 0.7 else "failed")
     text, document = report(folder)
     page = Page(text)
-    assert (page.tags["script"], page.tags["i"], page.tags["b"] > 0) == (5, 0, True)
+    assert (page.tags["script"], page.tags["i"], page.tags["b"] > 0) == (6, 0, True)
     assert "alert" not in text.split("<script>")[-1]
     assert not [c for c in text if not c.isprintable() and c != "\n"]
     assert "<script>alert('x')</script>&\"\\n\\x1b\\u202e</td>" in page.text
@@ -311,7 +308,7 @@ def test_roles_of_overrides_are_chosen_by_what_varies(
     Page(text)
     if not baseline:
         assert "<h2>Differences</h2>" not in text
-    assert ("not reached" in text) == any(reach["note"] == "not reached" for reach in document["samples_to_reach"])
+    assert ("not reached" in text) >= any(reach["note"] == "not reached" for reach in document["samples_to_reach"])
 
 
 @pytest.mark.parametrize(
@@ -352,11 +349,11 @@ def test_a_sweep_without_finished_points_prints_a_one_line_error(
 ) -> None:
     write_sweep(tmp_path, ["seed=0"], ["seed=1"])
     assert main(["report", str(tmp_path)]) == 2
-    assert "none of the 2 points has finished with a value of train/loss" in capsys.readouterr().err
+    assert "none of the 2 runs has finished with a value of train/loss" in capsys.readouterr().err
 
 
 def test_a_loss_is_compared_by_its_lowest_value(sweep: Path) -> None:
-    found = numbers(sweep, metric="train/loss")
+    found = numbers(sweep, arguments=("--metric", "train/loss"))
     assert (found["metric"], found["lowest"]) == (["train/loss"], True)
     assert {cell["mean"] for cell in found["cells"]} == {2.0}
     assert {reach["samples"] for reach in found["samples_to_reach"]} == {TOTAL}
@@ -398,6 +395,88 @@ def test_seeds_evaluated_after_different_samples_have_no_common_curve(tmp_path: 
     assert "No group has seeds that were evaluated after the same samples." in text
 
 
+def test_of_means_that_are_shown_equal_none_is_bold(tmp_path: Path) -> None:
+    for point, final in zip(
+        write_sweep(tmp_path, ["objective=a"], ["objective=b"], ["objective=c"]), (0.50001, 0.50002, 0.4), strict=True
+    ):
+        write_run(point, final)
+    assert "<b>" not in report(tmp_path)[0]
+    write_run(write_sweep(tmp_path, ["objective=a"])[0], 0.6)
+    assert "<b>60.00</b>" in report(tmp_path)[0]
+
+
+# ---------------------------------------------------------------------------------------------- runs outside a sweep
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Returns the folders of two trained runs with different objectives and learning rates."""
+    folder = tmp_path_factory.mktemp("runs")
+    common = ("duration=4st", "data.samples=64", "data.held_out_samples=16", "checkpoint=none", *VIT)
+    for name, own in (("first", ("optimizer.lr=1e-3",)), ("second", ("objective=siglip", "optimizer.lr=5e-4"))):
+        Trainer(small(folder / name, *common, "evaluator=[retrieval]", "evaluator.retrieval.every=2st", *own)).fit()
+    return [folder / "first", folder / "second"]
+
+
+def comparison(*arguments: str | Path) -> tuple[str, dict[str, Any]]:
+    assert main(["report", *map(str, arguments)]) == 0
+    page = Path(arguments[0]) / "comparison.html"
+    return page.read_text(encoding="utf-8"), json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def test_runs_are_compared_by_the_options_that_differ(runs: list[Path]) -> None:
+    own = [(run / "report.html").read_bytes() for run in runs if (run / "report.html").exists()]
+    text, document = comparison(*runs)
+    assert [cell["overrides"] for cell in document["cells"]] == [
+        {"run": "first", "objective": "infonce", "optimizer.lr": "0.001"},
+        {"run": "second", "objective": "siglip", "optimizer.lr": "0.0005"},
+    ]
+    assert (document["by"], document["tied"], document["x"]) == (["run"], ["objective", "optimizer.lr"], None)
+    page = Page(text)
+    for chart in page.data["charts-runs"]["charts"]:
+        assert {series["name"] for series in chart["series"]} == {"first", "second"}
+        assert chart["legend"]
+    assert [axis["name"] for axis in page.data["parallel"]["axes"][:3]] == ["run", "objective", "optimizer.lr"]
+    assert [name for _, name in page.data["parallel"]["axes"][1]["labels"]] == ["infonce", "siglip"]
+    for cell, run in zip(document["cells"], runs, strict=True):
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        last = next(row for row in reversed(rows) if I2T in row)
+        assert cell["mean"] == pytest.approx((last[I2T] + last[T2I]) / 2)
+    assert [(run / "report.html").read_bytes() for run in runs if (run / "report.html").exists()] == own
+
+
+def test_runs_that_differ_in_their_seed_are_a_group(runs: list[Path], tmp_path: Path) -> None:
+    copies = [tmp_path / name for name in ("a", "b", "c")]
+    for copy, run, seed in zip(copies, (runs[0], runs[0], runs[1]), (0, 1, 0), strict=True):
+        shutil.copytree(run, copy)
+        config = (copy / "config.yaml").read_text()
+        assert "\nseed: 0\n" in config
+        (copy / "config.yaml").write_text(config.replace("\nseed: 0\n", f"\nseed: {seed}\n"))
+    _, document = comparison(*copies)
+    assert [(cell["overrides"]["objective"], cell["seeds"]) for cell in document["cells"]] == [
+        ("infonce", ["0", "1"]), ("siglip", ["0"]),
+    ]  # fmt: skip
+    shutil.copytree(runs[0], tmp_path / "d")
+    _, repeated = comparison(copies[0], tmp_path / "d")
+    assert [cell["overrides"] for cell in repeated["cells"]] == [{"run": "a"}, {"run": "d"}], "equal runs are compared"
+
+
+def test_folders_that_are_no_runs_print_a_one_line_error(
+    runs: list[Path], sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        (runs[:1], f"{runs[0]} is one run, whose report is {runs[0]}/report.html: give two or more runs, or a sweep"),
+        ([*runs, sweep], f"{runs[0]} is a run, no sweep: give two or more runs, or sweeps alone"),
+        ([runs[0], tmp_path], f"{tmp_path} is no run (no config.yaml): give two or more runs, or sweeps alone"),
+        ([runs[0], tmp_path / "x"], f"{tmp_path}/x is no run (no config.yaml): give two or more runs, or sweeps alone"),
+        ([runs[0], runs[0]], "a folder is given twice"),
+    ):
+        assert main(["report", *map(str, arguments)]) == 2
+        out, errors = capsys.readouterr()
+        assert (out, errors.count("\n")) == ("", 1)
+        assert message in errors
+
+
 @pytest.mark.slow
 def test_the_page_of_300_points_is_smaller_than_10_mb(tmp_path: Path) -> None:
     typed = [
@@ -412,5 +491,5 @@ def test_the_page_of_300_points_is_smaller_than_10_mb(tmp_path: Path) -> None:
         with (point.folder / "metrics.jsonl").open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in extra)
     text, document = report(tmp_path)
-    assert len(text.encode()) < 8e6
+    assert len(text.encode()) < 1e6
     assert (len(document["cells"]), document["left_out"]) == (60, [])

@@ -1,4 +1,4 @@
-"""Results of a sweep: best point, table, picture and logs."""
+"""Results of a sweep: best point, table and logs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import threading
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,9 @@ import pyarrow.parquet
 import pytest
 from helpers.sweeps import idle_process, make_sweep, train, write_lock
 from helpers.waiting import wait_until
-from matplotlib.axes import Axes
-from matplotlib.image import imread
 
 from clipx_launch.__main__ import main
 from clipx_launch.commands import logs
-from clipx_launch.commands.parallel_coordinates import Line, draw, drop_overlapping, log_spaced, override_axis
 from clipx_launch.commands.runs import varied
 from clipx_launch.point import Result
 
@@ -100,19 +96,6 @@ def test_results_have_a_row_per_point_in_both_files(sweep: Path, written: list[d
     text = (sweep / "results.csv").read_text()
     for row, other in zip(written, csv.DictReader(io.StringIO(text)), strict=True):
         assert {name: "" if value is None else str(value) for name, value in row.items()} == other
-
-
-def test_the_picture_is_not_empty(sweep: Path, written: list[dict[str, Any]]) -> None:
-    picture = imread(sweep / "results.png")
-    assert picture.shape[1] > picture.shape[0] > 400
-    assert len(set(map(tuple, picture.reshape(-1, 4).tolist()))) > 50
-
-
-def test_a_sweep_of_one_point_has_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_sweep(tmp_path, ["seed=0"])
-    assert main(["results", str(tmp_path)]) == 0
-    assert "no picture, for no override varies" in capsys.readouterr().out
-    assert not (tmp_path / "results.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -199,67 +182,14 @@ def test_followed_logs_continue_until_the_point_ends(
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------ picture
-
-
-@pytest.mark.parametrize(
-    ("values", "log"),
-    [([1e-4, 1e-3, 1e-2], True), ([0.1, 0.2, 0.3], False), ([512, 1024, 2048], True), ([1, 2], False), ([1, 100], True),
-     ([0, 1, 10], False), ([1e-4, 3e-4, 1e-3], True), ([5], False)],
-)  # fmt: skip
-def test_values_spaced_by_factors_use_a_logarithmic_axis(values: list[float], log: bool) -> None:
-    assert log_spaced(values) is log
-
-
-def test_numbers_are_placed_by_value_and_words_at_equal_distances() -> None:
-    axis = override_axis("optimizer.lr", ["1e-4", "1e-3", "1e-2"])
-    assert axis.positions == pytest.approx([0, 0.5, 1])
-    assert axis.title == "optimizer.lr\n(log)"
-    assert [text for _, text in axis.labels] == ["0.0001", "0.001", "0.01"]
-    assert override_axis("seed", ["0", "1", "4"]).positions == pytest.approx([0, 0.25, 1])
-    words = override_axis("objective.rank", ["null", None, "1"])
-    assert sorted(place for place in words.positions if place is not None) == pytest.approx([1 / 6, 3 / 6, 5 / 6])
-    assert {text for _, text in words.labels} == {"null", "(not given)", "1"}
-
-
-def test_labels_of_an_axis_do_not_overlap() -> None:
-    axis = override_axis("optimizer.lr", [str(1e-5 * 1.3**k) for k in range(40)])
-    places = sorted(at for at, _ in axis.labels)
-    assert 3 <= len(places) <= 12
-    assert min(b - a for a, b in pairwise(places)) >= 0.045
-    assert drop_overlapping([(0.0, "a"), (0.01, "b"), (0.5, "c")]) == [(0.0, "a"), (0.5, "c")]
-
-
-def test_pictures_of_few_or_unusual_values_can_be_drawn() -> None:
-    one = [Line({"a": "1"}, None), Line({"a": "inf"}, None)]
-    alike = [Line({"a": "1", "b": "x" * 99}, 0.5), Line({"a": "2", "b": ""}, 0.5), Line({"b": ""}, None)]
-    for lines in (one, alike):
-        for lowest in (True, False):
-            assert draw("title", METRIC, lines, lowest).startswith(b"\x89PNG")
-
-
-def test_of_equal_points_best_and_the_picture_show_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_equal_points_the_first_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for planned in make_sweep(tmp_path, *([f"seed={seed}"] for seed in range(4))).planned:
         value = {0: 2.0, 3: 2.0}.get(planned.point.index, 1.0)
         row = {"step": 1, "samples": 32, "epoch": 0.1, "seconds": 0, "train/loss": value, "eval/a/top1": value}
         (planned.point.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    drawn: list[list[Any]] = []
-    plot = Axes.plot
-    monkeypatch.setattr(
-        Axes,
-        "plot",
-        lambda self, *a, **k: (drawn.append([k["lw"], a]) if k.get("lw") == 3.2 else None, plot(self, *a, **k))[1],
-    )
     for metric, best in (("eval/a/top1", 0), ("train/loss", 1)):
         main(["best", str(tmp_path), "--metric", metric, "--json"])
         assert json.loads(capsys.readouterr().out)["point"] == best
-        drawn.clear()
-        main(["results", str(tmp_path), "--metric", metric])
-        capsys.readouterr()
-        ((_, (_, heights)),) = drawn
-        assert heights[0] == pytest.approx(best / 3), "its seed, from 0 to 3, on the first axis"
 
 
 def test_overrides_common_to_all_points_are_omitted() -> None:

@@ -85,16 +85,15 @@ def test_samples_to_reach_are_interpolated_between_evaluations() -> None:
         CurvePoint(300, 0.4, None),
         CurvePoint(400, 0.9, None),
     ]
-    assert samples_to_reach(curve, 0.3).samples == pytest.approx(150)  # type: ignore[union-attr]
-    assert samples_to_reach(curve, 0.5).samples == pytest.approx(200)  # type: ignore[union-attr]
-    assert samples_to_reach(curve, 0.65).samples == pytest.approx(350)  # type: ignore[union-attr]
+    assert samples_to_reach(curve, 0.3) == pytest.approx(150)
+    assert samples_to_reach(curve, 0.5) == pytest.approx(200)
+    assert samples_to_reach(curve, 0.65) == pytest.approx(350)
     assert samples_to_reach(curve, 0.95) is None
-    first = samples_to_reach(curve, 0.05)
-    assert first is not None and (first.samples, first.first) == (100, True)
+    assert samples_to_reach(curve, 0.05) == 100, "at most: at the first point"
+    assert samples_to_reach([], 0.05) is None
 
 
 def test_a_low_target_is_reached_from_above() -> None:
     curve = [CurvePoint(10, 3.0, None), CurvePoint(20, 2.0, None), CurvePoint(30, 1.0, None)]
-    found = samples_to_reach(curve, 1.25, lowest=True)
-    assert found is not None and found.samples == pytest.approx(27.5)
+    assert samples_to_reach(curve, 1.25, lowest=True) == pytest.approx(27.5)
     assert samples_to_reach(curve, 0.5, lowest=True) is None
