@@ -2,12 +2,12 @@
 // under the pointer is highlighted everywhere; a range that is dragged on an axis selects runs everywhere, and so does
 // a click on a line. Each axis is a box with its labels, between the lines. On a narrow page the axes are rows.
 for (const place of document.querySelectorAll("figure.parallel")) (() => {
-  const { make, rankColour, ticks, logTicks, short } = clipxTools;
+  const { make, widthOf, rankColour, ticks, logTicks } = clipxTools;
   const { axes, ranks, styles, charts } = JSON.parse(document.getElementById("parallel").textContent);
   const group = clipxCharts.groups[charts], runs = ranks.map((_, r) => r), id = r => `r${r}`, best = ranks.indexOf(1);
   const rows = runs.map(r => document.querySelector(`tr[data-run="${id(r)}"]`));
   const order = [...runs].sort((a, b) => (ranks[a] ?? -1) - (ranks[b] ?? -1)); // the best on top
-  const LETTER = 7.4, LINE = 16, TALL = 300, PAD = 14, LEAST = 60, BETWEEN = 46;
+  const LINE = 16, TALL = 300, PAD = 14, LEAST = 60, BETWEEN = 46;
   const brushes = axes.map(() => null), picked = new Set();
   const head = make("div", { class: "head" }, place);
   const note = make("p", { class: "muted" }, head);
@@ -20,13 +20,13 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
   const labelsOf = axis => { // ascending [place from 0 to 1, text]: the values, or round numbers
     if (axis.labels) return [...axis.labels].sort(([a], [b]) => a - b).map(([p, s]) => [p, s.length > 18 ? `${s.slice(0, 17)}…` : s]);
     const [low, high] = axis.range, scale = axis.log ? Math.log : v => v;
-    const found = axis.log ? logTicks(low, high) : ticks(low, high, 5)[0];
-    return found.map(v => [(scale(v) - scale(low)) / (scale(high) - scale(low)), short(v)]);
+    const found = axis.log ? logTicks(low, high, 8) : ticks(low, high, 5);
+    return found.map(([v, text]) => [(scale(v) - scale(low)) / (scale(high) - scale(low)), text]);
   };
   const wrapped = (name, most) => {
     const found = [""];
     for (const part of name.split(/(?<=[/_ ])|(?=\.)/)) {
-      if (found.at(-1) && (found.at(-1) + part).length > most) found.push("");
+      if (found.at(-1) && 1.08 * widthOf(found.at(-1) + part, svg) > most) found.push(""); // the name is bold
       found[found.length - 1] += part;
     }
     return found;
@@ -51,12 +51,12 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
   };
   // Returns the boxes of the axes: `from` and `size` across the lines, `long` along the axis.
   const measure = () => {
-    const labels = axes.map(labelsOf), wide = labels.map(l => 12 + LETTER * Math.max(3, ...l.map(([, text]) => text.length)));
+    const labels = axes.map(labelsOf), wide = labels.map(l => 12 + Math.max(20, ...l.map(([, text]) => widthOf(text, svg))));
     upright = sum(wide, LEAST) <= width;
     const long = upright ? TALL : width - 2 * PAD, between = (width - sum(wide, 0)) / Math.max(1, axes.length - 1);
     let at = 0;
     return axes.map((axis, i) => {
-      const box = { long, places: fanned(axis, long), name: wrapped(axis.name, (upright ? wide[i] + between : width) / LETTER - 1) };
+      const box = { long, places: fanned(axis, long), name: wrapped(axis.name, (upright ? wide[i] + between : width) - 12) };
       if (upright) {
         const alongs = apart(labels[i].map(([p]) => p * long), LINE, long + PAD - LINE / 2);
         Object.assign(box, { from: at, size: wide[i], labels: labels[i].map(([, text], k) => [wide[i] / 2, alongs[k], text]) });
@@ -65,7 +65,7 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
       }
       const ends = [], below = LINE * box.name.length + 2; // of the labels in each line, as many lines as they need
       box.labels = labels[i].map(([p, text]) => {
-        const half = (LETTER * text.length + 6) / 2, along = Math.min(long + PAD - half, Math.max(half - PAD, p * long));
+        const half = widthOf(text, svg) / 2 + 5, along = Math.min(long + PAD - half, Math.max(half - PAD, p * long));
         const free = ends.findIndex(end => end <= along - half), line = free < 0 ? ends.length : free;
         ends[line] = along + half;
         return [below + LINE * (line + .5), along, text];
@@ -100,7 +100,7 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
     boxes.forEach((box, i) => {
       rect(box, -PAD, box.long + PAD, "axis");
       box.name.forEach((line, k) => {
-        const half = 4.1 * line.length, centre = Math.max(half, Math.min(width - half, box.from + box.size / 2));
+        const half = .55 * widthOf(line, svg) + 1, centre = Math.max(half, Math.min(width - half, box.from + box.size / 2));
         const y = upright ? top - 6 - LINE * (box.name.length - 1 - k) : box.from + LINE * (k + .8);
         make("text", { x: upright ? centre : 6, y, class: "name", "text-anchor": upright ? "middle" : "start" }, svg, line);
       });

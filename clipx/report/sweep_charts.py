@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from clipx.report.chart import Chart, Charts, Series
-from clipx.report.page import data_script, details, paragraph, section
+from clipx.report.page import data_script, details, paragraph, section, with_minus
 from clipx.report.parallel import log_spaced, number_axis, override_axis
 from clipx.report.sweep_groups import RUN, Group, Layout, Metric, SweepRun, Values
 
 _MOST_PANELS, _FIRST_PANELS = 24, 6  # of a section: all, and those that are shown at first
 _MOST_POINTS = 60_000  # of all series of a chart
 _MOST_NAMES = 12  # runs in a legend, if each is a contender
-_DODGE = 0.012  # distance between the points of two contenders, as a share of the axis
 _LOGGED = (
     ("Training loss", "train/loss", "Losses of different objectives have different scales."),
     ("γ", "train/gamma", "Weight of the current batch in the moving averages."),
@@ -38,7 +37,7 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
     axes = [override_axis(key, [run.value(key) for run in runs]) for key in keys]
     scale = 100 if metric.share else 1
     scaled = [None if v is None else scale * v for v in values]
-    axes.append(number_axis(metric.heading, scaled, lambda value: metric.text(value / scale)))
+    axes.append(number_axis(metric.heading, scaled, lambda value: with_minus(metric.text(value / scale))))
     data = {"axes": axes, "ranks": ranks, "styles": styles, "charts": "runs"}
 
     charts = Charts("runs", most=max(20, min(400, _MOST_POINTS // len(runs))), each=True)
@@ -63,17 +62,14 @@ def metric_by_x(layout: Layout, metric: Metric) -> str:
     """Returns the section of the metric against x; without x, by contender. Empty for runs without seeds."""
     if layout.by == (RUN,):
         return ""
-    x, last = layout.x, len(layout.names) - 1
+    x = layout.x
     ticks = sorted((at, text) for text, at in layout.x_values.items()) or list(enumerate(layout.names))
-    low, high = ticks[0][0], ticks[-1][0]
     log = x is not None and log_spaced([at for at, _ in ticks])
 
     def draw(groups: Sequence[Group]) -> Iterator[Series]:
         for k, name in enumerate(layout.names):
             own = [(g, s) for g in groups if layout.contender(g) == k and (s := g.spread(metric.value))]
-            places, shift = [layout.x_values[g.value(x)] if x else k for g, _ in own], _DODGE * (k - last / 2)
-            if x:  # contenders side by side
-                places = [at * (high / low) ** shift if log else at + shift * (high - low or 1) for at in places]
+            places = [layout.x_values[g.value(x)] if x else k for g, _ in own]
             seeds = [g.numbers(metric.value).values() for g, _ in own]
             x_seeds = [at for at, of in zip(places, seeds, strict=True) for _ in of if len(of) > 1]
             if own:

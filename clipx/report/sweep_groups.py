@@ -13,7 +13,7 @@ from typing import Any
 from clipx.config.messages import did_you_mean
 from clipx.errors import ConfigError, require
 from clipx.logger import Row
-from clipx.report.console import is_share
+from clipx.report.console import format_value, is_share
 from clipx.report.parallel import numbers_of
 from clipx.report.seed_statistics import CurvePoint, Spread, mean_curve, spread
 
@@ -90,9 +90,15 @@ class Metric:
 
     def text(self, value: float, sign: bool = False, digits: int | None = None) -> str:
         """Formats a value under its heading: shares in percent, others to 4 significant digits. `sign`: also +."""
-        form = ".2f" if self.share else ",.4g" if digits is None else f",.{digits}f"
-        text = f"{100 * value if self.share else value:{'+' if sign else ''}{form}}"
-        return text.lstrip("+-") if not re.search("[1-9a-z]", text) else text.replace("-", "−", text.startswith("-"))
+        text = (
+            f"{100 * value:.2f}"
+            if self.share
+            else format_value("", value)
+            if digits is None
+            else f"{value:,.{digits}f}"
+        )
+        zero = not re.search("[1-9]", text)
+        return text.lstrip("-") if zero else f"+{text}" if sign and value > 0 else text
 
     def value(self, run: SweepRun) -> float | None:
         """Returns the last value of a run. None if a metric is missing or not finite."""
