@@ -100,9 +100,9 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
     boxes.forEach((box, i) => {
       rect(box, -PAD, box.long + PAD, "axis");
       box.name.forEach((line, k) => {
-        const half = .55 * widthOf(line, svg) + 1, centre = Math.max(half, Math.min(width - half, box.from + box.size / 2));
         const y = upright ? top - 6 - LINE * (box.name.length - 1 - k) : box.from + LINE * (k + .8);
-        make("text", { x: upright ? centre : 6, y, class: "name", "text-anchor": upright ? "middle" : "start" }, svg, line);
+        const name = make("text", { x: 6, y, class: "name", "text-anchor": upright ? "middle" : "start" }, svg, line), half = name.getBBox().width / 2 + 1;
+        if (upright) name.setAttribute("x", Math.max(half, Math.min(width - half, box.from + box.size / 2)));
       });
       for (const [across, along, text] of box.labels) {
         const [x, y] = xy(box, across, along);

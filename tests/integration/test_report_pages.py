@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from helpers.browser import Browser
 
 from clipx.report.chart import Chart, Charts, Series
 from clipx.report.console import format_value
-from clipx.report.page import Cell, data_script, page, table, with_minus
+from clipx.report.page import Cell, page, table, with_minus
 from clipx.report.run_report import RunRecord, write_report
 
 pytestmark = pytest.mark.slow
@@ -205,37 +204,3 @@ def test_a_hostile_name_runs_no_script(browser: Browser, tmp_path: Path) -> None
     browser.mouse("Moved", browser.place("figure.chart:nth-of-type(2) svg.plot", 0.6, 0.4))
     assert any(hostile in tip for tip in browser.texts(".tip:not([hidden])"))
     assert browser("window.hit === undefined && !document.querySelector('img[src=x]')")
-
-
-def test_runs_are_linked_and_selected_on_an_axis(browser: Browser, tmp_path: Path) -> None:
-    """Parallel coordinates of 3 runs with the values 0, 0.5 and 1 on both axes."""
-    charts = Charts("points", each=True)
-    curves = [Series(f"run {k}", [0, 1], [k, k + math.e], run=f"r{k}", style=k) for k in range(3)]
-    figure = charts.figure(Chart("metric", curves, legend=False))
-    at, labels = [0, 0.5, 1], [[0, "low"], [1, "high"]]
-    runs = [
-        {"id": f"r{k}", "name": f"run {k}", "state": "finished", "rank": k / 2, "values": [["lr", f"{k}"]]}
-        for k in range(3)
-    ]
-    axes = [{"title": [name], "labels": labels, "at": at} for name in ("lr", "metric")]
-    parts = [
-        '<figure class="parallel live"></figure>',
-        data_script("parallel", {"axes": axes, "runs": runs, "charts": "points"}),
-        table(["run"], [["0"], ["1"], ["2"]], runs=["r0", "r1", "r2"]),
-        figure,
-        charts.script(),
-    ]
-    scripts = ("chart_tools.js", "chart.js", "parallel.js")
-    (tmp_path / "page.html").write_text(page("t", "".join(parts), scripts, ("chart.css", "parallel.css")))
-    browser.open(tmp_path / "page.html")
-    browser.wait_for("document.querySelectorAll('.parallel .area').length === 2")
-    low, high = (browser.place(".parallel path.run:nth-of-type(1)", 0.5, y) for y in (0, 1))
-    browser.mouse("Moved", (low[0], (low[1] + high[1]) / 2))
-    assert browser.texts("tr.chosen td") == ["0"], "the worst run is drawn first"
-    assert browser.texts(".parallel .tip") == ["run 0, finishedlr0"]
-    assert browser("clipxCharts.groups.points.run") == "r0"
-
-    browser.drag(browser.place(".parallel .area", 0.5, 0.3), browser.place(".parallel .area", 0.5, 0.02))
-    assert browser.texts("tbody tr:not([hidden]) td") == ["2"]
-    assert browser.texts(".parallel p") == ["1 of 3 points are selected."]
-    assert browser("document.querySelectorAll('figure.chart .series').length") == 1

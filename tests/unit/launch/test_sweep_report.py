@@ -412,7 +412,14 @@ def test_of_means_that_are_shown_equal_none_is_bold(tmp_path: Path) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Returns the folders of two trained runs with different objectives and learning rates."""
     folder = tmp_path_factory.mktemp("runs")
-    common = ("duration=4st", "data.samples=64", "data.held_out_samples=16", "checkpoint=none", *VIT)
+    common = (
+        "objective.init_temperature=0.1",
+        "duration=4st",
+        "data.samples=64",
+        "data.held_out_samples=16",
+        "checkpoint=none",
+        *VIT,
+    )
     for name, own in (("first", ("optimizer.lr=1e-3",)), ("second", ("objective=siglip", "optimizer.lr=5e-4"))):
         Trainer(small(folder / name, *common, "evaluator=[retrieval]", "evaluator.retrieval.every=2st", *own)).fit()
     return [folder / "first", folder / "second"]
