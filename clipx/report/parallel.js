@@ -13,6 +13,7 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
   const note = make("p", { class: "muted" }, head);
   const clear = make("button", { type: "button", class: "small", hidden: "" }, head, "select all");
   const svg = make("svg", { tabindex: "0", role: "group", "aria-label": "parallel coordinates: arrow keys highlight the runs in the order of the table, Enter selects one, Escape selects all" }, place);
+  place.classList.toggle("many", runs.length > 60);
   const tip = make("div", { class: "tip", hidden: "", role: "status" }, place);
   let upright, width, boxes, lines = [], chosen = null;
 
@@ -44,9 +45,10 @@ for (const place of document.querySelectorAll("figure.parallel")) (() => {
     for (const r of order) if (axis.at[r] !== null) equal.set(axis.at[r], [...equal.get(axis.at[r]) ?? [], r]);
     const keys = [...equal.keys()].sort((a, b) => a - b);
     const gap = long * Math.min(.15, ...keys.slice(1).map((p, i) => .7 * (p - keys[i])));
-    for (const [p, same] of equal) same.forEach((r, k) => {
-      found[r] = p * long + (k - (same.length - 1) / 2) * Math.min(5, gap / Math.max(1, same.length - 1));
-    });
+    for (const [p, same] of equal) {
+      const wide = Math.min(5 * (same.length - 1), gap), first = Math.max(2 - PAD, Math.min(long + PAD - 2 - wide, p * long - wide / 2));
+      same.forEach((r, k) => { found[r] = first + wide * k / Math.max(1, same.length - 1); });
+    }
     return found;
   };
   // Returns the boxes of the axes: `from` and `size` across the lines, `long` along the axis.
