@@ -90,15 +90,12 @@ class Metric:
 
     def text(self, value: float, sign: bool = False, digits: int | None = None) -> str:
         """Formats a value under its heading: shares in percent, others to 4 significant digits. `sign`: also +."""
-        text = (
-            f"{100 * value:.2f}"
-            if self.share
-            else format_value("", value)
-            if digits is None
-            else f"{value:,.{digits}f}"
-        )
-        zero = not re.search("[1-9]", text)
-        return text.lstrip("-") if zero else f"+{text}" if sign and value > 0 else text
+        text = format_value("", value) if digits is None else f"{value:,.{digits}f}"
+        if self.share:
+            text = f"{100 * value:.2f}"
+        if not re.search("[1-9]", text):  # no "-0.00"
+            return text.lstrip("-")
+        return f"+{text}" if sign and value > 0 else text
 
     def value(self, run: SweepRun) -> float | None:
         """Returns the last value of a run. None if a metric is missing or not finite."""
