@@ -124,7 +124,7 @@ def _panels(charts: Charts, layout: Layout, keys: Values, metric: Metric, draw: 
         for cell, found in cells[:_MOST_PANELS]
     ]
     first, further = shown[:_FIRST_PANELS], shown[_FIRST_PANELS:]
-    parts = [f'<div class="charts{" few" if len(shown) < 3 else ""}">{"".join(first)}</div>'] if first else []
+    parts = [f'<div class="charts {"few" if len(shown) < 3 else "fit"}">{"".join(first)}</div>'] if first else []
     if further:
         parts.append(details(f"{len(further)} further panels", f'<div class="charts">{"".join(further)}</div>'))
     if len(cells) > len(shown):
