@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clipx.data.look.hashing import exact_duplicates, near_duplicates
+from clipx.data.duplicates import exact_duplicates, near_duplicates
 
 _ROUNDS = 20  # of k-means
 _OF_CLUSTER = 256  # embeddings of each cluster with which k-means is computed, at most

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,10 +11,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from clipx.data.duplicates import SIGNATURE_FIELDS, preview, signature
 from clipx.data.loader_processes import ProcessLoader
-from clipx.data.look.hashing import SIDE, colours, difference_hash, preview
-from clipx.data.look.measure import MOST_CAPTIONS
-from clipx.data.look.scripts import main_script
+from clipx.data.look.measure import MOST_CAPTIONS, main_script
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.views import View
 from clipx.errors import DataError
@@ -23,9 +21,8 @@ from clipx.model.tokenizer import repaired
 from clipx.score.entries import Entries
 from clipx.score.spec import Score
 
-SIGNATURE = np.dtype([("index", "i8"), ("digest", "u8", 2), ("hash", "u8"), ("colours", "u1", (SIDE, SIDE, 3))])
-"""Signature of an image: number of its sample, the first 128 bits of the SHA-256 of the encoded image, difference hash
-and mean colours of its areas."""
+SIGNATURE = np.dtype([("index", "i8"), *SIGNATURE_FIELDS])
+"""Signature of an image, with the number of its sample."""
 
 Row = dict[str, int | float | str | list[int]]
 """Scores of a sample by column."""
@@ -67,7 +64,7 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
             for number in indices:
                 try:
                     sample = self.source.read(number)
-                    row, signature = self._measure(number, sample)
+                    row, signed = self._measure(number, sample)
                     if self.view is not None:
                         images.append(self.view.load_for_evaluation(sample.image))
                 except BadSample as fault:
@@ -76,7 +73,7 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
                     index.append(number)
                     rows.append(row)
                     captions.append(sample.captions if Score.similarity in self.scores else ())
-                    signatures += signature
+                    signatures += signed
         except DataError as error:
             return error
         image = self.view.batch(default_collate(images)) if self.view is not None and images else None
@@ -84,7 +81,7 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
 
     def _measure(self, number: int, sample: Sample) -> tuple[Row, list[tuple[object, ...]]]:
         """Returns the scores that need no model, and the row of SIGNATURE if duplicates are searched."""
-        row, signature = Row(), list[tuple[object, ...]]()
+        row, found = Row(), list[tuple[object, ...]]()
         if Score.caption in self.scores:
             row |= caption_scores(sample.captions)
         if self.entries is not None:
@@ -94,10 +91,8 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
             if Score.image in self.scores:
                 row |= image_scores(shown, width, height)
             if Score.duplicates in self.scores:
-                digest = hashlib.sha256(sample.image).digest()
-                words = [int.from_bytes(digest[start : start + 8], "big") for start in (0, 8)]
-                signature.append((number, words, difference_hash(shown), colours(shown)))
-        return row, signature
+                found.append((number, *signature(sample.image, shown)))
+        return row, found
 
 
 def read_scored(

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import csv
+import html
+import re
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
+from clipx.data.look.look import LookPage
 from clipx.data.look.spec import LookSpec
+from clipx.data.spec import open_data
 from helpers.runs import compose
 
 CONTEXT = 12  # tokens of a caption
@@ -38,10 +44,59 @@ def options_of(table: Path, **others: str) -> list[str]:
     ]
 
 
+def page_of(spec: LookSpec) -> LookPage:
+    assert spec.data is not None
+    return LookPage(spec, open_data(spec.data))
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Picture of a page: its data URL, its remark, and of an opened caption the text, the tokens and the sample's name.
+
+    `tokens`: (tag, text); `em` marks special tokens, `s` those that are cut off.
+    """
+
+    picture: str
+    remark: str
+    caption: str
+    tokens: Sequence[tuple[str, str]]
+    key: str
+
+
+def tiles(part: str) -> list[Tile]:
+    """Returns the pictures with their captions in a part of a page."""
+    found = re.findall(
+        r'<figure><img src="([^"]*)"[^>]*>(?:<small>(.*?)</small>)?(<details>.*?</details>)?</figure>', part
+    )
+    return [Tile(picture, html.unescape(remark), *opened(caption)) for picture, remark, caption in found]
+
+
+def opened(caption: str) -> tuple[str, Sequence[tuple[str, str]], str]:
+    """Returns the text, the tokens and the name of the sample of the first caption that opens."""
+    found = re.search(r'<bdi>(.*?)</bdi>.*?<p class="tokens">(.*?)</p><small>(.*?)</small>', caption)
+    if found is None:
+        return "", (), ""
+    words, tokens, key = found.groups()
+    pieces = re.findall(r"<(em|s|span)>(.*?)</", tokens)
+    return html.unescape(words), [(tag, html.unescape(piece)) for tag, piece in pieces], html.unescape(key)
+
+
+def part(page: LookPage, title: str) -> str:
+    """Returns a section of a page."""
+    return page.html.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
+
+
+def bars(section: str, title: str) -> dict[str, int]:
+    """Returns the counts by name of the bars with a title."""
+    body = section.partition(f"<figcaption>{title}")[2].partition("</figure>")[0]
+    rows = re.findall(r"<span>(.*?)</span><div[^>]*></div><span>([\d,]+)</span>", body)
+    return {html.unescape(re.sub("<.*?>", "", name)): int(count.replace(",", "")) for name, count in rows}
+
+
 class Checked(HTMLParser):
     """Parser that requires balanced tags and collects what a browser would load or run."""
 
-    EMPTY = frozenset({"meta", "img", "rect", "line", "wbr", "br"})
+    EMPTY = frozenset({"meta", "img", "wbr", "br"})
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)

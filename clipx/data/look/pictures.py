@@ -3,145 +3,103 @@
 from __future__ import annotations
 
 import base64
+import html
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
 
-import torch
 from PIL import Image
 
+from clipx.data.duplicates import preview
 from clipx.data.loader import TrainBatches
-from clipx.data.look.hashing import preview
-from clipx.data.source import BadRecord, BadSample, Source, prefetch_samples
+from clipx.data.source import BadRecord, BadSample, prefetch_samples
 from clipx.errors import DataError
-from clipx.model.tokenizer import Tokenizer
+from clipx.escape import escaped
+from clipx.report.page import paragraph, text
 
-LOSSLESS = 96
-"""Side in pixels up to which pictures are stored as PNG and shown enlarged, without interpolation."""
-
-_MOST_SIDE = 320  # larger pictures are shrunk
-_THUMBNAIL = 112
-_DRAWS = 6
 _MOST_TOKENS = 400  # shown of a caption
-_QUALITY = 88
+_JOINERS = "\u200c\u200d"  # parts of the writing of Persian, Indian scripts and emoji
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    """Token of a caption: its text, whether it is a special token, and whether it is beyond the context."""
-
-    text: str
-    special: bool = False
-    cut: bool = False
+def user_text(value: str) -> str:
+    """Returns a caption for HTML: as `text`, with the joiners that several scripts are written with."""
+    return html.escape(escaped(value, _JOINERS))
 
 
-@dataclass(frozen=True, slots=True)
-class CaptionTokens:
-    """Caption with its first tokens, the number of all tokens, and the number of those that are cut off."""
+class Pictures:
+    """HTML of samples of the training stream. Captions open to their tokens and the name of the sample."""
 
-    caption: str
-    tokens: Sequence[Token]
-    count: int
-    cut: int
+    def __init__(self, stream: TrainBatches, max_pixels: int) -> None:
+        self.stream, self.source, self.tokenizer, self.max_pixels = stream, stream.source, stream.tokenizer, max_pixels
+        self.special = frozenset(self.tokenizer.encode(""))
+        self._row = stream.view.allocate(1)[0][0]
 
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Picture as a data URL, with the name of its sample and a remark."""
-
-    picture: str
-    key: str
-    caption: CaptionTokens | None = None
-    remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """Draws of one sample: the whole image, its number of captions, and crops with their captions."""
-
-    whole: Tile
-    captions: int
-    draws: Sequence[Tile]
-
-
-class Captions:
-    """Tokens of captions. `context`: number of tokens that the model reads."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.context = tokenizer, tokenizer.context_length
-        self.special = frozenset(tokenizer.encode(""))
-
-    def __call__(self, caption: str) -> CaptionTokens:
-        ids = self.tokenizer.encode(caption)
-        cut = self._cut(caption, ids)
-        tokens = [
-            Token(self.tokenizer.piece(number), number in self.special, place in cut)
-            for place, number in enumerate(ids[:_MOST_TOKENS])
-        ]
-        return CaptionTokens(caption, tokens, len(ids), len(cut))
-
-    def _cut(self, caption: str, ids: Sequence[int]) -> range:
-        """Returns the places of the ids that the truncated row lacks, from its first difference."""
-        if len(ids) <= self.context:
-            return range(0)
-        row = self.tokenizer([caption])[0].tolist()
-        first = next(place for place, (one, other) in enumerate(zip(ids, [*row, None], strict=False)) if one != other)
-        return range(first, first + len(ids) - self.context)
-
-
-def contact_sheet(stream: TrainBatches, captions: Captions, positions: range) -> tuple[list[Tile], str]:
-    """Returns (the samples at positions of the stream as training reads them, an error that ended them or "")."""
-    tiles: list[Tile] = []
-    (rows,) = stream.view.allocate(1)
-    wanted = [stream.order(position) for position in positions]
-    prefetch_samples(stream.source, wanted)
-    for position, first in zip(positions, wanted, strict=True):
-        bad: list[BadRecord] = []
+    def sheet(self, positions: range) -> str:
+        """Returns the samples at positions of the stream as training reads them, and an error that ended them."""
+        tiles, end = list[str](), ""
+        wanted = [self.stream.order(position) for position in positions]
+        prefetch_samples(self.source, wanted)
         try:
-            drawn = stream.draw(position, first, bad, rows[0])
+            for position, index in zip(positions, wanted, strict=True):
+                tiles.append(self._drawn(position, index))
         except DataError as error:
-            return tiles, str(error)
-        caption = stream.shown(position, 0, drawn.captions[0])
+            end = paragraph(f"The samples end here: {error}")
+        return f'<div class="samples">\n{"".join(tiles)}</div>{end}'
+
+    def draws(self, position: int, index: int) -> str:
+        """Returns a sample as a whole, and what consecutive epochs read of it."""
+        name, number = (
+            self.source.key(index).replace(":", "/").rpartition("/")[2],
+            len(self.source.read(index).captions),
+        )
+        tiles = [self.thumbnails([index], captioned=False)]
+        tiles += [self._drawn(position + epoch * self.stream.order.samples, index) for epoch in range(6)]
+        title = f"<h3>{text(name)}, {number} caption{'s' * (number != 1)}</h3>"
+        return f'{title}<div class="samples draws">\n{"".join(tiles)}</div>'
+
+    def thumbnails(self, indices: Sequence[int], captioned: bool = True) -> str:
+        """Returns whole images in small with their first captions, without those that cannot be read any more."""
+        prefetch_samples(self.source, indices)
+        tiles = list[str]()
+        for index in indices:
+            with suppress(BadSample):
+                sample = self.source.read(index)
+                image, (width, height) = preview(sample.image, self.max_pixels)
+                caption = self.caption(sample.captions[0], index) if captioned else ""
+                tiles.append(_tile(image, 112, f"{width:,} x {height:,}", caption))
+        return "".join(tiles)
+
+    def caption(self, words: str, index: int) -> str:
+        """Returns a caption of a sample that opens to its tokens."""
+        ids, context = self.tokenizer.encode(words), self.tokenizer.context_length
+        row = self.tokenizer([words])[0].tolist()
+        first = next((place for place, (a, b) in enumerate(zip(row, ids, strict=False)) if a != b), context)
+        cut = range(first, first + len(ids) - context)  # what the truncated row lacks begins at its first difference
+        tags = ("em" if token in self.special else "s" if place in cut else "span" for place, token in enumerate(ids))
+        pieces = (f"<{tag}>{user_text(self.tokenizer.piece(i))}</{tag}>" for tag, i in zip(tags, ids, strict=True))
+        more = f" and {len(ids) - _MOST_TOKENS:,} more" if len(ids) > _MOST_TOKENS else ""
+        lost = f", <b>{len(cut):,} cut off</b>" if cut else ""
+        return (
+            f"<details><summary><bdi>{user_text(words)}</bdi><small>{len(ids):,} tokens{lost}</small></summary>"
+            f'<p class="tokens">{" ".join(islice(pieces, _MOST_TOKENS))}{more}</p>'
+            f"<small>{text(self.source.key(index))}</small></details>"
+        )
+
+    def _drawn(self, position: int, index: int) -> str:
+        """Returns a sample as training reads it at a position of the stream. Raises DataError."""
+        bad: list[BadRecord] = []
+        drawn = self.stream.draw(position, index, bad, self._row)
+        caption = self.caption(self.stream.shown(position, 0, drawn.captions[0]), drawn.index)
         remark = f"in place of {bad[0].key}: {bad[0].reason}" if bad else ""
-        tiles.append(Tile(_shown(rows[0]), stream.source.key(drawn.index), captions(caption), remark))
-    return tiles, ""
+        return _tile(Image.fromarray(self._row.numpy()), 320, remark, caption)
 
 
-def draws(
-    stream: TrainBatches, captions: Captions, max_pixels: int, places: Iterable[tuple[int, int]]
-) -> Iterator[Draws]:
-    """Yields the draws of usable samples at (position, index), as in consecutive epochs."""
-    (rows,) = stream.view.allocate(1)
-    for position, index in places:
-        number = len(stream.source.read(index).captions)
-        tiles = []
-        for epoch in range(_DRAWS):
-            place = position + epoch * stream.order.samples
-            caption = stream.shown(place, 0, stream.draw(place, index, [], rows[0]).captions[0])
-            tiles.append(Tile(_shown(rows[0]), stream.source.key(index), captions(caption)))
-        yield Draws(thumbnail(stream.source, index, max_pixels), number, tiles)
-
-
-def thumbnail(source: Source, index: int, max_pixels: int) -> Tile:
-    """Returns a whole image in small, without a picture if it cannot be read any more."""
-    try:
-        image, (width, height) = preview(source.read(index).image, max_pixels)
-    except BadSample as fault:
-        return Tile("", source.key(index), remark=str(fault))
-    image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-    return Tile(_data_url(image), source.key(index), remark=f"{width} x {height}")
-
-
-def _shown(row: torch.Tensor) -> str:
-    """Returns a row of ImageView, [S, S, 3] uint8, as a data URL."""
-    image = Image.fromarray(row.numpy())
-    if max(image.size) > _MOST_SIDE:
-        image.thumbnail((_MOST_SIDE, _MOST_SIDE))
-    return _data_url(image)
-
-
-def _data_url(image: Image.Image) -> str:
-    kind, options = ("PNG", {"optimize": True}) if max(image.size) <= LOSSLESS else ("JPEG", {"quality": _QUALITY})
-    file = io.BytesIO()
-    image.save(file, kind, **options)
-    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+def _tile(image: Image.Image, side: int, remark: str, caption: str) -> str:
+    """Returns a picture of at most `side` pixels, as a data URL, with a remark and a caption."""
+    image.thumbnail((side, side))  # shrinks only; the style enlarges small pictures, PNGs, without interpolation
+    kind, options = ("PNG", {"optimize": True}) if max(image.size) <= 96 else ("JPEG", {"quality": 88})
+    image.save(file := io.BytesIO(), kind, **options)
+    source = f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    remark = f"<small>{text(remark)}</small>" if remark else ""
+    return f'<figure><img src="{source}" alt="" loading="lazy">{remark}{caption}</figure>\n'

@@ -15,10 +15,6 @@ from clipx.storage.url import check_path
 UNUSED = ("evaluator", "objective", "optimizer")
 """Groups that options of other groups select, and that have no effect here."""
 
-_MOST_SAMPLES = 1_000_000  # about 400 bytes are stored for each
-_MOST_TILES = 1000  # about 10 kB of the page each
-_MOST_BITS = 16  # of 64: pictures with more differences have nothing in common
-
 
 @option("")
 @dataclass(kw_only=True, slots=True)
@@ -41,7 +37,7 @@ class LookSpec:
 
     samples: int = 2000
     """Number of training samples for the statistics, in [1, 1000000]: those that training with `seed` reads first. Less
-    if the data has fewer. About 400 bytes of memory each."""
+    if the data has fewer. About 300 bytes of memory each, and 200 for each caption."""
 
     sheet: int = 48
     """Number of samples in the contact sheet, in [0, 1000]. Each adds 3 to 30 kB to the page."""
@@ -64,26 +60,18 @@ class LookSpec:
     def __post_init__(self) -> None:
         require(self.seed >= 0, f"seed={self.seed} is negative: give 0 or more")
         require(self.samples >= 1, f"samples={self.samples} must be at least 1: 2000 is the default")
-        limits.check_limit("samples", self.samples, _MOST_SAMPLES)
-        for key, value, limit in (("sheet", self.sheet, _MOST_TILES), ("near_bits", self.near_bits, _MOST_BITS)):
+        limits.check_limit("samples", self.samples, 1_000_000)
+        for key, value, limit in (("sheet", self.sheet, 1000), ("near_bits", self.near_bits, 16)):
             require(0 <= value <= limit, f"{key}={value} must be in [0, {limit}]")
         require(self.out.endswith(".html"), f"out={self.out} must be a file name that ends in .html")
         check_path("out", self.out)
         check_effect(self.data, ("micro_batches", "captions_per_step"), "the samples")
         check_effect(self.data, ("decode",), "the samples, which are read on the CPU")
-        require(
-            self.model.image.features is None,
-            f"model.image.features={self.model.image.features} reads stored features, which cannot be shown: choose a "
-            "model that reads images, and the data with the images",
-        )
-        require(
-            not self.model.image.native,
-            "model.image.native=true reads images as patches, which cannot be shown: choose a model of square images, "
-            "such as model=tiny, and the same data",
-        )
-        require(
-            self.model.weights is None,
-            f"model.weights={self.model.weights} has no effect on the samples: remove it",
-        )
-        for tower, location in self.model.tower_weights.items():
-            require(False, f"model.{tower}.weights={location} has no effect on the samples: remove it")
+        features, shown = self.model.image.features, "which cannot be shown: choose a model"
+        fix = f"{shown} that reads images, and the data with the images"
+        require(features is None, f"model.image.features={features} reads stored features, {fix}")
+        fix = f"{shown} of square images, such as model=tiny, and the same data"
+        require(not self.model.image.native, f"model.image.native=true reads images as patches, {fix}")
+        towers = {f"{tower}.weights": location for tower, location in self.model.tower_weights.items()}
+        for key, location in {"weights": self.model.weights, **towers}.items():
+            require(location is None, f"model.{key}={location} has no effect on the samples: remove it")

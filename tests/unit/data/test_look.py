@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import base64
-import csv
+import html
 import io
 import re
 import tracemalloc
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.looks import CONTEXT, composed, options_of, parsed, write_table
+from helpers.looks import CONTEXT, bars, composed, opened, options_of, page_of, parsed, part, tiles, write_table
 from helpers.samples import Numbers, encode, picture
 from PIL import Image
 
 from clipx.data.loader import TrainBatches, train_loader
-from clipx.data.look.look import build, look
-from clipx.data.look.measure import Chunk, measure
-from clipx.data.look.page import Content, look_page
-from clipx.data.look.pictures import Captions, contact_sheet
+from clipx.data.look.look import LookPage, look
+from clipx.data.look.measure import measure
+from clipx.data.look.pictures import Pictures
 from clipx.data.order import Order
 from clipx.data.source import Sample
 from clipx.data.spec import Dataset, open_data
@@ -60,33 +59,36 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def content(table: Path) -> Content:
-    spec = composed(*options_of(table))
-    assert spec.data is not None
-    return build(spec, open_data(spec.data))
+def page(table: Path) -> LookPage:
+    return page_of(composed(*options_of(table)))
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
 
 
-def test_planted_duplicates_are_found_exactly(content: Content) -> None:
-    found = content.statistics
-    assert (found.seen, found.bad, len(found.samples)) == (49, 7, 42)
-    assert [len(group) for group in found.exact_groups] == [3, 2, 2, 2]
-    assert sorted(len(group) for group in found.near_groups) == [2, 2, 2, 2, 3]
-    assert [(len(group.tiles), group.members) for group in content.exact] == [(3, 3), (2, 2), (2, 2), (2, 2)]
-    names = [sorted(Path(tile.key).name for tile in group.tiles) for group in content.near]
-    assert sorted(names) == [
+def test_planted_duplicates_are_found_exactly(page: LookPage) -> None:
+    rows = {name: (number, share) for name, number, share in page.rows}
+    assert rows["samples read"] == ("49", "") and rows["unusable"] == ("7", "14%")
+    assert rows["exact duplicates"] == ("5", "12%") and rows["near duplicates"] == ("6", "14%")
+    section = part(page, "Duplicates")
+    exact, near = (_groups(groups) for groups in section.split('<div class="groups">')[1:])
+    assert [len(group) for group in exact] == [3, 2, 2, 2]
+    assert sorted(near) == [
         ["04.jpg", "near0.jpg", "near1.jpg"],
         ["05.jpg", "near2.jpg"],
         ["06.jpg", "near3.jpg"],
         ["07.jpg", "near4.jpg"],
         ["08.jpg", "near5.webp"],
     ]
-    assert found.plain == 1
+    assert "1 of 42 images (2.4%) are of one colour" in page.html
 
 
-def test_unusable_samples_have_the_reasons_of_the_quarantine(content: Content, table: Path) -> None:
+def _groups(section: str) -> list[list[str]]:
+    """Returns the names of the files of each group of duplicates."""
+    return [sorted(Path(tile.key).name for tile in tiles(group)) for group in section.split('<div class="group">')[1:]]
+
+
+def test_unusable_samples_have_the_reasons_of_the_quarantine(page: LookPage, table: Path) -> None:
     spec = composed(*options_of(table))
     assert spec.data is not None
     source = open_data(spec.data).train
@@ -101,82 +103,73 @@ def test_unusable_samples_have_the_reasons_of_the_quarantine(content: Content, t
         **ALONE,
     )
     quarantined = {(bad.key, bad.reason) for batch in batches for bad in batch.bad}
-    found = content.statistics
-    assert {reason.text for reason in found.read} == {reason for _, reason in quarantined}
-    assert sum(reason.samples for reason in found.read) == len({key for key, _ in quarantined}) == 7
-    assert sorted(reason.samples for reason in found.read) == [1, 1, 2, 3]
-    assert {(reason.text, reason.samples) for reason in found.opened} == {
-        ("caption is missing", 1),
-        ("image is a .gif file, not JPEG, PNG or WebP", 1),
-    }
+    assert {(bad.key, bad.reason) for bad in page.found.bad} == quarantined and len(quarantined) == 7
+    section, listed = part(page, "Unusable samples"), html.unescape(part(page, "Unusable samples"))
+    assert [int(count) for count in re.findall(r"(\d+) × ", section.partition("<pre>")[2])] == [3, 2, 1, 1, 1, 1]
+    assert "1 × caption is missing: " in listed and "1 × image is a .gif file, not JPEG, PNG or WebP: " in listed
 
 
-def test_captions_are_counted_by_length_script_and_text(content: Content) -> None:
-    found = content.statistics
-    rows = list(found.captions)
-    assert len(rows) == 42 + 3 + 5 + 5 + 1
-    wide = Tokenizer(64)
-    ids = {int(row["tokens"]) for row in rows if row["characters"] == len(LONG)}
-    assert ids == {int((wide([LONG]) != 0).sum())}
-    assert int(found.cut.sum()) == sum(int((wide([text]) != 0).sum()) > CONTEXT for text in _texts(content)) > 3
-    assert {caption.caption for caption in content.longest} >= {LONG, f"{LONG} thirteen"}
-    assert found.without_tokens == 1
-    scripts = {script.name: script.captions for script in found.scripts}
+def test_captions_are_counted_by_length_script_and_text(page: LookPage, table: Path) -> None:
+    captions, section, wide = page.found.captions, part(page, "Captions"), Tokenizer(64)
+    assert len(captions) == 42 + 3 + 5 + 5 + 1
+    assert [found.tokens for found in captions] == [int((wide([found.words]) != 0).sum()) for found in captions]
+    cut = sum(found.tokens > CONTEXT for found in captions)
+    assert cut > 3 and f"{cut} of 56 captions ({round(100 * cut / 56)}%) are cut off at 12 tokens." in section
+    lengths = bars(section, "Tokens")
+    assert sum(lengths.values()) == 56 and sum(list(lengths.values())[-section.count("class=over") :]) == cut
+    assert "1 of 56 captions (1.8%) have no token." in section
+    longest = [opened(found) for found in section.partition('class="long"')[2].split("<details>")[1:]]
+    assert longest[0][0] == PERSIAN and f"{LONG} thirteen" in {found[0] for found in longest}
+    tokens = sorted({found.tokens for found in captions if found.tokens > CONTEXT}, reverse=True)[:5]
+    assert [len(found[1]) for found in longest] == tokens
+    scripts = {name.partition(":")[0]: count for name, count in bars(section, "Script").items()}
     assert scripts == {"Latin": 50, "Cyrillic": 2, "Han": 1, "Arabic": 1, "no letters": 2}
-    assert content.repeated[0] == ("image.jpg", 5)
-    assert dict(content.repeated) == {"image.jpg": 5, LONG: 2, RUSSIAN: 2}
+    assert bars(section, "Most frequent") == {"image.jpg": 5, LONG: 2, RUSSIAN: 2}
+    assert "Most frequent of 50 different captions; 3 occur more than once" in section
 
 
-def _texts(content: Content) -> list[str]:
-    """Returns the captions of the usable samples, from their table."""
-    folder = Path(content.sheet[0].key).parent
-    usable = {Path(tile.key).name for tile in content.sheet if tile.picture}
-    with (folder / "pairs.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))[1:]
-    return [caption for name, caption in rows if name in usable and caption]
-
-
-def test_sizes_are_upright_and_formats_counted(content: Content) -> None:
-    samples = content.statistics.samples
+def test_sizes_are_upright_and_formats_counted(page: LookPage) -> None:
+    samples, section = page.found.samples, part(page, "Sizes of images")
     assert Counter(zip(samples["width"].tolist(), samples["height"].tolist(), strict=True)) == {
         (96, 80): 38,
         (64, 53): 3,
         (40, 200): 1,
     }
-    assert np.bincount(samples["format"]).tolist() == [40, 1, 1]
+    assert bars(section, "Format") == {"JPEG": 40, "PNG": 1, "WebP": 1}
+    assert bars(section, "Width : height") == {"below 1:3": 1, "4:5 to 5:4": 41}
+    assert sum(bars(section, "Shorter side, pixels").values()) == 42
+    assert "1 of 42 images (2.4%) have a side below model.image.size=48 and are enlarged." in section
+    assert re.search(r'<td>height, pixels</td><td class="n" data-v="53">53</td>.*data-v="200">200</td></tr>', section)
     turned = Image.Exif()
     turned[0x0112] = 6
-    (samples,) = (chunk.samples for chunk in _measured({0: encode(picture(40, 20), "JPEG", exif=turned.tobytes())}))
-    assert (samples["width"][0], samples["height"][0]) == (20, 40)
+    images = {0: encode(picture(40, 20), "JPEG", exif=turned.tobytes())}
+    (sample,) = measure(_stream(Numbers([1], images=images)), 10**6, range(1), 0).samples
+    assert (sample["width"], sample["height"]) == (20, 40)
 
 
-def _measured(images: dict[int, bytes]) -> list[Chunk]:
-    source = Numbers([len(images)], images=images)
-    stream = TrainBatches(source, Order(source.sizes, 0, 100), ImageView(16, [0.5, 1.0], 10**6), Tokenizer(16), 0)
-    return list(measure(stream, 10**6, [(i, i) for i in images], 0))
+def _stream(source: Numbers) -> TrainBatches:
+    return TrainBatches(source, Order(source.sizes, 0, 100), ImageView(16, [0.5, 1.0], 10**6), Tokenizer(16), 0)
 
 
 def test_findings_name_the_share_and_the_key(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     look(composed(*options_of(table)))
     out, err = capsys.readouterr()
-    assert re.search(r"│ exact duplicates +│ +5 │ +12 % │", out) and re.search(r"│ near duplicates +│ +6 │", out)
-    assert re.search(r"│ unusable +│ +7 │ +14 % │", out) and f"written to {table.parent}/look.html" in out
+    assert re.search(r"│ exact duplicates +│ +5 │ +12% │", out) and re.search(r"│ near duplicates +│ +6 │", out)
+    assert re.search(r"│ unusable +│ +7 │ +14% │", out) and f"written to {table.parent}/look.html" in out
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
-    assert "warning: 7 of 49 samples (14 %) cannot be used" in warnings[0]
+    assert "warning: 7 of 49 samples (14%) cannot be used" in warnings[0]
     assert "training ends with an error above data.max_bad_share=0.1" in warnings[0]
     cut = next(line for line in warnings if "are cut off at 12 tokens" in line)
-    assert re.search(r"model\.text\.context_length=\d+ holds 99 % of them", cut)
-    assert any("5 of 42 samples (12 %) are exact duplicates" in line for line in warnings)
+    assert re.search(r"model\.text\.context_length=\d+ holds 99% of them", cut)
+    assert any("5 of 42 samples (12%) are exact duplicates" in line for line in warnings)
 
 
 def test_a_clean_set_has_no_finding(tmp_path: Path) -> None:
     images = {f"{i}.jpg": encode(picture(64, 64, i), "JPEG") for i in range(20)}
     table = write_table(tmp_path, images, [(name, f"picture {name}") for name in images])
-    spec = composed(*options_of(table))
-    assert spec.data is not None
-    found = build(spec, open_data(spec.data))
-    assert not found.findings and not found.exact and not found.near and not found.longest
-    assert "None: no statistic below is beyond its limit" in look_page(found)
+    found = page_of(composed(*options_of(table)))
+    assert not found.findings and not {"groups", "long"} & set(re.findall(r'class="(\w+)"', found.html))
+    assert "None: no statistic below is beyond its limit" in found.html
 
 
 # ------------------------------------------------------------------------------------------------------- contact sheet
@@ -192,8 +185,8 @@ CHANGED = (
 def test_the_contact_sheet_shows_the_first_batch_of_training(table: Path, options: tuple[str, ...]) -> None:
     spec = composed(*options_of(table), *options)
     assert spec.data is not None
-    content = build(spec, open_data(spec.data))
-    about = dict(content.about)
+    page = page_of(spec)
+    about, sheet = dict(page._about(49)), tiles(part(page, "Contact sheet"))
     assert ("data.augment.flip=0.5, data.augment.color_jitter.probability=1.0" in about["images"]) == bool(options)
     assert ("data.caption_mask.rule=random, data.caption_mask.share=0.5" in about["captions"]) == bool(options)
     source, tokenizer = open_data(spec.data).train, Tokenizer(CONTEXT)
@@ -207,33 +200,39 @@ def test_the_contact_sheet_shows_the_first_batch_of_training(table: Path, option
         mask=spec.data.caption_mask,
         **ALONE,
     )
-    assert len(content.sheet) == 48
-    for tile, image, tokens, index in zip(content.sheet, batch.image, batch.tokens, batch.index.tolist(), strict=True):
+    assert len(sheet) == 48
+    for tile, image, tokens, index in zip(sheet, batch.image, batch.tokens, batch.index.tolist(), strict=True):
         shown = Image.open(io.BytesIO(base64.b64decode(tile.picture.partition(",")[2])))
         assert torch.equal(torch.from_numpy(np.array(shown)), image.permute(1, 2, 0))
-        assert tile.caption is not None
-        assert torch.equal(tokenizer([tile.caption.caption])[0], tokens)
+        assert torch.equal(tokenizer([tile.caption])[0], tokens)
         assert tile.key == source.key(index)
-    replaced = [tile for tile in content.sheet if tile.remark]
-    assert len(replaced) == len({bad.key for bad in batch.bad}) and "in place of " in replaced[0].remark
+    replaced = [tile for tile in sheet if tile.remark]
+    assert len(replaced) == len({bad.key for bad in batch.bad}) and replaced[0].remark.startswith("in place of ")
 
 
-def test_draws_of_a_sample_differ_in_crop_and_caption(content: Content) -> None:
-    assert [found.captions for found in content.draws] == [2, 2, 2]
-    for found in content.draws:
-        assert len({tile.picture for tile in found.draws}) == 6
-    assert any(len({tile.caption.caption for tile in found.draws if tile.caption}) == 2 for found in content.draws)
+def test_draws_of_a_sample_differ_in_crop_and_caption(page: LookPage) -> None:
+    shown = part(page, "Draws of one sample").split("<h3>")[1:]
+    assert [re.match(r"[\w.]+, 2 captions</h3>", found) is not None for found in shown] == [True] * 3
+    draws = [tiles(found) for found in shown]
+    assert all(whole.remark == "96 x 80" and not whole.caption for whole, *_ in draws)
+    assert [len({tile.picture for tile in crops}) for _, *crops in draws] == [6, 6, 6]
+    assert any(len({tile.caption for tile in crops}) == 2 for _, *crops in draws)
 
 
-def test_tokens_beyond_the_context_are_marked(tmp_path: Path) -> None:
-    captions = Captions(Tokenizer(CONTEXT))
-    found = captions(LONG)
-    assert (found.count, found.cut) == (14, 2)
-    assert [token.text for token in found.tokens if token.cut] == ["eleven ", "twelve "]
-    assert [token.text for token in found.tokens if token.special] == ["<start_of_text>", "<end_of_text>"]
-    exact = captions(LONG.removesuffix(" eleven twelve"))
-    assert (exact.count, exact.cut) == (12, 0)
-    assert [token.text for token in captions("船").tokens[1:-1]] == ["\\xe8", "\\x88", "\\xb9 "]
+def _tokens(tokenizer: Tokenizer, words: str) -> dict[str, list[str]]:
+    """Returns the tokens of a caption by their tag: `em` of special ones, `s` of those that are cut off."""
+    stream = replace(_stream(Numbers([1])), tokenizer=tokenizer)
+    found: dict[str, list[str]] = {}
+    for tag, piece in opened(Pictures(stream, 10**6).caption(words, 0))[1]:
+        found.setdefault(tag, []).append(piece)
+    return found
+
+
+def test_tokens_beyond_the_context_are_marked() -> None:
+    found = _tokens(Tokenizer(CONTEXT), LONG)
+    assert found["s"] == ["eleven ", "twelve "] and found["em"] == ["<start_of_text>", "<end_of_text>"]
+    assert "s" not in _tokens(Tokenizer(CONTEXT), LONG.removesuffix(" eleven twelve"))
+    assert _tokens(Tokenizer(CONTEXT), "船")["span"] == ["\\xe8", "\\x88", "\\xb9 "]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -242,24 +241,17 @@ def test_tokens_of_a_file_are_marked_on_the_side_that_is_cut(tmp_path: Path, sid
 
     word_tokenizer(count_words([LONG]), 64).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(f'{{"truncation_side": "{side}"}}')
-    captions = Captions(FileTokenizer(str(tmp_path), 10, 64, Clean.clip))
-    found = captions(LONG)
-    assert (found.count, found.cut) == (13, 3)
-    words = LONG.split()
-    assert [token.text for token in found.tokens if token.cut] == (words[:3] if side == "left" else words[-3:])
-    assert [token.text for token in found.tokens if token.special] == ["<end>"]
+    found, words = _tokens(FileTokenizer(str(tmp_path), 10, 64, Clean.clip), LONG), LONG.split()
+    assert found["s"] == (words[:3] if side == "left" else words[-3:]) and found["em"] == ["<end>"]
 
 
 def test_the_sheet_ends_with_the_reason_if_all_samples_are_bad(tmp_path: Path) -> None:
     table = write_table(
         tmp_path, {f"{i}.jpg": b"nothing" for i in range(5)}, [(f"{i}.jpg", "a text") for i in range(5)]
     )
-    spec = composed(*options_of(table))
-    assert spec.data is not None
-    found = build(spec, open_data(spec.data))
-    assert not found.sheet and found.error.startswith("100 samples in a row are bad")
-    assert found.statistics.bad == 5 and "5 of 5 samples (100 %) cannot be used" in found.findings[0].what
-    assert found.error.split(":")[0] in look_page(found)
+    found = page_of(composed(*options_of(table)))
+    assert not tiles(found.html) and "The samples end here: 100 samples in a row are bad" in found.html
+    assert len(found.found.bad) == 5 and "5 of 5 samples (100%) cannot be used" in found.findings[0][0]
 
 
 # ---------------------------------------------------------------------------------------------------------- other data
@@ -277,12 +269,10 @@ def test_sources_of_a_mixture_have_their_shares_and_no_duplicates_of_themselves(
         *(f"data.sources.{name}.held_out_share=0" for name in ("few", "many")),
         "data.sources.many.weight=3",
     ]
-    spec = composed(*options)
-    assert spec.data is not None
-    found = build(spec, open_data(spec.data))
-    assert [(source.name, source.size, source.drawn) for source in found.sources] == [("few", 4, 16), ("many", 60, 48)]
-    assert found.statistics.seen == 4 + 48 and not found.statistics.exact_groups
-    assert "share of batches" in look_page(found)
+    found = page_of(composed(*options))
+    cells = re.findall(r"<tr><td>(\w+)</td>" + r'<td class="n" data-v="(\d+)">\d+</td>' * 2, part(found, "Sources"))
+    assert cells == [("few", "4", "16"), ("many", "60", "48")] and "share of batches" in part(found, "Sources")
+    assert len(found.found.samples) == 4 + 48 and ("exact duplicates", "0", "0%") in found.rows
 
 
 def test_classes_of_labelled_data_are_counted(tmp_path: Path) -> None:
@@ -290,13 +280,14 @@ def test_classes_of_labelled_data_are_counted(tmp_path: Path) -> None:
     spec = composed(*options, f"out={tmp_path}/look.html")
     assert spec.data is not None
     dataset = open_data(spec.data)
-    found = build(spec, dataset)
+    found = LookPage(spec, dataset)
     order = spec.data.order(dataset.train, 0)
     labels = Counter(dataset.train.read(order(position)).label for position in range(50))
-    assert found.statistics.labels == labels and found.statistics.seen == 50
-    assert f"{len(labels):,} classes occur in 50 samples with a label, of 144 classes with a name" in look_page(found)
-    about = "of 50 of 80 training samples: those that training with seed=0 reads first"
-    assert dict(found.about)["statistics"] == about
+    assert found.found.labels == labels and sorted(bars(part(found, "Classes"), "").values())[-1] == max(
+        labels.values()
+    )
+    assert f"{len(labels):,} classes occur in 50 samples with a label, of 144 classes with a name" in found.html
+    assert "of 50 of 80 training samples: those that training with seed=0 reads first" in found.html
 
 
 @dataclass(frozen=True)
@@ -312,11 +303,11 @@ def test_memory_does_not_grow_with_the_bytes_of_the_images() -> None:
     spec = composed("data=shapes", "data.workers=0", "sheet=4")
     tracemalloc.start()
     try:
-        found = build(spec, Dataset(Large([200]), None))
+        found = LookPage(spec, Dataset(Large([200]), None)).found
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert found.statistics.seen == 200 and found.statistics.samples.itemsize < 300
+    assert len(found.samples) == 200 and found.samples.itemsize < 300
     assert peak < 24 << 20  # all images together have 200 MiB
 
 
@@ -329,11 +320,10 @@ def test_the_page_is_a_function_of_the_command(table: Path) -> None:
     assert second.replace("workers: &#x27;2&#x27;", "workers: &#x27;0&#x27;") == first
 
 
-def test_the_page_is_well_formed_and_loads_nothing(content: Content) -> None:
-    page = look_page(content)
-    found = parsed(page)
+def test_the_page_is_well_formed_and_loads_nothing(page: LookPage) -> None:
+    found = parsed(page.html)
     assert found.tags["img"] > 60 and all(value.startswith("data:image/") for value in found.loaded)
-    assert not re.search(r"url\(|@import|https?://", re.sub(r"<pre>.*?</pre>", "", page, flags=re.DOTALL))
+    assert not re.search(r"url\(|@import|https?://", re.sub(r"<pre>.*?</pre>", "", page.html, flags=re.DOTALL))
 
 
 # ------------------------------------------------------------------------------------------------------------ options
@@ -368,7 +358,5 @@ def test_the_command_needs_data_and_a_writable_folder(tmp_path: Path) -> None:
 
 
 def test_contact_sheet_reads_no_more_than_its_positions() -> None:
-    source = Numbers([10])
-    stream = TrainBatches(source, Order(source.sizes, 0, 10), ImageView(16, [0.5, 1.0], 10**6), Tokenizer(16), 0)
-    tiles, error = contact_sheet(stream, Captions(Tokenizer(16)), range(3))
-    assert len(tiles) == 3 and not error
+    sheet = Pictures(_stream(Numbers([10])), 10**6).sheet(range(3))
+    assert len(tiles(sheet)) == 3 and "end here" not in sheet

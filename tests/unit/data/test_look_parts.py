@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clipx.data.look import hashing
-from clipx.data.look.charts import bins
-from clipx.data.look.scripts import main_script
+from clipx.data.duplicates import near_duplicates, signature
+from clipx.data.look.bars import bars, bins, percent
+from clipx.data.look.measure import main_script
 
 
 def test_near_duplicates_are_those_of_all_pairs() -> None:
@@ -30,7 +30,7 @@ def test_near_duplicates_are_those_of_all_pairs() -> None:
             if (int(hashes[i]) ^ int(hashes[j])).bit_count() <= bits and (areas[i] == areas[j]).all():
                 low, high = sorted((expected[i], expected[j]))
                 expected[expected == high] = low
-        found = hashing.near_duplicates(hashes, areas, bits)
+        found = near_duplicates(hashes, areas, bits)
         assert found.tolist() == expected.tolist()
         assert bits == 0 or (found != np.arange(len(found))).any()
 
@@ -41,11 +41,11 @@ def test_different_drawings_on_the_same_background_are_not_near() -> None:
         image = Image.new("RGB", (96, 96), (120, 120, 120))
         image.paste((150, 120, 120), (left, 40, left + 16, 56))
         pictures.append(image)
-    hashes = np.array([hashing.difference_hash(image) for image in pictures], dtype=np.uint64)
-    areas = np.stack([hashing.colours(image) for image in pictures])
-    assert hashing.near_duplicates(hashes, areas, 16).tolist() == [0, 1, 2]
+    found = [signature(b"", image) for image in pictures]
+    hashes, areas = np.array([row[1] for row in found], dtype=np.uint64), np.stack([row[2] for row in found])
+    assert near_duplicates(hashes, areas, 16).tolist() == [0, 1, 2]
     same = np.array([hashes[0], hashes[0]])
-    assert hashing.near_duplicates(same, areas[[0, 0]], 0).tolist() == [0, 0]
+    assert near_duplicates(same, areas[[0, 0]], 0).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("edge", [None, 12, 77])
@@ -53,11 +53,18 @@ def test_bins_count_every_value_once_and_begin_after_the_edge(edge: int | None) 
     rng = np.random.default_rng(1)
     for values in (rng.integers(2, 400, 5000), rng.geometric(0.02, 3000), np.array([5]), np.array([3, 1_000_000])):
         found = bins(values.astype(np.int64), edge)
-        assert len(found) <= 31 and sum(b.count for b in found) == len(values)
-        for b in found:
-            high = values.max() if b.high is None else b.high
-            assert b.count == ((values >= b.low) & (values <= high)).sum()
-            assert edge is None or not b.low <= edge < high or b.high is None
+        assert len(found) <= 16 and sum(count for _, _, count in found) == len(values)
+        for low, high, count in found:
+            assert count == ((values >= low) & (values <= (values.max() if high is None else high))).sum()
+            assert edge is None or high is None or not low <= edge < high
+
+
+def test_bars_have_shares_and_leave_out_what_does_not_occur() -> None:
+    shown = bars("<b>", [("a", 3), ("b", 0), ("c", 1)], 4, over=1)
+    assert shown.startswith("<figure><figcaption>&lt;b&gt;</figcaption>") and "<span>b</span>" not in shown
+    assert '<span>a</span><div style="width:100.0%"></div><span>3</span><span>75%</span>' in shown
+    assert '<span>c</span><div class=over style="width:33.3%"></div><span>1</span><span>25%</span>' in shown
+    assert bars("none", [], 0) == "" and percent(1, 20_000) == "< 0.01%" and percent(0, 0) == "–"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +76,9 @@ def test_bins_count_every_value_once_and_begin_after_the_edge(edge: int | None) 
         ("红色的船", "Han"),
         ("قایق‌های قرمز", "Arabic"),
         ("ひらがな と 漢字", "Hiragana"),
-        ("ⵣⵣⵣ", "other"),
+        ("ⵣⵣⵣ", "Tifinagh"),
+        ("ＡＢＣ １", "Latin"),
+        ("スーパー", "Katakana"),
         ("12 + 3!", "no letters"),
         ("١٢٣ …", "no letters"),
         ("", "no letters"),
