@@ -37,7 +37,7 @@ class LookSpec:
 
     samples: int = 2000
     """Number of training samples for the statistics, in [1, 1000000]: those that training with `seed` reads first. Less
-    if the data has fewer. About 300 bytes of memory each, and 200 for each caption."""
+    if the data has fewer. About 300 bytes of memory each, and 250 for each caption."""
 
     sheet: int = 48
     """Number of samples in the contact sheet, in [0, 1000]. Each adds 3 to 30 kB to the page."""
