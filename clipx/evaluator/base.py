@@ -21,6 +21,7 @@ from clipx.data.spec import DataSpec
 from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
+from clipx.evaluator.predictions import Compared
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.image_packing import PackedImages
@@ -45,6 +46,8 @@ class Embedded:
 
     captions: Sequence[Sequence[str]]
     labels: Sequence[int | str | None]
+    index: Sequence[int]
+    """Number of each sample in the source."""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,9 @@ class Embedder:
 
     pool: LoaderPool | None = None
     """Loader processes of the run, which make the batches. None: new ones for each source."""
+
+    compared: Callable[[Compared], None] = lambda _: None
+    """Called by an evaluator that compares images with texts, for the samples in the report of a run."""
 
     _images: dict[tuple[int, int], tuple[Source, Embedded]] = field(default_factory=dict)
     _classes: dict[tuple[tuple[str, ...], tuple[str, ...], int], Tensor] = field(default_factory=dict)
@@ -200,8 +206,8 @@ class Embedder:
             raise DataError(f"{bad_total} of {total} held-out samples are bad{share}: quarantine.jsonl lists them")
         usable = sorted((item for part in self.comm.gather_objects(mine) for item in part), key=lambda item: item[0])
         rows = self.comm.sum(rows)  # each row is nonzero on one rank only
-        order = torch.tensor([index for index, _, _ in usable], device=rows.device)
-        return Embedded(rows[order], [captions for _, captions, _ in usable], [label for _, _, label in usable])
+        index, captions, labels = zip(*usable, strict=True)
+        return Embedded(rows[torch.tensor(index, device=rows.device)], captions, labels, index)
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str], batch: int) -> Tensor:

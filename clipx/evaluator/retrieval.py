@@ -67,10 +67,13 @@ class RetrievalSpec(EvaluatorSpec):
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
         """Returns recall@1, recall@5, recall@10 and median_rank of both directions. Collective."""
+        from clipx.evaluator.predictions import Compared
+
         assert data.held_out is not None
         images = embedder.images(data.held_out, self.batch_size)
         texts = list(dict.fromkeys(text for texts in images.captions for text in texts))
         text_MD = embedder.texts(texts, self.batch_size)
+        embedder.compared(Compared("captions", data.held_out, images, texts, text_MD, images.captions))
         pairs_P2 = torch.tensor(_pairs(images.captions, texts))
         if self.duplicate_captions is DuplicateCaptions.merged:
             pairs_P2 = pairs_P2.unique(dim=0)

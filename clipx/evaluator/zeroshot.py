@@ -52,11 +52,15 @@ class ZeroShotSpec(EvaluatorSpec):
 
         For each subset of classes, SUBSET/METRIC is the metric of its images with the classes of the subset only.
         """
+        from clipx.evaluator.predictions import Compared
+
         assert data.held_out is not None
         classes = self._classes(data)
         images = embedder.images(data.held_out, self.batch_size)
         labels_N = torch.tensor(self._numbers(images.labels, classes))
         class_CD = embedder.classes(classes.names, classes.templates, self.batch_size)
+        right = [[classes.names[label]] for label in labels_N.tolist()]
+        embedder.compared(Compared("classes", data.held_out, images, classes.names, class_CD, right))
         logits_NC = first_of_repeated((images.image @ class_CD.T).cpu(), classes.names)
         metrics = scores(logits_NC, labels_N)
         for name, subset in classes.subsets.items():

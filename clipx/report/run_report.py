@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, zip_longest
 from pathlib import Path
@@ -15,6 +15,7 @@ from clipx.report.chart import MOST_POINTS, Chart, Charts
 from clipx.report.console import format_clock, format_value, is_headline
 from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
 from clipx.report.page import Cell, command, details, facts, listing, page, paragraph, section, table, text, tiles
+from clipx.report.predictions import section_of
 from clipx.report.run_history import FINISHED, Event, History, date
 from clipx.report.run_panels import panels
 
@@ -42,16 +43,11 @@ class RunRecord:
     bad: Sequence[BadCount] = ()
 
 
-_SECTIONS: Sequence[Callable[[Path], str]] = ()
-"""Functions that return a further section of the page from files of the run's folder, empty without them."""
-
-
 def write_report(folder: Path, record: RunRecord) -> None:
     """Writes report.png and report.html."""
     main, further = panels(record.rows)
     (folder / "report.png").write_bytes(draw(record.name, main))
-    sections = "".join(section_of(folder) for section_of in _SECTIONS)
-    (folder / "report.html").write_text(_page(record, main, further, sections), encoding="utf-8")
+    (folder / "report.html").write_text(_page(record, main, further, section_of(folder)), encoding="utf-8")
 
 
 def draw(name: str, charts: Sequence[Chart]) -> bytes:
@@ -83,17 +79,18 @@ def draw(name: str, charts: Sequence[Chart]) -> bytes:
     return to_png(figure)
 
 
-def _page(record: RunRecord, main: Sequence[Chart], further: Sequence[Chart], sections: str) -> str:
+def _page(record: RunRecord, main: Sequence[Chart], further: Sequence[Chart], predictions: str) -> str:
     """Returns report.html."""
     history = History(record.rows, record.events)
     series = sum(len(chart.series) for chart in (*main, *further))
     most = max(100, min(MOST_POINTS, _MOST_PAGE_POINTS // max(1, series)))
     charts = Charts("run", history.axes(most), history.marks(), most)
     body = [_early_end(history), _tiles(record, history), _facts(record, history), _repeat(history)]
-    body += [_curves(charts, main, further), _evaluations(record.final, history), sections, _bad(record.bad)]
+    body += [_curves(charts, main, further), _evaluations(record.final, history), predictions, _bad(record.bad)]
     body += [_warnings(history), _starts(history)]
     body += [section("Configuration", details("config.yaml", listing(record.config.split("\n")))), charts.script()]
-    return page(record.name, "".join(body), scripts=("chart_tools.js", "chart.js"), styles=("chart.css",))
+    styles = ("chart.css", "predictions.css")[: 2 if predictions else 1]
+    return page(record.name, "".join(body), scripts=("chart_tools.js", "chart.js"), styles=styles)
 
 
 def _early_end(history: History) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from clipx.config.duration import Cadence, Length
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.source import BadRecord, Source
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
+from clipx.evaluator.predictions import PredictionWriter
 from clipx.evaluator.suite import Suite
 from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec
@@ -57,6 +59,7 @@ class PeriodicEvaluation:
         embedder = Embedder.build(
             model, spec.model, spec.data, self.comm, learner.precision, quarantine, heartbeat, self.pool
         )
+        embedder.compared = PredictionWriter(Path(spec.run_dir), spec.seed, spec.report and self.comm.is_main)
         numbers = self.suite.evaluate(names, embedder)
         if spec.objective.has_head and self.held_out is not None:
             images = embedder.images(self.held_out, _IMAGES)
