@@ -9,8 +9,8 @@ import base64
 import contextlib
 import io
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,94 +20,92 @@ from torch import Tensor
 from clipx.data.source import BadSample, Source, prefetch_samples
 from clipx.data.spec import MAX_PIXELS
 from clipx.data.transform import decode
+from clipx.escape import json_text
+from clipx.model.transfer import moved
 from clipx.report.attempt import attempt
 from clipx.report.predictions import BEST, Answer, Prediction, Predictions
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedded
 
-_CANDIDATES = 1024  # images whose similarities are computed, with the memory of a block of the retrieval
+_CANDIDATES = 512  # images whose similarities are computed: half as many as in a block of the retrieval
 _SAMPLES = 12
 _SIDE = 96  # pixels
-_QUALITY = 80
-_MOST_TEXT = 200  # characters
+_LONG = 200  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Images that an evaluator compares with texts."""
+    """Images that an evaluator compares with texts. `what`: the kind of texts in the plural, such as captions.
+
+    `text_KD`: of unit norm. `right`: the correct texts of each image.
+    """
 
     what: str
-    """What the texts are, in the plural: captions, classes. A part of the name of the file."""
-
     source: Source
     images: Embedded
     texts: Sequence[str]
     text_KD: Tensor
-    """[K, D], unit norm."""
-
     right: Sequence[Sequence[str]]
-    """Correct texts of each image."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionWriter:
-    """Writes the predictions of one evaluation: of each kind of texts those for the first data.
+    """Writes predictions-WHAT.json at an evaluation: of each kind of texts for the first data. Not collective.
 
-    The images are drawn by `seed`: the same ones each time but for their choice by right and wrong.
+    `seed` draws the images: the same ones at each evaluation, but for their choice by right and wrong. `active`: False
+    on all ranks but one, and without a report. Stored features show no image, and get no file.
     """
 
     folder: Path
     seed: int
     active: bool
-    """False on all ranks but one, and without a report."""
-
     _written: set[str] = field(default_factory=set)
 
     def __call__(self, compared: Compared) -> None:
-        """Writes predictions-WHAT.json. Writes nothing for stored features, which show no image. Not collective."""
         if self.active and compared.what not in self._written:
             self._written.add(compared.what)
             attempt("the file of sample predictions", lambda: self._write(compared))
 
     def _write(self, compared: Compared) -> None:
-        count = len(compared.images.index)
-        candidates = random.Random(self.seed).sample(range(count), min(count, _CANDIDATES))
-        found = list(_predictions(compared, candidates))
-        if found:
-            Predictions(compared.what, len(set(compared.texts)), found).write(self.folder)
+        images = range(len(compared.images.index))
+        candidates = random.Random(self.seed).sample(images, min(len(images), _CANDIDATES))
+        if samples := list(_predictions(compared, candidates)):
+            found = Predictions(compared.what, len(set(compared.texts)), samples)
+            path = self.folder / f"predictions-{found.what}.json"
+            path.write_text(json_text(asdict(found)) + "\n", encoding="utf-8")
 
 
 def _predictions(compared: Compared, candidates: Sequence[int]) -> Iterator[Prediction]:
     """Yields the predictions for a dozen of the candidates: right ones first, half of them if there are as many."""
-    place = {text: i for i, text in reversed(list(enumerate(compared.texts)))}  # the first of repeated class names
-    texts = list(place)
-    number = {text: i for i, text in enumerate(texts)}
-    score_nU = (compared.images.image[candidates] @ compared.text_KD[list(place.values())].T).float().nan_to_num(-1)
-    pairs = [(row, number[text]) for row, image in enumerate(candidates) for text in compared.right[image]]
-    right_nU = torch.zeros_like(score_nU, dtype=torch.bool)
-    right_nU[tuple(torch.tensor(pairs, device=score_nU.device).T)] = True
+    first = {text: i for i, text in reversed(list(enumerate(compared.texts)))}  # names of classes may be repeated
+    number = {text: i for i, text in enumerate(first)}
+    score_nU = (compared.images.image[candidates] @ compared.text_KD[list(first.values())].T).float().nan_to_num_(-1)
+    right = [{number[text] for text in compared.right[image]} for image in candidates]
+    pairs_P2 = torch.tensor([(n, text) for n, texts in enumerate(right) for text in texts])
+    at = tuple(moved(pairs_P2, score_nU.device).T)
     # Of equal scores the wrong text is first, as in the metrics.
-    score_nU = torch.where(right_nU, torch.nextafter(score_nU, score_nU.new_tensor(-torch.inf)), score_nU)
-    hit_n = right_nU.gather(1, score_nU.argmax(1, keepdim=True))[:, 0].tolist()
-    hits, misses = ([row for row, hit in enumerate(hit_n) if hit is wanted] for wanted in (True, False))
+    score_nU[at] = torch.nextafter(score_nU[at], score_nU.new_tensor(-torch.inf))
+    top_n = score_nU.argmax(1).tolist()
+    hits, misses = ([n for n, top in enumerate(top_n) if (top in right[n]) is hit] for hit in (True, False))
     hits = hits[: max(_SAMPLES // 2, _SAMPLES - len(misses))]
-    rows = {row: compared.images.index[candidates[row]] for row in [*hits, *misses[: _SAMPLES - len(hits)]]}
-    prefetch_samples(compared.source, list(rows.values()))
-    for row, index in rows.items():
+    index = {n: compared.images.index[candidates[n]] for n in [*hits, *misses[: _SAMPLES - len(hits)]]}
+    prefetch_samples(compared.source, list(index.values()))
+    for n in index:
         with contextlib.suppress(BadSample):  # stored features, or an image that can be read no more
-            picture = _picture(compared.source.read(index).image)
-            order_U = score_nU[row].argsort(descending=True)
-            ranks = dict.fromkeys([*range(min(BEST, len(texts))), int(right_nU[row, order_U].int().argmax())])
-            yield Prediction(
-                picture, [_answer(rank, order_U[rank], score_nU[row], right_nU[row], texts) for rank in ranks]
-            )
+            picture = _picture(compared.source.read(index[n]).image)
+            yield Prediction(picture, _answers(score_nU[n], list(first), right[n]))
 
 
-def _answer(rank: int, at: Tensor, score_U: Tensor, right_U: Tensor, texts: Sequence[str]) -> Answer:
-    text = texts[int(at)]
-    short = text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 1]}…"
-    return Answer(short, 1 + rank, round(float(score_U[at]), 4), bool(right_U[at]))
+def _answers(score_U: Tensor, texts: Sequence[str], right: Collection[int]) -> list[Answer]:
+    """Returns the best answers, and the best right one if it is not among them."""
+    order = score_U.argsort(descending=True).tolist()
+    best_right = next(rank for rank, text in enumerate(order) if text in right)
+    found = [(1 + rank, order[rank]) for rank in dict.fromkeys([*range(min(BEST, len(order))), best_right])]
+    return [
+        Answer(texts[i][:_LONG] + "…" * (len(texts[i]) > _LONG), rank, round(float(score_U[i]), 4), i in right)
+        for rank, i in found
+    ]
 
 
 def _picture(encoded: bytes) -> str:
@@ -115,5 +113,5 @@ def _picture(encoded: bytes) -> str:
     image = decode(encoded, MAX_PIXELS)
     image.thumbnail((_SIDE, _SIDE))
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=_QUALITY, optimize=True)
+    image.save(file, "JPEG", quality=75, optimize=True)
     return base64.b64encode(file.getvalue()).decode()

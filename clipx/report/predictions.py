@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from clipx.escape import json_text
 from clipx.report.page import details, paragraph, section, text
 from clipx.storage.safe_json import read_as, read_regular
 
@@ -40,10 +39,6 @@ class Predictions:
     what: str
     texts: int
     samples: Sequence[Prediction]
-
-    def write(self, folder: Path) -> None:
-        """Writes the file of a run directory that `section_of` reads."""
-        (folder / f"predictions-{self.what}.json").write_text(json_text(asdict(self)) + "\n", encoding="utf-8")
 
 
 def section_of(folder: Path) -> str:
