@@ -52,7 +52,8 @@ class ResumableSpec(Protocol):
 class RunDir:
     """Paths and files of a run directory.
 
-    It holds config.yaml, metrics.jsonl, events.jsonl, quarantine.jsonl, checkpoints/, report.png and report.html.
+    It holds config.yaml, metrics.jsonl, events.jsonl, quarantine.jsonl, checkpoints/, predictions-*.json, report.png
+    and report.html.
     """
 
     path: Path

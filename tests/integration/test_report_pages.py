@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from helpers.browser import Browser
+from helpers.samples import encode, picture
 
 from clipx.report.chart import Chart, Charts, Series
 from clipx.report.console import format_value
 from clipx.report.page import Cell, page, table, with_minus
+from clipx.report.predictions import Answer, Prediction, Predictions
 from clipx.report.run_report import RunRecord, write_report
 
 pytestmark = pytest.mark.slow
@@ -183,6 +188,27 @@ def test_no_page_is_wider_than_the_window(browser: Browser, tmp_path: Path, widt
     write_report(tmp_path, record)
     browser.open(tmp_path / "report.html", width)
     assert browser("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [2200, 1300, 320])
+def test_predictions_are_beside_their_images(browser: Browser, tmp_path: Path, width: int) -> None:
+    """An image of any size has 96 x 96 pixels on the page; words without a break do not widen it."""
+    encoded = base64.b64encode(encode(picture(60, 96), "JPEG")).decode()
+    texts = ["<img src=x onerror='window.hit=1'>" * 3, "x" * 200, "a caption of usual length with ten words in it"]
+    answers = [Answer(text, rank, 0.5, rank == 14) for text, rank in zip([*texts, "right"], (1, 2, 3, 14), strict=True)]
+    found = Predictions("captions", 99, [Prediction(encoded, answers)] * 12)
+    (tmp_path / "predictions-captions.json").write_text(json.dumps(asdict(found)))
+    write_report(tmp_path, RunRecord(name="run", rows=ROWS, final={}, config=""))
+    browser.open(tmp_path / "report.html", width)
+    assert browser("document.documentElement.scrollWidth") <= width
+    sizes = browser("[...document.querySelectorAll('.predictions img')].map(i => [i.width, i.height, i.naturalWidth])")
+    assert sizes == [[96, 96, 60]] * 12
+    boxes = "[...document.querySelectorAll('.predictions figure')].map(e => e.getBoundingClientRect())"
+    columns = browser(f"new Set({boxes}.map(box => box.x)).size")
+    assert columns == 1 if width == 320 else columns >= 3
+    assert browser(f"{boxes}.every(box => box.left >= 0 && box.right <= {width})")
+    assert browser.texts(".predictions .miss li")[:4] == [f"{text} 0.50" for text in texts] + ["right 0.50 ✓"]
+    assert browser("window.hit === undefined && !document.querySelector('img[src=x]')")
 
 
 def test_headers_sort_by_number_with_missing_values_last(browser: Browser, tmp_path: Path) -> None:
