@@ -191,7 +191,7 @@ def verdicts(parts: Mapping[str, Cells]) -> list[Row]:
             keys = {f"B = {batch}": {**NOISY, "data.batch_size": batch} for batch in BATCHES}
             gaps = {batch: gap(core, name, best_infonce(core, key), key) for batch, key in keys.items()}
             text = f"with exchanged captions, {name} - InfoNCE falls from B = 16 to 64 to 256"
-            rows.append(verdict(number, text, gaps, lambda f: all(a.mean > b.mean for a, b in itertools.pairwise(f))))
+            rows.append(verdict(number, text, gaps, fall))
         rows.append(fewer_samples(core, other))
     if "gamma" in parts:
         constant, cosine = (
@@ -200,14 +200,14 @@ def verdicts(parts: Mapping[str, Cells]) -> list[Row]:
         )
         gaps = {low: gap(parts["gamma"], V1, "sogclr", cosine[low], constant[low]) for low in GAMMAS}
         text = f"{AT_NOISY}v1 - SogCLR > 0 at final γ 0.2, 0.5 and 0.8"
-        rows.append(verdict("H1", text, gaps, lambda found: all(one.mean > 0 for one in found)))
+        rows.append(verdict("H1", text, gaps, lambda found: all(one.difference > 0 for one in found)))
         gaps = {f"{v} {low}": gap(parts["gamma"], v, v, cosine[low], constant[low]) for v in (V1, V3) for low in GAMMAS}
         text = f"{AT_NOISY}cosine - constant γ >= 0 for v1 and v3 at each final γ"
-        rows.append(verdict("H7", text, gaps, lambda found: all(one.mean >= 0 for one in found)))
+        rows.append(verdict("H7", text, gaps, lambda found: all(one.difference >= 0 for one in found)))
     if "openclipart" in parts:
         gaps = {"": gap(parts["openclipart"], V1, CONSTANT_INFONCE, {"data.mismatched": "0.2"})}
         text = f"on openclipart with exchanged captions, v1 - {CONSTANT_INFONCE} > 0"
-        rows.append(verdict("H8", text, gaps, lambda found: found[0].mean > 0))
+        rows.append(verdict("H8", text, gaps, lambda found: found[0].difference > 0))
     return sorted(rows)
 
 
@@ -215,12 +215,18 @@ def verdict(number: str, text: str, gaps: Gaps, holds: Callable[[list[Difference
     """Returns the row of a hypothesis: differences in points, with their size in pooled deviations, and the verdict."""
     known = {name: one for name, one in gaps.items() if one is not None}
     measured = ", ".join(
-        f"{f'{name}: ' if name else ''}{100 * one.mean:+.1f}{'' if one.units is None else f' ({one.units:+.1f} dev.)'}"
+        f"{f'{name}: ' if name else ''}{100 * one.difference:+.1f}"
+        f"{'' if one.units is None else f' ({one.units:+.1f} dev.)'}"
         for name, one in known.items()
     )
     if len(known) < len(gaps):
         return number, text, measured, "not measured"
     return number, text, measured, "holds" if holds([*known.values()]) else "refuted"
+
+
+def fall(found: list[Difference]) -> bool:
+    """Returns whether differences become smaller from one to the next."""
+    return all(a.difference > b.difference for a, b in itertools.pairwise(found))
 
 
 def fewer_samples(core: Cells, other: str) -> Row:

@@ -24,10 +24,8 @@ _SIDE = 8
 SIGNATURE_FIELDS = (("digest", "u8", 2), ("hash", "u8"), ("colours", "u1", (_SIDE, _SIDE, 3)))
 """The first 128 bits of the SHA-256 of the encoded image, difference hash, mean colours."""
 
-_MOST, _BLOCK = (
-    4096,
-    4096,
-)  # samples that one is compared with in each band, pairs compared together: bound time, memory
+_MOST = 4096  # samples that one is compared with in each band, which bounds the time
+_BLOCK = 4096  # pairs that are compared together, which bounds the memory
 _BITS = np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
 
 Numbers = NDArray[np.int64]

@@ -19,7 +19,9 @@ Event = Mapping[str, Any]
 FINISHED = "finished"
 """Reason of the end of a start that trained to the end of the run."""
 
-_PACKAGES = ("clipx", "torch", "timm", "python")
+PACKAGES = ("clipx", "torch", "timm", "python")
+"""Packages whose versions the starts of a run record."""
+
 _MOST_MARKS = 60
 _LATEST = 2e11  # seconds since 1970 that datetime can represent
 
@@ -40,7 +42,7 @@ class Start:
     @property
     def versions(self) -> str:
         """Versions of clipx, torch, timm and Python, as recorded."""
-        return ", ".join(f"{name} {self.event[name]}" for name in _PACKAGES if name in self.event)
+        return ", ".join(f"{name} {self.event[name]}" for name in PACKAGES if name in self.event)
 
 
 class History:

@@ -89,8 +89,8 @@ def _page(record: RunRecord, main: Sequence[Chart], further: Sequence[Chart], pr
     body += [_curves(charts, main, further), _evaluations(record.final, history), predictions, _bad(record.bad)]
     body += [_warnings(history), _starts(history)]
     body += [section("Configuration", details("config.yaml", listing(record.config.split("\n")))), charts.script()]
-    styles = ("chart.css", "predictions.css")[: 2 if predictions else 1]
-    return page(record.name, "".join(body), scripts=("chart_tools.js", "chart.js"), styles=styles)
+    styles = [name for name, used in {"chart.css": main, "predictions.css": predictions}.items() if used]
+    return page(record.name, "".join(body), ("chart_tools.js", "chart.js") if main else (), styles)
 
 
 def _early_end(history: History) -> str:

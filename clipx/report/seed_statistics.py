@@ -22,17 +22,18 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference of two groups of runs. `paired` is None if the groups have no seed in common."""
+    """Difference of the means of two groups of runs.
 
-    mean: float  # difference of the means
-    pooled: float | None  # pooled standard deviation; None unless both groups have at least two seeds
-    n: tuple[int, int]  # seeds of both groups
-    paired: Spread | None  # of the differences between runs of the same seed
+    `pooled_deviation`: None unless both groups have at least two seeds. `units`: the difference in pooled deviations
+    (Cohen's d), None without a positive one. `seeds`: numbers of both groups. `paired`: of the differences between runs
+    of the same seed, None without any.
+    """
 
-    @property
-    def units(self) -> float | None:
-        """Difference of the means in units of the pooled deviation (Cohen's d). None without a positive deviation."""
-        return self.mean / self.pooled if self.pooled else None
+    difference: float
+    pooled_deviation: float | None
+    units: float | None
+    seeds: tuple[int, int]
+    paired: Spread | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ def difference(a: Mapping[str, float], b: Mapping[str, float]) -> Difference:
     if first.deviation is not None and second.deviation is not None:
         squares = (first.n - 1) * first.deviation**2 + (second.n - 1) * second.deviation**2
         pooled = math.sqrt(squares / (first.n + second.n - 2))
-    both = [a[seed] - b[seed] for seed in a if seed in b]
-    return Difference(first.mean - second.mean, pooled, (first.n, second.n), spread(both) if both else None)
+    mean, both = first.mean - second.mean, [a[seed] - b[seed] for seed in a if seed in b]
+    units = mean / pooled if pooled else None
+    return Difference(mean, pooled, units, (first.n, second.n), spread(both) if both else None)
 
 
 def mean_curve(curves: Sequence[Curve], most: int = 120) -> list[CurvePoint]:

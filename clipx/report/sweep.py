@@ -13,11 +13,11 @@ from typing import Any
 from clipx.report.console import format_clock, is_headline
 from clipx.report.page import Cell, command, details, page, paragraph, section, table
 from clipx.report.parallel import numbers_of
-from clipx.report.seed_statistics import Spread, difference, samples_to_reach
+from clipx.report.run_history import PACKAGES
+from clipx.report.seed_statistics import Spread, samples_to_reach
 from clipx.report.sweep_charts import mean_curves, metric_by_x, run_charts
 from clipx.report.sweep_groups import RUN, Group, Metric, SweepRun, choose, group_runs
 
-_PACKAGES = ("clipx", "torch", "timm", "python")
 _MARKED = 2.0  # differences of more than 2 pooled deviations are bold
 _MOST_METRICS = 4  # further metrics of the tables
 _NONE, _PLAIN = Cell("–"), Metric(("value",))
@@ -70,7 +70,9 @@ class SweepReport:
             "tied": list(layout.tied),
             "baseline": layout.baseline,
             "cells": [_cell(group, layout.keys, self._metrics) for group in layout.groups],
-            "differences": [_difference(a, b, metric) for a, b in self._pairs],
+            "differences": [
+                {"a": a.overrides, "b": b.overrides, **asdict(a.minus(b, metric.value))} for a, b in self._pairs
+            ],
             "samples_to_reach": [_reach(a, b, metric) for a, b in self._based],
             "left_out": [{"point": run.name, "overrides": run.overrides, "reason": why} for run, why in self._left_out],
             "commands": list(self._commands),
@@ -81,7 +83,7 @@ class SweepReport:
     def _versions(self) -> dict[str, list[str]]:
         """Returns the versions that the runs recorded when they started, by package; several if they differ."""
         starts = [event for run in self._runs for event in run.events if event["event"] == "start"]
-        found = {name: [event[name] for event in starts if isinstance(event.get(name), str)] for name in _PACKAGES}
+        found = {name: [event[name] for event in starts if isinstance(event.get(name), str)] for name in PACKAGES}
         return {name: list(dict.fromkeys(versions)) for name, versions in found.items()}
 
     def _dates(self) -> list[str] | None:
@@ -172,16 +174,16 @@ class SweepReport:
         layout, metric = self._layout, self._metric
         rows: list[Row] = []
         for a, b in pairs:
-            found, reach = _difference(a, b, metric), _reach(a, b, metric)
-            mean, pooled, units, ratio = found["difference"], found["pooled_deviation"], found["units"], reach["ratio"]
+            found, reach = a.minus(b, metric.value), _reach(a, b, metric)
+            mean, pooled, units, ratio = found.difference, found.pooled_deviation, found.units, reach["ratio"]
             why = "one seed: no deviation" if pooled is None else "equal values of all seeds"
             reached = f"{'≤ ' if reach['note'] else ''}{reach['samples']:,.0f}" if ratio else reach["note"]
             rows.append([
                 layout.name(a), layout.name(b), *_overrides(layout.cell_keys, a),
-                ", ".join(map(str, dict.fromkeys(found["seeds"]))), Cell(metric.text(mean, sign=True), mean),
+                ", ".join(map(str, dict.fromkeys(found.seeds))), Cell(metric.text(mean, sign=True), mean),
                 _NONE if pooled is None else Cell(metric.text(pooled), pooled),
                 Cell(why) if units is None else Cell(_PLAIN.text(units, True, 2), units, abs(units) > _MARKED),
-                _spread(metric, found["paired"] and Spread(**found["paired"]), sign=True),
+                _spread(metric, found.paired, sign=True),
                 Cell(reached, reach["samples"]), _NONE if ratio is None else Cell(f"{1 / ratio:.2f}×", 1 / ratio),
             ])  # fmt: skip
         of = ", percentage points" if metric.share else ""
@@ -223,19 +225,6 @@ def _cell(group: Group, keys: Sequence[str], metrics: Sequence[Metric]) -> Numbe
 
 def _numbers(found: Spread | None) -> Numbers:
     return {"mean": found.mean if found else None, "deviation": found.deviation if found else None}
-
-
-def _difference(a: Group, b: Group, metric: Metric) -> Numbers:
-    found = difference(a.numbers(metric.value), b.numbers(metric.value))
-    return {
-        "a": a.overrides,
-        "b": b.overrides,
-        "difference": found.mean,
-        "pooled_deviation": found.pooled,
-        "units": found.units,
-        "seeds": list(found.n),
-        "paired": asdict(found.paired) if found.paired else None,
-    }
 
 
 def _reach(group: Group, base: Group, metric: Metric) -> Numbers:

@@ -15,7 +15,7 @@ from clipx.errors import ConfigError, require
 from clipx.logger import Row
 from clipx.report.console import format_value, is_share
 from clipx.report.parallel import numbers_of
-from clipx.report.seed_statistics import CurvePoint, Spread, mean_curve, spread
+from clipx.report.seed_statistics import CurvePoint, Difference, Spread, difference, mean_curve, spread
 
 SEED, RUN = "seed", "run"
 NOT_GIVEN = "(not given)"
@@ -130,6 +130,10 @@ class Group:
         """Returns mean and deviation of a number. None if no run has it."""
         found = self.numbers(of)
         return spread(list(found.values())) if found else None
+
+    def minus(self, other: Group, of: Callable[[SweepRun], float | None]) -> Difference:
+        """Returns the difference of a number between the counted runs of both groups."""
+        return difference(self.numbers(of), other.numbers(of))
 
     def curve(self, metric: Metric) -> list[CurvePoint]:
         """Returns the mean curve over seeds of a metric that all counted runs have logged."""

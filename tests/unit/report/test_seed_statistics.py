@@ -22,13 +22,13 @@ def test_spread_is_the_mean_and_the_sample_deviation(n: int) -> None:
 
 def test_one_value_has_no_deviation() -> None:
     assert spread([0.25]).deviation is None
-    assert difference({"0": 1.0}, {"0": 2.0, "1": 3.0}).pooled is None
+    assert difference({"0": 1.0}, {"0": 2.0, "1": 3.0}).pooled_deviation is None
     assert difference({"0": 1.0}, {"0": 2.0, "1": 3.0}).units is None
 
 
 def test_equal_values_have_no_difference_in_units_of_their_deviation() -> None:
     found = difference({"0": 1.0, "1": 1.0}, {"0": 2.0, "1": 2.0})
-    assert (found.mean, found.pooled, found.units) == (-1.0, 0.0, None)
+    assert (found.difference, found.pooled_deviation, found.units) == (-1.0, 0.0, None)
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 2), (5, 5), (5, 3), (2, 7)])
@@ -38,9 +38,9 @@ def test_the_difference_is_that_of_means_over_the_pooled_deviation(n: int, m: in
     found = difference(a, b)
     mean_a, mean_b = sum(a.values()) / n, sum(b.values()) / m
     squares = sum((x - mean_a) ** 2 for x in a.values()) + sum((x - mean_b) ** 2 for x in b.values())
-    assert found.n == (n, m)
-    assert found.mean == pytest.approx(mean_a - mean_b)
-    assert found.pooled == pytest.approx(math.sqrt(squares / (n + m - 2)))
+    assert found.seeds == (n, m)
+    assert found.difference == pytest.approx(mean_a - mean_b)
+    assert found.pooled_deviation == pytest.approx(math.sqrt(squares / (n + m - 2)))
     assert found.units == pytest.approx((mean_a - mean_b) / math.sqrt(squares / (n + m - 2)))
     both = np.array([a[seed] - b[seed] for seed in map(str, range(min(n, m)))])
     assert found.paired is not None
