@@ -201,7 +201,7 @@ def write_summary(
 
 
 @contextlib.contextmanager
-def reporting_early_end(trainer: Trainer) -> Iterator[None]:
+def report_abort(trainer: Trainer) -> Iterator[None]:
     """Records an error or a stop that ends the run, and writes the report up to there. The error remains an error."""
     try:
         yield

@@ -52,14 +52,7 @@ from clipx.trainer.profiler import Profiler
 from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
-from clipx.trainer.summary import (
-    check_final_loss,
-    facts,
-    metrics_row,
-    report_profile,
-    reporting_early_end,
-    write_summary,
-)
+from clipx.trainer.summary import check_final_loss, facts, metrics_row, report_abort, report_profile, write_summary
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +246,7 @@ class Trainer:
             with (
                 screen,
                 StopSignals(verbose=comm.is_main) as self.stop,  # first: SIGTERM must not end a search for a lost rank
-                reporting_early_end(self),
+                report_abort(self),
                 name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
                 report_out_of_memory(spec, comm),
                 Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
