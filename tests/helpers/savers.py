@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -17,6 +16,7 @@ from clipx.checkpoint.copies import HostCopies, Pairs
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.distributed.comm import Comm
+from helpers.forks import CONTEXT, start_server
 
 SINGLE_RANK = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -85,15 +85,16 @@ def load_tensors(path: Path, step: int | None = None) -> dict[str, torch.Tensor]
 
 
 def run_in_processes(ranks: int, folder: Path, call: Callable[..., Any], *args: Any) -> list[Any]:
-    """Returns the results of `call(comm, *args)` in `ranks` forked processes.
+    """Returns the results of `call(comm, *args)`, functions of modules, in `ranks` processes.
 
-    An exception is returned, and the exit code of a process that died.
+    An exception is returned, and the exit code of a process that died. The processes are forks of a server: autograd
+    fails in forks of a process that has used it after fake tensors, as other tests do.
     """
-    fork = multiprocessing.get_context("fork")
+    start_server()
     processes, results = [], []
     for rank in range(ranks):
-        mine, theirs = fork.Pipe(duplex=False)
-        process = fork.Process(target=_process, args=(theirs, rank, ranks, folder, call, args))
+        mine, theirs = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_process, args=(theirs, rank, ranks, folder, call, args))
         process.start()
         theirs.close()
         processes.append((process, mine))
