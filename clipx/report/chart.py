@@ -47,7 +47,7 @@ class Chart:
     """
 
     title: str
-    series: Sequence[Series]
+    series: Sequence[Series] = ()
     share: bool = False
     zero: bool = False
     log: bool = False
@@ -94,8 +94,8 @@ class Charts:
         """Returns the data of all charts, for the end of the page."""
         axes = {name: [_short(value, 9) for value in values] for name, values in self.axes.items()}
         found = {"axes": axes, "marks": self.marks, "each": self.each, "charts": self._charts}
-        found |= {"xName": self.x_name, "xLog": self.x_log, "xTicks": self.x_ticks}
-        return data_script(f"charts-{self.name}", {**found, "places": list(self._places)})
+        found |= {"xName": self.x_name, "xLog": self.x_log, "xTicks": self.x_ticks, "places": list(self._places)}
+        return data_script(f"charts-{self.name}", found)
 
     def _encoded(self, series: Series) -> dict[str, Any]:
         """Returns a series as JSON data. Equal lists of x are stored once, in `places`."""

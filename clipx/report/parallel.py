@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 _MOST_LABELS = 12  # values of an axis that have a label each; axes of more numbers have ticks
 
@@ -26,9 +26,8 @@ def log_spaced(values: Sequence[float]) -> bool:
         return False
     if len(values) == 2:
         return values[1] / values[0] >= 10
-    steps = [b - a for a, b in pairwise(values)]
-    ratios = [math.log(b / a) for a, b in pairwise(values)]
-    return statistics.pstdev(ratios) / statistics.mean(ratios) < statistics.pstdev(steps) / statistics.mean(steps)
+    steps, ratios = np.diff(values), np.diff(np.log(values))
+    return bool(ratios.std() / ratios.mean() < steps.std() / steps.mean())
 
 
 def override_axis(name: str, texts: Sequence[str]) -> dict[str, Any]:

@@ -15,24 +15,21 @@ from clipx.report.console import is_headline, is_share
 MOST_FURTHER = 24  # charts of metrics that have no panel here
 _RATE = "train/samples_per_second"  # in the rows of training intervals, not in those of evaluations
 
-
-_HELD_OUT = Chart("Held out: top-1 accuracy and recall@1", (), share=True, zero=True)
 _LOSS = {"loss": "training loss", "contrastive_loss": "contrastive", "caption_loss": "captions"}
 _TEMPERATURES = {"temperature": "temperature", "temperature_image": "images", "temperature_text": "captions"}
 _NORMS = {"grad_norm": "all", "grad_norm_image": "image tower", "grad_norm_text": "text tower"}
 _UPDATES = {"update_image": "image tower", "update_text": "text tower", "update_decoder": "decoder"}
-_WAITING = Chart("Time spent waiting for data", (), share=True, zero=True, smooth=True)
-_UTILISATION = Chart("Utilisation of the device", (), share=True, zero=True, smooth=True)
+_IN_USE = {"mfu": "model FLOPs", "device_utilization": "time in use"}
 _PANELS = (
-    (Chart("Loss", (), smooth=True), _LOSS),
-    (Chart("Learning rate", (), log=True), {"lr": "learning rate"}),
-    (Chart("Temperature", ()), _TEMPERATURES),
-    (Chart("Samples per second", (), zero=True, smooth=True), {"samples_per_second": "samples per second"}),
-    (Chart("Gradient norm", (), smooth=True), {**_NORMS, "grad_norm_decoder": "decoder"}),
-    (_WAITING, {"data_wait_share": "share of the time"}),
-    (Chart("Update of the weights, ‖Δw‖ / ‖w‖", (), smooth=True), _UPDATES),
-    (Chart("Memory, GB", (), zero=True), {"host_memory_gb": "host", "device_memory_gb": "device"}),
-    (_UTILISATION, {"mfu": "model FLOPs", "device_utilization": "time in use"}),
+    (Chart("Loss", smooth=True), _LOSS),
+    (Chart("Learning rate", log=True), {"lr": "learning rate"}),
+    (Chart("Temperature"), _TEMPERATURES),
+    (Chart("Samples per second", zero=True, smooth=True), {"samples_per_second": "samples per second"}),
+    (Chart("Gradient norm", smooth=True), {**_NORMS, "grad_norm_decoder": "decoder"}),
+    (Chart("Time spent waiting for data", share=True, zero=True, smooth=True), {"data_wait_share": "waiting"}),
+    (Chart("Update of the weights, ‖Δw‖ / ‖w‖", smooth=True), _UPDATES),
+    (Chart("Memory, GB", zero=True), {"host_memory_gb": "host", "device_memory_gb": "device"}),
+    (Chart("Utilisation of the device", share=True, zero=True, smooth=True), _IN_USE),
 )
 """Charts without their series: training metrics by their names after `train/`, with words for them."""
 
@@ -45,7 +42,8 @@ def panels(rows: Sequence[Row]) -> tuple[list[Chart], list[Chart]]:
     rows = sorted(rows, key=lambda row: row["samples"])
     logged = list(dict.fromkeys(name for row in rows for name in row if "/" in name))
     held_out = sorted(name for name in logged if name.startswith("eval/") and is_headline(name))
-    main = [_chart(_HELD_OUT, rows, {name: name.removeprefix("eval/") for name in held_out})]
+    shown = {name: name.removeprefix("eval/") for name in held_out}
+    main = [_chart(Chart("Held out: top-1 accuracy and recall@1", share=True, zero=True), rows, shown)]
     drawn = {*held_out, *(f"train/{name}" for name in _REPEATED)}
     for chart, names in _PANELS:
         found = {name: names[key] for key in names if (name := f"train/{key}") in logged}

@@ -92,8 +92,6 @@ class SweepReport:
         marks += [row["seconds"] for run in self._runs for row in run.rows]
         return [f"{datetime.fromtimestamp(mark, UTC):%Y-%m-%d}" for mark in (min(marks), max(marks))] if marks else None
 
-    # ------------------------------------------------------------------------------------------------------- page
-
     def page(self) -> str:
         """Returns the page as HTML."""
         parallel, curves = run_charts(self._runs, self._layout, self._metric, self._keys)
@@ -203,9 +201,6 @@ class SweepReport:
         parts = [*map(command, launched), paragraph(f"Versions of the runs: {versions}.")]
         parts += [details(f"commands of all {len(each)} runs", *each)] if each else []
         return section("Commands and versions", *parts)
-
-
-# -------------------------------------------------------------------------------------------- parts of both
 
 
 def _cell(group: Group, keys: Sequence[str], metrics: Sequence[Metric]) -> Numbers:

@@ -195,32 +195,25 @@ class LookPage:
         return bars("Script of most letters, a hint at the language; tokens on average", rows, total)
 
     def _repeated(self) -> str:
-        counts, total, batch = (
-            Counter(of.words for of in self.found.captions),
-            len(self.found.captions),
-            self.data.batch_size,
-        )
+        counts = Counter(of.words for of in self.found.captions)
+        total, batch = counts.total(), self.data.batch_size
         same = (batch - 1) * sum(count * (count - 1) for count in counts.values()) / max(1, total * (total - 1))
         often, several = counts.most_common(_REPEATED), sum(count > 1 for count in counts.values())
         if same >= 1 and self.dataset.classes is None:  # captions of class names are equal by intent
             what = f"in a batch of data.batch_size={batch:,}, a caption has on average {same:.1f} others with the same "
-            what += (
-                f"text (the most frequent occurs {often[0][1]:,} times in {total:,} captions), which the loss treats "
-            )
-            what += "as negatives"
+            what += f"text (the most frequent occurs {often[0][1]:,} times in {total:,} captions), which the loss "
+            what += "treats as negatives"
             self.findings.append((what, "remove repeated captions, or use a smaller batch"))
         shown = [(f"<bdi>{user_text(words)}</bdi>", count) for words, count in often if count > 1]
-        return bars(
-            f"Most frequent of {len(counts):,} different captions; {several:,} occur more than once", shown, total
-        )
+        title = f"Most frequent of {len(counts):,} different captions; {several:,} occur more than once"
+        return bars(title, shown, total)
 
     def _classes(self) -> str:
         names = self.dataset.classes.names if self.dataset.classes else ()
-        known: dict[int | str | None, str] = {
-            label: f"label {label}" for label in self.found.labels if isinstance(label, int)
-        }
+        labels = {label: n for label, n in self.found.labels.items() if label is not None}
+        known = {label: f"label {label}" if isinstance(label, int) else label for label in labels}
         known.update(enumerate(names))
-        counts = [(known.get(label, str(label)), n) for label, n in self.found.labels.items() if label is not None]
+        counts = [(known[label], n) for label, n in labels.items()]
         rows = [(text(name), count) for name, count in sorted(counts, key=lambda row: (-row[1], row[0]))]
         if not rows:
             return ""

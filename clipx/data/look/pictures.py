@@ -49,10 +49,8 @@ class Pictures:
 
     def draws(self, position: int, index: int) -> str:
         """Returns a sample as a whole, and what consecutive epochs read of it."""
-        name, number = (
-            self.source.key(index).replace(":", "/").rpartition("/")[2],
-            len(self.source.read(index).captions),
-        )
+        name = self.source.key(index).replace(":", "/").rpartition("/")[2]
+        number = len(self.source.read(index).captions)
         tiles = [self.thumbnails([index], captioned=False)]
         tiles += [self._drawn(position + epoch * self.stream.order.samples, index) for epoch in range(6)]
         title = f"<h3>{text(name)}, {number} caption{'s' * (number != 1)}</h3>"
