@@ -26,13 +26,6 @@ Item = TypeVar("Item")
 _REPORT_EVERY_S = 30.0
 
 
-class _Console(Console):
-    """Console that prints strings, also those of tables, as they are: escaped, without markup and emoji codes."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(escaped(text), **options)
-
-
 def stdout_console(quiet: bool = False) -> Console:
     """Returns a console on standard output that reads no markup. A string is one line: its newlines are escaped.
 
@@ -42,8 +35,11 @@ def stdout_console(quiet: bool = False) -> Console:
     return _Stdout(markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=quiet, width=width)
 
 
-class _Stdout(_Console):
-    """Console on standard output."""
+class _Stdout(Console):
+    """Console that prints strings, also those of tables, as they are: escaped, without markup and emoji codes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(escaped(text), **options)
 
     def on_broken_pipe(self) -> None:
         """Discards further output: a run does not end because the reader of its output has, as in `| head`."""

@@ -71,11 +71,6 @@ class History:
         """Seconds of all starts, without the time between them."""
         return sum(start.seconds for start in self.starts)
 
-    @property
-    def warnings(self) -> list[Event]:
-        """Events with a message, such as non-finite values and failed uploads."""
-        return [event for event in self.events if isinstance(event.get("message"), str)]
-
     def axes(self, most: int) -> dict[str, list[float]]:
         """Returns samples, steps, epochs and seconds of training, ascending, at no more than about `most` rows."""
         rows = self.rows[:: max(1, len(self.rows) // most)] + self.rows[-1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -50,7 +51,8 @@ def panels(rows: Sequence[Row]) -> tuple[list[Chart], list[Chart]]:
         main.append(_chart(chart, rows, found))
         drawn |= found.keys()
     main[:2] = main[1::-1]  # the loss first
-    return [chart for chart in main if chart.series], list(_further(rows, [n for n in logged if n not in drawn]))
+    further = _further(rows, [name for name in logged if name not in drawn])
+    return [chart for chart in main if chart.series], list(islice(further, MOST_FURTHER))
 
 
 def _chart(chart: Chart, rows: Sequence[Row], names: Mapping[str, str]) -> Chart:
@@ -59,12 +61,10 @@ def _chart(chart: Chart, rows: Sequence[Row], names: Mapping[str, str]) -> Chart
 
 
 def _further(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Chart]:
-    """Yields a chart for each metric that is not constant, at most MOST_FURTHER."""
-    number = 0
+    """Yields a chart for each metric that is not constant."""
     for name in names:
         series = _series(rows, name, name, 0)
-        if len({value for value in series.y if math.isfinite(value)}) > 1 and number < MOST_FURTHER:
-            number += 1
+        if len({value for value in series.y if math.isfinite(value)}) > 1:
             yield Chart(name, [series], share=is_share(name), smooth=name.startswith("train/"), legend=False)
 
 

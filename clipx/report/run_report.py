@@ -119,10 +119,9 @@ def _facts(record: RunRecord, history: History) -> str:
     """Returns what the run was."""
     pairs = [*record.facts.items()]
     if history.starts:
-        first, last = history.starts[0], history.starts[-1]
-        when = f"{date(first.event['time'])} to {date(last.end)}"
+        last, resumed = history.starts[-1], len(history.starts) - 1
+        when = f"{date(history.starts[0].event['time'])} to {date(last.end)}"
         pairs += [("trained", when), ("versions", last.versions)]
-        resumed = len(history.starts) - 1
         pairs += [("resumed", f"{resumed} time{'s' * (resumed > 1)}")] if resumed else []
     return facts(pairs)
 
@@ -179,25 +178,22 @@ def _evaluations(final: Mapping[str, float], history: History) -> str:
 
 
 def _bad(bad: Sequence[BadCount]) -> str:
-    if not bad:
-        return ""
-    rows: list[list[Cell | str]] = []
-    for found in bad:
-        samples = f"{'' if found.exact else 'at least '}{found.samples:,}"
-        rows.append([found.reason, Cell(samples, found.samples), Cell(f"{found.draws:,}", found.draws)])
-    return section("Bad samples", table(["reason", "samples", "draws"], rows, numbers=2))
+    samples = [Cell(f"{'' if found.exact else 'at least '}{found.samples:,}", found.samples) for found in bad]
+    rows = [(of.reason, n, Cell(f"{of.draws:,}", of.draws)) for of, n in zip(bad, samples, strict=True)]
+    return section("Bad samples", table(["reason", "samples", "draws"], rows, numbers=2)) if rows else ""
 
 
 def _warnings(history: History) -> str:
-    if not (found := history.warnings):
-        return ""
+    """Returns the events with a message, such as non-finite values and failed uploads."""
     rows = [
-        [date(e["time"]), f"{e['step']:,}" if "step" in e else "", str(e["event"]), e["message"]]
-        for e in found[:_MOST_WARNINGS]
+        [date(event["time"]), f"{event['step']:,}" if "step" in event else "", event["event"], event["message"]]
+        for event in history.events
+        if isinstance(event.get("message"), str)
     ]
-    more = len(found) - len(rows)
-    note = [paragraph(f"{more:,} further warnings are in events.jsonl.")] if more else []
-    return section("Warnings", table(["time", "step", "kind", "message"], rows), *note)
+    more = len(rows) - _MOST_WARNINGS
+    note = [paragraph(f"{more:,} further warnings are in events.jsonl.")] if more > 0 else []
+    shown = table(["time", "step", "kind", "message"], rows[:_MOST_WARNINGS])
+    return section("Warnings", shown, *note) if rows else ""
 
 
 def _starts(history: History) -> str:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from clipx.config.messages import did_you_mean
-from clipx.errors import ConfigError, require
+from clipx.errors import require
 from clipx.logger import Row
 from clipx.report.console import format_value, is_share
 from clipx.report.parallel import numbers_of
@@ -156,11 +156,8 @@ def group_runs(runs: Sequence[SweepRun], metric: Metric) -> tuple[list[Group], l
             left_out.append((run, f"has the overrides and the seed of {group.runs[run.seed].name}"))
         else:
             group.runs[run.seed] = run
-    if len(left_out) == len(runs):
-        raise ConfigError(
-            f"none of the {len(runs)} runs has finished with a value of {metric.label}: clipx-sweep status shows their "
-            "states"
-        )
+    why = f"none of {len(runs)} runs has finished with a value of {metric.label}: clipx-sweep status shows their states"
+    require(len(left_out) < len(runs), why)
     found = list(groups.values())
     return _sorted(found, _varied(found)), left_out
 

@@ -114,9 +114,8 @@ class LookPage:
 
     def _sources(self, counts: Mapping[str, SourceCount], number: int) -> str:
         about = f"The first {number:,} samples of training by source; data.sources.NAME.weight sets the shares."
-        rows = (
-            (name, _number(of.size), _number(of.samples), percent(of.samples, number)) for name, of in counts.items()
-        )
+        drawn = ((name, of.size, of.samples) for name, of in counts.items())
+        rows = ((name, _number(size), _number(n), percent(n, number)) for name, size, n in drawn)
         names = "source", "samples in it", "drawn", "share of batches"
         return section("Sources", paragraph(about), table(names, rows, numbers=3)) if counts else ""
 
@@ -176,22 +175,17 @@ class LookPage:
         for caption in self.found.captions:
             found.setdefault(caption.script, []).append(caption.tokens)
         scripts = sorted(found, key=lambda script: (-len(found[script]), script))
-        self.rows += [
-            (f"in {script} script", f"{len(found[script]):,}", percent(len(found[script]), total))
-            for script in scripts[:3]
-        ]
+        numbers = {script: len(found[script]) for script in scripts}
+        self.rows += [(f"in {of} script", f"{numbers[of]:,}", percent(numbers[of], total)) for of in scripts[:3]]
         if others := [script for script in scripts if script not in ("Latin", "no letters")]:
             means = [f"{np.mean(found[others[0]]):.0f} tokens on average in {others[0]} script"]
             means += [f"{np.mean(found['Latin']):.0f} in Latin script"] if "Latin" in found else []
             what = "captions are not in Latin script, and the vocabulary of model.text.tokenizer=clip is English"
             fix = "give a multilingual tokenizer, model.text.tokenizer=tokenizer.json with its model.text.vocabulary"
             limit = 0.1 if self.spec.model.text.tokenizer_place == "clip" else 1
-            self._state(sum(len(found[script]) for script in others), total, f"{what} ({', '.join(means)})", limit, fix)
-        cut = {script: percent(sum(n > self.context for n in found[script]), len(found[script])) for script in scripts}
-        rows = [
-            (f"{script}: {np.mean(found[script]):.1f} tokens, {cut[script]} cut off", len(found[script]))
-            for script in scripts
-        ]
+            self._state(sum(numbers[script] for script in others), total, f"{what} ({', '.join(means)})", limit, fix)
+        cut = {of: percent(sum(n > self.context for n in found[of]), numbers[of]) for of in scripts}
+        rows = [(f"{of}: {np.mean(found[of]):.1f} tokens, {cut[of]} cut off", numbers[of]) for of in scripts]
         return bars("Script of most letters, a hint at the language; tokens on average", rows, total)
 
     def _repeated(self) -> str:

@@ -37,9 +37,7 @@ def write(
     single = [folder for folder in folders if folder not in sweeps and (folder / "config.yaml").is_file()]
     alone = bool(single) and not sweeps
     page = out or folders[0] / ("comparison.html" if alone else "report.html")  # a run has a report.html of its own
-    require(
-        page.suffix == ".html", f"--out={page} must end in .html: the numbers are written to the same name in .json"
-    )
+    require(page.suffix == ".html", f"--out={page} must end in .html: the numbers have the same name with .json")
     require(page.parent.is_dir(), f"--out={page}: {page.parent} is not a folder: create it, or choose another")
     different = {folder.resolve() for folder in folders}
     require(len(different) == len(folders), f"a folder is given twice: {', '.join(map(str, folders))}: remove one")
@@ -117,8 +115,7 @@ def _plain(run: Run) -> SweepRun:
     seeds = [text.partition("=")[2] for text in typed if text.lstrip("+").startswith(f"{SEED}=")]
     started = [str(event["command"]) for event in run.events if "command" in event]
     seed = run.varied.get(SEED) or (seeds or [NOT_GIVEN])[-1]
-    ended = run.state is State.finished  # the number of steps takes long to read
-    of = f" of {run.steps:,}" if not ended and run.steps else ""
+    of = f" of {run.steps:,}" if run.state is not State.finished and run.steps else ""  # steps: slow to read
     step = f" at step {run.last['step']:,.0f}{of}" if run.last else ""
     reason = f": {run.reason}" if run.state is State.failed and run.reason else ""  # those of other states name hosts
     return SweepRun(
@@ -148,7 +145,6 @@ def _metric(runs: Sequence[Run], asked: str | None, lowest: bool) -> Metric:
         both = [names[0].replace(way, other) for way in _WAYS for other in _WAYS if way in names[0]]
         names = tuple(name for name in both if name in logged) or names
     kinds = {(name.endswith("loss"), is_share(name)) for name in names}
-    require(
-        len(kinds) == 1, f"--metric={asked} mixes losses, shares or other numbers, which have no mean: give one kind"
-    )
+    mixed = f"--metric={asked} mixes losses, shares or other numbers, which have no mean: give one kind"
+    require(len(kinds) == 1, mixed)
     return Metric(names, lower_is_better(names[0], lowest))

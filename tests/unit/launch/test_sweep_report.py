@@ -349,7 +349,7 @@ def test_a_sweep_without_finished_points_prints_a_one_line_error(
 ) -> None:
     write_sweep(tmp_path, ["seed=0"], ["seed=1"])
     assert main(["report", str(tmp_path)]) == 2
-    assert "none of the 2 runs has finished with a value of train/loss" in capsys.readouterr().err
+    assert "none of 2 runs has finished with a value of train/loss" in capsys.readouterr().err
 
 
 def test_a_loss_is_compared_by_its_lowest_value(sweep: Path) -> None:
