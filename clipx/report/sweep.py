@@ -16,7 +16,7 @@ from clipx.report.parallel import numbers_of
 from clipx.report.run_history import PACKAGES
 from clipx.report.seed_statistics import Spread, samples_to_reach
 from clipx.report.sweep_charts import mean_curves, metric_by_x, run_charts
-from clipx.report.sweep_groups import RUN, Group, Metric, SweepRun, choose, group_runs
+from clipx.report.sweep_groups import RUN, SEED, Group, Metric, SweepRun, choose, group_runs
 
 _MARKED = 2.0  # differences of more than 2 pooled deviations are bold
 _MOST_METRICS = 4  # further metrics of the tables
@@ -44,7 +44,7 @@ class SweepReport:
         logged = dict.fromkeys(name for run in runs for name in run.values if is_headline(name))
         more = [name for name in logged if name not in metric.names][:_MOST_METRICS]
         self._metrics = [metric, *(Metric((name,), metric.lowest and name in parts) for name in (*parts, *more))]
-        self._keys = sorted({key: None for run in runs for key in run.overrides}, key=lambda key: key == "seed")
+        self._keys = sorted({key: None for run in runs for key in run.overrides}, key=lambda key: key == SEED)
         self.counted = f"{len(runs) - len(self._left_out)} of {len(runs)} runs in {len(groups)} groups"
         self._pairs: list[tuple[Group, Group]] = []
         self._based: list[tuple[Group, Group]] = []  # each group and its baseline

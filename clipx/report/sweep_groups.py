@@ -115,6 +115,7 @@ class Group:
     overrides: dict[str, str]
     all: list[SweepRun] = field(default_factory=list)
     runs: dict[str, SweepRun] = field(default_factory=dict)
+    _curves: dict[Metric, list[CurvePoint]] = field(default_factory=dict)
 
     def value(self, key: str) -> str:
         return self.overrides.get(key, NOT_GIVEN)
@@ -137,7 +138,9 @@ class Group:
 
     def curve(self, metric: Metric) -> list[CurvePoint]:
         """Returns the mean curve over seeds of a metric that all counted runs have logged."""
-        return mean_curve([metric.curve(run) for run in self.runs.values()])
+        if metric not in self._curves:  # each comparison of the group asks for it
+            self._curves[metric] = mean_curve([metric.curve(run) for run in self.runs.values()])
+        return self._curves[metric]
 
 
 def group_runs(runs: Sequence[SweepRun], metric: Metric) -> tuple[list[Group], list[tuple[SweepRun, str]]]:

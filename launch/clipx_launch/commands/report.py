@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from clipx.config.safe_yaml import read_saved
+from clipx.config.saved import flatten
 from clipx.errors import require
 from clipx.escape import json_text
 from clipx.report.console import is_share
@@ -78,7 +79,7 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
     require(len(folders) > 1, f"{folders[0]} is one run, whose report is {own}: give two or more runs, or a sweep")
     names = _names(folders)
     runs = [next(run for run in runs_in([folder]) if run.folder == folder.resolve()) for folder in folders]
-    configs = [dict(_flat(read_saved(folder / "config.yaml"))) for folder in folders]
+    configs = [_compared(read_saved(folder / "config.yaml")) for folder in folders]
     keys = [key for key in configs[0] if all(key in config for config in configs)]  # not those of another `kind`
     keys = [key for key in keys if len({config[key] for config in configs}) > 1]
     for folder, run, config in zip(folders, runs, configs, strict=True):
@@ -91,16 +92,11 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def _flat(values: dict[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yields keys of a configuration and their values as they are typed: `optimizer.lr`, `0.001`."""
-    for key, value in values.items():
-        name = before.rstrip(".") if key == "kind" and before else f"{before}{key}"
-        if _NOT_COMPARED.fullmatch(name):
-            continue
-        if isinstance(value, dict):
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value if isinstance(value, str) else json_text(value)
+def _compared(config: dict[str, Any]) -> dict[str, str]:
+    """Returns the compared keys of a configuration and their values as they are typed: `optimizer.lr`, `0.001`."""
+    found = {key.removesuffix(".kind"): value for key, value in flatten(config)}
+    typed = {key: value if isinstance(value, str) else json_text(value) for key, value in found.items()}
+    return {key: value for key, value in typed.items() if not _NOT_COMPARED.fullmatch(key)}
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
