@@ -1,4 +1,4 @@
-"""The options of each group and the commands: the YAML files of the configuration, with what they select and set."""
+"""The options of each group and the commands: the YAML files of the configuration, with the specs that they select."""
 
 from __future__ import annotations
 
@@ -7,35 +7,28 @@ import importlib
 import importlib.util
 import re
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from clipx.config.registry import CONF_DIR, NESTED_OPTIONS, discover, discover_installed
+from clipx.config.registry import CONF_DIR, NESTED_OPTIONS, discover, discover_installed, kinds, option_files
 
-_SCHEMA = re.compile(r"/schema/(?P<group>\w+)/(?P<kind>[\w.-]+)@_here_")
+_SCHEMA = re.compile(r"/schema/\w+/([\w.-]+)@_here_")
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a group: one YAML file."""
-
-    name: str
-    about: str
-    """Comment at the start of the file."""
+    """An option of a group."""
 
     kind: str
     """Name of the schema that it has."""
 
-    values: dict[str, Any]
-    """Values that it sets, by key relative to the group, `image.size`; those of the option that it extends included."""
-
-    selects: dict[str, Any]
-    """Options of other groups that it selects instead of the defaults, by group."""
+    files: tuple[Path, ...]
+    """Its YAML file, and those of the options that it extends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +39,6 @@ class Command:
     """Name of its YAML file."""
 
     module: str
-    template: str
-    """Text of `--help`, with $-placeholders."""
-
-    values: dict[str, Any]
-    """Values that the file sets, by key."""
 
     @property
     def spec(self) -> type:
@@ -73,13 +61,7 @@ def load_all(folders: Sequence[Path] = ()) -> None:
 @functools.cache
 def commands() -> tuple[Command, ...]:
     """Returns the commands, in the order of their modules."""
-    found = []
-    for path in CONF_DIR.glob("*.yaml"):
-        cfg = OmegaConf.load(path)
-        assert isinstance(cfg, DictConfig)
-        about = cfg.pop("hydra").help
-        del cfg["defaults"]
-        found.append(Command(path.stem, about.app_name, about.template, dict(_leaves(cfg))))
+    found = [Command(path.stem, read_yaml(path)["hydra"]["help"]["app_name"]) for path in CONF_DIR.glob("*.yaml")]
     return tuple(sorted(found, key=lambda command: command.module))
 
 
@@ -96,69 +78,24 @@ def folder_of(group: str) -> str:
     return f"{parent}/{group}" if parent else group
 
 
-def kinds(group: str) -> dict[str, type]:
-    """Returns the spec class of each registered kind of a group. `group` "": of commands."""
-    stored = ConfigStore.instance().repo["schema"]
-    nodes = stored[group] if group else {name: node for name, node in stored.items() if not isinstance(node, dict)}
-    return {
-        name.removesuffix(".yaml"): typing.cast("type", OmegaConf.get_type(node.node))
-        for name, node in sorted(nodes.items())
-    }
-
-
 def options(group: str, folders: Sequence[Path] = ()) -> dict[str, Option]:
-    """Returns the options of a group by name: those of clipx, and those in `folders`."""
-    found: dict[str, Option] = {}
-    group = folder_of(group)
-    for folder in (CONF_DIR, *folders):
-        for path in (folder / group).glob("*.yaml"):
-            found[path.stem] = _option(path, group, (CONF_DIR, *folders))
-    return dict(sorted(found.items()))
+    """Returns the options of a group by name: those of clipx and of installed packages, and those in `folders`."""
+    files = option_files(folder_of(group), folders)
+    return {name: _option(name, folder_of(group), files) for name in files}
 
 
-def _option(path: Path, group: str, folders: Sequence[Path]) -> Option:
-    kind, values, selects = "", dict[str, Any](), dict[str, Any]()
-    cfg = OmegaConf.load(path)
-    assert isinstance(cfg, DictConfig)
-    for item in typing.cast("list[Any]", OmegaConf.to_container(cfg.pop("defaults", OmegaConf.create([])))):
-        if isinstance(item, dict):
-            selects |= {_group_of_default(str(key), group): value for key, value in item.items()}
-        elif found := _SCHEMA.fullmatch(item):
-            kind = found["kind"]
-        elif extended := _file(item, group, folders):
-            base = _option(extended, group, folders)
-            kind, values, selects = base.kind, base.values | values, base.selects | selects
-    values |= dict(_leaves(cfg))
-    return Option(path.stem, _comment(path), kind, values, selects)
+def _option(name: str, group: str, files: dict[str, Path]) -> Option:
+    """Returns an option. Its defaults list selects the schema, or the option of the same group that has it."""
+    kind, of = "", [files[name]]
+    for item in read_yaml(files[name]).get("defaults", []):
+        if found := _SCHEMA.fullmatch(str(item)):
+            kind = found[1]
+        elif (base := str(item).removeprefix(f"/{group}/").removesuffix("@_here_")) in files:
+            extended = _option(base, group, files)
+            kind, of = extended.kind, [*of, *extended.files]
+    return Option(kind, tuple(of))
 
 
-def _group_of_default(key: str, group: str) -> str:
-    """Returns the group of an entry of a defaults list: `override /data`, or `text` of the group `model`."""
-    name = re.sub(r"^override |@.*$", "", key)
-    return name.removeprefix("/") if name.startswith("/") else f"{group}/{name}"
-
-
-def _file(item: str, group: str, folders: Sequence[Path]) -> Path | None:
-    """Returns the file of an option of the same group that a defaults list names. None: it names no such option."""
-    name = item.removeprefix(f"/{group}/").removesuffix("@_here_")
-    return next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
-
-
-def _leaves(cfg: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key in map(str, cfg):
-        node = cfg._get_node(key)
-        if isinstance(node, DictConfig) and not node._is_none() and len(node):
-            yield from _leaves(node, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", OmegaConf.to_container(cfg, resolve=False)[key]  # type: ignore[call-overload,index]
-
-
-def _comment(path: Path) -> str:
-    """Returns the comment at the start of a YAML file, as one line."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if not re.match(r"#\s*(@package|yaml-language-server:)", line):
-            lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Returns the values of a YAML file of the configuration, with interpolations as text."""
+    return typing.cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.load(path)))

@@ -33,7 +33,7 @@ from clipx.config.messages import (
     unknown_option,
     unreadable,
 )
-from clipx.config.registry import CONF_DIR, MISSING, check_new_names, conf_folders, discover, discover_installed
+from clipx.config.registry import CONF_DIR, MISSING, check_new_names, discover, discover_installed, option_files
 from clipx.errors import ClipxError, ConfigError, require, with_location
 from clipx.storage.url import check_environment, check_secrets
 
@@ -104,7 +104,7 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
         discover(folder, plugin=True)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
-        known = [path.stem for folder in conf_folders(folders) for path in (folder / group).glob("*.yaml")]
+        known = list(option_files(group, folders))
         if not group:
             raise ConfigError(unreadable(str(override.input_line)))
         if override.is_delete() and group in LIST_GROUPS and value is None:

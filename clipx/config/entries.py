@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from clipx.config.docstrings import field_docs, type_name
 from clipx.config.registry import MISSING
 
-SET_BY_CLIPX = ("kind", "_target_")  # fields that select a class: a user chooses the option instead
+_SET_BY_CLIPX = ("kind", "_target_")  # fields that select a class: a user chooses the option instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,22 @@ def entries(cfg: DictConfig, prefix: str = "") -> Iterator[Entry]:
     yield from spec_entries(typing.cast("type", cls), cfg, prefix)
 
 
+def shown_fields(cls: type) -> list[dataclasses.Field[Any]]:
+    """Returns the fields of a spec that a user sets."""
+    return [field for field in dataclasses.fields(cls) if field.name not in _SET_BY_CLIPX]
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Returns the default of a field of a spec; MISSING if it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
+
+
 def spec_entries(cls: type, cfg: DictConfig | None, prefix: str) -> Iterator[Entry]:
     """Yields each key of a spec, with the values of `cfg`; None: with the defaults of the class."""
     hints, docs = typing.get_type_hints(cls), field_docs(cls)
-    for field in dataclasses.fields(cls):
-        if field.name in SET_BY_CLIPX:
-            continue
+    for field in shown_fields(cls):
         key, hint, doc = f"{prefix}{field.name}", hints[field.name], docs.get(field.name, "")
         node = None if cfg is None else cfg._get_node(field.name)
         yield Entry(key, type_name(hint), _value(node, field), doc)
@@ -88,8 +98,8 @@ def _is_base(cls: type) -> bool:
 def _value(node: Any, field: dataclasses.Field[Any]) -> str:
     """Returns a value as it is typed on the command line. The keys of a spec follow it as entries."""
     if node is None:  # of a class that no configuration holds
-        default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        return str(MISSING) if default is dataclasses.MISSING or dataclasses.is_dataclass(default) else typed(default)
+        default = default_of(field)
+        return str(MISSING) if dataclasses.is_dataclass(default) else typed(default)
     if node._is_missing():
         return str(MISSING)
     if OmegaConf.is_config(node):

@@ -6,18 +6,16 @@ import dataclasses
 import inspect
 import shutil
 import textwrap
-import typing
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from clipx.config.entries import Entry, entries, spec_entries
-from clipx.config.registry import CONF_DIR, conf_folders
+from clipx.config.registry import CONF_DIR, kinds, option_files
 from clipx.errors import ConfigError
 
 
@@ -32,11 +30,11 @@ def overview(cfg: DictConfig, folders: Sequence[Path]) -> str:
     `cfg` is the composed configuration with Hydra's part, which is removed.
     """
     named = {*cfg.hydra.runtime.choices, *map(str, cfg)}
-    groups = [group for group in sorted(named) if group != "hydra" and _options(group, folders)]
+    groups = [group for group in sorted(named) if group != "hydra" and option_files(group, folders)]
     template = Template(cfg.hydra.help.template)
     with open_dict(cfg):
         del cfg["hydra"]
-    lines = [f"{group}: {', '.join(_options(group, folders))}" for group in groups]
+    lines = [f"{group}: {', '.join(option_files(group, folders))}" for group in groups]
     keys = "\n\n".join(entry.text(_width()) for entry in entries(cfg))
     return template.safe_substitute(APP_CONFIG_GROUPS="\n".join([*lines, ""]), CONFIG=keys)
 
@@ -46,10 +44,6 @@ def _width() -> int:
 
 
 _PLUGINS = ("launcher", "sweeper")  # groups of Hydra for which clipx has options
-
-
-def _options(group: str, folders: Sequence[Path]) -> list[str]:
-    return sorted({path.stem for folder in conf_folders(folders) for path in (folder / group).glob("*.yaml")})
 
 
 def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> str:
@@ -81,7 +75,7 @@ def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> 
 
 def _group_header(cfg: DictConfig, group: str, choice: Any, folders: Sequence[Path], width: int) -> str:
     """Describes a group: its options, and the one that is selected."""
-    names = ", ".join(_options(group, folders))
+    names = ", ".join(option_files(group, folders))
     lines = [textwrap.fill(f"Options of {group}: {names}", width, subsequent_indent="    ")]
     node = cfg._get_node(group)
     cls = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
@@ -98,10 +92,9 @@ def _elsewhere(key: str) -> list[Entry]:
     prefix = f"hydra.{plugin}." if plugin else f"{group}."
     choice = f"hydra/{plugin}=clipx_" if plugin else f"{group}="
     found: dict[tuple[str, str, str], Entry] = {}
-    for name, stored in ConfigStore.instance().repo.get("schema", {}).get(group, {}).items():
-        cls = OmegaConf.get_type(stored.node)
-        for entry in spec_entries(typing.cast("type", cls), None, prefix):
+    for name, cls in kinds(group).items():
+        for entry in spec_entries(cls, None, prefix):
             if entry.is_under(key):
-                option = f"{choice}{name.removesuffix('.yaml')}"
+                option = f"{choice}{name}"
                 found[entry.key, option, entry.doc] = dataclasses.replace(entry, option=option)
     return list(found.values())

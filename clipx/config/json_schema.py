@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clipx.config.catalogue import commands, folder_of, groups, kinds, load_all, options
+from clipx.config.catalogue import commands, folder_of, groups, load_all, options
 from clipx.config.docstrings import field_docs
-from clipx.config.entries import SET_BY_CLIPX
-from clipx.config.expectation import Expectation
-from clipx.config.registry import MISSING, NESTED_OPTIONS
+from clipx.config.entries import default_of, shown_fields
+from clipx.config.expectation import Expectation, ExpectedMetric
+from clipx.config.messages import LIST_GROUPS
+from clipx.config.registry import MISSING, NESTED_OPTIONS, kinds
 
 Schema = dict[str, Any]
 
@@ -31,6 +32,7 @@ _SCALARS: dict[type, tuple[list[str], str]] = {
     int: (["integer"], "an integer"),
     float: (["number"], "a number"),
 }
+_WHOLE = (Expectation, ExpectedMetric)  # of which a file has all required keys; those of the others may be in several
 _DEFAULTS: Schema = {
     "type": "array",
     "description": "Hydra's defaults list: the files that this one extends, and the options that it selects.",
@@ -47,19 +49,16 @@ _HYDRA: Schema = {
 }
 
 
-def schema(folders: Sequence[Path] = ()) -> Schema:
-    """Returns the schema, with the options in `folders`, which are folders of --config-dir."""
-    load_all(folders)
-    return _Writer(folders).schema()
-
-
 def schema_files(path: Path, folders: Sequence[Path] = ()) -> dict[Path, str]:
     """Returns the texts of the files of the schema by their paths: `path`, and NAME.json in a folder next to it.
+
+    `folders`: folders of --config-dir, whose options the schema has as well.
 
     Language servers merge a part of a schema, `schema.json#/definitions/objective`, with its root. So the files of
     the groups and of the commands have small schemas that refer to their definition.
     """
-    found = schema(folders)
+    load_all(folders)
+    found = _Writer(folders).schema()
     files = {*groups(), *(command.config for command in commands()), "expectation"}
     names = [name for name in found["definitions"] if name in files]
     parts = {name: {**_DRAFT, "$ref": f"../{path.name}#/definitions/{name}"} for name in names}
@@ -72,11 +71,12 @@ class _Writer:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.definitions: dict[str, Schema] = {}
-        self.kinds = {group: kinds(group) for group in groups()}
-        self.names: dict[str, dict[str, list[str]]] = {}  # names of the options of each kind of each group
-        for group in self.kinds:
+        self.kinds = {group: dict(sorted(kinds(group).items())) for group in groups()}
+        # names of the options of each kind of each group
+        self.names: dict[str, dict[str, list[str]]] = {group: {} for group in self.kinds}
+        for group, names in self.names.items():
             for name, option in options(group, folders).items():
-                self.names.setdefault(group, {}).setdefault(option.kind, []).append(name)
+                names.setdefault(option.kind, []).append(name)
 
     def schema(self) -> Schema:
         for group in self.kinds:
@@ -88,22 +88,21 @@ class _Writer:
                 shared = [key for key in keys if keys[key] == run.get(key) and key not in self.kinds]
                 own = keys | {key: _ref(f"/properties/{key}") for key in shared}
                 self.definitions[command.config] = self._file(own)
-        self.definitions["expectation"] = self._object(Expectation, complete=True)
+        self.definitions["expectation"] = self._object(Expectation)
         definitions = dict(sorted(self.definitions.items()))
         return {**_DRAFT, "title": "clipx", **self._file(run), "definitions": definitions}
 
-    def _object(self, spec: type, complete: bool = False) -> Schema:
-        """Returns the schema of a spec. `complete`: no other file can give its required keys."""
-        required = [f.name for f in _fields(spec) if f.default == MISSING] if complete else []
-        return _object(self._properties(spec, complete), required)
+    def _object(self, spec: type) -> Schema:
+        return _object(self._properties(spec), _required(spec) if spec in _WHOLE else [])
 
-    def _properties(self, spec: type, complete: bool = False) -> Schema:
+    def _properties(self, spec: type) -> Schema:
         hints, docs = typing.get_type_hints(spec), field_docs(spec)
-        found = {f.name: self._type(hints[f.name], complete) for f in _fields(spec)}
-        for f in _fields(spec):
-            if "type" in f.metadata:  # that a file may have instead of text
-                found[f.name]["type"] = ["string", f.metadata["type"]]
-            found[f.name] = {"description": docs.get(f.name, ""), **found[f.name], **_default(f)}
+        found = {}
+        for field in shown_fields(spec):
+            accepted = self._type(hints[field.name])
+            if "type" in field.metadata:  # that a file may have instead of text
+                accepted["type"] = ["string", field.metadata["type"]]
+            found[field.name] = {"description": docs.get(field.name, ""), **accepted, **_default(field)}
         return found
 
     def _add_group(self, group: str) -> None:
@@ -130,15 +129,13 @@ class _Writer:
         known: list[Schema] = [{"type": "string", "pattern": "^/schema/"}]
         for kind in self.kinds[group]:
             schemas = [f"/schema/{group}/{kind}@_here_", f"/schema/{group}/{kind}"]
-            names = self.names.get(group, {}).get(kind, [])
+            names = self.names[group].get(kind, [])
             names = [*names, *(f"/{folder_of(group)}/{name}" for name in names)]
             known.append({"enum": [*schemas, *names, *(f"{name}@_here_" for name in names)]})
             keys = self._copied(f"{group}.{kind}")
             rules.append({"if": _defaults_contain(known[-1]), "then": keys})
             nested = NESTED_OPTIONS.get(group, {})  # selected in the defaults list
-            required = [
-                f.name for f in _fields(self.kinds[group][kind]) if f.default == MISSING and f.name not in nested
-            ]
+            required = [name for name in _required(self.kinds[group][kind]) if name not in nested]
             if required and group != "bench":  # conf/bench.yaml gives those of benchmarks
                 rules.append({"if": _defaults_contain({"enum": schemas}), "then": {"required": required}})
         rules.append({"if": {"not": _defaults_contain({"anyOf": known})}, "then": self._copied(f"{group}._any")})
@@ -160,7 +157,7 @@ class _Writer:
                 continue
             keys[group] = {"description": keys[group]["description"]}
             known = []
-            for kind, names in sorted(self.names.get(group, {}).items()):
+            for kind, names in sorted(self.names[group].items()):
                 entry = f"override /{group}"
                 known.append({"required": [entry], "properties": {entry: {"enum": names}}, "type": "object"})
                 then = {"properties": {group: _ref(f"/definitions/{group}.{kind}")}}
@@ -169,11 +166,11 @@ class _Writer:
             rules.append({"if": {"not": _defaults_contain({"anyOf": known})}, "then": then})
         return _object({"defaults": _DEFAULTS, "hydra": _HYDRA, **keys}) | ({"allOf": rules} if rules else {})
 
-    def _type(self, hint: Any, complete: bool) -> Schema:
+    def _type(self, hint: Any) -> Schema:
         """Returns the schema of a value of a type."""
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         if origin in (types.UnionType, typing.Union):
-            return _optional(self._type(next(part for part in arguments if part is not types.NoneType), complete))
+            return _optional(self._type(next(part for part in arguments if part is not types.NoneType)))
         if hint in _SCALARS:
             names, text = _SCALARS[hint]
             return _interpolated({"type": names}, text)
@@ -182,37 +179,37 @@ class _Writer:
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
             return {"anyOf": [{"enum": list(hint.__members__)}, {"type": "string", "pattern": _INTERPOLATION}]}
         if origin is list:
-            return _interpolated({"type": ["array"], "items": self._type(arguments[0], complete)}, "a list")
+            return _interpolated({"type": ["array"], "items": self._type(arguments[0])}, "a list")
         if origin is dict:
-            return self._dictionary(arguments[1], complete)
+            return self._dictionary(arguments[1])
         if dataclasses.is_dataclass(hint):
-            return self._spec(typing.cast("type", hint), complete)
+            return self._spec(typing.cast("type", hint))
         return {}  # Any
 
-    def _dictionary(self, hint: Any, complete: bool) -> Schema:
-        values = self._type(hint, complete)
+    def _dictionary(self, hint: Any) -> Schema:
+        values = self._type(hint)
         named: Schema = {}
         group = values.get("$ref", "").removeprefix("#/definitions/").removesuffix("._any")
-        if group in ("evaluator", "logger"):  # an option has its own name as its key
+        if group in LIST_GROUPS:  # an option has its own name as its key
             for kind, names in self.names[group].items():
                 named |= {name: _ref(f"/definitions/{group}.{kind}") for name in names}
         return _interpolated(
             {"type": ["object"], "properties": named, "additionalProperties": values}, "keys and values"
         )
 
-    def _spec(self, spec: type, complete: bool) -> Schema:
+    def _spec(self, spec: type) -> Schema:
         for group, specs in self.kinds.items():
             if all(issubclass(found, spec) for found in specs.values()):
                 return _ref(f"/definitions/{group}._any")
         name = spec.__name__
         if name not in self.definitions:
             self.definitions[name] = {}  # a spec that contains itself
-            self.definitions[name] = self._object(spec, complete)
+            self.definitions[name] = self._object(spec)
         return _ref(f"/definitions/{name}")
 
 
-def _fields(spec: type) -> list[dataclasses.Field[Any]]:
-    return [field for field in dataclasses.fields(spec) if field.name not in SET_BY_CLIPX]
+def _required(spec: type) -> list[str]:
+    return [field.name for field in shown_fields(spec) if default_of(field) == MISSING]
 
 
 def _object(properties: Schema, required: Sequence[str] = ()) -> Schema:
@@ -248,9 +245,8 @@ def _optional(found: Schema) -> Schema:
 
 
 def _default(field: dataclasses.Field[Any]) -> Schema:
-    factory = field.default_factory
-    value = field.default if factory is dataclasses.MISSING else factory()
-    if value is dataclasses.MISSING or value == MISSING or dataclasses.is_dataclass(value) or value == {}:
+    value = default_of(field)
+    if value == MISSING or dataclasses.is_dataclass(value) or value == {}:
         return {}
     return {"default": value.name if isinstance(value, enum.Enum) else value}
 

@@ -18,7 +18,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from clipx.config.registry import NESTED_OPTIONS, conf_folders
+from clipx.config.registry import NESTED_OPTIONS, kinds, option_files
 from clipx.config.renamed import current_name, group_key, removed
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
@@ -113,8 +113,8 @@ def _root(error: BaseException) -> OmegaConfBaseException | None:
 
 def _list_of(cls: type | None) -> str:
     """Returns the key, with a dot, of RunSpec's list whose items have this class: OmegaConf omits it from the key."""
-    run = OmegaConf.get_type(ConfigStore.instance().repo["schema"]["run.yaml"].node)
-    return next((f"{key}." for key, hint in typing.get_type_hints(run).items() if typing.get_args(hint) == (cls,)), "")
+    hints = typing.get_type_hints(kinds("")["run"])
+    return next((f"{key}." for key, hint in hints.items() if typing.get_args(hint) == (cls,)), "")
 
 
 def _fix(key: str, child: Any) -> str:
@@ -133,9 +133,7 @@ def _options(group: str) -> list[str]:
     stored: Any = ConfigStore.instance().repo
     for part in group.split("/"):
         stored = stored.get(part, {})
-    return [name.removesuffix(".yaml") for name in stored] or [
-        path.stem for folder in conf_folders() for path in folder.glob(f"{group}/*.yaml")
-    ]
+    return [name.removesuffix(".yaml") for name in stored] or list(option_files(group))
 
 
 def unknown_option(group: str, name: str, options: Sequence[str]) -> str:

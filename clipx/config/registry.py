@@ -31,10 +31,11 @@ __all__ = [
     "NESTED_OPTIONS",
     "PACKAGE",
     "check_new_names",
-    "conf_folders",
     "discover",
     "discover_installed",
+    "kinds",
     "option",
+    "option_files",
     "spec_class",
 ]
 
@@ -101,9 +102,14 @@ class _InstalledFolders(SearchPathPlugin):
             search_path.append("clipx.options", f"file://{folder}")
 
 
-def conf_folders(folders: Sequence[Path] = ()) -> tuple[Path, ...]:
-    """Returns all folders with options: that of clipx, those of installed packages, and `folders`."""
-    return (CONF_DIR, *discover_installed(), *folders)
+def option_files(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
+    """Returns the YAML file of each option of a group by name: those of clipx, of installed packages, and in `folders`.
+
+    `group`: as in an override, `model/text`.
+    """
+    searched = (CONF_DIR, *discover_installed(), *folders)
+    found = {path.stem: path for folder in searched for path in (folder / group).glob("*.yaml")}
+    return dict(sorted(found.items()))
 
 
 def check_new_names(folder: Path) -> None:
@@ -136,13 +142,22 @@ def discover(conf_dir: Path, plugin: bool = False) -> None:
                     importlib.import_module(f"clipx.{module}")
 
 
+def kinds(group: str) -> dict[str, type[Any]]:
+    """Returns the spec class of each registered kind of a group. `group` "": of commands."""
+    schema = ConfigStore.instance().repo.get("schema", {})
+    return {
+        name.removesuffix(".yaml"): typing.cast("type[Any]", OmegaConf.get_type(stored.node))
+        for name, stored in (schema.get(group, {}) if group else schema).items()
+        if not isinstance(stored, dict)
+    }
+
+
 def spec_class(group: str, kind: Any) -> type[Any]:
     """Returns the spec class registered for a kind of a group. Raises ConfigError."""
-    options = ConfigStore.instance().repo.get("schema", {}).get(group, {})
-    if f"{kind}.yaml" not in options:
-        known = ", ".join(sorted(name.removesuffix(".yaml") for name in options))
+    known = kinds(group)
+    if str(kind) not in known:
         raise ConfigError(
-            f"{group}.kind={kind} is not registered: choose one of {known}, or give a plug-in's folder by --config-dir"
+            f"{group}.kind={kind} is not registered: choose one of {', '.join(sorted(known))}, "
+            "or give a plug-in's folder by --config-dir"
         )
-    node = options[f"{kind}.yaml"].node
-    return typing.cast("type[Any]", OmegaConf.get_type(node))
+    return known[str(kind)]

@@ -9,21 +9,19 @@ from functools import cache
 
 import pytest
 
-from clipx.config import reference
-from clipx.config.catalogue import commands, folder_of, groups, kinds, load_all, options
+from clipx.config.catalogue import commands, folder_of, groups, load_all, options
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import spec_entries
 from clipx.config.messages import LIST_GROUPS
-from clipx.config.reference_pages import pages
+from clipx.config.registry import kinds
 from clipx.errors import Exit
-from clipx_launch.__main__ import parser as sweep_parser
+from reference_pages import pages
 
 
 @cache
 def site() -> tuple[dict[str, str], dict[str, dict[str, type]]]:
     """Returns the pages, and the registered kinds of each group, to which other tests add some later."""
-    found = pages({"clipx_launch": sweep_parser(), "clipx.config.reference": reference.parser()})
-    return found, {group: kinds(group) for group in groups()}
+    return pages(), {group: kinds(group) for group in groups()}
 
 
 def written() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Pages of the reference, written from the specs, the YAML files and the parsers when the documentation is built.
+"""Pages of the reference, written from the specs, the YAML files and the parsers when the site is built.
 
 A page is Markdown; lists of keys are HTML, in which all text is escaped, so that no character of a docstring is markup.
 """
@@ -10,17 +10,25 @@ import dataclasses
 import html
 import importlib.metadata
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from clipx.config.catalogue import Command, Option, commands, folder_of, groups, kinds, load_all, options
+from clipx.config import reference
+from clipx.config.catalogue import Command, Option, commands, folder_of, groups, load_all, options, read_yaml
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import Entry, spec_entries, typed
 from clipx.config.messages import LIST_GROUPS
-from clipx.config.registry import MISSING
+from clipx.config.registry import CONF_DIR, MISSING, kinds
+from clipx.config.saved import flatten
 from clipx.errors import Exit
+from clipx_launch import __main__ as sweep
 
 _FOLDER = "reference"
+_PARSERS = {"clipx_launch": sweep.parser(), "clipx.config.reference": reference.parser()}
+"""Parsers of the commands that compose no configuration, by module."""
 _BY_OPTION = "set by the option"
 _OUTSIDE_RUNS = {
     "launcher": "Launchers of sweeps, and of single runs on a cluster: the group `hydra/launcher`. "
@@ -31,14 +39,11 @@ _OUTSIDE_RUNS = {
 }
 
 
-def pages(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, str]:
-    """Returns the Markdown of each page by its path in the documentation.
-
-    `parsers`: by module, the parsers of the commands that compose no configuration.
-    """
+def pages() -> dict[str, str]:
+    """Returns the Markdown of each page by its path in the documentation."""
     load_all()
     written = {group: _group_page(group) for group in groups()}
-    written |= {"run": _run_page(), "commands": _commands_page(parsers), "exit_codes": _exit_codes_page()}
+    written |= {"run": _run_page(), "commands": _commands_page(), "exit_codes": _exit_codes_page()}
     return {f"{_FOLDER}/{name}.md": text for name, text in written.items()}
 
 
@@ -46,7 +51,7 @@ def pages(parsers: Mapping[str, argparse.ArgumentParser]) -> dict[str, str]:
 
 
 def _group_page(group: str) -> str:
-    found, specs = options(group), kinds(group)
+    found, specs = options(group), dict(sorted(kinds(group).items()))
     keys = {kind: list(spec_entries(spec, None, _prefix(group))) for kind, spec in specs.items()}
     shared = _shared(list(keys.values()))
     common = {entry.key for entry in shared}
@@ -54,7 +59,7 @@ def _group_page(group: str) -> str:
         f"# {group}",
         _about_group(group),
         "## Options",
-        _definitions(_option_item(group, o) for o in found.values()),
+        _definitions(_option_item(group, name, option) for name, option in found.items()),
     ]
     seen: set[str] = set()
     if shared:
@@ -86,27 +91,52 @@ def _about_group(group: str) -> str:
     return f"{about}\n\nSelect an option by `{_choice(group, 'NAME')}`.{several}"
 
 
-def _option_item(group: str, option: Option) -> tuple[str, str]:
+def _option_item(group: str, name: str, option: Option) -> tuple[str, str]:
     """Returns the override that selects an option, and its description: comment, values and other options."""
-    about = option.about or _first_paragraph(kinds(group)[option.kind])
+    about = _comment(option.files[0]) or _first_paragraph(kinds(group)[option.kind])
     lines = [_inline(about), f'Keys: <a href="#{option.kind}">{html.escape(option.kind)}</a>.']
-    for label, values in (("Sets", option.values), ("Selects", option.selects)):
+    for label, values in (("Sets", _set_by(option)), ("Selects", _selected_by(option, folder_of(group)))):
         if values:
             lines.append(f"{label} " + " ".join(_code(f"{key}={typed(value)}") for key, value in values.items()))
-    return _term(_choice(group, option.name)), "<br>".join(lines)
+    return _term(_choice(group, name)), "<br>".join(lines)
+
+
+def _comment(path: Path) -> str:
+    """Returns the comment at the start of a YAML file, as one line."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    shown = [line for line in lines if not re.match(r"#\s*(@package|yaml-language-server:)", line)]
+    return " ".join(line.removeprefix("#").strip() for line in shown)
+
+
+def _leaves(path: Path) -> dict[str, Any]:
+    """Returns the values that a YAML file sets, by dotted key."""
+    values = {key: value for key, value in read_yaml(path).items() if key not in ("defaults", "hydra")}
+    return dict(flatten(values)) if values else {}
+
+
+def _set_by(option: Option) -> dict[str, Any]:
+    """Returns the values that an option and those that it extends set, by key relative to the group, `image.size`."""
+    return {key: value for path in reversed(option.files) for key, value in _leaves(path).items()}
+
+
+def _selected_by(option: Option, folder: str) -> dict[str, Any]:
+    """Returns the options of other groups that an option selects instead of the defaults, by group."""
+    items = [item for path in reversed(option.files) for item in read_yaml(path).get("defaults", [])]
+    selected = {}
+    for key, value in (pair for item in items if isinstance(item, dict) for pair in item.items()):
+        name = re.sub(r"^override |@.*$", "", key)  # `override /data`, or `text` of the group `model`
+        selected[name.removeprefix("/") if name.startswith("/") else f"{folder}/{name}"] = value
+    return selected
 
 
 def _shared(keys: Sequence[Sequence[Entry]]) -> list[Entry]:
     """Returns the keys that all kinds of a group have, with the same type and description."""
-    by_kind = [{(entry.key, entry.type, entry.doc): entry for entry in found} for found in keys]
+    first, *others = [{(entry.key, entry.type, entry.doc): entry for entry in found} for found in keys]
     shared = []
-    for facts, entry in by_kind[0].items():
-        if all(facts in other for other in by_kind) and len(by_kind) > 1:
-            values = {other[facts].value for other in by_kind}
-            known = entry.value if len(values) == 1 else MISSING
-            shared.append(
-                dataclasses.replace(entry, value=known, option="set by the option" if known == MISSING else None)
-            )
+    for facts, entry in first.items():
+        if others and all(facts in other for other in others):
+            same = all(other[facts].value == entry.value for other in others)
+            shared.append(entry if same else dataclasses.replace(entry, value=MISSING))
     return shared
 
 
@@ -114,8 +144,13 @@ def _with_values(found: Sequence[Entry], group: str, kind: str, known: Mapping[s
     """Returns entries with the values that the option of this name sets, or the only option of this kind."""
     named = [option for option in known.values() if option.kind == kind]
     option = known[kind] if kind in known else named[0] if len(named) == 1 else None
-    values = {} if option is None else {f"{_prefix(group)}{key}": typed(value) for key, value in option.values.items()}
-    return [dataclasses.replace(entry, value=values.get(entry.key, entry.value)) for entry in found]
+    return _with_set(found, _set_by(option), _prefix(group)) if option else list(found)
+
+
+def _with_set(found: Iterable[Entry], values: Mapping[str, Any], prefix: str = "") -> list[Entry]:
+    """Returns entries with the values that YAML files set. `prefix`: of their keys."""
+    typed_values = {f"{prefix}{key}": typed(value) for key, value in values.items()}
+    return [dataclasses.replace(entry, value=typed_values.get(entry.key, entry.value)) for entry in found]
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
@@ -125,15 +160,11 @@ def _run_page() -> str:
     run = kinds("")["run"]
     known = {field.name for field in dataclasses.fields(run)} & set(groups())
     found = [entry for entry in spec_entries(run, None, "") if entry.key.partition(".")[0] not in known]
-    values = _command("train").values
     nested = list(dict.fromkeys(entry.key.partition(".")[0] for entry in found if "." in entry.key))
-    own = [
-        dataclasses.replace(entry, value=typed(values[entry.key])) if entry.key in values else entry
-        for entry in found
-        if entry.key.partition(".")[0] not in nested
-    ]
+    own = [entry for entry in found if entry.key.partition(".")[0] not in nested]
     seen: set[str] = set()
-    parts = ["# Keys of a run", "Keys of `python -m clipx.train` outside of groups.", _keys(own, seen)]
+    keys = _keys(_with_set(own, _leaves(_file("train"))), seen)
+    parts = ["# Keys of a run", "Keys of `python -m clipx.train` outside of groups.", keys]
     for key in nested:
         below = [entry for entry in found if entry.key.startswith(f"{key}.")]
         parts += [f"## {key}", _paragraph(field_docs(run)[key]), _keys(below, seen)]
@@ -142,14 +173,14 @@ def _run_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _command(config: str) -> Command:
-    return next(command for command in commands() if command.config == config)
+def _file(config: str) -> Path:
+    return CONF_DIR / f"{config}.yaml"
 
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
 
-def _commands_page(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+def _commands_page() -> str:
     parts = [
         "# Commands",
         "Each command is a Python module; some are also installed as a script. Commands with keys are configured by "
@@ -161,7 +192,7 @@ def _commands_page(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     scripts = _scripts()
     for command in commands():
         parts += _command_section(command, scripts.get(command.module))
-    for module, parser in sorted(parsers.items()):
+    for module, parser in sorted(_PARSERS.items()):
         parts += _parser_section(module, parser, scripts.get(module))
     return "\n\n".join(parts) + "\n"
 
@@ -180,7 +211,8 @@ def _command_section(command: Command, script: str | None) -> list[str]:
     parts = _head(command.module, script)
     if command.config == "bench":
         return [*parts, "Runs a benchmark: `python -m clipx.bench NAME [KEY=VALUE …]`. [bench](bench.md) lists them."]
-    paragraphs = [text for text in command.template.split("\n\n") if "$" not in text and not text.endswith(":")]
+    template = read_yaml(_file(command.config))["hydra"]["help"]["template"]
+    paragraphs = [text for text in template.split("\n\n") if "$" not in text and not text.endswith(":")]
     for text in paragraphs:
         examples = text.startswith(("python -m", "apt-get"))
         parts.append(f"```bash\n{text.rstrip()}\n```" if examples else _paragraph(" ".join(text.split())))
@@ -194,12 +226,12 @@ def _keys_of_command(command: Command) -> list[str]:
     run = {field.name for field in dataclasses.fields(kinds("")["run"])} if command.config == "plan" else set()
     selected = [field.name for field in dataclasses.fields(command.spec) if field.name in {*groups()} - run]
     found = [
-        dataclasses.replace(entry, value=typed(command.values[entry.key])) if entry.key in command.values else entry
+        entry
         for entry in spec_entries(command.spec, None, "")
         if entry.key not in {*selected, *run} and "." not in entry.key
     ]
     parts = ["Keys, in addition to those of [a run](run.md):"] if run else []
-    parts.append(_keys(found, set(), f"{command.config}."))
+    parts.append(_keys(_with_set(found, _leaves(_file(command.config))), set(), f"{command.config}."))
     if selected:
         parts.append(f"Groups: {', '.join(f'[{group}]({group}.md)' for group in selected)}.")
     return parts
