@@ -22,7 +22,7 @@ from clipx.data.spec import MAX_PIXELS
 from clipx.data.transform import decode
 from clipx.escape import json_text
 from clipx.model.transfer import moved
-from clipx.report.attempt import attempt
+from clipx.report.figure import attempt
 from clipx.report.predictions import BEST, Answer, Prediction, Predictions
 
 if TYPE_CHECKING:
