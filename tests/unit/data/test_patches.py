@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import compose
-from helpers.samples import Numbers, encode, jpeg, picture
+from helpers.samples import Numbers, encode, jpeg, picture, unpatchify
 from PIL import Image
 from torch import Tensor
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
@@ -23,7 +23,7 @@ from clipx.data.source import BadSample
 from clipx.data.views import Crops, view_of
 from clipx.model.image_packing import ImagePacking
 from clipx.model.packer import ImagePacker
-from clipx.model.patches import grid_of, read_grids, unpatchify
+from clipx.model.patches import grid_of, read_grids
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Interpolation
 
