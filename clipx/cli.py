@@ -10,9 +10,11 @@ import logging
 import os
 import re
 import select
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,7 +35,6 @@ from clipx.config.compose import (
 from clipx.config.help import help_text, is_group, overview
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
 from clipx.config.registry import CONF_DIR
-from clipx.config.repeat import record_command
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, Exit, Stopped, require
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     import argparse
 
     from omegaconf import DictConfig
+
+_command: ContextVar[str | None] = ContextVar("command", default=None)
 
 
 @contextlib.contextmanager
@@ -208,6 +211,26 @@ def _worded(error: Exception, message: str) -> ConfigError:
     worded = ConfigError(message)
     worded.__cause__ = error
     return worded
+
+
+def record_command(command: str, overrides: Sequence[str], folders: Sequence[str | Path] = ()) -> None:
+    """Records what runs now: the command, such as `train`, its overrides, and the folders of --config-dir."""
+    options = [word for folder in folders for word in ("--config-dir", str(folder))]
+    _command.set(redacted(shlex.join([*_program(), f"clipx.{command}", *options, *overrides])))
+
+
+def repeat_command() -> str | None:
+    """Returns the recorded command line, quoted for a shell. None in a process that no command of clipx started."""
+    return _command.get()
+
+
+def _program() -> list[str]:
+    """Returns `python -m`, or under torchrun its command with the number of nodes and of processes of each."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return ["python", "-m"]
+    world, local = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    nodes = [] if world == local else [f"--nnodes={world // local}"]
+    return ["torchrun", *nodes, f"--nproc-per-node={local}", "-m"]
 
 
 def exit_with(error: ClipxError) -> NoReturn:

@@ -170,7 +170,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
         chosen = choose_mixture(mixtures, spec.select)
         if comm.is_main:
             screen = Screen(True)
-            _show_soup(screen, spec, soup)
+            _show_soup(screen, soup)
             _show(screen, spec, mixtures, chosen)
             if out is not None:
                 write_mixture(out, spec, mixtures, chosen, base, soup)
@@ -180,7 +180,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
         comm.close()
 
 
-def _show_soup(screen: Screen, spec: WiseFtSpec, soup: Mixed) -> None:
+def _show_soup(screen: Screen, soup: Mixed) -> None:
     for member in soup.members:
         score = "" if member.score is None else f"  {member.score:.2%}"
         tried = "" if member.mixed_score is None else f"  with it {member.mixed_score:.2%}"

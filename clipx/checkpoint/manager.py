@@ -20,8 +20,7 @@ from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Cadence, Length
 from clipx.config.lazy_torch import torch
-from clipx.distributed.agreement import Agreement
-from clipx.distributed.comm import Comm
+from clipx.distributed.comm import Agreement, Comm
 from clipx.errors import CheckpointError, StorageError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Registry of options: `@option(group)` on a spec stores its schema in Hydra's ConfigStore.
+"""Registry of options: `@option(group)` on a spec stores its schema in Hydra's ConfigStore. Resolvers of conf.
 
 Nothing in this package imports torch, so that `--help`, `--cfg job`, tab completion and configuration errors are
 immediate.
@@ -11,7 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, OmegaConf
 
 from clipx.config import plugins
-from clipx.config.recipes import choose, recipe_precision
 from clipx.errors import ConfigError, require
 
 __all__ = [
@@ -47,6 +46,30 @@ NESTED_OPTIONS = {"model": {"text": "clip"}}
 """Options that an option of a group contains, with the kind that runs had before there was a choice."""
 
 Spec = TypeVar("Spec")
+
+# A recipe sets values (conf/recipe), but cannot choose an option: Hydra refuses `override` in a group that is chosen by
+# an interpolation, as `recipe: ${data}` is. conf/train.yaml chooses the precision by the resolver `recipe_precision`.
+_DEFAULT = "auto"
+_REAL_IMAGES = ("cc3m", "cc12m", "laion400m", "laion2b", "datacomp_small", "datacomp_medium", "datacomp1b")
+_PRECISIONS = dict.fromkeys(_REAL_IMAGES, "amp_bf16")
+
+
+def recipe_precision(data: str) -> str:
+    """Returns the option of the group `precision` for the option `data`."""
+    return _PRECISIONS.get(data, _DEFAULT)
+
+
+def choose(value: Any, table: Mapping[Any, Any]) -> Any:
+    """Returns the entry of a table, for a value that depends on another key:
+    `lr: ${choose:${data.batch_size},{16:1e-3,64:2e-3}}`.
+
+    Raises ConfigError for a value that the table does not have.
+    """
+    require(
+        value in table, f"{value} is not one of {', '.join(map(str, table))}, for which this configuration is tuned"
+    )
+    return table[value]
+
 
 OmegaConf.register_new_resolver("recipe_precision", recipe_precision, replace=True)  # in conf/train.yaml
 OmegaConf.register_new_resolver("choose", choose, replace=True)  # in conf/experiment

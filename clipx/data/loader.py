@@ -15,15 +15,14 @@ from torch.utils.data import Dataset, Sampler, default_collate
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange, caption_digests
 from clipx.data.caption_mask import check_tagger, masked
 from clipx.data.caption_mask_spec import CaptionMaskSpec
-from clipx.data.crops import Crops
 from clipx.data.device_decoder import DeviceDecoder, warn_of_few
 from clipx.data.encoded import DeviceCrop, EncodedImages, Place
 from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import SampleOrder
-from clipx.data.rows import shared_rows
+from clipx.data.shared_memory import shared_rows
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.transform import Crop
-from clipx.data.views import ImageView, View
+from clipx.data.views import Crops, ImageView, View
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.rows import empty_rows
+from clipx.data.shared_memory import empty_rows
 from clipx.data.spec import DataSpec
 from clipx.data.transform import PILLOW, Box, Crop, box_inside, decode, decode_shrunk, plain_jpeg, resize
 from clipx.model.patches import grid_of, patchify, write_image

@@ -1,4 +1,6 @@
-"""Shared memory in which a loader process passes rows to the trainer. It is used again once the trainer drops it."""
+"""Memory of the rows of samples: reused within a loader process, shared with the trainer, and used again once it drops
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy
+from torch.utils.data import get_worker_info
 
 from clipx.data.batch import PART_SAMPLES
 from clipx.errors import DataError
 
 _KEPT = 16  # files of a process that are used again
+
+
+def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Returns an uninitialised tensor of rows. In a loader process it is memory of the last call for such rows."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    row = (shape[1:], dtype)
+    if row not in _reused or len(_reused[row]) < shape[0]:
+        _reused[row] = torch.empty(shape, dtype=dtype)
+    return _reused[row][: shape[0]]
+
+
+_reused: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
+"""Rows of this loader process by shape and type of a row."""
+
+
+def shared_rows(rows: Tensor) -> Tensor:
+    """Copies rows of a loader process to shared memory, see copy_to_shared. Returns others unchanged."""
+    return rows if get_worker_info() is None or not rows.nbytes else copy_to_shared(rows)
 
 
 def copy_to_shared(rows: Tensor) -> Tensor:

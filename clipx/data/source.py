@@ -9,7 +9,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -226,6 +226,18 @@ class ImageFiles:
 
     def key(self, index: int) -> str:
         return os.path.join(self.folder, self.images[index])  # noqa: PTH118
+
+
+@dataclass(frozen=True, slots=True)
+class SubCaptions(WrappedSource):
+    """Source whose samples draw runs of at most `most` sentences of their captions: data.sub_captions."""
+
+    # The fingerprint is that of the source: the data is the same, and the option is part of the configuration.
+
+    most: int
+
+    def read(self, index: int) -> Sample:
+        return replace(self.source.read(index), sub_captions=self.most)
 
 
 @dataclass(frozen=True, slots=True)

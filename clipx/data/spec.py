@@ -370,7 +370,7 @@ def open_data(data: DataSpec) -> Dataset:
 
         opened = replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
     if data.sub_captions:
-        from clipx.data.sub_captions import SubCaptions
+        from clipx.data.source import SubCaptions
 
         opened = replace(opened, train=SubCaptions(opened.train, data.sub_captions))
     return opened

@@ -23,7 +23,7 @@ from clipx.data.augment_spec import AugmentSpec
 from clipx.data.encoded import DeviceCrop, device_crop
 from clipx.data.image_format import NPY
 from clipx.data.patches import PatchView
-from clipx.data.rows import empty_rows
+from clipx.data.shared_memory import empty_rows
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, Decoder, check_takes_features
 from clipx.data.transform import RATIO, Box, Crop, decode, eval_transform, train_transform
@@ -245,3 +245,28 @@ def _described(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
     else:
         raise ValueError(f"format {version[0]}.{version[1]}, must be 1.0 or 2.0")
     return shape, dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Crops:
+    """`count` random crops of each sample, with the distribution and the augmentation of training crops.
+
+    A pure function of (seed, sample, number of the crop), for stored embeddings. The augmentation of a crop is a
+    function of the same numbers, so it is not stored.
+    """
+
+    count: int
+    seed: int
+
+    def load(self, view: View, index: int, encoded: bytes) -> tuple[Tensor, Tensor]:
+        """Returns the rows of the crops of sample `index`, and their boxes, [V, 4] int32. Raises BadSample."""
+        (rows,) = view.allocate(self.count)
+        boxes = [view.load(encoded, random.Random(f"{self.seed}/{index}/{v}"), row) for v, row in enumerate(rows)]
+        for v, row in enumerate(rows):
+            view.augment(crop_seed(self.seed, index, v), row)
+        return rows.clone(), torch.tensor(boxes, dtype=torch.int32)  # cloned: `allocate` returns the same memory again
+
+
+def crop_seed(seed: int, index: int, number: int) -> str:
+    """Returns the seed of the augmentation of a crop of sample `index`."""
+    return f"{seed}/{index}/{number}/augment"

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from clipx.cli import cli
 from clipx.config import limits
 from clipx.config.registry import option
+from clipx.data.bad_samples import check_bad_share
 from clipx.data.class_names import fill
-from clipx.data.source import BadSample
+from clipx.data.source import BadRecord, BadSample
 from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, check_effect, open_data
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import write_atomically
@@ -125,19 +126,15 @@ def word_tokenizer(counts: Counter[str], size: int) -> Tokenizer:
 def _texts(dataset: Dataset, max_bad_share: float) -> Iterator[str]:
     """Yields the captions of the training samples, and each prompt of the classes. Raises DataError for too many bad
     samples."""
-    source, bad = dataset.train, 0
+    source, bad = dataset.train, list[BadRecord]()
     total = sum(source.sizes)
     for index in range(total):
         captions: Sequence[str] = ()
         try:
             captions = source.read(index).captions
         except BadSample as error:
-            bad += 1
-            if bad > max_bad_share * total:
-                raise DataError(
-                    f"more than data.max_bad_share={max_bad_share} of the samples are bad, the last: "
-                    f"{source.key(index)}: {error}"
-                ) from None
+            bad.append(BadRecord(source.key(index), str(error)))
+            check_bad_share(len(bad), total, max_bad_share, bad)
         yield from captions
     if dataset.classes is not None:
         yield from dataset.classes.names

@@ -145,3 +145,30 @@ class Comm:
     def close(self) -> None:
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+
+class Agreement:
+    """The largest value over all ranks of small integers of the host, one call late: nothing waits for a reduction.
+
+    The reduction runs on the host's group, so that neither the device nor a rank waits for it: all ranks read the same
+    result in the same call. With one rank the values are returned at once.
+    """
+
+    def __init__(self) -> None:
+        self._begun: tuple[torch.Tensor, dist.Work] | None = None
+
+    def exchange(self, comm: Comm, value: int) -> int:
+        """Returns the largest value of the previous call, 0 in the first one, and starts to exchange this one.
+
+        Collective.
+        """
+        if comm.world == 1:
+            return value
+        found = 0
+        if self._begun is not None:
+            values, work = self._begun
+            work.wait()
+            found = int(values)
+        values = torch.tensor(value)
+        self._begun = values, dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True)
+        return found

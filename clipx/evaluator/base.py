@@ -23,12 +23,11 @@ from clipx.distributed.comm import Comm
 from clipx.errors import DataError
 from clipx.evaluator.predictions import Compared
 from clipx.model.blocks import named_blocks
-from clipx.model.clip import CLIP
+from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.image_packing import PackedImages
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.transfer import moved
-from clipx.model.uninitialized import SkipDraws
 from clipx.precision.spec import Precision, PrecisionSpec
 
 Metrics = dict[str, float]

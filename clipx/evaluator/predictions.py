@@ -5,9 +5,7 @@ Shape suffixes: N images, n candidates among them, K texts, U different texts, D
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import random
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +20,8 @@ from clipx.data.spec import MAX_PIXELS
 from clipx.data.transform import decode
 from clipx.escape import json_text
 from clipx.model.transfer import moved
-from clipx.report.attempt import attempt
+from clipx.report.figure import attempt
+from clipx.report.page import picture
 from clipx.report.predictions import BEST, Answer, Prediction, Predictions
 
 if TYPE_CHECKING:
@@ -93,8 +92,9 @@ def _predictions(compared: Compared, candidates: Sequence[int]) -> Iterator[Pred
     prefetch_samples(compared.source, list(index.values()))
     for n in index:
         with contextlib.suppress(BadSample):  # stored features, or an image that can be read no more
-            picture = _picture(compared.source.read(index[n]).image)
-            yield Prediction(picture, _answers(score_nU[n], list(first), right[n]))
+            image = decode(compared.source.read(index[n]).image, MAX_PIXELS)
+            small = picture(image, _SIDE, quality=75, optimize=True)
+            yield Prediction(small, _answers(score_nU[n], list(first), right[n]))
 
 
 def _answers(score_U: Tensor, texts: Sequence[str], right: Collection[int]) -> list[Answer]:
@@ -106,12 +106,3 @@ def _answers(score_U: Tensor, texts: Sequence[str], right: Collection[int]) -> l
         Answer(texts[i][:_LONG] + "…" * (len(texts[i]) > _LONG), rank, round(float(score_U[i]), 4), i in right)
         for rank, i in found
     ]
-
-
-def _picture(encoded: bytes) -> str:
-    """Returns the whole image in small as JPEG in base64. Raises BadSample."""
-    image = decode(encoded, MAX_PIXELS)
-    image.thumbnail((_SIDE, _SIDE))
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=75, optimize=True)
-    return base64.b64encode(file.getvalue()).decode()

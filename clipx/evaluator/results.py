@@ -10,8 +10,8 @@ from clipx.escape import json_text
 from clipx.evaluator.plots import plot_models, plot_sets, plot_steps
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import Evaluated, comparison, robustness, robustness_table
-from clipx.report.attempt import attempt
 from clipx.report.console import Screen
+from clipx.report.figure import attempt
 
 Plot = Callable[[], bytes | None]
 """Function that returns a plot as PNG; None if there is nothing to compare."""

@@ -1,13 +1,43 @@
-"""Floating point operations: count for a model, and peak rate of a device."""
+"""Floating point operations: count for a model, and data sheets of devices with their peak rates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from clipx.config.lazy_torch import torch
-from clipx.model.devices import DEVICES, peak
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Data sheet of one device of NVIDIA. Rates are dense TFLOP/s, memory is in GB, bandwidths are GB/s in one
+    direction."""
+
+    half: float  # matrix products in bfloat16 and float16
+    tf32: float
+    fp32: float
+    fp64: float
+    memory: float
+    within: float  # to the devices of its node: NVLink, or PCIe
+    between: float | None  # to other nodes, its part of the adapters of a DGX; None: there is no DGX with it
+
+
+# The first name that is part of a device's name applies.
+DEVICES = {
+    "B200": Device(2250.0, 1125.0, 75.0, 37.0, 180.0, 900.0, 50.0),
+    "H200": Device(989.0, 494.0, 67.0, 67.0, 141.0, 450.0, 50.0),
+    "H100 PCIe": Device(756.0, 378.0, 51.0, 51.0, 80.0, 64.0, None),
+    "H100": Device(989.0, 494.0, 67.0, 67.0, 80.0, 450.0, 50.0),
+    "A100": Device(312.0, 156.0, 19.5, 19.5, 80.0, 300.0, 25.0),
+    "L40S": Device(362.0, 183.0, 91.6, 1.4, 48.0, 32.0, None),
+    "A10": Device(125.0, 62.5, 31.2, 0.5, 24.0, 32.0, None),
+}
+
+
+def peak(device: Device, product_format: str) -> float:
+    """Returns the peak TFLOP/s of a device in a `product_format` of the number formats."""
+    return {"half": device.half, "tf32": device.tf32, "fp32": device.fp32, "fp64": device.fp64}[product_format]
 
 
 def peak_tflops(name: str, precision: PrecisionSpec) -> float | None:

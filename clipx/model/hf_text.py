@@ -19,7 +19,7 @@ from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.packing import Packing, packed_on
 from clipx.model.text import TextPool, init_projection, text_projection
-from clipx.model.text_end import TextEnd
+from clipx.model.tokenizer import TextEnd
 from clipx.model.varlen import is_supported, varlen_attention
 from clipx.storage.hub import HUB, hub_files
 

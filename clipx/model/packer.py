@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clipx.model.image_packing import ImagePacking
 from clipx.model.packing import CLIP_END, Packing
-from clipx.model.text_end import TextEnd
+from clipx.model.tokenizer import TextEnd
 
 
 @dataclass(frozen=True, slots=True)

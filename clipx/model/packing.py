@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipx.model.text_end import TextEnd
-from clipx.model.tokenizer import Tokenizer
+from clipx.model.tokenizer import TextEnd, Tokenizer
 from clipx.model.transfer import moved
 from clipx.model.varlen import is_supported, varlen_attention
 

@@ -50,13 +50,6 @@ def patchify(pixels_HW3: NDArray[np.uint8], patch: int) -> NDArray[np.uint8]:
     return cut.transpose(0, 2, 1, 3, 4).reshape(-1, patch * patch * channels)
 
 
-def unpatchify(patches_NX: NDArray[np.uint8], grid: Grid, patch: int) -> NDArray[np.uint8]:
-    """[N, X] -> [H, W, 3], the inverse of `patchify`."""
-    rows, columns = grid
-    cut = patches_NX.reshape(rows, columns, patch, patch, -1)
-    return cut.transpose(0, 2, 1, 3, 4).reshape(rows * patch, columns * patch, -1)
-
-
 # An image is stored in R rows of X bytes: first its grid, then its patches, then zeros. All images of a run then have
 # the same size, in shared memory, in pinned memory and on the device.
 

@@ -10,14 +10,13 @@ from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
-from clipx.model.text_end import TextEnd
 from clipx.model.tower_spec import check_checkpointing, check_freezing, check_tower_weights
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from clipx.model.tokenizer import Tokenizer
+    from clipx.model.tokenizer import TextEnd, Tokenizer
 
 
 class TextProjection(StrEnum):
@@ -394,6 +393,8 @@ class ClipTextSpec(TextTowerSpec):
 
     @property
     def end(self) -> TextEnd:
+        from clipx.model.tokenizer import TextEnd
+
         if self.pool is Pool.last:
             return TextEnd()
         return TextEnd(CLIP_END_ID if self.end_id is None else self.end_id)

@@ -11,6 +11,7 @@ import html
 import os
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -217,6 +218,26 @@ def repaired(text: str) -> str:
 def _clean(text: str) -> str:
     """Repairs a text, collapses white space to single spaces and converts to lower case."""
     return " ".join(repaired(text).split()).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class TextEnd:
+    """Rule for the last token of a text: the first end token, or else the last that is not padding. Without both ids
+    it is the last position of the context, so that padding counts as text.
+
+    Shape suffixes: B batch, L length of the context.
+    """
+
+    end_id: int | None = None
+    pad_id: int | None = None
+
+    def positions(self, tokens_BL: Tensor) -> Tensor:
+        """Returns the position of each text's last token, [B]."""
+        if self.end_id is not None:
+            return (tokens_BL == self.end_id).int().argmax(dim=1)  # argmax returns the first of equal values
+        if self.pad_id is not None:
+            return (tokens_BL != self.pad_id).sum(1).sub(1).clamp(min=0)
+        return tokens_BL.new_full((len(tokens_BL),), tokens_BL.shape[1] - 1)
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -88,7 +88,7 @@ def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[s
     }
     if spec.layer_decay == 1:
         return scales
-    from clipx.optimizer.layers import blocks_above
+    from clipx.model.layers import blocks_above
 
     above = blocks_above(model, f"optimizer.layer_decay={spec.layer_decay}")
     require(

@@ -24,7 +24,7 @@ class MasterWeights:
     averaged: bool = False
 
     def __init__(self, master: CLIP, dtype: torch.dtype) -> None:
-        self.master, self.model = master, to_dtype(copy.deepcopy(master), dtype)
+        self.model = to_dtype(copy.deepcopy(master), dtype)
         self._pairs = list(zip(self.model.parameters(), master.parameters(), strict=True))
         self.model.register_forward_pre_hook(self._before_forward)
         for own, shared in zip(self.model.modules(), master.modules(), strict=True):

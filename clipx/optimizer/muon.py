@@ -57,7 +57,7 @@ class MuonSpec(OptimizerSpec):
         require(self.eps > 0, f"optimizer.eps={self.eps} must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets")
 
     def special(self, model: CLIP, decay: Collection[str]) -> tuple[Collection[str], Group]:
-        from clipx.optimizer.layers import hidden_matrices
+        from clipx.model.layers import hidden_matrices
 
         # Here eps is the smallest norm that Newton-Schulz divides by; in the other groups it is AdamW's.
         options: Group = {"use_muon": True, "nesterov": self.nesterov, "eps": 1e-7}

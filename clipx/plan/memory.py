@@ -17,7 +17,8 @@ from clipx.objective.spec import TiledSpec
 from clipx.optimizer.groups import parameter_groups
 from clipx.plan.dry import DryRun, TowerMemory, state_bytes, stored_bytes
 from clipx.plan.spec import PlanSpec
-from clipx.precision.spec import Fp32Spec, PrecisionSpec, QuantizedSpec
+from clipx.precision.quantized import QuantizedSpec
+from clipx.precision.spec import Fp32Spec, PrecisionSpec
 
 # Samples of the two dry runs that give the memory of a further sample. So many that activations exceed the gradients.
 _LINE = (512, 1024)

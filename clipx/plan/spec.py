@@ -9,8 +9,7 @@ from clipx.config.registry import option
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ClipxError, require
-from clipx.model.devices import DEVICES, Device
-from clipx.model.flops import peak_tflops
+from clipx.model.flops import DEVICES, Device, peak_tflops
 from clipx.plan.traffic import objective_traffic
 from clipx.trainer.spec import RunSpec
 

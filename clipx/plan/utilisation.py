@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clipx.model.devices import DEVICES, peak
+from clipx.model.flops import DEVICES, peak
 from clipx.plan.measured import Measurements
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
-from clipx.precision.spec import ADA, Precision, QuantizedSpec, describe_requirement, linears_to_convert
+from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
+from clipx.precision.spec import ADA, Precision
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,15 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
-from clipx.precision.spec import (
-    AMPERE,
-    Precision,
-    QuantizedSpec,
-    check_16_bit,
-    describe_masters,
-    describe_requirement,
-    linears_to_convert,
-)
+from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
+from clipx.precision.spec import AMPERE, Precision, check_16_bit, describe_masters
 
 if TYPE_CHECKING:
     from torch import nn

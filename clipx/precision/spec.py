@@ -6,7 +6,6 @@ docs/guides/precision.md describes the requirements, the cost and the rounding o
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -304,62 +303,24 @@ class Fp16Spec(_ScaledSpec):
         return Precision(torch.float16, None, device.type, description, self.master_weights, scale)
 
 
+@option("precision")
 @dataclass(kw_only=True, slots=True)
-class QuantizedSpec(PrecisionSpec):
-    """Base of the formats that quantize linear layers inside the towers' blocks by torchao. The rest is in bfloat16."""
+class AutoSpec(PrecisionSpec):
+    """amp_bf16 on an accelerator with bfloat16 (NVIDIA: compute capability 8.0 or higher), fp32 on other devices.
 
-    emulate: bool = False
-    """Whether the products are emulated, which works on any device and is slow: for checking numerics. false: needs an
-    NVIDIA device of compute capability 8.9 or higher (float8), 8.0 or higher (int8)."""
+    Both have float32 weights, so a checkpoint of one resumes with the other. On the CPU: fp32.
+    """
 
-    min_width: int = 1024
-    """Width from which linear layers are converted, in features, at least 16: those with two sides of at least
-    min_width, and one of twice that. At the default fc1, fc2 and the fused qkv of blocks of width 1024 are converted,
-    but not their square projections: in smaller layers rounding takes more time than the products save."""
+    kind: str = "auto"
+    """Name of this number format, selected by precision=auto. The key itself cannot be set."""
 
-    def __post_init__(self) -> None:
-        require(self.min_width >= 16, f"precision.min_width={self.min_width} must be at least 16: 1024 is the default")
+    autocasts: ClassVar[bool] = True  # or the format that it chose is refused
 
-    @property
-    def product_format(self) -> str:
-        return "half"  # only linear layers of blocks compute in fewer bits
+    def resolve(self, bf16: bool) -> PrecisionSpec:
+        return AmpBf16Spec() if bf16 else Fp32Spec()
 
-    def check_device(self, device: torch.device, least: Capability) -> None:
-        if importlib.util.find_spec("torchao") is None:
-            raise ConfigError(
-                f"precision={self.kind} needs torchao, which is not installed: pip install 'clipx[quantized]', or use "
-                "precision=amp_bf16"
-            )
-        if self.emulate:
-            return
-        require(
-            device.type == "cuda",
-            f"precision={self.kind} needs an NVIDIA device of compute capability {_version(least)}, not {device.type}: "
-            "use amp_bf16, or precision.emulate=true to check numerics",
-        )
-        require_capability(device, least, f"precision={self.kind}", "amp_bf16")
-
-
-def linears_to_convert(blocks: Mapping[str, nn.Module], min_width: int) -> list[str]:
-    """Returns the names of the linear layers that `min_width` selects and whose sides are multiples of 16, as the
-    hardware requires. Raises ConfigError."""
-    names = [
-        f"{name}.{layer}"
-        for name, block in blocks.items()
-        for layer, module in block.named_modules()
-        if isinstance(module, torch.nn.Linear) and _pays(module.in_features, module.out_features, min_width)
-    ]
-    require(
-        bool(names),
-        f"precision=float8 and int8 have no effect on this model: no linear layer of a block has sides of at least "
-        f"precision.min_width={min_width}, one of twice that, in multiples of 16: use amp_bf16, or lower min_width",
-    )
-    return names
-
-
-def _pays(rows: int, columns: int, min_width: int) -> bool:
-    sides = sorted((rows, columns))
-    return rows % 16 == columns % 16 == 0 and sides[0] >= min_width and sides[1] >= 2 * min_width
+    def build(self, device: torch.device) -> Precision:
+        return self.on(device).build(device)
 
 
 def check_16_bit(kind: str, masters: bool, ema_decay: float | None, shards_parameters: bool) -> None:
@@ -397,21 +358,18 @@ def require_capability(device: torch.device, least: Capability, option: str, ins
     found = torch.cuda.get_device_capability(device)
     require(
         found >= least,
-        f"{option} needs compute capability {_version(least)}, and {torch.cuda.get_device_name(device)} has "
-        f"{_version(found)}: use {instead}",
+        f"{option} needs compute capability {dotted(least)}, and {torch.cuda.get_device_name(device)} has "
+        f"{dotted(found)}: use {instead}",
     )
 
 
-def _version(capability: Capability) -> str:
+def dotted(capability: Capability) -> str:
+    """Returns a compute capability as NVIDIA writes it: 8.0."""
     return ".".join(map(str, capability))
 
 
 def describe_masters(on: bool) -> str:
     return " with float32 master weights" if on else ""
-
-
-def describe_requirement(emulate: bool, least: Capability) -> str:
-    return "emulated, on any device" if emulate else f"needs NVIDIA of compute capability {_version(least)}"
 
 
 def describe(precision: Precision, converted: list[str]) -> str:

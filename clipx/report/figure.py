@@ -1,16 +1,21 @@
-"""Common style of all figures, and their PNG encoding."""
+"""Common style of all figures, their PNG encoding, and drawing that must not end a finished run."""
 
 from __future__ import annotations
 
 import io
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from clipx.escape import escaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 SURFACE, INK, MUTED, GRID = "#ffffff", "#1f2328", "#656d76", "#e6e8eb"
 COLOURS = (
@@ -50,3 +55,16 @@ def to_png(figure: Figure) -> bytes:
     out = io.BytesIO()
     FigureCanvasAgg(figure).print_png(out)
     return out.getvalue()
+
+
+def attempt(what: str, call: Callable[[], Result], warn: Callable[[str], None] = log.warning) -> Result | None:
+    """Returns the result of `call`. If it fails, warns in one line that `what` is missing, and returns None.
+
+    For figures, reports and tables of results that are already complete on disk.
+    """
+    try:
+        return call()
+    except Exception as error:  # of any library that draws or writes
+        text = " ".join(str(error).split())
+        warn(f"{what} failed ({type(error).__name__}: {text[:200]}): all other results are complete")
+        return None

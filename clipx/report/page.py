@@ -5,15 +5,20 @@ Text of users passes through `text` or `data_script`. page.css and page.js are t
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.escape import escaped
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _WHOLE = 14  # letters of a name that is not broken into lines
 
@@ -30,6 +35,13 @@ class Cell:
 def text(value: str) -> str:
     """Returns text of a user for HTML: control characters and markup are escaped."""
     return html.escape(escaped(value))
+
+
+def picture(image: Image.Image, side: int, kind: str = "JPEG", **options: Any) -> str:
+    """Returns an image in base64, shrunk in place to at most `side` pixels. `kind`, `options`: of Pillow's save."""
+    image.thumbnail((side, side))
+    image.save(file := io.BytesIO(), kind, **options)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def breakable(value: str) -> str:

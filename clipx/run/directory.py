@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
-from clipx.config.repeat import repeat_command
+from clipx.cli import repeat_command
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import flatten, from_dict, removed_values, save, to_dict
 from clipx.data.source import BadRecord

@@ -13,8 +13,7 @@ import threading
 import time
 from types import FrameType
 
-from clipx.distributed.agreement import Agreement
-from clipx.distributed.comm import Comm
+from clipx.distributed.comm import Agreement, Comm
 from clipx.errors import Exit
 
 log = logging.getLogger(__name__)

@@ -126,10 +126,10 @@ class Failure:
             f"({_endpoint()}){region}"
         )
 
-    def refused(self, url: str, what: str = "cannot be used") -> StorageRefused:
+    def refused(self, url: str) -> StorageRefused:
         """Returns the error of a failure that refuses all requests."""
         fix = self.fix(url)
-        error = StorageRefused(f"{redacted(url)} {what} ({self.reason}): {fix}")
+        error = StorageRefused(f"{redacted(url)} cannot be used ({self.reason}): {fix}")
         error.reason, error.fix = self.reason, fix
         return error
 

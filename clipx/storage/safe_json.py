@@ -16,8 +16,8 @@ _LIMIT = 64 << 20  # bytes: a manifest of 100,000 files has 12 MB
 _SHOWN = 60  # characters of a value in an error
 
 
-def read_regular(path: Path, limit: int = _LIMIT) -> bytes:
-    """Returns the content of a regular file of at most `limit` bytes.
+def read_regular(path: Path) -> bytes:
+    """Returns the content of a regular file of at most 64 MiB.
 
     Raises OSError for other files: a named pipe would block for ever, a sparse file may exceed the memory.
     """
@@ -26,9 +26,9 @@ def read_regular(path: Path, limit: int = _LIMIT) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if found.st_size > limit:
-            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, more than {limit:,}", str(path))
-        return file.read(limit)
+        if found.st_size > _LIMIT:
+            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, more than {_LIMIT:,}", str(path))
+        return file.read(_LIMIT)
 
 
 def parse_json(content: bytes | str) -> Any:

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from clipx.config.saved import to_dict
-from clipx.data.crops import Crops
 from clipx.data.loader import EvalBatch, check_workers, eval_batch_loader
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
-from clipx.data.views import View, view_of
+from clipx.data.views import Crops, View, view_of
 from clipx.distributed.comm import Comm
 from clipx.distributed.parts import check_plan, locked, write_missing
 from clipx.errors import DataError, require
@@ -28,9 +27,9 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import stdout_console
 from clipx.storage.part_store import PartStore, Record, record_file
-from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, boxes_file, caption_hash, npy_files
 from clipx.teacher.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.teacher.live import weights_digest
+from clipx.teacher.stored import MANIFEST, PLAN, VERSION, boxes_file, caption_hash, npy_files
 from clipx.weights.image_model import load_image_model
 from clipx.weights.load import LoadedWeights, load_model
 

@@ -1,7 +1,24 @@
-"""Stored embeddings of teachers, written by `python -m clipx.embed`, looked up by sample index, view and caption."""
+"""Stored embeddings of teachers, written by `python -m clipx.embed`, looked up by sample index, view and caption.
+
+They are in shards, which several processes can write in any order.
+
+    out/embed.json          plan: what all shards depend on (model, weights, data, number formats); written first
+        00000.image.npy     [n, D], one row per sample; NaN if the sample could not be read. [n, V, D] with V views
+        00000.boxes.npy     [n, V, 4] int32, with views: left, top, right, bottom of each crop in pixels of the image
+        00000.text.npy      [m, D], one row per caption: the captions of all samples, concatenated
+        00000.captions.npy  [m] uint64, a hash of each caption
+        00000.offsets.npy   [n + 1] int64: the captions of sample i are the rows from offsets[i] to offsets[i + 1]
+        00000.json          record: size and SHA-256 of these files, and the bad samples; written last
+        manifest.json       the plan and all records; written when all shards are complete
+
+Row i of shard k is sample k * samples_per_shard + i of the source. In Parquet format, a shard is one file with one row
+per sample and the columns index, key, image, captions and text. In WebDataset format, it is a tar (feature_shards.py).
+The record of a shard is that of clipx/storage/part_store.py, with samples, captions and bad [[key, reason], …].
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -15,15 +32,16 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
-from clipx.data.crops import crop_seed
 from clipx.data.source import BadSample, Sample, Source
 from clipx.data.transform import Box, Crop
+from clipx.data.views import crop_seed
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.safe_json import read_as, read_regular
-from clipx.teacher.embedding_store import MANIFEST, PLAN, VERSION, boxes_file, caption_hash, npy_files
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+PLAN, MANIFEST, VERSION = "embed.json", "manifest.json", 1
 
 _Count = Annotated[int, Field(ge=0)]
 _MAPPED = 64  # mapped shards per process; samples that are shuffled together come from few shards
@@ -261,7 +279,7 @@ class StoredEmbeddings:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """Arrays of a shard, mapped into memory that processes share. See embedding_store for the shapes."""
+    """Arrays of a shard, mapped into memory that processes share. The module's docstring has the shapes."""
 
     image: NDArray[Any]
     text: NDArray[Any]
@@ -325,3 +343,19 @@ def _check_files(place: Path, manifest: _Manifest, named: str) -> None:
             if sizes.get(name) != size:
                 found = "is missing" if name not in sizes else f"has {sizes[name]:,} bytes, not {size:,}"
                 raise DataError(f"{named}: {name} {found}: run its python -m clipx.embed command again")
+
+
+def npy_files(number: int) -> tuple[str, str, str, str]:
+    """Returns the names of the files (image, text, captions, offsets) of a shard."""
+    image, text, captions, offsets = (f"{number:05d}.{part}.npy" for part in ("image", "text", "captions", "offsets"))
+    return image, text, captions, offsets
+
+
+def boxes_file(number: int) -> str:
+    """Returns the name of the file with the boxes of the views of a shard."""
+    return f"{number:05d}.boxes.npy"
+
+
+def caption_hash(caption: str) -> int:
+    """Returns a 64-bit hash that identifies a caption among those of its sample."""
+    return int.from_bytes(hashlib.blake2b(caption.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

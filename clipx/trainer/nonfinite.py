@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
-from clipx.distributed.host_copy import HostCopy
 from clipx.errors import ClipxError
+from clipx.model.transfer import HostCopy
 from clipx.optimizer.spec import NonFinite, OptimizerSpec
 
 _ADVICE = "lower optimizer.lr, lengthen schedule.warmup, or set optimizer.clip_norm=1"

@@ -15,6 +15,7 @@ from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError, NotSynced
 from clipx.run.directory import RunDir
 from clipx.trainer.spec import RunSpec
+from clipx.weights.tower import normalization_of
 
 if TYPE_CHECKING:
     from clipx.checkpoint.manager import CheckpointManager
@@ -40,6 +41,20 @@ def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
 
     spec.data = spec.data.pinned(comm.run_on_main(pin))  # keeps what differs between ranks, which is an error
     return open_on_all_ranks(spec.data, comm)
+
+
+def pin_normalization(spec: RunSpec, comm: Comm) -> None:
+    """Sets model.image.mean and std where they are null: to those of the run that is resumed, of model.image.weights,
+    or of CLIP. Collective. Raises ClipxError for weights that cannot be read."""
+    image = spec.model.image
+
+    def pin() -> dict[str, list[float]]:
+        saved = resumed_run(spec) if None in (image.mean, image.std) else None
+        return normalization_of(image) if saved is None else saved.model.image.normalization
+
+    for key, value in comm.run_on_main(pin).items():
+        if getattr(image, key) is None:  # on this rank: a value that differs between ranks is an error later
+            setattr(image, key, value)
 
 
 def resumed_run(spec: RunSpec) -> RunSpec | None:

@@ -19,8 +19,8 @@ from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
 from clipx.model.freeze import frozen_count
 from clipx.precision.spec import describe
-from clipx.report.attempt import attempt
 from clipx.report.console import Screen
+from clipx.report.figure import attempt
 from clipx.report.run_report import RunRecord, write_report
 from clipx.storage.jsonl import read_objects
 

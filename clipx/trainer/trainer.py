@@ -46,10 +46,9 @@ from clipx.trainer.from_open_clip import resume_from_open_clip
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.metrics import Meter
 from clipx.trainer.monitors import Monitors
-from clipx.trainer.normalization import pin_normalization
 from clipx.trainer.out_of_memory import report_out_of_memory
 from clipx.trainer.profiler import Profiler
-from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data
+from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data, pin_normalization
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
 from clipx.trainer.summary import check_final_loss, facts, metrics_row, report_abort, report_profile, write_summary

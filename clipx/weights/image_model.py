@@ -9,11 +9,10 @@ from timm.layers import AttentionPool2d, RotAttentionPool2d
 
 from clipx.config.names import name_of
 from clipx.errors import CheckpointError, require
-from clipx.model.clip import CLIP
+from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.spec import ClipSpec
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation, Projection
-from clipx.model.uninitialized import SkipDraws
 from clipx.weights.load import LoadedWeights, errors_of
 from clipx.weights.timm_filter import TimmFilter
 from clipx.weights.tower import ADAPTED, load_towers

@@ -18,8 +18,7 @@ from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
 from clipx.model.spec import ModelSpec
-from clipx.report.attempt import attempt
-from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
+from clipx.report.figure import COLOURS, INK, MUTED, attempt, new_figure, style_axes, to_png
 from clipx.weights.compare import check_same
 from clipx.weights.export import atomic_output
 from clipx.weights.load import LoadedWeights, load_into, save_weights

@@ -30,10 +30,9 @@ from clipx.checkpoint.state import load_module, select_prefix
 from clipx.config.names import name_of
 from clipx.config.saved import option_from_dict, to_dict
 from clipx.errors import CheckpointError, ClipxError
-from clipx.model.clip import CLIP
+from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.lora import initial_adapters, merged, without_adapters
 from clipx.model.spec import ModelSpec
-from clipx.model.uninitialized import SkipDraws
 from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.safe_json import read_as

@@ -129,9 +129,7 @@ def spec_of(config: Mapping[str, Any], name: str, tokenizer: str) -> ClipSpec:
         vision, text = found.vision_config, found.text_config
         width = vision.hidden_size if text.projection_size is None else text.projection_size
         _require(width == vision.hidden_size, f"text_config.projection_size={width}, not {vision.hidden_size}")
-        return ClipSpec(
-            name=name, embed_dim=vision.hidden_size, image=_image(vision), text=_text(text, width, tokenizer)
-        )
+        return ClipSpec(name=name, embed_dim=vision.hidden_size, image=_image(vision), text=_text(text, tokenizer))
     except (ValueError, ClipxError) as error:
         raise CheckpointError(f"config.json of {name} describes no model of clipx ({error}): give another") from None
 
@@ -163,7 +161,7 @@ def _image(vision: _Vision) -> ImageTowerSpec:
     )
 
 
-def _text(text: _Text, embed_dim: int, tokenizer: str) -> ClipTextSpec:
+def _text(text: _Text, tokenizer: str) -> ClipTextSpec:
     return ClipTextSpec(
         context_length=text.max_position_embeddings,
         width=text.hidden_size,

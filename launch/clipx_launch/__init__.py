@@ -14,5 +14,5 @@
     worker.py                 runs one process of a point
     commands/                 `clipx-sweep status|logs|cancel|resume|best|results`; report/: `clipx-sweep report`
 
-Hydra discovers the launchers through hydra_plugins/clipx_launcher.py.
+Hydra discovers the launchers and the sweeper through hydra_plugins/clipx_plugins.py.
 """

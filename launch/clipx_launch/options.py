@@ -58,7 +58,7 @@ class LaunchSpec:
     kind: str = MISSING
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_launcher.SpecLauncher"
+    _target_: str = "hydra_plugins.clipx_plugins.SpecLauncher"
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     python: str | None = None
@@ -120,7 +120,7 @@ class SlurmSpec(LaunchSpec):
     kind: str = "slurm"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_launcher.SlurmLauncher"
+    _target_: str = "hydra_plugins.clipx_plugins.SlurmLauncher"
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     name: str = "clipx"
@@ -271,7 +271,7 @@ class LocalSpec(LaunchSpec):
     kind: str = "local"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_launcher.LocalLauncher"
+    _target_: str = "hydra_plugins.clipx_plugins.LocalLauncher"
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     parallelism: int = 1
@@ -304,7 +304,7 @@ class TorchrunSpec(LaunchSpec):
     kind: str = "torchrun"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_launcher.TorchrunLauncher"
+    _target_: str = "hydra_plugins.clipx_plugins.TorchrunLauncher"
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     nodes: int = 1

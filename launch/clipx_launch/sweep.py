@@ -16,6 +16,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 
 from clipx.config import plugins
+from clipx.config.compose import checked
 from clipx.config.composer import PointComposer
 from clipx.config.saved import to_dict
 from clipx.errors import ClipxError, ConfigError, require
@@ -259,3 +260,14 @@ def _check_path(folder: Path, key: str) -> None:
         f"{key}={str(folder)!r} contains a quote, or one of % \\ $ ! `, which job scripts interpret: choose another "
         "folder",
     )
+
+
+def launch(
+    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+) -> Sequence[JobReturn]:
+    """Composes the points and calls `launch` of the options of a launcher of another package or a --config-dir folder.
+
+    Raises ClipxError.
+    """
+    spec: LaunchSpec = checked(config.hydra.launcher, "hydra.launcher.")
+    return spec.launch(Sweep.compose(context, config, overrides, watcher))

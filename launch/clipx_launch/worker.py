@@ -103,9 +103,8 @@ def _record_start(point: Point, rank: int, requeue: bool) -> None:
 
 
 def _run(point: Point) -> Result:
-    from clipx.cli import print_error
+    from clipx.cli import print_error, record_command
     from clipx.config import plugins
-    from clipx.config.repeat import record_command
     from clipx.train import train
     from clipx.trainer.early_stopping import Ending, early_end
     from clipx_launch.point import Result

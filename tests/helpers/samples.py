@@ -84,3 +84,10 @@ class Numbers:
         if index in self.broken:
             raise BadSample("broken on purpose")
         return Sample(self.images.get(index) or jpeg(index), [f"{index}", f"number {index}"], index)
+
+
+def unpatchify(patches_NX: np.ndarray, grid: tuple[int, int], patch: int) -> np.ndarray:
+    """[N, X] -> [H, W, 3], the inverse of `patchify`."""
+    rows, columns = grid
+    cut = patches_NX.reshape(rows, columns, patch, patch, -1)
+    return cut.transpose(0, 2, 1, 3, 4).reshape(rows * patch, columns * patch, -1)

@@ -18,7 +18,7 @@ from helpers.runs import SMALL, VIT, compose, run, torchrun
 from clipx.data.transform import decode, eval_transform
 from clipx.embed import embed, main
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Exit
-from clipx.teacher.embedding_store import caption_hash, npy_files
+from clipx.teacher.stored import caption_hash, npy_files
 from clipx.weights.load import load_into, load_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")

@@ -157,7 +157,7 @@ def test_steps_and_evaluations_read_nothing_from_the_device(shards: str, tmp_pat
             reads.mark(packing.place_P)
         reads.mark(batches[1].image)
         trainer.step(batches[1])
-        assert [found for found in reads.found if "nonfinite" not in found and "host_copy" not in found] == []
+        assert [found for found in reads.found if "nonfinite" not in found and "transfer" not in found] == []
     counts = []
     for size in (48, 4):
         evaluator.batch_size = size

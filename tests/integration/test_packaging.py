@@ -18,7 +18,7 @@ from helpers.runs import NEEDED, SMALL, VIT, run
 import clipx_launch
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import last_of_each
-from hydra_plugins import clipx_launcher
+from hydra_plugins import clipx_plugins
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_wheel_contains_the_package_its_configuration_and_its_merges(wheel: 
 
 def test_a_checkout_imports_the_launchers_of_its_launch_folder() -> None:
     assert Path(clipx_launch.__file__).parent == ROOT / "launch/clipx_launch"
-    assert Path(clipx_launcher.__file__).parent == ROOT / "launch/hydra_plugins"
+    assert Path(clipx_plugins.__file__).parent == ROOT / "launch/hydra_plugins"
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
@@ -16,7 +14,7 @@ from clipx.data.loader import TrainBatches
 from clipx.data.source import BadRecord, BadSample, prefetch_samples
 from clipx.errors import DataError
 from clipx.escape import escaped
-from clipx.report.page import paragraph, text
+from clipx.report.page import paragraph, picture, text
 
 _MOST_TOKENS = 400  # shown of a caption
 _JOINERS = "\u200c\u200d"  # parts of the writing of Persian, Indian scripts and emoji
@@ -95,9 +93,8 @@ class Pictures:
 
 def _tile(image: Image.Image, side: int, remark: str, caption: str) -> str:
     """Returns a picture of at most `side` pixels, as a data URL, with a remark and a caption."""
-    image.thumbnail((side, side))  # shrinks only; the style enlarges small pictures, PNGs, without interpolation
+    # The style enlarges small pictures, PNGs, without interpolation.
     kind, options = ("PNG", {"optimize": True}) if max(image.size) <= 96 else ("JPEG", {"quality": 88})
-    image.save(file := io.BytesIO(), kind, **options)
-    source = f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+    source = f"data:image/{kind.lower()};base64,{picture(image, side, kind, **options)}"
     remark = f"<small>{text(remark)}</small>" if remark else ""
     return f'<figure><img src="{source}" alt="" loading="lazy">{remark}{caption}</figure>\n'

@@ -123,7 +123,7 @@ def prepare(spec: PrepareSpec) -> None:
         raise ConfigError(f"out={out} cannot be created ({error.strerror}): give a writable folder") from None
     with lock:
         acquire_lock(lock, f"out={out}")
-        _check_plan(spec, out, {"source": raw.fingerprint, "shards": len(shards), **_content_options(spec)})
+        _check_plan(out, {"source": raw.fingerprint, "shards": len(shards), **_content_options(spec)})
         for partial_file in out.glob(".[0-9]*.*"):  # temporary files of a killed run
             partial_file.unlink()
         jobs = [(k, ranges) for k, ranges in enumerate(shards) if not _stats(_tar(out, k)).is_file()]
@@ -146,7 +146,7 @@ def _content_options(spec: PrepareSpec) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in (*names, *resizing)}
 
 
-def _check_plan(spec: PrepareSpec, out: Path, plan: dict[str, Any]) -> None:
+def _check_plan(out: Path, plan: dict[str, Any]) -> None:
     """Compares `plan` with that of an earlier run in prepare.json, or writes it. Raises ConfigError if they differ."""
     path = out / "prepare.json"
     if path.is_file():

@@ -151,7 +151,6 @@ class SidecarTables:
     columns: Sequence[str]
     option: str = "data.table=shards"
     table_of: Callable[[str], str] = sidecar
-    without_row: int = 0
     without_sample: int = 0
 
     def read(self, shard: int) -> pa.Table:
@@ -166,7 +165,6 @@ class SidecarTables:
         if "status" in names:
             table = table.filter(pc.equal(table["status"], "success"))
         rows = self._rows(shard, table, url)
-        self.without_row += int((rows < 0).sum())
         self.without_sample += len(table) - int((rows >= 0).sum())
         return take(table, rows)
 

@@ -5,5 +5,5 @@
     study.py      the study in the sweep's folder: storage, sampler, pruner
     search.py     proposes trials, launches them in batches, reports their metrics and prunes them
 
-Hydra discovers the sweeper through hydra_plugins/clipx_sweeper.py. Optuna is imported only if the sweeper is selected.
+Hydra discovers the sweeper through hydra_plugins/clipx_plugins.py. Optuna is imported only if the sweeper is selected.
 """

@@ -78,7 +78,7 @@ def jobs_of(spec: OptunaSpec, config: DictConfig) -> int:
     launcher = config.hydra.runtime.choices.get("hydra/launcher")
     target = str(config.hydra.launcher._target_).rpartition(".")[2]
     require(
-        target in ("LocalLauncher", "SlurmLauncher") and "clipx_launcher" in str(config.hydra.launcher._target_),
+        target in ("LocalLauncher", "SlurmLauncher") and "clipx_plugins" in str(config.hydra.launcher._target_),
         f"hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher={launcher}: use "
         "hydra/launcher=clipx_local or clipx_slurm",
     )

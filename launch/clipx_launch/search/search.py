@@ -35,7 +35,7 @@ from clipx_launch.search.check import direction_of, is_whole, jobs_of, metric_of
 from clipx_launch.search.space import Space, combinations, distribution, example, parse, suggest
 from clipx_launch.search.spec import OptunaSpec, Pruner, Sampler
 from clipx_launch.search.study import open_study, study_file
-from hydra_plugins.clipx_launcher import ClipxLauncher
+from hydra_plugins.clipx_plugins import ClipxLauncher
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec

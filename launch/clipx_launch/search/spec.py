@@ -88,7 +88,7 @@ class OptunaSpec:
     kind: str = "optuna"
     """Name of this sweeper in the registry. Choose it by `hydra/sweeper=clipx_optuna`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_sweeper.OptunaSweeper"
+    _target_: str = "hydra_plugins.clipx_plugins.OptunaSweeper"
     """Class of the sweeper, which Hydra instantiates. Do not change it."""
 
     params: dict[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from clipx.config.repeat import record_command, repeat_command
+from clipx.cli import record_command, repeat_command
 
 
 def recorded(overrides: list[str], folders: tuple[str, ...] = ()) -> str:

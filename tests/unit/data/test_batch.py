@@ -30,8 +30,7 @@ from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
 from clipx.model.packing import Packing
-from clipx.model.text_end import TextEnd
-from clipx.model.tokenizer import Tokenizer
+from clipx.model.tokenizer import TextEnd, Tokenizer
 
 SOURCE = Numbers([40, 61], broken=frozenset({3, 8, 9, 40, 71}))
 SIDE = 12

@@ -21,9 +21,8 @@ from clipx.data.mixture import MixtureSpec
 from clipx.data.order import Order
 from clipx.data.sentences import sentences, sub_captions
 from clipx.data.shapes import ShapesSpec
-from clipx.data.source import Sample
+from clipx.data.source import Sample, SubCaptions
 from clipx.data.spec import open_data
-from clipx.data.sub_captions import SubCaptions
 from clipx.data.views import ImageView
 from clipx.errors import ConfigError
 from clipx.model.packer import TextPacker

@@ -10,21 +10,20 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import compose
-from helpers.samples import Numbers, encode, jpeg, picture
+from helpers.samples import Numbers, encode, jpeg, picture, unpatchify
 from PIL import Image
 from torch import Tensor
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
-from clipx.data.crops import Crops
 from clipx.data.loader import eval_loader, train_loader
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.order import Order
 from clipx.data.patches import PatchView, random_native_box
 from clipx.data.source import BadSample
-from clipx.data.views import view_of
+from clipx.data.views import Crops, view_of
 from clipx.model.image_packing import ImagePacking
 from clipx.model.packer import ImagePacker
-from clipx.model.patches import grid_of, read_grids, unpatchify
+from clipx.model.patches import grid_of, read_grids
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Interpolation
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from helpers.runs import compose
 
-from clipx.distributed.agreement import Agreement
-from clipx.distributed.comm import Comm
+from clipx.distributed.comm import Agreement, Comm
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError
 

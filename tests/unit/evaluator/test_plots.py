@@ -8,7 +8,7 @@ from helpers.runs import compose
 from clipx.evaluator.plots import plot_models, plot_sets, plot_steps
 from clipx.evaluator.suite import Suite, Task
 from clipx.evaluator.tables import AVERAGE, DROP, Evaluated
-from clipx.report.attempt import attempt
+from clipx.report.figure import attempt
 
 TEX = r"$\frac{$"
 PNG = b"\x89PNG"

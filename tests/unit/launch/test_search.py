@@ -22,7 +22,7 @@ from clipx_launch.search.search import _Search, require_progress
 from clipx_launch.search.space import combinations, distribution, example, parse, suggest
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
 from clipx_launch.search.study import open_study
-from hydra_plugins.clipx_launcher import ClipxLauncher
+from hydra_plugins.clipx_plugins import ClipxLauncher
 
 METRIC = "eval/zeroshot/top1"
 SEARCH = (*LOCAL, *QUICK, "hydra/sweeper=clipx_optuna")

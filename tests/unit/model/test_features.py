@@ -14,10 +14,9 @@ from torch import nn
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model.features import FeatureTower
 from clipx.model.flops import ForwardFlops
-from clipx.model.layers import parameter_layers
+from clipx.model.layers import blocks_above, hidden_matrices, parameter_layers
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.optimizer.groups import parameter_groups
-from clipx.optimizer.layers import blocks_above, hidden_matrices
 from clipx.weights.compare import check_same
 from clipx.weights.open_clip import config_of
 

@@ -10,6 +10,7 @@ import pytest
 import timm
 import torch
 from helpers.runs import compose
+from helpers.samples import unpatchify
 from timm.data.naflex_transforms import get_image_size_for_seq
 from timm.models.naflexvit import NaFlexVit, checkpoint_filter_fn
 from torch import Tensor
@@ -21,7 +22,7 @@ from transformers.models.siglip2.image_processing_siglip2 import (
 from clipx.errors import ConfigError
 from clipx.model.clip import CLIP, empty_input, row_shape
 from clipx.model.image_packing import ImagePacking, PackedImages
-from clipx.model.patches import grid_of, patchify, read_grids, unpatchify, write_image
+from clipx.model.patches import grid_of, patchify, read_grids, write_image
 from clipx.model.spec import ClipSpec
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from helpers.runs import VIT, compose
 
 from clipx.checkpoint.state import load_module
-from clipx.model.uninitialized import SkipDraws
+from clipx.model.clip import SkipDraws
 
 CPU = torch.device("cpu")
 

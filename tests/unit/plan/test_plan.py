@@ -17,7 +17,7 @@ from torch import Tensor
 import clipx.plan.__main__  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
-from clipx.model.devices import DEVICES
+from clipx.model.flops import DEVICES
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.infonce import InfoNCESpec
 from clipx.objective.spec import ObjectiveTraffic, SeveralCaptionsSpec

@@ -12,8 +12,7 @@ from helpers.runs import SMALL, VIT, compose, small, tensors, torchrun, untimed_
 
 import clipx.precision.spec
 from clipx.plan.spec import PlanSpec
-from clipx.precision.auto import AutoSpec
-from clipx.precision.spec import AmpBf16Spec, Fp32Spec
+from clipx.precision.spec import AmpBf16Spec, AutoSpec, Fp32Spec
 from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 

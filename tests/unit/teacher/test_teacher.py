@@ -30,10 +30,9 @@ from clipx.embed import embed
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
-from clipx.teacher.embedding_store import npy_files
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherPrecision, TeacherSpec
-from clipx.teacher.stored import StoredTeachers
+from clipx.teacher.stored import StoredTeachers, npy_files
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))

@@ -25,10 +25,9 @@ from clipx.distributed.comm import Comm
 from clipx.embed import embed
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
 from clipx.precision.spec import Precision
-from clipx.teacher.embedding_store import boxes_file, npy_files
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherSpec
-from clipx.teacher.stored import StoredTeachers
+from clipx.teacher.stored import StoredTeachers, boxes_file, npy_files
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))

@@ -17,8 +17,8 @@ from torch import nn
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
-from clipx.distributed.host_copy import HostCopy
 from clipx.model.spec import Varying
+from clipx.model.transfer import HostCopy
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.metrics import Meter
 from clipx.trainer.trainer import Trainer

@@ -18,7 +18,7 @@ from open_clip.coca_model import CoCa  # type: ignore[import-untyped]
 from torch import nn
 
 from clipx.errors import CheckpointError
-from clipx.model.uninitialized import SkipDraws
+from clipx.model.clip import SkipDraws
 from clipx.weights.open_clip import NOT_IN_MODEL, config_of, from_open_clip, spec_of, to_open_clip
 
 META, CPU = torch.device("meta"), torch.device("cpu")

@@ -4,8 +4,7 @@ import os
 from dataclasses import dataclass
 
 from clipx.config.registry import option
-from clipx.precision.auto import AutoSpec
-from clipx.precision.spec import PrecisionSpec
+from clipx.precision.spec import AutoSpec, PrecisionSpec
 
 
 @option("precision")

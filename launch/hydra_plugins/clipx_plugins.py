@@ -1,7 +1,7 @@
-"""Hydra plug-ins for `hydra/launcher=clipx_slurm`, `clipx_local` and `clipx_torchrun`.
+"""Hydra plug-ins: `hydra/launcher=clipx_slurm`, `clipx_local` and `clipx_torchrun`, `hydra/sweeper=clipx_optuna`.
 
-Hydra searches the namespace package `hydra_plugins`, which has no __init__, for launchers. Imports little, because
-every Hydra program on this machine imports it. `clipx_launch` implements the launchers.
+Hydra searches the namespace package `hydra_plugins`, which has no __init__, for launchers and sweepers. Imports little,
+because every Hydra program on this machine imports it. `clipx_launch` implements them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -72,7 +73,7 @@ class ClipxLauncher(Launcher):
 class SpecLauncher(ClipxLauncher):
     """Launcher of other packages: calls `launch` of the options that are chosen by `hydra/launcher=…`."""
 
-    _module = "other"
+    _module = "sweep"
 
 
 class SlurmLauncher(ClipxLauncher):
@@ -91,3 +92,21 @@ class TorchrunLauncher(ClipxLauncher):
     """Launcher of `hydra/launcher=clipx_torchrun`."""
 
     _module = "torchrun"
+
+
+class OptunaSweeper(Sweeper):
+    """Sweeper of `hydra/sweeper=clipx_optuna`. It ignores its arguments: it reads and checks its options in the
+    config."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._config, self._task = copy(hydra_context), config, task_function
+
+    def sweep(self, arguments: list[str]) -> None:
+        from clipx_launch.search.check import check_packages
+
+        check_packages(self._config)
+        from clipx_launch.search.search import search
+
+        search(self._context, self._config, self._task, arguments)
