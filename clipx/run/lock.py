@@ -21,7 +21,7 @@ from pydantic import Field, StringConstraints
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
-from clipx.run.process import process_stat
+from clipx.run.process import is_running, process_stat
 from clipx.storage.local import ensure_folder
 from clipx.storage.safe_json import read_as, read_regular
 
@@ -55,7 +55,7 @@ class Holder:
             id=uuid.uuid4().hex,
             host=socket.gethostname(),
             pid=os.getpid(),
-            born=process_stat(os.getpid())[1],
+            born=process_stat(os.getpid()).born,
             machine=_machine_id(),
             job=f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else "",
             started=time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -67,7 +67,7 @@ class Holder:
     @property
     def alive(self) -> bool | None:
         """True if the process runs, None if unknown because it is on another machine."""
-        return _is_running(self) if self.machine == _machine_id() else None
+        return is_running(self.pid, self.born) if self.machine == _machine_id() else None
 
     def __str__(self) -> str:
         job = f", SLURM job {self.job.partition('.')[0]}" if self.job else ""
@@ -200,20 +200,8 @@ def _stale(holder: Holder | None, age_s: float, me: Holder) -> bool:
         if number and number == me.job.partition(".")[0] and restart != me.job.partition(".")[2]:
             return True  # SLURM restarts a job only after it has ended
         if holder.machine == me.machine:
-            return not _is_running(holder)
+            return not is_running(holder.pid, holder.born)
     return age_s > _STALE_S
-
-
-def _is_running(holder: Holder) -> bool:
-    """Returns whether the holder's process on this machine runs, rather than a later process with the same pid."""
-    state, born = process_stat(holder.pid)  # first: a process that has ended since then is not found below
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # a process of another user
-    return state != "Z" and born in (holder.born, "")
 
 
 def _machine_id() -> str:

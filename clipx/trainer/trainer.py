@@ -28,9 +28,9 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
 from clipx.optimizer.groups import set_learning_rate
 from clipx.report.console import Screen
-from clipx.run.abort import abort
 from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
+from clipx.run.process import abort
 from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate

@@ -161,7 +161,7 @@ def test_the_lock_of_a_killed_holder_is_taken_over(
         RunLock(tmp_path, COMM, event).acquire()
     assert events == []
     holder.kill()
-    wait_until(lambda: process_stat(holder.pid)[0] == "Z")  # a zombie: nothing has waited for it
+    wait_until(lambda: process_stat(holder.pid).state == "Z")  # a zombie: nothing has waited for it
     with RunLock(tmp_path, COMM, event):
         assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
     assert [(e["event"], e["of"]["pid"]) for e in events] == [("lock_taken_over", holder.pid)]
@@ -196,7 +196,7 @@ def test_stale_locks_are_taken_over_and_live_locks_are_not(
     taken: bool,
 ) -> None:
     if holder.pid == 1:
-        holder = replace(holder, born=process_stat(1)[1])
+        holder = replace(holder, born=process_stat(1).born)
     if job:
         monkeypatch.setenv("SLURM_JOB_ID", job.partition(".")[0])
         monkeypatch.setenv("SLURM_RESTART_COUNT", job.partition(".")[2])
