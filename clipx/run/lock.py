@@ -14,16 +14,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import Field, StringConstraints
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
 from clipx.run.process import is_running, process_stat
 from clipx.storage.local import ensure_folder
-from clipx.storage.safe_json import read_as, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +29,6 @@ _GUARD = "run.lock.guard"
 _HEARTBEAT_S = 30.0
 _STALE_S = 600.0  # a lock of another machine without a heartbeat for this time is stale
 _GUARD_S = 10.0  # longest wait for the guard, which a job normally holds for milliseconds
-_Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*\z", max_length=256)]
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre without -o flock, NFS without lockd, others
 
 
@@ -40,13 +36,13 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre withou
 class Holder:
     """Contents of run.lock: process, machine and job that hold the lock."""
 
-    id: _Line  # unique to this lock
-    host: _Line
-    pid: Annotated[int, Field(gt=0, lt=2**31)]  # 0 and negative numbers would name groups of processes
-    born: _Line  # start time of the process in kernel ticks, because pids are reused
-    machine: _Line  # boot id and pid namespace
-    job: _Line  # SLURM's job number and restart count, or empty
-    started: _Line
+    id: str  # unique to this lock
+    host: str
+    pid: int
+    born: str  # start time of the process in kernel ticks, because pids are reused
+    machine: str  # boot id and pid namespace
+    job: str  # SLURM's job number and restart count, or empty
+    started: str
 
     @classmethod
     def current(cls) -> Holder:
@@ -75,10 +71,10 @@ class Holder:
 
 
 def read_holder(run_dir: Path) -> Holder | None:
-    """Returns the holder of a run directory's lock, alive or dead, or None without a readable lock."""
+    """Returns the holder of a run directory's lock, alive or dead, or None without a complete lock of this version."""
     try:
-        return read_as(Holder, read_regular(run_dir / LOCK))
-    except (OSError, ValueError):
+        return Holder(**json.loads((run_dir / LOCK).read_bytes()))
+    except (OSError, ValueError, TypeError):
         return None
 
 
@@ -132,10 +128,6 @@ class RunLock:
     def _acquire(self) -> None:
         ensure_folder(self.path.parent, f"run_dir={self.path.parent}", "give")
         with self._guard():
-            if os.path.lexists(self.path) and not (self.path.is_file() and not self.path.is_symlink()):
-                raise Locked(
-                    f"{self.path} is not a file of clipx: remove it, unless another job uses the run directory"
-                )
             new = self.path.with_name(f"run.lock.{self._holder.id}")
             try:  # replaced atomically, and its time is the file system's
                 new.write_text(json.dumps(asdict(self._holder)) + "\n", encoding="utf-8")
@@ -199,8 +191,8 @@ def _stale(holder: Holder | None, age_s: float, me: Holder) -> bool:
         number, _, restart = holder.job.partition(".")
         if number and number == me.job.partition(".")[0] and restart != me.job.partition(".")[2]:
             return True  # SLURM restarts a job only after it has ended
-        if holder.machine == me.machine:
-            return not is_running(holder.pid, holder.born)
+        if (alive := holder.alive) is not None:
+            return not alive
     return age_s > _STALE_S
 
 

@@ -237,7 +237,7 @@ class Trainer:
         if comm.is_main:
             config, step = to_dict(spec), self.steps_done
             built = [logger.build(self.rundir.path, spec.name, config, step) for logger in spec.logger.values()]
-            self.sinks = Sinks([Jsonl(self.rundir.metrics, step, self._warn), *built], self.rundir.event)
+            self.sinks = Sinks([Jsonl(self.rundir.metrics, step), *built], self.rundir.event)
             self.rundir.started(step, comm.world)
         screen = Screen(comm.is_main)
         for name, text in facts(self).items():
