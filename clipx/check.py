@@ -140,7 +140,7 @@ def _effect(spec: CheckSpec, expectation: Expectation) -> None:
 
 def _end(run_dir: Path) -> tuple[int, int]:
     """Returns the last step of a finished run and its number of ranks. Raises ConfigError for an unfinished run."""
-    events = read_objects(run_dir / "events.jsonl")[0]
+    events = read_objects(run_dir / "events.jsonl")
     marks = [one for one in events if one.get("event") in ("start", "stopped", "end")]
     finished = bool(marks) and marks[-1]["event"] == "end" and isinstance(marks[-1].get("step"), int)
     require(

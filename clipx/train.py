@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clipx.run.launcher_watch import watch_launcher
-from clipx.run.start_signals import StartSignals
+from clipx.run.signals import StartSignals
+from clipx.run.watchdog import watch_launcher
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec

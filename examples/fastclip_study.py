@@ -152,7 +152,7 @@ class Study:
 
 def has_ended(run: Path) -> bool:
     """Returns whether a run has finished."""
-    return any(event.get("event") == "end" for event in read_objects(run / "events.jsonl")[0])
+    return any(event.get("event") == "end" for event in read_objects(run / "events.jsonl"))
 
 
 def table(found: Mapping[str, Any]) -> tuple[Sequence[str], list[Row]]:

@@ -70,19 +70,15 @@ _SUBMITIT = _Launcher(
 _MPI = (
     _Launcher(
         "Open MPI",
-        *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
         ("OMPI_COMM_WORLD_LOCAL_RANK",),
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
-    _Launcher(
-        "MVAPICH",
-        *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-        ("MV2_COMM_WORLD_LOCAL_RANK",),
-        ("MV2_COMM_WORLD_LOCAL_SIZE",),
-    ),
     _Launcher(  # MPICH, Intel MPI, Cray MPICH
         "MPI",
-        *("PMI_RANK", "PMI_SIZE"),
+        "PMI_RANK",
+        "PMI_SIZE",
         ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"),
         ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     ),

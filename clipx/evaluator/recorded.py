@@ -9,7 +9,6 @@ from typing import Any, TypeGuard
 
 from clipx.errors import ConfigError
 from clipx.logger import read_rows
-from clipx.storage.jsonl import read_objects
 from clipx.storage.safe_json import parse_json, read_regular
 
 _SETS = "sets"  # label of an evaluation of sets alone, without data
@@ -76,14 +75,15 @@ def _evaluations(path: Path, step: int) -> Iterator[tuple[str, Mapping[str, Any]
 def _datacomp(path: Path) -> dict[str, Recorded]:
     """Returns the main metrics in a file of DataComp's evaluate.py as `datacomp/SET`, with their average over N sets
     as `datacomp/average_of_N`."""
-    objects, damaged = read_objects(path)
     found: dict[str, Recorded] = {}
-    for values in objects:
-        metrics = values.get("metrics")
-        main = metrics.get("main_metric") if isinstance(metrics, dict) else None
-        if isinstance(values.get("key"), str) and _is_number(main):
-            found[f"datacomp/{values['key']}"] = Recorded(float(main), path.name)
-    if damaged or not found:
+    try:
+        for line in read_regular(path).splitlines():
+            values = parse_json(line)
+            if _is_number(main := values["metrics"].get("main_metric")):
+                found[f"datacomp/{values['key']}"] = Recorded(float(main), path.name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = {}
+    if not found:
         raise ConfigError(
             f"results={path} is not an eval_results.jsonl of DataComp's evaluate.py: each line needs key and "
             "metrics.main_metric"

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
-from clipx.run.process import process_stat
+from clipx.run.process import is_running, process_stat
 from clipx.storage.local import ensure_folder
 from clipx.storage.safe_json import read_as, read_regular
 
@@ -32,7 +32,6 @@ _GUARD = "run.lock.guard"
 _HEARTBEAT_S = 30.0
 _STALE_S = 600.0  # a lock of another machine without a heartbeat for this time is stale
 _GUARD_S = 10.0  # longest wait for the guard, which a job normally holds for milliseconds
-_Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*\z", max_length=256)]
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre without -o flock, NFS without lockd, others
 
 
@@ -40,13 +39,13 @@ _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre withou
 class Holder:
     """Contents of run.lock: process, machine and job that hold the lock."""
 
-    id: _Line  # unique to this lock
-    host: _Line
-    pid: Annotated[int, Field(gt=0, lt=2**31)]  # 0 and negative numbers would name groups of processes
-    born: _Line  # start time of the process in kernel ticks, because pids are reused
-    machine: _Line  # boot id and pid namespace
-    job: _Line  # SLURM's job number and restart count, or empty
-    started: _Line
+    id: str  # unique to this lock
+    host: str
+    pid: Annotated[int, Field(gt=0)]  # 0 and negative numbers would name groups of processes
+    born: str  # start time of the process in kernel ticks, because pids are reused
+    machine: str  # boot id and pid namespace
+    job: str  # SLURM's job number and restart count, or empty
+    started: str
 
     @classmethod
     def current(cls) -> Holder:
@@ -55,7 +54,7 @@ class Holder:
             id=uuid.uuid4().hex,
             host=socket.gethostname(),
             pid=os.getpid(),
-            born=process_stat(os.getpid())[1],
+            born=process_stat(os.getpid()).born,
             machine=_machine_id(),
             job=f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else "",
             started=time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -67,7 +66,7 @@ class Holder:
     @property
     def alive(self) -> bool | None:
         """True if the process runs, None if unknown because it is on another machine."""
-        return _is_running(self) if self.machine == _machine_id() else None
+        return is_running(self.pid, self.born) if self.machine == _machine_id() else None
 
     def __str__(self) -> str:
         job = f", SLURM job {self.job.partition('.')[0]}" if self.job else ""
@@ -75,7 +74,7 @@ class Holder:
 
 
 def read_holder(run_dir: Path) -> Holder | None:
-    """Returns the holder of a run directory's lock, alive or dead, or None without a readable lock."""
+    """Returns the holder of a run directory's lock, alive or dead, or None without a complete lock of this version."""
     try:
         return read_as(Holder, read_regular(run_dir / LOCK))
     except (OSError, ValueError):
@@ -132,10 +131,6 @@ class RunLock:
     def _acquire(self) -> None:
         ensure_folder(self.path.parent, f"run_dir={self.path.parent}", "give")
         with self._guard():
-            if os.path.lexists(self.path) and not (self.path.is_file() and not self.path.is_symlink()):
-                raise Locked(
-                    f"{self.path} is not a file of clipx: remove it, unless another job uses the run directory"
-                )
             new = self.path.with_name(f"run.lock.{self._holder.id}")
             try:  # replaced atomically, and its time is the file system's
                 new.write_text(json.dumps(asdict(self._holder)) + "\n", encoding="utf-8")
@@ -199,21 +194,9 @@ def _stale(holder: Holder | None, age_s: float, me: Holder) -> bool:
         number, _, restart = holder.job.partition(".")
         if number and number == me.job.partition(".")[0] and restart != me.job.partition(".")[2]:
             return True  # SLURM restarts a job only after it has ended
-        if holder.machine == me.machine:
-            return not _is_running(holder)
+        if (alive := holder.alive) is not None:
+            return not alive
     return age_s > _STALE_S
-
-
-def _is_running(holder: Holder) -> bool:
-    """Returns whether the holder's process on this machine runs, rather than a later process with the same pid."""
-    state, born = process_stat(holder.pid)  # first: a process that has ended since then is not found below
-    try:
-        os.kill(holder.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # a process of another user
-    return state != "Z" and born in (holder.born, "")
 
 
 def _machine_id() -> str:

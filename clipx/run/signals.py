@@ -1,27 +1,111 @@
-"""Graceful stop: a signal sets a flag, which the ranks exchange after each step. They save and exit with code 75.
+"""Signals that stop a run: before training begins at once, during training after a step.
 
-The exchange is read after the next step, so that no rank waits for it: several ranks stop one step later than one.
+Imports nothing but the standard library's core, because other imports take seconds to minutes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from clipx.distributed.comm import Agreement, Comm
 from clipx.errors import Exit
+from clipx.run.process import write_line
+
+if TYPE_CHECKING:
+    from clipx.distributed.comm import Comm
 
 log = logging.getLogger(__name__)
 
+SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Of several signals the last in this order is used: a handler that requeues the job is on SIGUSR1 or SIGUSR2.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGINT, *SCHEDULER_SIGNALS)
 
+_UNWIND_S = 5.0  # for the main thread to unwind; it may be blocked in a collective
 _DUPLICATE_S = 1.0  # repeats within this time are the same signal: a launcher and its manager may both deliver it
+
+
+class StoppedAtStart(SystemExit):
+    """A signal stopped the process before training began. Not an Exception, which an import may catch."""
+
+
+class StartSignals:
+    """Handlers by which SIGTERM, SIGUSR1 and SIGUSR2 end the process with exit code 75, before the training loop.
+
+    The signal raises StoppedAtStart in the main thread, which releases locks and files. Then a thread ends the process,
+    after 5 s also if the main thread does not run Python code, because it waits for other ranks: Python delivers a
+    signal to the main thread only, but at once writes its number to a pipe, which the thread reads.
+
+    SIGINT raises KeyboardInterrupt, as in any program. `StopSignals` replaces the handlers during the training loop,
+    and calls rank 0's with frame=None after the run has saved.
+    """
+
+    def __init__(
+        self, end: Callable[[str], int] = lambda reason: Exit.REQUEUE, saved: Callable[[], None] = lambda: None
+    ) -> None:
+        """Sets up the state.
+
+        `end` is called with the reason, a line, before the process ends, and returns its exit code. `saved` is called
+        on rank 0 when the run has saved after a signal during training.
+        """
+        self._end, self._saved = end, saved
+        self.raised: int | None = None  # the signal for which a handler has raised StoppedAtStart
+        self._unwound = threading.Event()
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Calls `work` in the main thread, and restores the handlers after it."""
+        try:  # not a context: a signal may arrive while it is entered
+            self._install()
+            work()
+        except StoppedAtStart:
+            sys.stdout.flush()
+            self._unwound.set()
+            time.sleep(_UNWIND_S)  # the thread ends the process, unless its files do not respond
+            os._exit(Exit.REQUEUE)
+        finally:
+            self._restore()
+
+    def _install(self) -> None:
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._restore)  # a forked process has its own signals
+        threading.Thread(target=self._end_process, args=(reader,), name="start signals", daemon=True).start()
+        for number in SCHEDULER_SIGNALS:
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, self._handle)
+
+    def _restore(self) -> None:
+        for number in filter(self._handles, SCHEDULER_SIGNALS):
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+
+    def _handles(self, number: int) -> bool:
+        return number in SCHEDULER_SIGNALS and signal.getsignal(number) == self._handle
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if frame is None:
+            self._saved()
+        elif self.raised is None:  # else the main thread unwinds
+            self.raised = number
+            raise StoppedAtStart(Exit.REQUEUE)
+
+    def _end_process(self, reader: int) -> None:
+        """Ends the process by a signal that still has this handler after the time to unwind."""
+        while True:
+            number = os.read(reader, 1)[0]
+            if self._handles(number) and (self._unwound.wait(_UNWIND_S) or self._handles(number)):
+                name = signal.Signals(number).name
+                reason = f"{name} before training began: nothing to save, start it again"
+                if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+                    write_line(f"stopped: {reason}")
+                os._exit(self._end(reason))  # a normal exit waits for the threads of a process group, which may block
 
 
 class StopSignals:
@@ -35,8 +119,8 @@ class StopSignals:
                     stop.call_previous_handler(comm)
                     raise Stopped(...)
 
-    The sender may kill the process later: torchrun after 30 s (--shutdown-timeout), SLURM after its KillWait. A job
-    that needs longer to save requests an earlier signal, for example with --signal=USR1@120.
+    Several ranks stop one step later than one, since they agree on the signal without a wait. The sender may kill the
+    process later: torchrun after 30 s (--shutdown-timeout), SLURM after its KillWait.
 
     Signals after the first are ignored, except SIGINT, which ends the process at once with exit code 130. A signal that
     was ignored before stays ignored. Outside the main thread Python cannot handle signals, and nothing changes.
@@ -44,7 +128,10 @@ class StopSignals:
 
     def __init__(self, verbose: bool = True) -> None:
         """Sets up the state. `verbose`: write received signals to stderr."""
-        self._verbose, self._repeat_logged = verbose, False
+        from clipx.distributed.comm import Agreement  # loads other packages
+
+        self._write = write_line if verbose else lambda line: None
+        self._repeat_logged = False
         self._received = 0  # signal of this process: its position in SIGNALS, from 1; 0: none
         self._agreement = Agreement()
         self._first_at = 0.0
@@ -60,6 +147,9 @@ class StopSignals:
             if previous not in (signal.SIG_IGN, None):  # None: not a Python handler, cannot be restored
                 self._previous[number] = previous
                 signal.signal(number, self._handle)
+                start = getattr(previous, "__self__", None)
+                if isinstance(start, StartSignals) and start.raised == number:
+                    self._handle(number, None)  # Python drops an exception that is raised in a callback
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,11 +161,6 @@ class StopSignals:
     def received(self) -> str | None:
         """Name of the signal that this process received, or None."""
         return SIGNALS[self._received - 1].name if self._received else None
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the first signal of this process, or 0 if it received none."""
-        return time.monotonic() - self._first_at if self._received else 0.0
 
     def received_by_any(self, comm: Comm) -> str | None:
         """Returns the signal that any rank had received at the previous call, the same on all ranks, or None.
@@ -102,19 +187,15 @@ class StopSignals:
         """Records the signal. Runs between any two instructions of the main thread: no collectives, files or locks."""
         if os.getpid() != self._pid:
             return  # a loader process that inherited the handler: the trainer stops it
-        name = signal.Signals(number).name
+        received = signal.Signals(number)
         if not self._received:
             self._first_at = time.monotonic()
-            self._write(f"{name}: stopping after this step; another SIGINT aborts")
-        elif number == signal.SIGINT and self.elapsed_s > _DUPLICATE_S:
-            self._write("SIGINT: aborted; the last complete checkpoint is intact")
-            os._exit(Exit.ABORTED)  # a normal exit waits for threads and may hang
-        elif not self._repeat_logged and self.elapsed_s > _DUPLICATE_S:
-            self._repeat_logged = True
-            self._write(f"{name}: already stopping")
-        self._received = max(self._received, SIGNALS.index(signal.Signals(number)) + 1)
-
-    def _write(self, line: str) -> None:
-        if self._verbose:
-            with contextlib.suppress(OSError):
-                os.write(2, f"{line}\n".encode())  # not print, which the signal may have interrupted
+            self._write(f"{received.name}: stopping after this step; another SIGINT aborts")
+        elif time.monotonic() - self._first_at > _DUPLICATE_S:
+            if received == signal.SIGINT:
+                self._write("SIGINT: aborted; the last complete checkpoint is intact")
+                os._exit(Exit.ABORTED)  # a normal exit waits for threads and may hang
+            if not self._repeat_logged:
+                self._repeat_logged = True
+                self._write(f"{received.name}: already stopping")
+        self._received = max(self._received, SIGNALS.index(received) + 1)

@@ -183,7 +183,7 @@ class EarlyStopping:
 
 def early_end(run_dir: Path) -> tuple[Ending | None, str]:
     """Returns the cause and the message of the early end of a finished run; (None, "") if it trained to its end."""
-    events, _ = read_objects(run_dir / "events.jsonl")
+    events = read_objects(run_dir / "events.jsonl")
     last: dict[str, Any] = next((event for event in reversed(events) if event.get("event") == "end"), {})
     ending = last.get("ending")
     return (Ending(ending), str(last.get("message", ""))) if ending in set(Ending) else (None, "")

@@ -238,7 +238,7 @@ def _report(
     if final is None:
         final = {name: value for row in rows for name, value in row.items()}
     lines = {name: text for name, text in facts(trainer).items() if name not in ("resumed", "changed")}
-    config, events = rundir.config.read_text(encoding="utf-8"), read_objects(rundir.events)[0]
+    config, events = rundir.config.read_text(encoding="utf-8"), read_objects(rundir.events)
     name = trainer.spec.name
     write_report(
         rundir.path,

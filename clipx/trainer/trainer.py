@@ -28,9 +28,9 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
 from clipx.optimizer.groups import set_learning_rate
 from clipx.report.console import Screen
-from clipx.run.abort import abort
 from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
+from clipx.run.process import abort
 from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
@@ -236,7 +236,7 @@ class Trainer:
         if comm.is_main:
             config, step = to_dict(spec), self.steps_done
             built = [logger.build(self.rundir.path, spec.name, config, step) for logger in spec.logger.values()]
-            self.sinks = Sinks([Jsonl(self.rundir.metrics, step, self._warn), *built], self.rundir.event)
+            self.sinks = Sinks([Jsonl(self.rundir.metrics, step), *built], self.rundir.event)
             self.rundir.started(step, comm.world)
         screen = Screen(comm.is_main)
         for name, text in facts(self).items():

@@ -21,7 +21,7 @@ from hydra.types import HydraContext
 
 from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
-from clipx.run.launcher_watch import LAUNCHER_PID
+from clipx.run.watchdog import LAUNCHER_PID
 from clipx.storage.local import ensure_folder
 from clipx_launch import snapshot
 from clipx_launch.options import LocalSpec

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
-from clipx.run.abort import add_reporter
-from clipx.run.launcher_watch import watch_launcher
-from clipx.run.start_signals import SIGNALS, StartSignals, StoppedAtStart
+from clipx.run.process import add_reporter
+from clipx.run.signals import SCHEDULER_SIGNALS, StartSignals, StoppedAtStart
+from clipx.run.watchdog import watch_launcher
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
@@ -33,20 +33,20 @@ def main() -> None:
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
     requeue = "--requeue" in sys.argv
     StartSignals(
-        end=lambda name: _stopped_at_start(files, StoppedAtStart(name), rank, requeue),
+        end=lambda reason: _stopped_at_start(files, reason, rank, requeue),
         saved=lambda: _request_requeue(files) if requeue else None,
     ).run(lambda: _work(files.parent, rank, requeue))
 
 
-def _stopped_at_start(files: Path, stop: StoppedAtStart, rank: int, requeue: bool) -> int:
+def _stopped_at_start(files: Path, reason: str, rank: int, requeue: bool) -> int:
     """Records a stop before training began. Returns the exit code.
 
     srun may have sent the signal because another rank failed: the job's script examines the results first.
     """
     if rank == 0 and requeue:
-        (files / "requeue").write_text(str(stop), encoding="utf-8")
+        (files / "requeue").write_text(reason, encoding="utf-8")
     elif rank == 0:
-        values = {"state": "stopped", "exit_code": Exit.REQUEUE, "value": None, "error": str(stop)}
+        values = {"state": "stopped", "exit_code": Exit.REQUEUE, "value": None, "error": reason}
         with contextlib.suppress(FileExistsError), (files / "result.json").open("x", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
     # After another code the launcher would end ranks that have not ended yet.
@@ -130,7 +130,7 @@ def _run(point: Point) -> Result:
     except BaseException as error:
         traceback.print_exc()
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
-    for number in SIGNALS:
+    for number in SCHEDULER_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # everything has been saved
     ending, message = early_end(point.folder)
     return Result("pruned" if ending is Ending.pruned else "finished", value=value, error=message or None)

@@ -20,7 +20,7 @@ def children_of(pid: int) -> list[int]:
 
 def is_running(pid: int) -> bool:
     """Returns whether a process runs. A zombie does not."""
-    return process_stat(pid)[0] not in ("", "Z")
+    return process_stat(pid).state not in ("", "Z")
 
 
 def free_ports(number: int) -> int:

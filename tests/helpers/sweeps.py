@@ -63,7 +63,7 @@ def run_named(folder: Path, name: str) -> Run:
 def idle_process() -> Iterator[tuple[subprocess.Popen[bytes], lock.Holder]]:
     """Yields a process that is idle until it is ended, and its identity as a lock stores it."""
     with subprocess.Popen(["sleep", "600"]) as child:
-        born = process_stat(child.pid)[1]
+        born = process_stat(child.pid).born
         try:
             yield child, dataclasses.replace(lock.Holder.current(), id="x", pid=child.pid, born=born)
         finally:

@@ -131,10 +131,4 @@ def _read(folder: Path, name: str, launch: dict[str, Any] | None) -> Run:
             point = Point.read(folder)
         except TypeError:
             raise _unreadable(path) from None
-    return Run(folder, name, point, launch, read_rows(folder / "metrics.jsonl"), _events(folder / "events.jsonl"))
-
-
-def _events(path: Path) -> list[dict[str, Any]]:
-    """Reads an events.jsonl. Skips incomplete and damaged lines."""
-    events, _ = read_objects(path)
-    return [e for e in events if isinstance(e.get("event"), str) and isinstance(e.get("time"), int | float)]
+    return Run(folder, name, point, launch, read_rows(folder / "metrics.jsonl"), read_objects(folder / "events.jsonl"))

@@ -22,12 +22,11 @@ import torch
 from clipx.cli import cli
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import DataError, Exit, Stopped
-from clipx.run.abort import abort
 from clipx.run.directory import RunDir
-from clipx.run.launcher_watch import watch_launcher
 from clipx.run.lock import RunLock
+from clipx.run.process import abort
 from clipx.run.signals import StopSignals
-from clipx.run.watchdog import Watchdog
+from clipx.run.watchdog import Watchdog, watch_launcher
 from clipx.trainer.spec import RunSpec
 
 

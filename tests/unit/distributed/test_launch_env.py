@@ -36,7 +36,6 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }  # fmt: skip
-MVAPICH = {name.replace("OMPI", "MV2"): value for name, value in OPEN_MPI.items()}
 PMI = {"PMI_RANK": "6", "PMI_SIZE": "8", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "4", **MEETING}
 CRAY = {"PMI_RANK": "6", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "2", "PMI_LOCAL_SIZE": "4", **MEETING}
 
@@ -62,7 +61,6 @@ ALONE = LaunchEnv()
         (SUBMITIT, LaunchEnv(1, 2, 1, "127.0.0.1", 18001, "33001")),
         ({**STEP, **SUBMITIT}, LaunchEnv(1, 2, 1, "127.0.0.1", 18001, "33001")),
         (OPEN_MPI, LaunchEnv(1, 2, 1, "127.0.0.1", 29500)),
-        (MVAPICH, LaunchEnv(1, 2, 1, "127.0.0.1", 29500)),
         ({**STEP, **OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, LaunchEnv(1, 2, 0, "n0", 15077)),
         (PMI, LaunchEnv(6, 8, 2, "head", 29500)),
         (CRAY, LaunchEnv(6, 8, 2, "head", 29500)),
@@ -71,7 +69,7 @@ ALONE = LaunchEnv()
     ids=[
         "plain", "by hand", "without a local rank", "torchrun", "torchrun without its own store", "torchrun under srun",
         "torchrun of one under srun", "srun", "srun with an address", "another step", "a wrapper under srun", "submitit",
-        "submitit under srun", "Open MPI", "MVAPICH", "Open MPI under srun", "MPICH", "Cray", "srun with PMI",
+        "submitit under srun", "Open MPI", "Open MPI under srun", "MPICH", "Cray", "srun with PMI",
     ],
 )  # fmt: skip
 def test_launchers_are_read_from_their_variables(environment: dict[str, str], launch: LaunchEnv) -> None:

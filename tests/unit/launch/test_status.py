@@ -33,13 +33,15 @@ def run_with(folder: Path, age: float, *events: dict[str, object]) -> None:
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "cut')
 
 
-def test_damaged_metrics_and_events_lose_only_their_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_metrics_and_events_lose_only_their_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "runs" / "one"
     run.parent.mkdir()
     run_with(run, 0, {"event": "start", "time": time.time() - 9}, {"event": "end", "time": time.time()})
     for name in ("metrics.jsonl", "events.jsonl"):
         path = run / name
-        path.write_bytes(b'{"step": 1\xff}\n[7]\n{"event": 1}\n{"step": "1", "event": []}\n' + path.read_bytes())
+        path.write_text('{"step": 1, "eve\n' + path.read_text())
     (found,) = runs_in([tmp_path])
     assert ([row["step"] for row in found.rows], [e["event"] for e in found.events]) == ([3], ["start", "end"])
     assert 8 < found.seconds < 60
@@ -98,10 +100,10 @@ def test_the_state_of_a_run_without_a_sweep_follows_from_its_events(
     assert run.state == state
 
 
-def test_events_on_damaged_lines_are_read(tmp_path: Path) -> None:
+def test_events_on_incomplete_lines_are_read(tmp_path: Path) -> None:
     run_with(tmp_path, 5000, START)
     path = tmp_path / "events.jsonl"
-    path.write_bytes(path.read_bytes() + b'{"time": 0, "event": "requeued"}\n[1]\n\xff\n{"time": 0, "event": "end"}\n')
+    path.write_bytes(path.read_bytes() + b'{"time": 0, "event": "requeued"}\n{"time": 0, "event": "end"}\n')
     (run,) = runs_in([tmp_path])
     assert ([event["event"] for event in run.events], run.state) == (["start", "requeued", "end"], "finished")
 

@@ -11,18 +11,18 @@ import pytest
 from helpers.processes import is_running
 from helpers.waiting import wait_until
 
-from clipx.run.launcher_watch import LAUNCHER_PID, find_launcher
+from clipx.run.watchdog import LAUNCHER_PID, find_launcher
 
 RANK = """
 import os, sys, threading, time
 from pathlib import Path
-from clipx.run import abort, launcher_watch
+from clipx.run import process, watchdog
 
 folder = Path(sys.argv[1])
-launcher_watch._POLL_S, abort.WRITE_S = 0.05, 600
-abort.add_reporter(lambda reason, code: (folder / "end").write_text(f"{code} {reason}"))
-launcher_watch.watch_launcher()
-(folder / "pid.partial").write_text(f"{os.getpid()} {launcher_watch.find_launcher()} {threading.active_count()}")
+watchdog._POLL_S, process.WRITE_S = 0.05, 600
+process.add_reporter(lambda reason, code: (folder / "end").write_text(f"{code} {reason}"))
+watchdog.watch_launcher()
+(folder / "pid.partial").write_text(f"{os.getpid()} {watchdog.find_launcher()} {threading.active_count()}")
 (folder / "pid.partial").rename(folder / "pid")
 time.sleep(600)
 """

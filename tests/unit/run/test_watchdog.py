@@ -14,21 +14,21 @@ import pytest
 from helpers.waiting import wait_until
 
 from clipx.errors import Exit
-from clipx.run.abort import WRITE_S
+from clipx.run.process import WRITE_S
 from clipx.run.watchdog import Watchdog
 
 SCRIPT = """
 import ctypes, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from clipx.run import abort, watchdog as module
+from clipx.run import process, watchdog as module
 from clipx.run.watchdog import Watchdog
 
 timeout_s, fault = float(sys.argv[3]), sys.argv[2]
 now = 0.0  # the watchdog's clock, so that its thread may come late
 module.time = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
 module.WRITE_S = 1.0 if fault == "lock" else 600.0  # time of the timer in C after the thread's
-abort.WRITE_S = 1.0 if fault == "event" else 600.0
+process.WRITE_S = 1.0 if fault == "event" else 600.0
 
 def waits_for_a_file():
     global now
