@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.checkpoint.copies import HostCopies, HostMemory
-from clipx.checkpoint.format import PAGE, write_file
+from clipx.checkpoint.format import write_file
 from clipx.checkpoint.pace import Pace
 from clipx.checkpoint.tensors import ROW_STARTS, RankRows
 from clipx.config.lazy_torch import torch
@@ -98,9 +98,9 @@ class StagingBuffer:
 
 
 def _encode_header(header: Mapping[str, Any]) -> bytes:
-    """Encodes a safetensors header: the length in 8 bytes, then JSON, padded with spaces so that data begins a page."""
+    """Encodes a safetensors header: the length in 8 bytes, then JSON, padded with spaces to a multiple of 8."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(8 + len(text)) % PAGE)
+    text += b" " * (-(8 + len(text)) % 8)
     return len(text).to_bytes(8, "little") + text
 
 
