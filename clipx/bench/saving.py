@@ -176,7 +176,7 @@ def _copy(sources: list[Tensor], targets: list[Tensor]) -> Wait:
 def _clipx(saver: AsyncWriter, saved: threading.Event, tensors: dict[str, Tensor]) -> Wait:
     saved.clear()
     saver.save(1, tensors, {}, until_update=tensors)
-    return saved.wait  # saver.wait() would end the pace of writing
+    return saved.wait
 
 
 def _torch_save(tensors: dict[str, Tensor], path: Path) -> Wait:

@@ -59,9 +59,6 @@ class PinnedMemory(HostMemory):
 class HostCopies:
     """Copies from the CPU: they are done when `copy` returns."""
 
-    writer_share = 0.1
-    """Share of a core that writing may take while training continues, which computes on the same cores."""
-
     def allocate(self, size: int) -> HostMemory:
         """Returns memory that tensors are copied to fast."""
         return HostMemory(size)
@@ -101,8 +98,6 @@ class HostCopies:
 
 class CudaCopies(HostCopies):
     """Copies from a CUDA device, by its copy engine: the host does not wait, and the device computes meanwhile."""
-
-    writer_share = 1.0
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -22,14 +22,12 @@ import logging
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.pace import Pace
 from clipx.checkpoint.records import MANIFEST, STATE, TENSORS, DamagedCheckpoint, read_manifest, read_state
 from clipx.checkpoint.resume import is_checkpoint, step_folder, step_of
 from clipx.checkpoint.tensors import CheckpointTensors, RankRows, kind_of, slice_rows
@@ -39,7 +37,7 @@ from clipx.errors import CheckpointError
 from clipx.storage.safe_json import read_regular
 
 _REQUIRED = (TENSORS, STATE)
-_WRITE_BYTES = 4 << 20  # 3 ms of hashing between two pauses
+_WRITE_BYTES = 4 << 20  # hashed while they are in the processor's cache
 
 log = logging.getLogger(__name__)
 
@@ -223,10 +221,10 @@ def commit(temporary: Path, final: Path, hashes: dict[str, str]) -> None:
         discard(old)
 
 
-def write_file(path: Path, contents: list[bytes | memoryview], pace: Pace | None = None) -> str:
+def write_file(path: Path, contents: list[bytes | memoryview]) -> str:
     """Writes and syncs a new file. Returns its SHA-256. Releases the GIL while hashing and writing.
 
-    Each chunk is hashed when it is written, so that the file is not read again. `pace`: paused after each chunk.
+    Each chunk is hashed when it is written, so that the file is not read again.
     """
     digest = hashlib.sha256()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -234,12 +232,9 @@ def write_file(path: Path, contents: list[bytes | memoryview], pace: Pace | None
         for content in contents:
             view = memoryview(content)
             while view:
-                began = time.thread_time()
                 written = os.write(fd, view[:_WRITE_BYTES])
                 digest.update(view[:written])
                 view = view[written:]
-                if pace is not None:
-                    pace.pause(time.thread_time() - began)
         os.fsync(fd)
     finally:
         os.close(fd)
