@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from clipx.config.lazy_torch import torch
 
@@ -14,10 +12,6 @@ log = logging.getLogger(__name__)
 
 Pairs = Sequence[tuple["torch.Tensor", "torch.Tensor"]]
 """(target, source) of copies. The targets are contiguous."""
-
-# Bytes that a thread copies at a time. These threads synchronize once, torch's threads after each tensor: with other
-# work on the cores 1.8 GB took 0.3 s, and 1 to 3 s with torch.
-_BLOCK = 8 << 20
 
 
 class HostMemory:
@@ -69,25 +63,8 @@ class HostCopies:
         `now`: their sources may change by any later work. `until_update`: they change only by work that is queued after
         the next `hold_updates`.
         """
-        blocks: list[tuple[int, int, int]] = []
         for target, source in (*now, *until_update):
-            if source.is_contiguous() and source.device.type == "cpu":
-                to, of, size = target.data_ptr(), source.data_ptr(), source.nbytes
-                blocks += [(to + at, of + at, min(_BLOCK, size - at)) for at in range(0, size, _BLOCK)]
-            else:
-                target.copy_(source)
-        rest = iter(blocks)  # each thread takes the next one: a future for each block costs a tenth of the copy
-
-        def copy_rest() -> None:
-            for block in rest:
-                ctypes.memmove(*block)
-
-        number = torch.get_num_threads()
-        with ThreadPoolExecutor(number) as threads:
-            others = [threads.submit(copy_rest) for _ in range(number - 1)]
-            copy_rest()
-            for other in others:
-                other.result()
+            target.copy_(source)
 
     def hold_updates(self) -> None:
         """Makes work that is queued from now on start after the copies. The host does not wait."""
@@ -108,13 +85,11 @@ class CudaCopies(HostCopies):
         return PinnedMemory(size)
 
     def copy(self, now: Pairs, until_update: Pairs) -> None:
-        on_host = [pair for pair in (*now, *until_update) if pair[1].device.type == "cpu"]
-        super().copy(on_host, [])  # at once
-        for target, source in _on_device(now):
+        for target, source in now:  # a source on the host is copied at once
             target.copy_(source, non_blocking=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for target, source in _on_device(until_update):
+            for target, source in until_update:
                 target.copy_(source, non_blocking=True)
         self._done.record(self._stream)
 
@@ -123,10 +98,6 @@ class CudaCopies(HostCopies):
 
     def synchronize(self) -> None:
         self._done.synchronize()
-
-
-def _on_device(pairs: Pairs) -> Pairs:
-    return [pair for pair in pairs if pair[1].device.type != "cpu"]
 
 
 def copies_from(device: torch.device) -> HostCopies:
