@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.checkpoint.copies import copies_from
 from clipx.checkpoint.format import CheckpointDir, commit, find_damage, write_file
-from clipx.checkpoint.pace import Pace
 from clipx.checkpoint.records import STATE, TENSORS, DamagedCheckpoint
 from clipx.checkpoint.resume import step_folder, step_of
 from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
@@ -56,7 +55,6 @@ class _Save:
 
     info: CheckpointInfo
     started: float
-    pace: Pace
     state: bytes | None = None  # on rank 0
     sharded: bool = False  # this rank has rows to write
     failure: _Failure | None = None  # of staging
@@ -94,8 +92,6 @@ class AsyncWriter:
         # A separate process group: training issues collectives at the same time, whose order must not change.
         self._group: Any = dist.new_group(backend="gloo", timeout=_GATHER_TIMEOUT) if comm.world > 1 else None
         self._pending: Future[_Failure | None] | None = None
-        self._pace = Pace(1.0, 0)  # of the last save
-        self._last = time.perf_counter()  # start of the last save, or of the run
         self._reserved: Future[None] | None = None
         self._failures = 0  # consecutive
         self._failure: _Failure | None = None  # of the last save
@@ -140,15 +136,11 @@ class AsyncWriter:
         self._finish_previous()
         waited = time.perf_counter()
         score = score if score is not None and math.isfinite(score) else None
-        # Within half of the interval of checkpoints, so that frequent ones do not wait for each other.
-        pace = Pace(self._copies.writer_share, (started - self._last) / 2)
-        save = _Save(CheckpointInfo(step, keep, score), started, pace)
-        self._last = started
+        save = _Save(CheckpointInfo(step, keep, score), started)
         if self._comm.is_main:
             save.state = json.dumps({"step": step, "keep": keep, "score": score, "state": state}).encode()
         self._stage(save, tensors, until_update)
         save.stalls = {"waited_s": waited - started, "staged_s": time.perf_counter() - waited}
-        self._pace = pace
         self._pending = self._threads.submit(self._write, save)
         if not self._spec.background:
             self._finish_previous()
@@ -158,7 +150,7 @@ class AsyncWriter:
         self._copies.hold_updates()
 
     def wait(self) -> None:
-        """Waits until all saves are on disk. Ends the pace of writing.
+        """Waits until all saves are on disk.
 
         Raises CheckpointError on all ranks if the last save failed. Collective.
         """
@@ -168,7 +160,6 @@ class AsyncWriter:
 
     def close(self) -> None:
         """Waits for a save in progress and ignores its result."""
-        self._pace.hurry()
         self._threads.shutdown()
         self._pending = None
         self._replicated.release()
@@ -180,7 +171,6 @@ class AsyncWriter:
         """Waits for the previous save and counts failures, which are the same on all ranks."""
         if self._pending is None:
             return
-        self._pace.hurry()
         pending, self._pending = self._pending, None
         self._failure = pending.result()
         self._failures = self._failures + 1 if self._failure else 0
@@ -257,9 +247,9 @@ class AsyncWriter:
         hashes = {}
         if save.sharded:
             name = f"shard.{self._comm.rank + 1:05d}-of-{self._comm.world:05d}.safetensors"
-            hashes[name] = self._sharded.write(folder / name, save.pace)
+            hashes[name] = self._sharded.write(folder / name)
         if save.state is not None:
-            hashes[TENSORS] = self._replicated.write(folder / TENSORS, save.pace)
+            hashes[TENSORS] = self._replicated.write(folder / TENSORS)
             hashes[STATE] = write_file(folder / STATE, [save.state])
         return hashes
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import mmap
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
-from clipx.checkpoint.format import PAGE
 from clipx.config.lazy_torch import torch
 
 log = logging.getLogger(__name__)
@@ -18,22 +13,12 @@ log = logging.getLogger(__name__)
 Pairs = Sequence[tuple["torch.Tensor", "torch.Tensor"]]
 """(target, source) of copies. The targets are contiguous."""
 
-# Bytes that a thread copies at a time. These threads synchronize once, torch's threads after each tensor: with other
-# work on the cores 1.8 GB took 0.3 s, and 1 to 3 s with torch.
-_BLOCK = 8 << 20
-
 
 class HostMemory:
-    """Memory of `size` bytes that begins a page, and whose pages are mapped.
-
-    On the CPU the slow part is not the copy but the first touch of new memory: 1.8 GB took 4.9 s in pages of 4 KiB,
-    0.9 s in huge pages, and 0.26 s each time after that.
-    """
+    """Memory of `size` bytes whose pages are mapped: the first touch of a page takes longer than a copy to it."""
 
     def __init__(self, size: int) -> None:
-        array = np.empty(size + PAGE, np.uint8)  # NumPy requests huge pages from Linux
-        self.tensor = torch.from_numpy(array[-array.ctypes.data % PAGE :][:size])  # aligned for direct writes
-        ctypes.memset(self.tensor.data_ptr(), 0, size)
+        self.tensor = torch.zeros(size, dtype=torch.uint8)
 
     def close(self) -> None:
         """Releases the memory. The tensor and its views must not be used any more."""
@@ -68,9 +53,6 @@ class PinnedMemory(HostMemory):
 class HostCopies:
     """Copies from the CPU: they are done when `copy` returns."""
 
-    writer_share = 0.1
-    """Share of a core that writing may take while training continues, which computes on the same cores."""
-
     def allocate(self, size: int) -> HostMemory:
         """Returns memory that tensors are copied to fast."""
         return HostMemory(size)
@@ -81,25 +63,8 @@ class HostCopies:
         `now`: their sources may change by any later work. `until_update`: they change only by work that is queued after
         the next `hold_updates`.
         """
-        blocks: list[tuple[int, int, int]] = []
         for target, source in (*now, *until_update):
-            if source.is_contiguous() and source.device.type == "cpu":
-                to, of, size = target.data_ptr(), source.data_ptr(), source.nbytes
-                blocks += [(to + at, of + at, min(_BLOCK, size - at)) for at in range(0, size, _BLOCK)]
-            else:
-                target.copy_(source)
-        rest = iter(blocks)  # each thread takes the next one: a future for each block costs a tenth of the copy
-
-        def copy_rest() -> None:
-            for block in rest:
-                ctypes.memmove(*block)
-
-        number = torch.get_num_threads()
-        with ThreadPoolExecutor(number) as threads:
-            others = [threads.submit(copy_rest) for _ in range(number - 1)]
-            copy_rest()
-            for other in others:
-                other.result()
+            target.copy_(source)
 
     def hold_updates(self) -> None:
         """Makes work that is queued from now on start after the copies. The host does not wait."""
@@ -111,8 +76,6 @@ class HostCopies:
 class CudaCopies(HostCopies):
     """Copies from a CUDA device, by its copy engine: the host does not wait, and the device computes meanwhile."""
 
-    writer_share = 1.0
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
@@ -122,13 +85,11 @@ class CudaCopies(HostCopies):
         return PinnedMemory(size)
 
     def copy(self, now: Pairs, until_update: Pairs) -> None:
-        on_host = [pair for pair in (*now, *until_update) if pair[1].device.type == "cpu"]
-        super().copy(on_host, [])  # at once
-        for target, source in _on_device(now):
+        for target, source in now:  # a source on the host is copied at once
             target.copy_(source, non_blocking=True)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for target, source in _on_device(until_update):
+            for target, source in until_update:
                 target.copy_(source, non_blocking=True)
         self._done.record(self._stream)
 
@@ -137,10 +98,6 @@ class CudaCopies(HostCopies):
 
     def synchronize(self) -> None:
         self._done.synchronize()
-
-
-def _on_device(pairs: Pairs) -> Pairs:
-    return [pair for pair in pairs if pair[1].device.type != "cpu"]
 
 
 def copies_from(device: torch.device) -> HostCopies:

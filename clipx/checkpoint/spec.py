@@ -6,7 +6,6 @@ tensors.py        tensors of a checkpoint, read by name from the files of all ra
 copies.py         staging memory and copies into it; those from a GPU run while it computes
 staging.py        layout of that memory as the file that is written from it
 async_writer.py   saving while training continues: one thread of each rank writes, rank 0 commits
-pace.py           pace of writing, so that training is not slowed
 retention.py      selection of the checkpoints to keep
 state.py          conversion of modules and optimizers to named tensors and back
 uploader.py       upload to a URL while training continues

