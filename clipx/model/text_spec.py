@@ -10,7 +10,7 @@ from clipx.config.registry import MISSING, option
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
 from clipx.model.text_end import TextEnd
-from clipx.model.tower_spec import check_checkpointing, check_freezing, check_tower_weights
+from clipx.model.tower_spec import check_checkpointing, check_freezing, check_layers, check_tower_weights
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class ClipTextSpec(TextTowerSpec):
     """Attention heads of each block. At least 1; must divide `width`."""
 
     layers: int = 12
-    """Number of transformer blocks, at least 1."""
+    """Number of transformer blocks, in [1, 1000]."""
 
     mlp_ratio: float = 4.0
     """Hidden width of each block's MLP as a multiple of `width`, above 0."""
@@ -280,6 +280,7 @@ class ClipTextSpec(TextTowerSpec):
         TextTowerSpec.__post_init__(self)
         for name, value in (("width", self.width), ("heads", self.heads), ("layers", self.layers)):
             require(value >= 1, f"model.text.{name}={value} must be at least 1")
+        check_layers("model.text.layers", self.layers)
         require(self.mlp_ratio > 0, f"model.text.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
         require(
             self.width % self.heads == 0,

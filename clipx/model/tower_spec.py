@@ -19,6 +19,8 @@ _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_ove
 # Normalization of the pixels for CLIP, by the keys of model.image.
 _NORMALIZATION = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 
+_MOST_LAYERS = 1000
+
 
 class Projection(StrEnum):
     """Projection of the image features of timm's trunk to the embedding.
@@ -93,7 +95,7 @@ class ImageTowerSpec:
     docs/guides/towers.md."""
 
     head_blocks: int = 0
-    """Number of transformer blocks between the trunk and the projection, at least 0. They are trained above a locked
+    """Number of transformer blocks between the trunk and the projection, in [0, 1000]. They are trained above a locked
     trunk, as in dino.txt (arXiv:2412.16334). The projection then reads the class token and the mean of the patch
     tokens, concatenated. Requires a ViT with a class token, pooled at it. 0: none."""
 
@@ -178,6 +180,9 @@ class ImageTowerSpec:
         check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
         self.lora.check("image", self.lock)
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
+        for name, value in self.options.items():
+            if "depth" in name or "layers" in name:
+                check_layers(f"model.image.options.{name}", value)
         for name, values in self.normalization.items():
             require(len(values) == 3, f"model.image.{name}={values} must have 3 values: one each for R, G and B")
         require(
@@ -246,6 +251,7 @@ class ImageTowerSpec:
     def _check_head_blocks(self) -> None:
         """Checks the options of the blocks above the trunk. Raises ConfigError."""
         require(self.head_blocks >= 0, f"model.image.head_blocks={self.head_blocks} is negative: give 0 for none")
+        check_layers("model.image.head_blocks", self.head_blocks)
         require(
             0 <= self.head_drop_path < 1,
             f"model.image.head_drop_path={self.head_drop_path} must be in [0, 1): 0.3 is that of dino.txt",
@@ -295,7 +301,7 @@ class DecoderSpec:
     """Attention heads of each block. At least 1; must divide the width of the text tower."""
 
     layers: int = 12
-    """Number of layers, each a self-attention block and a cross-attention block, at least 1."""
+    """Number of layers, each a self-attention block and a cross-attention block, in [1, 1000]."""
 
     mlp_ratio: float = 4.0
     """Hidden width of each block's MLP as a multiple of the width, above 0."""
@@ -309,6 +315,7 @@ class DecoderSpec:
         check_checkpointing("decoder", self.checkpointing)
         for name, value in (("heads", self.heads), ("layers", self.layers)):
             require(value >= 1, f"model.decoder.{name}={value} must be at least 1")
+        check_layers("model.decoder.layers", self.layers)
         require(self.mlp_ratio > 0, f"model.decoder.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
 
 
@@ -339,6 +346,15 @@ def check_tower_weights(tower: str, location: str | None) -> None:
         name != "" or location == TIMM,
         f"{key}={location} names no model: give timm:NAME.TAG, or timm for that of model.image.timm",
     )
+
+
+def check_layers(key: str, value: Any) -> None:
+    """Raises ConfigError for more than 1,000 layers, in one number or in a list of stages.
+
+    A layer is built at a time, without its memory: a file of somebody else that names millions would take hours.
+    """
+    numbers = [n for n in (value if isinstance(value, list | tuple) else [value]) if isinstance(n, int | float)]
+    require(sum(numbers) <= _MOST_LAYERS, f"{key}={value} is above the limit of {_MOST_LAYERS:,} layers: give less")
 
 
 def check_checkpointing(tower: str, value: str) -> None:

@@ -1,4 +1,4 @@
-"""Memory of the host: how much is available, and whether the batches and the weights of a run fit into it."""
+"""Memory of the host: how much is available, and whether the batches of a run fit into it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from clipx.data.loader import parts_of, parts_ready
 from clipx.data.views import view_of
@@ -18,11 +16,9 @@ from clipx.trainer.stages import StageSpec
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
-    from clipx.model.spec import ModelSpec
     from clipx.trainer.spec import RunSpec
 
 _PROCESS_BYTES = 16_000_000  # that a loader process does not share with the trainer, measured without data: 19 MB
-_OBJECT_BYTES = 2_500  # of the Python objects of a parameter
 _TOKEN_BYTES = 8
 
 
@@ -96,33 +92,3 @@ def _sample_bytes(spec: RunSpec, image_size: int | None) -> int:
     with torch.device("meta"):
         image = 0 if view.on_device else sum(rows.nbytes for rows in view.allocate(1))
     return image + _TOKEN_BYTES * spec.model.text.context_length * spec.data.captions_per_step
-
-
-def check_weights(spec: ModelSpec, comm: Comm) -> None:
-    """Raises ConfigError if the weights of a model on the CPU exceed the memory that is available to this rank.
-
-    Builds the model without memory, up to the first weight that exceeds it, so the number of layers does not matter.
-    Weights that others replace while it is built count, too. An accelerator's allocator has its own error.
-    """
-    available, count, needed = available_memory(), 0, 0
-    if available is None or comm.device.type != "cpu":
-        return
-    available //= comm.sharing
-
-    def add(_module: nn.Module, _name: str, weight: Tensor | None) -> None:
-        nonlocal count, needed
-        if weight is None:
-            return
-        count += weight.numel()
-        needed += weight.nbytes + _OBJECT_BYTES
-        require(
-            needed <= available,
-            f"model.name={spec.name} has {count:,} weights or more, which do not fit into the {available / 1e9:,.1f} "
-            "GB of memory available to a rank: lower its layers, its widths or the size of its inputs",
-        )
-
-    handle = register_module_parameter_registration_hook(add)
-    try:
-        spec.build(torch.device("meta"), torch.float32)
-    finally:
-        handle.remove()

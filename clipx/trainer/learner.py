@@ -29,7 +29,6 @@ from clipx.teacher.live import Teacher
 from clipx.trainer.compile import CompileSpec
 from clipx.trainer.ema import WeightAverage
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.host_memory import check_weights
 from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
 from clipx.trainer.nonfinite import NonFiniteSteps, Outcome
 from clipx.trainer.rng import TorchRng, seed_all
@@ -95,7 +94,6 @@ class Learner:
         self.precision = self.format.build(comm.device)
         logits = spec.objective.teacher_logits
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches, logits)
-        check_weights(spec.model, comm)
         seed_all(spec.seed)
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
         freeze(self.weights, spec.model)

@@ -1,4 +1,4 @@
-"""Memory of the host: what the system tells of it, and runs whose batches or weights do not fit."""
+"""Memory of the host: what the system tells of it, and runs whose batches do not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.runs import SMALL, VIT, run, small
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, Exit
 from clipx.trainer import host_memory
-from clipx.trainer.host_memory import available_memory, check_batches, check_weights
+from clipx.trainer.host_memory import available_memory, check_batches
 
 GB = 10**9
 SAMPLE = 3 * 48**2 + 8 * 20  # bytes of the pixels and tokens of the model tiny
@@ -174,23 +174,3 @@ def test_a_run_ends_before_any_data_is_opened_or_a_process_started(tmp_path: Pat
     assert done.stderr.startswith("error: data.batch_size=32, data.workers=1 and data.prefetch=1000000000000 take ")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
-
-
-def test_weights_above_the_memory_are_an_error_before_they_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small(tmp_path, *VIT).model
-    on_cpu, on_gpu = (Comm(0, 1, 0, torch.device(kind)) for kind in ("cpu", "cuda"))
-    parameters = list(model.build(torch.device("meta"), torch.float32).parameters())
-    needed = sum(p.nbytes + 2_500 for p in parameters)
-    for size in (None, 2 * needed):  # weights that replace others count, too
-        set_available(monkeypatch, size)
-        check_weights(model, on_cpu)
-    set_available(monkeypatch, needed // 2)
-    check_weights(model, on_gpu)
-    with pytest.raises(ConfigError, match=r"^model\.name=\S+ has [\d,]+ weights or more, which do not fit into the "):
-        check_weights(model, on_cpu)
-    set_available(monkeypatch, 10**7)
-    for option in ("model.text.layers=1000000000", "model.text.width=16777216"):
-        with pytest.raises(ConfigError, match=r"lower its layers, its widths or the size of its inputs$"):
-            check_weights(small(tmp_path, *VIT, option).model, on_cpu)

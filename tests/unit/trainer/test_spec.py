@@ -69,6 +69,11 @@ OUT_OF_RANGE = [
     ((WANDB,), "logger.wandb.mode=silent", "online or offline"),
     ((), "duration=1e400st", "is too long"),
     ((), "log_every=1e400st", "is too long"),
+    # layers are built one by one
+    ((), "+model.image.options.depth=10000000", "is above the limit of 1,000 layers"),
+    ((), "+model.image.options.depths=[3,3,10000000]", "is above the limit of 1,000 layers"),
+    ((), "model.text.layers=10000000", "is above the limit of 1,000 layers"),
+    (("model=coca_tiny",), "model.decoder.layers=10000000", "is above the limit of 1,000 layers"),
 ]
 
 
