@@ -10,7 +10,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from clipx.cli import cli, imports
-from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
@@ -104,7 +103,7 @@ class EmbedSpec:
     """Number format of the stored embeddings: `float16`, `float32` or `float64`."""
 
     image_size: int | None = None
-    """Side of the images in pixels for an image tower of timm alone, in [8, 8192]; its positional embeddings are
+    """Side of the images in pixels for an image tower of timm alone, at least 8; its positional embeddings are
     interpolated. null: the size of its weights. Another model has its own size."""
 
     views: int = 0
@@ -120,7 +119,7 @@ class EmbedSpec:
     """Number of samples per output shard, at least 1. A shard is held in memory until it is written."""
 
     batch_size: int = 256
-    """Number of images or captions embedded at a time, in [1, 65536]."""
+    """Number of images or captions embedded at a time, at least 1."""
 
     retry_s: float = RETRY_S
     """Seconds for which a failed request to the URL `out` is retried before the run ends. 0: a single attempt."""
@@ -147,12 +146,10 @@ class EmbedSpec:
         )
         for key, number in (("samples_per_shard", self.samples_per_shard), ("batch_size", self.batch_size)):
             require(number >= 1, f"{key}={number} must be at least 1")
-        limits.check_limit("batch_size", self.batch_size, limits.EMBEDDED)
         self._check_timm()
         self._check_views()
         # The data of a run, by data=null, may have these options.
         check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, *VIEW_OPTIONS), "embeddings")
-        limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
 
     def _check_timm(self) -> None:
@@ -164,7 +161,6 @@ class EmbedSpec:
         )
         if self.image_size is not None:
             require(self.image_size >= 8, f"image_size={self.image_size} is too small: give at least 8 pixels")
-            limits.check_limit("image_size", self.image_size, limits.PIXELS, "pixels")
             require(
                 webdataset,
                 f"image_size={self.image_size} has no effect with format={self.format}: give format=webdataset and an "

@@ -75,7 +75,7 @@ def evaluate(spec: EvaluateSpec) -> None:
     """Evaluates models, prints tables, and writes JSON and, for several results, a plot. Collective."""
     runs, steps = find_runs(spec)  # before torch is loaded, so that a mistyped path fails immediately
     with imports():
-        from clipx.data.loader import check_workers
+        from clipx.distributed.launch_env import warn_of_few_cores
         from clipx.evaluator.results import report_results
         from clipx.report.console import Screen
         from clipx.weights.candidates import evaluate_runs, evaluate_weights
@@ -84,7 +84,7 @@ def evaluate(spec: EvaluateSpec) -> None:
     screen = Screen(comm.is_main)
     try:
         if spec.data is not None:
-            check_workers(spec.data.loader_processes(comm.sharing), comm)
+            warn_of_few_cores("data.workers", spec.data.loader_processes(comm.sharing), comm.rank)
         found = []
         for suite, one in evaluate_runs(spec, runs, steps, comm) if runs else evaluate_weights(spec, comm):
             found.append((suite, one))

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clipx.config import limits
 from clipx.config.duration import check_cadence
 from clipx.config.registry import option
 from clipx.errors import require
@@ -65,7 +64,7 @@ class CheckpointSpec:
     best. Requires remote."""
 
     sync_timeout_s: float = 600.0
-    """Seconds that the end of the run waits for uploads, above 0 and at most 604800 (a week). After that the run exits
+    """Seconds that the end of the run waits for uploads, above 0. After that the run exits
     with code 74."""
 
     def __post_init__(self) -> None:
@@ -90,7 +89,6 @@ class CheckpointSpec:
             self.sync_timeout_s > 0,
             f"checkpoint.sync_timeout_s={self.sync_timeout_s:g} must be above 0 s: the default is 600",
         )
-        limits.check_limit("checkpoint.sync_timeout_s", self.sync_timeout_s, limits.WEEK_S, "s, a week")
         wanted = {"keep_every": self.keep_every != "none", "best": self.best, "remote": self.remote}
         idle = [key for key, value in wanted.items() if value] if self.every == "none" else []
         require(

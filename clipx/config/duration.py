@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from clipx.errors import ConfigError, require
 
 _LONGEST = 1e15  # in any unit: float64 does not represent all integers above 9e15
-_MOST_MINUTES = 525_600  # a year
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,6 @@ class Cadence:
             return cls(None, text == "end")
         if clock and (found := re.fullmatch(r"(\d+(?:\.\d*)?)min", text)):
             require(float(found[1]) > 0, f"{key}={text} must be above zero: give minutes above zero, end, or none")
-            require(float(found[1]) <= _MOST_MINUTES, f"{key}={text} is too long: give at most {_MOST_MINUTES}min")
             return cls(None, True, 60 * float(found[1]))
         others = f"none, or end{', or minutes as 30min' if clock else ''}"
         period = Duration.parse(text, f"{key} (or {others})").samples(length)

@@ -54,8 +54,7 @@ class BenchmarkSpec(DataSpec):
     """Subfolder with the shards to evaluate on. null: nothing is held out in training, and evaluation reads split."""
 
     retry_s: float = 120.0
-    """Seconds for which a failed read of a remote file is repeated before the run ends, at most 604800 (a week); 0
-    tries once."""
+    """Seconds for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
 
     cache_gb: float = 0.0
     """Size limit of the local cache of whole remote shards, in GB. 0: no cache, samples are read by range requests."""

@@ -86,8 +86,7 @@ class HfSpec(DataSpec):
     """Number of samples in each tar, which are then not indexed at the start: see data=webdataset. null: as there."""
 
     retry_s: float = 120.0
-    """Seconds for which a failed read of a remote file is repeated before the run ends, at most 604800 (a week); 0
-    tries once."""
+    """Seconds for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
 
     cache_gb: float = 0.0
     """Size limit of the local cache of row groups or whole remote tars, in GB. 0: as in data=parquet and

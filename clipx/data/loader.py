@@ -23,8 +23,6 @@ from clipx.data.shared_memory import shared_rows
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.transform import Crop
 from clipx.data.views import Crops, ImageView, View
-from clipx.distributed.comm import Comm
-from clipx.distributed.launch_env import check_cores
 from clipx.errors import DataError
 from clipx.model.packer import ImagePacker, TextPacker
 from clipx.model.tokenizer import Tokenizer
@@ -276,11 +274,6 @@ def parts_ready(parts: int, workers: int, prefetch: int) -> int:
     It is `prefetch`, or more if all processes together would otherwise keep less than `prefetch` batches.
     """
     return max(prefetch, -(-prefetch * parts // workers)) if workers else prefetch
-
-
-def check_workers(workers: int, comm: Comm) -> None:
-    """Checks the number of loader processes against the cores of this rank: see check_cores. Raises ConfigError."""
-    check_cores("data.workers", workers, comm.is_main)
 
 
 def train_loader(

@@ -53,8 +53,7 @@ class ParquetSpec(DataSpec):
     labels."""
 
     retry_s: float = 120.0
-    """Seconds for which a failed read of a remote file is repeated before the run ends, at most 604800 (a week); 0
-    tries once."""
+    """Seconds for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
 
     cache_gb: float = 0.0
     """Size limit of the local cache of row groups, in GB. Must hold the row groups of three shuffle windows. 0: no

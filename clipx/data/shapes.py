@@ -16,7 +16,6 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
-from clipx.config import limits
 from clipx.config.registry import option
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample
@@ -117,8 +116,6 @@ class ShapesSpec(DataSpec):
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         require(self.samples >= 2, f"data.samples={self.samples} must be at least 2")
-        for name, count in (("samples", self.samples), ("held_out_samples", self.held_out_samples)):
-            limits.check_limit(f"data.{name}", count, 10**7, "drawn images")
         require(self.held_out_samples >= 1, f"data.held_out_samples={self.held_out_samples} must be at least 1")
         require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must be in [16, 512]")
 

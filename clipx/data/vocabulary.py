@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config import limits
 from clipx.config.registry import option
 from clipx.data.bad_samples import check_bad_share
 from clipx.data.class_names import fill
@@ -50,7 +49,7 @@ class VocabularySpec:
     """Data whose training captions, class names and templates are read. Required."""
 
     size: int = 64
-    """Largest number of tokens, in [4, 16777216]: padding, end and unknown token, and the most frequent words. Words
+    """Largest number of tokens, at least 4: padding, end and unknown token, and the most frequent words. Words
     of equal frequency are sorted alphabetically."""
 
     out: str = "words.json"
@@ -61,7 +60,6 @@ class VocabularySpec:
 
     def __post_init__(self) -> None:
         require(self.size > len(SPECIAL), f"size={self.size} must be at least 4: three special tokens and one word")
-        limits.check_limit("size", self.size, limits.VOCABULARY, "tokens")
         require(self.out.endswith(".json"), f"out={self.out} must be a file name that ends in .json")
         check_path("out", self.out)
         check_effect(self.data, _UNUSED, "the words of captions")

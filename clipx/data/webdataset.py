@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
-from clipx.config import limits
 from clipx.config.registry import option
 from clipx.data.selection.expression import Condition
 from clipx.data.shards.cache import Access, check_access
@@ -73,8 +72,7 @@ class WebDatasetSpec(DataSpec):
     unknown."""
 
     retry_s: float = 120.0
-    """Seconds for which a failed read of a remote shard is repeated before the run ends, at most 604800 (a week); 0
-    tries once."""
+    """Seconds for which a failed read of a remote shard is repeated before the run ends; 0 tries once."""
 
     cache_gb: float = 0.0
     """Size limit of the local cache of whole remote shards, in GB. Must hold the shards of a shuffle window, of three
@@ -125,7 +123,6 @@ class WebDatasetSpec(DataSpec):
         require(self.read in _READ, f"data.read={self.read} must be one of {', '.join(_READ)}")
         if self.samples_per_shard is not None:
             require(self.samples_per_shard >= 1, f"data.samples_per_shard={self.samples_per_shard} must be at least 1")
-            limits.check_limit("data.samples_per_shard", self.samples_per_shard, limits.SHARD, "samples")
             require(
                 self.manifest is None,
                 f"data.samples_per_shard={self.samples_per_shard} has no effect with data.manifest={self.manifest}: "

@@ -20,7 +20,6 @@ from clipx.errors import ConfigError, require
 _PORTS = range(15_000, 30_000)  # below the ephemeral ports of operating systems
 _DEFAULT_PORT = 29_500  # torch's default, for processes of one host without a job number
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0  # SLURM step numbers from here on: batch script, shell of an allocation
-_MOST_PER_CORE = 16  # processes or threads; for reads from slow storage a few for each core are useful
 _LOCALHOST = "127.0.0.1"
 
 
@@ -157,15 +156,11 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def check_cores(key: str, number: int, warn: bool) -> None:
-    """Checks a number of processes or threads of this process against the cores that it may use.
-
-    Logs a warning for more than one for each core, if `warn` is set. Raises ConfigError for more than 16.
-    """
+def warn_of_few_cores(key: str, number: int, rank: int = 0) -> None:
+    """Logs a warning on rank 0 for more processes or threads of this process than cores that it may use."""
     have = cores()
-    there = f"{key}={number} is more than the {have} cores that this process may use"
-    require(number <= _MOST_PER_CORE * have, f"{there}: give {have}, and at most {_MOST_PER_CORE * have}")
-    if warn and number > max(have, 2):  # the least that data.workers=auto chooses
+    if rank == 0 and number > max(have, 2):  # the least that data.workers=auto chooses
+        there = f"{key}={number} is more than the {have} cores that this process may use"
         log.warning("%s: they wait for each other, give %d", there, have)
 
 

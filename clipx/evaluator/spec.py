@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config import limits
 from clipx.config.duration import check_cadence
 from clipx.config.names import check_metric_part
 from clipx.config.registry import MISSING
@@ -59,7 +58,7 @@ class EvaluatorSpec:
     the end of training; end: at the end only; none: never."""
 
     batch_size: int = 256
-    """Number of images or texts embedded in one forward pass on each rank, in [1, 65536]."""
+    """Number of images or texts embedded in one forward pass on each rank, at least 1."""
 
     held_out: bool = True
     """Whether to evaluate the held-out samples of the run's data. false needs at least one set in sets."""
@@ -72,7 +71,6 @@ class EvaluatorSpec:
         key = f"evaluator.{self.kind}"
         check_cadence(self.every, f"{key}.every")
         require(self.batch_size >= 1, f"{key}.batch_size={self.batch_size} must be at least 1")
-        limits.check_limit(f"{key}.batch_size", self.batch_size, limits.EMBEDDED)
         require(
             self.held_out or bool(self.sets),
             f"{key}.held_out=false leaves nothing to evaluate: add a set with +data@{key}.sets.NAME=OPTION",

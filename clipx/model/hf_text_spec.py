@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.errors import require
 from clipx.model.text_spec import Pool, TextTowerSpec
@@ -53,7 +52,6 @@ class HfTextSpec(TextTowerSpec):
         check_url("model.text.source", self.source)
         if self.tokenizer is not None:
             check_url("model.text.tokenizer", self.tokenizer)
-        limits.check_tower_options("model.text.options", self.options)
         for name, token in (("end_id", self.end_id), ("pad_id", self.pad_id)):
             require(token is None or token >= 0, f"model.text.{name}={token} must be at least 0")
         require(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from clipx.config import limits
 from clipx.errors import require
 
 
@@ -45,7 +44,6 @@ class LoraSpec:
         """Raises ConfigError for values out of range or without effect. `lock`: that of the tower."""
         key = f"model.{tower}.lora"
         require(self.rank >= 0, f"{key}.rank={self.rank} must be at least 0: 8 is usual, 0 disables adapters")
-        limits.check_limit(f"{key}.rank", self.rank, limits.WIDTH)
         for name in () if self.rank else (f.name for f in fields(self)):
             value = getattr(self, name)
             require(

@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 import clipx.model.hf_text_spec  # noqa: F401  # registers its option
-from clipx.config import limits
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING, option
@@ -247,7 +246,7 @@ class ClipSpec(ModelSpec):
     """Kind of model: CLIP."""
 
     embed_dim: int = 512
-    """Dimension of the image and text embeddings, in [1, 65536]."""
+    """Dimension of the image and text embeddings, at least 1."""
 
     quick_gelu: bool = False
     """Replaces GELU by QuickGELU, x·sigmoid(1.702x), in the text tower and in ViT image towers. OpenAI's weights were
@@ -256,7 +255,6 @@ class ClipSpec(ModelSpec):
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(self.embed_dim >= 1, f"model.embed_dim={self.embed_dim} must be at least 1")
-        limits.check_limit("model.embed_dim", self.embed_dim, limits.WIDTH)
         self.text.check_model(self.embed_dim, self.quick_gelu)
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CLIP:
@@ -282,7 +280,7 @@ class CoCaSpec(ClipSpec):
     """Kind of model: CoCa."""
 
     queries: int = 256
-    """Number of learned queries that pool the tokens of an image, in [2, 65536]: the first query gives the embedding,
+    """Number of learned queries that pool the tokens of an image, at least 2: the first query gives the embedding,
     the decoder reads the others."""
 
     pool_heads: int = 8
@@ -296,7 +294,6 @@ class CoCaSpec(ClipSpec):
     def __post_init__(self) -> None:
         ClipSpec.__post_init__(self)
         require(self.queries >= 2, f"model.queries={self.queries} must be at least 2: the decoder reads all but one")
-        limits.check_limit("model.queries", self.queries, limits.TOKENS)
         text = self.text
         if not isinstance(text, ClipTextSpec):
             raise ConfigError(

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
-from clipx.model.tower_spec import check_checkpointing, check_freezing, check_tower_weights
+from clipx.model.tower_spec import check_checkpointing, check_freezing, check_layers, check_tower_weights
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class TextTowerSpec:
     any of these. null: random initialization. Excludes model.weights. See docs/guides/towers.md."""
 
     context_length: int = 77
-    """Number of tokens per text, start and end tokens included, in [3, 65536]. Longer texts are truncated."""
+    """Number of tokens per text, start and end tokens included, at least 3. Longer texts are truncated."""
 
     pool: Pool = Pool.end
     """Pooling of the tokens' features: end (the end token), last (the last position of the context, padding or not;
@@ -182,7 +181,6 @@ class TextTowerSpec:
             self.context_length >= 3,
             f"model.text.context_length={self.context_length} must be at least 3: start token, one token, end token",
         )
-        limits.check_limit("model.text.context_length", self.context_length, limits.TOKENS, "tokens")
 
     @property
     def kept_positions(self) -> int | None:
@@ -221,7 +219,7 @@ class ClipTextSpec(TextTowerSpec):
     """Kind of text tower: clipx's own transformer."""
 
     width: int = 512
-    """Dimension of the token features, in [1, 65536] and a multiple of `heads`."""
+    """Dimension of the token features, at least 1 and a multiple of `heads`."""
 
     heads: int = 8
     """Attention heads of each block. At least 1; must divide `width`."""
@@ -230,7 +228,7 @@ class ClipTextSpec(TextTowerSpec):
     """Number of transformer blocks, in [1, 1000]."""
 
     mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP as a multiple of `width`, above 0 and at most 256."""
+    """Hidden width of each block's MLP as a multiple of `width`, above 0."""
 
     causal: bool = True
     """Causal attention: a token attends to itself and to earlier tokens. false: it attends to all tokens of the text,
@@ -256,7 +254,7 @@ class ClipTextSpec(TextTowerSpec):
     """Normalization: layer (LayerNorm) or rms (RMSNorm, arXiv:1910.07467)."""
 
     norm_eps: float = 1e-5
-    """Epsilon of the norms, above 0 and at most 1."""
+    """Epsilon of the norms, above 0."""
 
     mlp: Mlp = Mlp.gelu
     """MLP of the blocks: gelu (two linear layers), or swiglu (gated, arXiv:2002.05202, with three matrices: with an
@@ -274,15 +272,15 @@ class ClipTextSpec(TextTowerSpec):
     hf-hub:ORG/NAME of a repository that has one."""
 
     vocabulary: int = CLIP_VOCABULARY
-    """Number of rows of the token embedding, in [2, 16777216] and at least the number of tokens of the tokenizer. Must
+    """Number of rows of the token embedding, at least 2 and at least the number of tokens of the tokenizer. Must
     be 49408 with tokenizer=clip."""
 
     def __post_init__(self) -> None:
         TextTowerSpec.__post_init__(self)
         for name, value in (("width", self.width), ("heads", self.heads), ("layers", self.layers)):
             require(value >= 1, f"model.text.{name}={value} must be at least 1")
+        check_layers("model.text.layers", self.layers)
         require(self.mlp_ratio > 0, f"model.text.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
-        self._check_limits()
         require(
             self.width % self.heads == 0,
             f"model.text.width={self.width} is not divisible by model.text.heads={self.heads}: "
@@ -328,19 +326,6 @@ class ClipTextSpec(TextTowerSpec):
             f"model.text.projection_bias=true has no effect with model.text.projection={self.projection}: remove it",
         )
         self._check_tokenizer()
-
-    def _check_limits(self) -> None:
-        for name, value, limit, unit in (
-            ("width", self.width, limits.WIDTH, ""),
-            ("layers", self.layers, limits.LAYERS, ""),
-            ("mlp_ratio", self.mlp_ratio, limits.MLP_RATIO, ""),
-            ("norm_eps", self.norm_eps, 1.0, ""),
-            ("vocabulary", self.vocabulary, limits.VOCABULARY, "tokens"),
-        ):
-            limits.check_limit(f"model.text.{name}", value, limit, unit)
-        limits.check_parameters(
-            "model.text.width", self.layers, self.width, self.mlp_ratio, further=self.vocabulary * self.width
-        )
 
     def _check_tokenizer(self) -> None:
         check_url("model.text.tokenizer", self.tokenizer)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
-from clipx.config import limits
 from clipx.config.messages import missing_value
 from clipx.errors import ConfigError, require
 from clipx.model.lora_spec import LoraSpec
@@ -19,6 +18,8 @@ _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_ove
 
 # Normalization of the pixels for CLIP, by the keys of model.image.
 _NORMALIZATION = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
+
+_MOST_LAYERS = 1000
 
 
 class Projection(StrEnum):
@@ -58,12 +59,12 @@ class ImageTowerSpec:
     """Name of a timm architecture, from timm.list_models(). Required without features, excludes features."""
 
     features: int | None = None
-    """Number of stored features of each sample, which the tower reads in place of an image, in [1, 65536]. It then has
+    """Number of stored features of each sample, which the tower reads in place of an image, at least 1. It then has
     a projection only, linear or none, and no other option of the image tower may be set. null: the tower reads
     images."""
 
     size: int = 224
-    """Side of the square input images in pixels, in [8, 8192]. A ViT needs a multiple of its patch size."""
+    """Side of the square input images in pixels, at least 8. A ViT needs a multiple of its patch size."""
 
     native: bool = False
     """Images keep their aspect ratio (NaFlex, arXiv:2502.14786): each is resized to at most max_tokens patches, and
@@ -179,8 +180,9 @@ class ImageTowerSpec:
         check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
         self.lora.check("image", self.lock)
         require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
-        limits.check_limit("model.image.size", self.size, limits.PIXELS, "pixels")
-        limits.check_tower_options("model.image.options", self.options)
+        for name, value in self.options.items():
+            if "depth" in name or "layers" in name:
+                check_layers(f"model.image.options.{name}", value)
         for name, values in self.normalization.items():
             require(len(values) == 3, f"model.image.{name}={values} must have 3 values: one each for R, G and B")
         require(
@@ -204,8 +206,8 @@ class ImageTowerSpec:
             )
             return
         require(
-            1 <= self.max_tokens < limits.TOKENS,
-            f"model.image.max_tokens={self.max_tokens} must be in [1, {limits.TOKENS - 1}]: 256 is usual",
+            1 <= self.max_tokens < 2**16,  # patches stores it in two bytes
+            f"model.image.max_tokens={self.max_tokens} must be in [1, 65535]: 256 is usual",
         )
         require(
             self.architecture.startswith("naflexvit_"),
@@ -248,8 +250,8 @@ class ImageTowerSpec:
 
     def _check_head_blocks(self) -> None:
         """Checks the options of the blocks above the trunk. Raises ConfigError."""
-        limits.check_limit("model.image.head_blocks", self.head_blocks, limits.LAYERS)
         require(self.head_blocks >= 0, f"model.image.head_blocks={self.head_blocks} is negative: give 0 for none")
+        check_layers("model.image.head_blocks", self.head_blocks)
         require(
             0 <= self.head_drop_path < 1,
             f"model.image.head_drop_path={self.head_drop_path} must be in [0, 1): 0.3 is that of dino.txt",
@@ -272,7 +274,6 @@ class ImageTowerSpec:
             return
         key = f"model.image.features={self.features}"
         require(self.features >= 1, f"{key} must be at least 1")
-        limits.check_limit("model.image.features", self.features, limits.WIDTH)
         require(
             self.projection is not Projection.head,
             f"model.image.projection=head is timm's classifier, which {key} does not have: choose linear or none",
@@ -303,7 +304,7 @@ class DecoderSpec:
     """Number of layers, each a self-attention block and a cross-attention block, in [1, 1000]."""
 
     mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP as a multiple of the width, above 0 and at most 256."""
+    """Hidden width of each block's MLP as a multiple of the width, above 0."""
 
     checkpointing: str = "none"
     """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
@@ -314,8 +315,7 @@ class DecoderSpec:
         check_checkpointing("decoder", self.checkpointing)
         for name, value in (("heads", self.heads), ("layers", self.layers)):
             require(value >= 1, f"model.decoder.{name}={value} must be at least 1")
-        limits.check_limit("model.decoder.layers", self.layers, limits.LAYERS)
-        limits.check_limit("model.decoder.mlp_ratio", self.mlp_ratio, limits.MLP_RATIO)
+        check_layers("model.decoder.layers", self.layers)
         require(self.mlp_ratio > 0, f"model.decoder.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
 
 
@@ -346,6 +346,15 @@ def check_tower_weights(tower: str, location: str | None) -> None:
         name != "" or location == TIMM,
         f"{key}={location} names no model: give timm:NAME.TAG, or timm for that of model.image.timm",
     )
+
+
+def check_layers(key: str, value: Any) -> None:
+    """Raises ConfigError for more than 1,000 layers, in one number or in a list of stages.
+
+    A layer is built at a time, without its memory: a file of somebody else that names millions would take hours.
+    """
+    numbers = [n for n in (value if isinstance(value, list | tuple) else [value]) if isinstance(n, int | float)]
+    require(sum(numbers) <= _MOST_LAYERS, f"{key}={value} is above the limit of {_MOST_LAYERS:,} layers: give less")
 
 
 def check_checkpointing(tower: str, value: str) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
@@ -15,7 +14,6 @@ from clipx.errors import require
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.url import check_folder_url
 
-_MOST_CLUSTERS = 1 << 20
 _MOST_BITS = 16  # of 64: pictures with more differences have nothing in common
 
 
@@ -88,13 +86,13 @@ class ScoreSpec:
     """Largest number of differing bits, of 64, in the perceptual hashes of near duplicates, in [0, 16]."""
 
     clusters: int = 100
-    """Number of clusters of the score `semantic`, in [1, 1048576]. Pairs are compared within a cluster."""
+    """Number of clusters of the score `semantic`, at least 1. Pairs are compared within a cluster."""
 
     samples_per_part: int = 100_000
-    """Number of samples of a part, in [1, 16777216]. A part is held in memory until it is written."""
+    """Number of samples of a part, at least 1. A part is held in memory until it is written."""
 
     batch_size: int = 256
-    """Number of images or captions embedded at a time, in [1, 65536]."""
+    """Number of images or captions embedded at a time, at least 1."""
 
     retry_s: float = RETRY_S
     """Seconds for which a failed request to the URL `out` is retried before the command ends. 0: a single attempt."""
@@ -115,16 +113,10 @@ class ScoreSpec:
         require(bool(self.scores), f"scores=[] is empty: give some of {', '.join(Score)}")
         require(len({*self.scores}) == len(self.scores), f"scores=[{','.join(self.scores)}] repeats a score: remove it")
         self._check_effects()
-        for key, value, limit in (
-            ("clusters", self.clusters, _MOST_CLUSTERS),
-            ("samples_per_part", self.samples_per_part, limits.BATCH),
-            ("batch_size", self.batch_size, limits.EMBEDDED),
-        ):
-            require(value >= 1, f"{key}={value} must be at least 1")
-            limits.check_limit(key, value, limit)
+        for key in ("clusters", "samples_per_part", "batch_size"):
+            require(getattr(self, key) >= 1, f"{key}={getattr(self, key)} must be at least 1")
         require(self.seed >= 0, f"seed={self.seed} is negative: give 0 or more")
         require(0 <= self.near_bits <= _MOST_BITS, f"near_bits={self.near_bits} must be in [0, {_MOST_BITS}]")
-        limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
         require(self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 for a single attempt, or more seconds")
         check_effect(self.data, (*SAMPLING_OPTIONS, *VIEW_OPTIONS), "scores")
 

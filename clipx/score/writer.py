@@ -28,12 +28,12 @@ from torch import Tensor
 
 from clipx.config.saved import to_dict
 from clipx.data.balance import entry_counts
-from clipx.data.loader import check_workers
 from clipx.data.selection.files import INDEXED
 from clipx.data.source import Source, whole_index
 from clipx.data.spec import DataSpec, exchange_captions, open_on_all_ranks
 from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
+from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.distributed.parts import check_plan, locked, write_missing
 from clipx.errors import DataError
 from clipx.model.clip import CLIP
@@ -109,7 +109,7 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
     Raises ConfigError if `spec.out` holds scores with another plan, DataError if no sample is usable.
     """
     workers = data.loader_processes(comm.sharing)
-    check_workers(workers, comm)
+    warn_of_few_cores("data.workers", workers, comm.rank)
     entries = None if spec.entries is None else read_entries(spec.entries)
     encoder, described = _encoder(spec, data, comm)
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, spec.seed)

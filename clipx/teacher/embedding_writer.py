@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from clipx.config.saved import to_dict
-from clipx.data.loader import EvalBatch, check_workers, eval_batch_loader
+from clipx.data.loader import EvalBatch, eval_batch_loader
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
 from clipx.data.views import Crops, View, view_of
 from clipx.distributed.comm import Comm
+from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.distributed.parts import check_plan, locked, write_missing
 from clipx.errors import DataError, require
 from clipx.model.clip import CLIP
@@ -49,7 +50,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     too many samples are bad.
     """
     if spec.data is not None:  # else those of the machine on which the run was trained
-        check_workers(spec.data.loader_processes(comm.sharing), comm)
+        warn_of_few_cores("data.workers", spec.data.loader_processes(comm.sharing), comm.rank)
     precision = spec.precision.build(comm.device)
     weights, model_spec, model = _load(spec, comm.device, precision.dtype)
     require(

@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING
 from clipx.data.batch import Batch
 from clipx.data.caption_mask import check_tagger
 from clipx.data.device_decoder import check_device_decoding
-from clipx.data.loader import CaptionDraw, check_workers, parts_of, parts_ready, train_loader
+from clipx.data.loader import CaptionDraw, parts_of, parts_ready, train_loader
 from clipx.data.loader_pool import LoaderPool
-from clipx.data.spec import DataSpec, Decoder
+from clipx.data.spec import Decoder
 from clipx.data.views import view_of
+from clipx.distributed.launch_env import warn_of_few_cores
+from clipx.trainer.host_memory import check_batches
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
+    from clipx.trainer.spec import RunSpec
     from clipx.trainer.trainer import Trainer
 
 
-def check_loading(data: DataSpec, comm: Comm) -> None:
-    """Raises ConfigError if this rank cannot have as many loader processes, its device does not decode images, or a
-    package is missing."""
-    check_workers(data.loader_processes(comm.sharing), comm)
+def check_loading(spec: RunSpec, comm: Comm) -> None:
+    """Raises ConfigError if the batches of this rank do not fit into memory, its device does not decode images, or a
+    package is missing. Logs a warning for more loader processes than cores."""
+    data = spec.data
+    check_batches(spec, comm)
+    warn_of_few_cores("data.workers", data.loader_processes(comm.sharing), comm.rank)
     check_tagger(data.caption_mask)
     if data.decode == Decoder.gpu:
         check_device_decoding(comm.device)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from clipx.config import limits
 from clipx.config.duration import Duration, Length
 from clipx.data.spec import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
@@ -33,7 +32,7 @@ class StageSpec:
     stage, which ends with the run; required in all others."""
 
     image_size: int | None = None
-    """Width and height of the training images in pixels, in [8, 8192]. null: model.image.size. The last stage must
+    """Width and height of the training images in pixels, at least 8. null: model.image.size. The last stage must
     train at model.image.size, at which the run is evaluated."""
 
     batch_size: int | None = None
@@ -89,8 +88,6 @@ def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
     """Checks the values of one stage. Raises ConfigError."""
     size, batch = spec.image_size, spec.batch_size
     require(size is None or size >= 8, f"{key}.image_size={size} is too small: give at least 8 pixels")
-    limits.check_limit(f"{key}.image_size", size or 0, limits.PIXELS, "pixels")
-    limits.check_limit(f"{key}.batch_size", batch or 0, limits.BATCH, "samples")
     require(batch is None or batch >= 2, f"{key}.batch_size={batch} must be at least 2: one sample has no negatives")
     if batch is not None:
         require(

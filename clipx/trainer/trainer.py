@@ -109,7 +109,7 @@ class Trainer:
     def _build_data(self) -> None:
         spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
         check_ranks(spec.stages, spec.data, comm.world)
-        check_loading(spec.data, comm)
+        check_loading(spec, comm)
         pin_normalization(spec, comm)
         self.dataset = open_pinned_data(spec, comm)
         train = self.dataset.train

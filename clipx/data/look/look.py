@@ -13,7 +13,7 @@ from clipx.cli import cli, imports
 from clipx.config.saved import to_dict
 from clipx.data.look.spec import UNUSED, LookSpec
 from clipx.data.spec import Dataset, exchange_captions, non_default_values, open_data, training_order
-from clipx.distributed.launch_env import check_cores
+from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import ConfigError
 from clipx.escape import print_stderr
 from clipx.storage.local import ensure_folder, write_atomically
@@ -266,7 +266,7 @@ def look(spec: LookSpec) -> None:
     """Reads the samples, writes the page, and prints a summary and the findings."""
     if spec.data is None:
         raise ConfigError("data has no value: give the data to look at, e.g. data=shapes")
-    check_cores("data.workers", spec.data.loader_processes(), warn=True)
+    warn_of_few_cores("data.workers", spec.data.loader_processes())
     path = Path(spec.out).expanduser()
     ensure_folder(path.parent, f"the folder of out={spec.out}", "give out in")
     found = LookPage(spec, exchange_captions(open_data(spec.data), spec.data, spec.seed))

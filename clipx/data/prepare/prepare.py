@@ -22,7 +22,7 @@ from clipx.data.prepare.resize import shard_image
 from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.shards.write import ShardSample, run_in_pool, write_samples
 from clipx.data.source import BadRecord, BadSample, Sample, caption_text, without_numbers
-from clipx.distributed.launch_env import check_cores
+from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import ConfigError, DataError, require
 from clipx.escape import escaped, json_text
 from clipx.storage.local import acquire_lock, write_atomically
@@ -112,7 +112,7 @@ def prepare(spec: PrepareSpec) -> None:
     """
     from clipx.report.console import stdout_console
 
-    check_cores("processes", spec.processes, warn=True)
+    warn_of_few_cores("processes", spec.processes)
     raw = open_raw(spec.source, ReadOptions(spec.columns, spec.separator, spec.retry_s))
     shards = raw.shards(spec.samples_per_shard)
     out = Path(spec.out).expanduser()

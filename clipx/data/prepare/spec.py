@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from clipx.config import limits
 from clipx.config.registry import MISSING, option
 from clipx.data.csv import Columns, is_separator
 from clipx.data.shards.index import RETRY_S
@@ -87,7 +86,7 @@ class PrepareSpec:
     dropped without decoding them: a few bytes can decompress to gigabytes."""
 
     processes: int = 0
-    """Number of worker processes, at most 1024 and 16 for each available core. 0: one per available core."""
+    """Number of worker processes. 0: one per available core."""
 
     retry_s: float = RETRY_S
     """Total time for the retries of a read from a remote source, in seconds. 0 disables retries."""
@@ -104,8 +103,6 @@ class PrepareSpec:
             f"size={self.size}, only_shrink={self.only_shrink} and quality={self.quality} have no effect with "
             "resize=no, which stores images unchanged: choose resize=keep_ratio, or drop these options",
         )
-        limits.check_limit("retry_s", self.retry_s, limits.WEEK_S, "s, a week")
-        limits.check_limit("processes", self.processes, limits.WORKERS)
         require(
             self.retry_s >= 0, f"retry_s={self.retry_s} is negative: give 0 to disable retries, or a time in seconds"
         )

@@ -17,7 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
-from clipx.config import limits
 from clipx.errors import ClipxError, DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.failure import error_text
@@ -64,10 +63,8 @@ def _cache_dir(path: str | None) -> Path:
 
 
 def check_access(retry_s: float, cache_gb: float) -> None:
-    """Raises ConfigError if data.retry_s or data.cache_gb is negative or too large."""
+    """Raises ConfigError if data.retry_s or data.cache_gb is negative."""
     require(retry_s >= 0, f"data.retry_s={retry_s} is negative: give 0 to disable retries, or a time in seconds")
-    limits.check_limit("data.retry_s", retry_s, limits.WEEK_S, "s, a week")
-    limits.check_limit("data.cache_gb", cache_gb, limits.GB, "GB")
     require(cache_gb >= 0, f"data.cache_gb={cache_gb} is negative: give 0 to disable the cache, or its limit in GB")
 
 

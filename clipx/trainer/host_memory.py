@@ -1,0 +1,94 @@
+"""Memory of the host: how much is available, and whether the batches of a run fit into it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from clipx.data.loader import parts_of, parts_ready
+from clipx.data.views import view_of
+from clipx.errors import require
+from clipx.trainer.stages import StageSpec
+
+if TYPE_CHECKING:
+    from clipx.distributed.comm import Comm
+    from clipx.trainer.spec import RunSpec
+
+_PROCESS_BYTES = 16_000_000  # that a loader process does not share with the trainer, measured without data: 19 MB
+_TOKEN_BYTES = 8
+
+
+def available_memory(root: str = "/") -> int | None:
+    """Returns the bytes of memory that are available to this process; None if the system does not tell.
+
+    The least of what the machine has and what the control groups of a container or a job allow, versions 1 and 2.
+    Pages of files count as available: the kernel drops them when memory is needed. `root`: of /proc and /sys.
+    """
+    found = list[int]()
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        found.append(1024 * _numbers(Path(root, "proc/meminfo"))["MemAvailable:"])
+    with contextlib.suppress(OSError):
+        for line in Path(root, "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                found += _left(Path(root, "sys/fs/cgroup"), path, ("memory.max", "memory.current"), "")
+            elif "memory" in controllers.split(","):
+                files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+                found += _left(Path(root, "sys/fs/cgroup/memory"), path, files, "total_")
+    return max(0, min(found)) if found else None
+
+
+def _left(mount: Path, path: str, files: tuple[str, str], prefix: str) -> Iterator[int]:
+    """Yields the bytes that a control group and those above it leave. In a container only some of them are visible."""
+    group = mount / path.lstrip("/")
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the limit of most groups is the text "max"
+            limit, used = (int((folder / name).read_text()) for name in files)
+            stat = _numbers(folder / "memory.stat")
+            yield limit - used + stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"]
+
+
+def _numbers(file: Path) -> dict[str, int]:
+    return {name: int(number) for name, number, *_ in map(str.split, file.read_text().splitlines())}
+
+
+def check_batches(spec: RunSpec, comm: Comm) -> None:
+    """Raises ConfigError if the batches of a stage do not fit into the memory that is available to this rank.
+
+    Counts the images and tokens of the batch of a step and of those that loader processes keep ready, and for each
+    process the memory that any has. That is a lower bound: the parts in work, targets, a teacher's inputs, images that
+    the device decodes, evaluations and the model are not counted. Ranks that share cores share the memory.
+    """
+    available, data = available_memory(), spec.data
+    if available is None:
+        return
+    available //= comm.sharing
+    workers = data.loader_processes(comm.sharing)
+    for number, stage in enumerate(spec.stages or [StageSpec()]):
+        batch, key = stage.batch_size or data.batch_size, f"stages.{number}" if stage.batch_size else "data"
+        local = batch // comm.world
+        parts = parts_of(local)
+        samples = local + parts_ready(parts, workers, data.prefetch) * workers * local // parts
+        each = _sample_bytes(spec, stage.image_size)
+        needed = samples * each + workers * _PROCESS_BYTES
+        most = available // each * comm.world
+        fix = f"{key}.batch_size (at most {most:,} with data.workers=0)" if most >= 2 else "the size of an image"
+        require(
+            needed <= available,
+            f"{key}.batch_size={batch}, data.workers={workers} and data.prefetch={data.prefetch} take at least "
+            f"{needed / 1e9:,.1f} GB on a rank ({samples:,} samples of {each:,} bytes, {workers:,} processes of "
+            f"{_PROCESS_BYTES:,}), more than the {available / 1e9:,.1f} GB of memory available: lower data.prefetch, "
+            f"data.workers or {fix}",
+        )
+
+
+def _sample_bytes(spec: RunSpec, image_size: int | None) -> int:
+    """Returns the bytes of the image and the tokens of a sample in a batch. An image that the device decodes has 0."""
+    view = view_of(spec.model.image, spec.data, image_size)
+    with torch.device("meta"):
+        image = 0 if view.on_device else sum(rows.nbytes for rows in view.allocate(1))
+    return image + _TOKEN_BYTES * spec.model.text.context_length * spec.data.captions_per_step

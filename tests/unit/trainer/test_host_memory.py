@@ -1,0 +1,176 @@
+"""Memory of the host: what the system tells of it, and runs whose batches do not fit."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import SMALL, VIT, run, small
+
+from clipx.distributed.comm import Comm
+from clipx.errors import ConfigError, Exit
+from clipx.trainer import host_memory
+from clipx.trainer.host_memory import available_memory, check_batches
+
+GB = 10**9
+SAMPLE = 3 * 48**2 + 8 * 20  # bytes of the pixels and tokens of the model tiny
+
+
+def write(root: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return str(root)
+
+
+def group(folder: str, limit: int | str, used: int, files: int) -> dict[str, str]:
+    """Returns the files of a control group of version 2."""
+    stat = f"anon {used - files}\nactive_file {files}\ninactive_file 0\n"
+    return {
+        f"{folder}/memory.max": f"{limit}\n",
+        f"{folder}/memory.current": f"{used}\n",
+        f"{folder}/memory.stat": stat,
+    }
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:       20000000 kB\nMemAvailable:    8000000 kB\nHugePages_Total:       0\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/meminfo": "MemTotal: 1 kB\n"}, None),
+        ({"proc/meminfo": "unknown\n"}, None),
+        (MEMINFO, 8_192_000_000),
+        ({**MEMINFO, "proc/self/cgroup": "0::/\n"}, 8_192_000_000),
+        ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", "max", GB, 0)}, 8_192_000_000),
+        ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", 4 * GB, 3 * GB, GB)}, 2 * GB),
+        ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", 4 * GB, 5 * GB, 0)}, 0),
+        (
+            {
+                "proc/self/cgroup": "0::/job/step\n",
+                **group("sys/fs/cgroup/job", 6 * GB, GB, 0),
+                **group("sys/fs/cgroup/job/step", "max", GB, 0),
+            },
+            5 * GB,
+        ),
+        (
+            {
+                **MEMINFO,
+                "proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/docker/ab\n",  # a container that sees only its group
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GB}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{2 * GB}\n",
+                "sys/fs/cgroup/memory/memory.stat": f"active_file 7\ntotal_active_file {GB // 2}\ntotal_inactive_file 0\n",
+            },
+            3 * GB // 2,
+        ),
+    ],
+    ids=[
+        "nothing",
+        "old kernel",
+        "another form",
+        "machine",
+        "no limit",
+        "max",
+        "container",
+        "above its limit",
+        "job",
+        "version 1",
+    ],
+)
+def test_the_available_memory_is_the_least_that_the_system_tells(
+    files: dict[str, str], expected: int | None, tmp_path: Path
+) -> None:
+    assert available_memory(write(tmp_path, files)) == expected
+
+
+def test_this_system_tells_its_memory_or_nothing() -> None:
+    found = available_memory()
+    assert found is None or found >= 0
+
+
+def set_available(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
+    monkeypatch.setattr(host_memory, "available_memory", lambda: size)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "sharing", "needed"),
+    [
+        (("data.workers=0", "data.prefetch=7"), 1, 1, 32 * SAMPLE),
+        (("data.workers=0",), 2, 2, 2 * 16 * SAMPLE),  # each rank has half of the memory
+        (("data.workers=3", "data.prefetch=2"), 1, 1, 7 * 32 * SAMPLE + 3 * 16_000_000),
+        # 3 parts of 512 samples, of which each process keeps 2 ready
+        (("data.batch_size=1536", "data.workers=2", "data.prefetch=1"), 1, 1, 7 * 512 * SAMPLE + 2 * 16_000_000),
+        (("data.workers=0", "stages=[{until:2st,batch_size:64},{}]"), 1, 1, 64 * SAMPLE),
+        (("data.workers=0", "data.captions_per_step=3"), 1, 1, 32 * (SAMPLE + 2 * 8 * 20)),
+    ],
+)
+def test_a_batch_that_just_fits_is_accepted_and_a_byte_less_is_an_error(
+    options: tuple[str, ...], ranks: int, sharing: int, needed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = small(tmp_path, "model.text.context_length=20", *options)
+    comm = Comm(0, ranks, 0, torch.device("cpu"), sharing)
+    for size in (None, needed):
+        set_available(monkeypatch, size)
+        check_batches(spec, comm)
+    set_available(monkeypatch, needed - 1)
+    with pytest.raises(ConfigError, match=r"batch_size=\d+, data\.workers=\d and data\.prefetch=\d take at least"):
+        check_batches(spec, comm)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("data.batch_size=99999999",),
+            "data.batch_size=99999999, data.workers=0 and data.prefetch=2 take at least 707.2 GB on a rank (99,999,999 "
+            "samples of 7,072 bytes, 0 processes of 16,000,000), more than the 22.1 GB of memory available: lower "
+            "data.prefetch, data.workers or data.batch_size (at most 3,125,000 with data.workers=0)",
+        ),
+        (("stages=[{until:2st,batch_size:9999999},{}]",), "stages.0.batch_size=9999999, data.workers=0 and"),
+        (("data.workers=100000",), "100,000 processes of 16,000,000), more than the 22.1 GB of memory available"),
+        (("data.workers=1", "data.prefetch=100000000"), "(3,200,000,032 samples of 7,072 bytes, 1 processes"),
+        (("model.image.size=1000000",), "more than the 22.1 GB of memory available: lower data.prefetch, data.workers "
+         "or the size of an image"),
+    ],
+)  # fmt: skip
+def test_batches_above_the_memory_are_an_error_with_the_numbers(
+    options: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_available(monkeypatch, 22_100_000_000)
+    with pytest.raises(ConfigError) as raised:
+        check_batches(small(tmp_path, "model.text.context_length=20", *options), Comm(0, 1, 0, torch.device("cpu")))
+    assert message in str(raised.value)
+
+
+def test_stored_features_and_patches_count_with_their_own_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = (
+        *("model.image.timm=naflexvit_base_patch16_siglip", "model.image.size=224"),
+        *("model.image.native=true", "model.image.max_tokens=9"),
+    )
+    for options, each in ((("model=stored_features", "model.image.features=11"), 44), (native, 10 * 3 * 16**2)):
+        spec = small(tmp_path, *options)
+        needed = 32 * (each + 8 * spec.model.text.context_length)
+        for size, fits in ((needed, True), (needed - 1, False)):
+            set_available(monkeypatch, size)
+            try:
+                check_batches(spec, Comm(0, 1, 0, torch.device("cpu")))
+                assert fits
+            except ConfigError:
+                assert not fits
+
+
+def test_a_run_ends_before_any_data_is_opened_or_a_process_started(tmp_path: Path) -> None:
+    if available_memory() is None:
+        pytest.skip("this system does not tell its memory")
+    words = ("-m", "clipx.train", *SMALL, *VIT, f"run_dir={tmp_path / 'run'}", "name=run")
+    done = run(sys.executable, *words, "data.workers=1", "data.prefetch=1000000000000", check=False)
+    assert done.returncode == Exit.CONFIGURATION
+    assert done.stderr.startswith("error: data.batch_size=32, data.workers=1 and data.prefetch=1000000000000 take ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
