@@ -11,27 +11,24 @@ from clipx.precision.spec import PrecisionSpec
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Data sheet of one device of NVIDIA. Rates are dense TFLOP/s, memory is in GB, bandwidths are GB/s in one
-    direction."""
+    """Data sheet of one device of NVIDIA. Rates are dense TFLOP/s, memory is in GB."""
 
     half: float  # matrix products in bfloat16 and float16
     tf32: float
     fp32: float
     fp64: float
     memory: float
-    within: float  # to the devices of its node: NVLink, or PCIe
-    between: float | None  # to other nodes, its part of the adapters of a DGX; None: there is no DGX with it
 
 
 # The first name that is part of a device's name applies.
 DEVICES = {
-    "B200": Device(2250.0, 1125.0, 75.0, 37.0, 180.0, 900.0, 50.0),
-    "H200": Device(989.0, 494.0, 67.0, 67.0, 141.0, 450.0, 50.0),
-    "H100 PCIe": Device(756.0, 378.0, 51.0, 51.0, 80.0, 64.0, None),
-    "H100": Device(989.0, 494.0, 67.0, 67.0, 80.0, 450.0, 50.0),
-    "A100": Device(312.0, 156.0, 19.5, 19.5, 80.0, 300.0, 25.0),
-    "L40S": Device(362.0, 183.0, 91.6, 1.4, 48.0, 32.0, None),
-    "A10": Device(125.0, 62.5, 31.2, 0.5, 24.0, 32.0, None),
+    "B200": Device(2250.0, 1125.0, 75.0, 37.0, 180.0),
+    "H200": Device(989.0, 494.0, 67.0, 67.0, 141.0),
+    "H100 PCIe": Device(756.0, 378.0, 51.0, 51.0, 80.0),
+    "H100": Device(989.0, 494.0, 67.0, 67.0, 80.0),
+    "A100": Device(312.0, 156.0, 19.5, 19.5, 80.0),
+    "L40S": Device(362.0, 183.0, 91.6, 1.4, 48.0),
+    "A10": Device(125.0, 62.5, 31.2, 0.5, 24.0),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from clipx.config.duration import Duration, Length
 from clipx.distributed.ddp import Compression, DdpSpec
@@ -11,30 +11,41 @@ from clipx.errors import ConfigError, require
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.freeze import frozen_count
-from clipx.plan.alpha_beta import Link
 from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, MemoryModel
 from clipx.plan.spec import PlanSpec
-from clipx.plan.step_time import Machine, Model, Step, step
 from clipx.plan.traffic import StepShape, Traffic, ddp_traffic, fsdp_traffic, objective_traffic
 from clipx.plan.utilisation import Speed, loss_speed, tower_speed
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted time of a run at one speed of the towers."""
+    """Predicted time of a run at one speed of the towers. The network is not included (docs/guides/scaling.md)."""
 
-    step: Step
+    gpus: int
+    batch: int  # global batch
+    towers: float  # seconds of forward and backward of the towers in a step
+    loss: float  # seconds of the pairs that a device scores in a step
     steps: int | None  # number of steps of the run; None if its length is unknown
     price: float | None  # of a GPU-hour
 
     @property
+    def seconds(self) -> float:
+        """Seconds of a step."""
+        return self.towers + self.loss
+
+    @property
+    def rate(self) -> float:
+        """Samples per second of all devices."""
+        return self.batch / self.seconds
+
+    @property
     def hours(self) -> float | None:
-        return None if self.steps is None else self.steps * self.step.seconds / 3600
+        return None if self.steps is None else self.steps * self.seconds / 3600
 
     @property
     def gpu_hours(self) -> float | None:
-        return None if self.hours is None else self.hours * self.step.gpus
+        return None if self.hours is None else self.hours * self.gpus
 
     @property
     def cost(self) -> float | None:
@@ -56,13 +67,7 @@ class Plan:
     largest: int | None  # largest micro-batch that fits on the device
     traffic: Traffic
     speed: Speed
-    slow: Prediction
-    fast: Prediction  # equal to `slow` if the speed is not a range
-
-    @property
-    def predictions(self) -> list[Prediction]:
-        """Predictions that differ, the slow one first."""
-        return [self.slow] if self.slow == self.fast else [self.slow, self.fast]
+    predictions: list[Prediction]  # at the slow and the fast speed of the towers; one if they are equal
 
     @property
     def micro_batch(self) -> int:
@@ -88,19 +93,13 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
     model_memory = MemoryModel(spec)
     limit = 1e9 * (spec.memory_gb - spec.reserve_gb)
     ranks = spec.ranks or _min_ranks(spec, model_memory, limit)
-    _check_ranks(spec, ranks)
+    spec.data.check_ranks(ranks)
     b = spec.data.batch_size // ranks // spec.data.micro_batches
     towers = model_memory.towers(b)
     model, memory = model_memory.dry.model, model_memory.memory(ranks, towers)
     counted, whole = model_memory.dry.flops(spec.tokens), model_memory.dry.flops(spec.model.text.context_length)
     flops, flops_of_whole = (_flops(one, b, spec.data.micro_batches) for one in (counted, whole))
     shape, speed = _step_shape(spec, model, ranks), tower_speed(spec)
-    slow, fast = (
-        Prediction(
-            _step(spec, shape, flops if speed.packed else flops_of_whole, rate), _steps(spec), spec.price_per_gpu_hour
-        )
-        for rate in speed.flops
-    )
     objective = parameter_count(model_memory.objective(ranks, spec.data.batch_size))
     return Plan(
         spec=spec,
@@ -118,8 +117,10 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
         largest=model_memory.largest(ranks, limit) if largest else None,
         traffic=_traffic(spec, shape),
         speed=speed,
-        slow=slow,
-        fast=fast,
+        predictions=[
+            _predict(spec, shape, flops if speed.packed else flops_of_whole, rate)
+            for rate in dict.fromkeys(speed.flops)
+        ],
     )
 
 
@@ -133,14 +134,6 @@ def _min_ranks(spec: PlanSpec, model_memory: MemoryModel, limit: float) -> int:
     raise ConfigError(
         f"ranks=null: no power of two of devices with device_memory_gb={spec.memory_gb:g} holds "
         f"data.batch_size={batch} in data.micro_batches={micro}: raise data.micro_batches, or give ranks"
-    )
-
-
-def _check_ranks(spec: PlanSpec, ranks: int) -> None:
-    spec.data.check_ranks(ranks)
-    require(
-        ranks < spec.gpus_per_node or ranks % spec.gpus_per_node == 0,
-        f"ranks={ranks} must be a multiple of gpus_per_node={spec.gpus_per_node}, or below it",
     )
 
 
@@ -173,18 +166,12 @@ def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
     return (fsdp_traffic if spec.distributed.shards_parameters else ddp_traffic)(shape)
 
 
-def _step(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> Step:
-    """Predicts a step as in docs/guides/scaling.md. With micro-batches only the last backward hides the gradients.
-
-    `rate`: FLOP/s of the towers.
-    """
-    within = Link(1e-6 * spec.within_us, 1e9 * spec.within[0])
-    between = Link(1e-6 * spec.between_us, 1e9 * spec.between[0]) if shape.ranks > spec.gpus_per_node else within
-    machine = Machine(spec.gpus_per_node, within, between, rate, loss_speed(spec)[0])
-    model = Model(shape.parameters, flops / 3 / shape.b, shape.dim, shape.buffers, shape.frozen)
-    found = step(model, machine, shape.objective, shape.ranks, shape.b, spec.distributed.shards_parameters)
-    hidden = found.towers * 2 / 3 / spec.data.micro_batches
-    return replace(found, exposed=max(found.exposed, found.gradients - hidden))
+def _predict(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> Prediction:
+    """Predicts the time of a step with `flops` of the towers on each device, at `rate` FLOP/s. The loss costs 6·b·B·D
+    multiplications and as many additions, for each text of a sample."""
+    batch = shape.b * shape.ranks
+    loss = 12 * shape.b * batch * shape.objective.texts * shape.dim / loss_speed(spec)[0]
+    return Prediction(shape.ranks, batch, flops / rate, loss, _steps(spec), spec.price_per_gpu_hour)
 
 
 def _steps(spec: PlanSpec) -> int | None:

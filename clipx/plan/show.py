@@ -103,12 +103,6 @@ def assumptions(plan: Plan) -> list[tuple[str, str, str]]:
         ("TFLOP/s of the towers", towers, plan.speed.reason),
         ("TFLOP/s of the loss", _number(loss / 1e12), loss_reason),
     ]
-    if plan.ranks > 1:
-        gbs, reason = spec.within
-        found.append(("within a node", f"{spec.within_us:g} us, {gbs:g} GB/s", reason))
-    if plan.ranks > spec.gpus_per_node:
-        gbs, reason = spec.between
-        found.append(("between nodes", f"{spec.between_us:g} us, {gbs:g} GB/s", reason))
     if spec.model.image.native:
         found.append(("tokens of an image", f"{spec.model.image.max_tokens}", "the most, model.image.max_tokens"))
     if plan.speed.packed:
@@ -127,15 +121,13 @@ def _time(plan: Plan) -> list[tuple[str, ...]]:
     """Returns the rows of the predicted time, with a column for each speed."""
     spec = plan.spec
     parts: dict[str, Callable[[Prediction], str]] = {
-        "towers, ms": lambda one: _number(1e3 * one.step.towers),
-        "loss, ms": lambda one: _number(1e3 * one.step.loss),
-        "gathers, ms": lambda one: _number(1e3 * (one.step.gathers + one.step.rest)),
-        "gradients, ms, not overlapped": lambda one: _number(1e3 * one.step.exposed),
-        "step, ms": lambda one: _number(1e3 * one.step.seconds),
-        "samples/s": lambda one: f"{one.step.rate:,.0f}",
-        "samples/s per device": lambda one: f"{one.step.rate / plan.ranks:,.0f}",
+        "towers, ms": lambda one: _number(1e3 * one.towers),
+        "loss, ms": lambda one: _number(1e3 * one.loss),
+        "step, ms": lambda one: _number(1e3 * one.seconds),
+        "samples/s": lambda one: f"{one.rate:,.0f}",
+        "samples/s per device": lambda one: f"{one.rate / plan.ranks:,.0f}",
         f"GB/s from storage, {spec.bytes_per_sample:,.0f} bytes per sample": lambda one: _number(
-            one.step.rate * spec.bytes_per_sample / 1e9
+            one.rate * spec.bytes_per_sample / 1e9
         ),
         "samples of the data": lambda one: "unknown: give samples=N" if spec.samples is None else f"{spec.samples:,}",
         f"steps in {spec.duration}": lambda one: "unknown" if one.steps is None else f"{one.steps:,}",
@@ -172,23 +164,16 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "traffic_bytes": {kind: size for kind, (_, size) in plan.traffic.total().items()},
         "assumptions": [dict(zip(("name", "value", "source"), row, strict=True)) for row in assumptions(plan)],
         "samples": spec.samples,
-        "steps": plan.slow.steps,
+        "steps": plan.predictions[0].steps,
         "predictions": [_predicted(one, spec.bytes_per_sample) for one in plan.predictions],
     }
 
 
 def _predicted(one: Prediction, bytes_per_sample: float) -> dict[str, Any]:
-    step = one.step
     return {
-        "seconds": {
-            "towers": step.towers,
-            "loss": step.loss,
-            "gathers": step.gathers + step.rest,
-            "exposed_gradients": step.exposed,
-            "step": step.seconds,
-        },
-        "samples_per_second": step.rate,
-        "storage_bytes_per_second": step.rate * bytes_per_sample,
+        "seconds": {"towers": one.towers, "loss": one.loss, "step": one.seconds},
+        "samples_per_second": one.rate,
+        "storage_bytes_per_second": one.rate * bytes_per_sample,
         "hours": one.hours,
         "gpu_hours": one.gpu_hours,
         "cost": one.cost,

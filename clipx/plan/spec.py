@@ -13,8 +13,7 @@ from clipx.model.flops import DEVICES, Device, peak_tflops
 from clipx.plan.traffic import objective_traffic
 from clipx.trainer.spec import RunSpec
 
-_FROM_DATA_SHEET = ("device_memory_gb", "mfu", "loss_tflops", "within_gbs", "between_gbs")
-_WITHIN, _BETWEEN = 2 / 3, 4 / 5  # shares of the data sheet's bandwidths that collectives reach: an assumption
+_FROM_DATA_SHEET = ("device_peak_tflops", "device_memory_gb", "mfu", "loss_tflops")
 
 
 @option("")
@@ -33,8 +32,7 @@ class PlanSpec(RunSpec):
     """Plans the published settings of other work on this machine and prints one table, instead of planning this run."""
 
     ranks: int | None = None
-    """Number of devices. At least 1; a multiple of `gpus_per_node`, or fewer. null: the smallest of 1, 2, 4, … whose
-    memory is sufficient."""
+    """Number of devices. At least 1. null: the smallest of 1, 2, 4, … whose memory is sufficient."""
 
     samples: int | None = None
     """Number of samples in the data set, at least `data.batch_size`. null: the number of the data, if it is published,
@@ -62,22 +60,6 @@ class PlanSpec(RunSpec):
 
     loss_tflops: float | None = None
     """TFLOP/s that the loss reaches in float32. Above 0. null: 45 % of the device's peak in float32."""
-
-    gpus_per_node: int = 8
-    """Number of GPUs in each node. At least 1."""
-
-    within_us: float = 3.0
-    """Latency from GPU to GPU within a node, in microseconds. Above 0."""
-
-    within_gbs: float | None = None
-    """Bandwidth of a GPU within a node, in GB/s in one direction. Above 0. null: two thirds of the data sheet's."""
-
-    between_us: float = 10.0
-    """Latency between nodes, in microseconds. Above 0."""
-
-    between_gbs: float | None = None
-    """Bandwidth of a GPU's network adapter between nodes, in GB/s in one direction. Above 0. null: four fifths of that
-    of a DGX with this device."""
 
     text_tokens: float | None = None
     """Mean number of tokens of a caption, start and end tokens included. In [2, model.text.context_length]; needs
@@ -135,7 +117,7 @@ class PlanSpec(RunSpec):
     def _check_device(self) -> None:
         if self.gpu in DEVICES:
             return
-        missing = [key for key in ("device_peak_tflops", *_FROM_DATA_SHEET) if getattr(self, key) is None]
+        missing = [key for key in _FROM_DATA_SHEET if getattr(self, key) is None]
         require(
             not missing,
             f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}, or also give {', '.join(missing)}",
@@ -165,8 +147,7 @@ class PlanSpec(RunSpec):
         )
 
     def _check_positive(self) -> None:
-        for key in ("device_memory_gb", "loss_tflops", "gpus_per_node", "within_us", "within_gbs", "between_us",
-                    "between_gbs", "bytes_per_sample", "price_per_gpu_hour"):  # fmt: skip
+        for key in ("device_memory_gb", "loss_tflops", "bytes_per_sample", "price_per_gpu_hour"):
             value = getattr(self, key)
             require(value is None or value > 0, f"{key}={value} must be above 0")
         require(
@@ -184,27 +165,6 @@ class PlanSpec(RunSpec):
     def memory_gb(self) -> float:
         """Memory of a device in GB."""
         return self.device.memory if self.device_memory_gb is None else self.device_memory_gb
-
-    @property
-    def within(self) -> tuple[float, str]:
-        """Bandwidth within a node in GB/s, and its source."""
-        if self.within_gbs is not None:
-            return self.within_gbs, "within_gbs"
-        sheet = self.device.within
-        return _WITHIN * sheet, f"two thirds of the data sheet's {sheet:g}, assumed"
-
-    @property
-    def between(self) -> tuple[float, str]:
-        """Bandwidth between nodes in GB/s, and its source. Raises ConfigError if there is no reference system."""
-        if self.between_gbs is not None:
-            return self.between_gbs, "between_gbs"
-        sheet = self.device.between
-        require(
-            sheet is not None,
-            f"gpu={self.gpu} has no reference network between nodes: give between_gbs, 80 % of the adapter's bandwidth",
-        )
-        assert sheet is not None
-        return _BETWEEN * sheet, f"four fifths of the {sheet:g} of a DGX, assumed"
 
     @property
     def tokens(self) -> float:

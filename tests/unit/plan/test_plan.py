@@ -206,21 +206,20 @@ def test_vit_b32_on_a100_is_as_fast_as_published_runs(vit_b32: Plan) -> None:
     """Published: 36 hours on 128 A100, 634 to 850 samples/s of one, with 7 % more FLOPs for all tokens of the last blocks."""
     spec = replace(vit_b32.spec, gpu="A100")
     found = plan(spec, lambda text: None, largest=False)
-    slow, fast = (one.step.rate / 128 for one in found.predictions)
+    slow, fast = (one.rate / 128 for one in found.predictions)
     assert 600 < slow < fast < 850 * 1.07
-    assert found.slow.hours is not None and found.fast.hours is not None
-    assert found.fast.hours < 36 * 32 * 414.08e6 / 12.8e9 < found.slow.hours
+    slowest, shortest = (one.hours for one in found.predictions)
+    assert slowest is not None and shortest is not None
+    assert shortest < 36 * 32 * 414.08e6 / 12.8e9 < slowest
     shown = {name: (value, source) for name, value, source in assumptions(found)}
     assert "published for vit_b32 on A100" in shown["TFLOP/s of the towers"][1]
     assert "arXiv:2212.07143" in shown["TFLOP/s of the towers"][1]
     assert shown["TFLOP/s of the loss"] == ("8.78", "45% of 19.5 in fp32, assumed")
-    assert shown["within a node"][0] == "3 us, 200 GB/s"
-    assert shown["between nodes"][0] == "10 us, 20 GB/s"
 
 
 def test_a_typed_mfu_replaces_the_published_range(vit_b32: Plan) -> None:
     (one,) = plan(replace(vit_b32.spec, mfu=0.4), lambda text: None, largest=False).predictions
-    assert one.step.towers == pytest.approx(vit_b32.flops / (0.4 * 989e12))
+    assert one.towers == pytest.approx(vit_b32.flops / (0.4 * 989e12))
 
 
 @pytest.mark.parametrize(
@@ -247,16 +246,11 @@ def test_float32_is_limited_by_its_own_peak() -> None:
 
 
 def test_an_unknown_device_needs_its_numbers() -> None:
-    typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192", "mfu=0.3", "loss_tflops=40")
-    with pytest.raises(ConfigError, match="gpu=MI300X is not known: .*, or also give within_gbs, between_gbs$"):
+    typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192")
+    with pytest.raises(ConfigError, match="gpu=MI300X is not known: .*, or also give mfu, loss_tflops$"):
         planned(*typed)
-    spec = planned(*typed, "within_gbs=200", "between_gbs=40", "ranks=16")
-    assert plan(spec, lambda text: None, largest=False).slow.step.towers > 0
-
-
-def test_a_device_without_reference_network_needs_one_between_nodes() -> None:
-    with pytest.raises(ConfigError, match="gpu=A10 has no reference network between nodes: give between_gbs"):
-        plan(planned("gpu=A10", "ranks=16"), lambda text: None, largest=False)
+    spec = planned(*typed, "mfu=0.3", "loss_tflops=40", "ranks=16")
+    assert plan(spec, lambda text: None, largest=False).predictions[0].towers > 0
 
 
 # ------------------------------------------------------------------------------------------------------- conclusions
@@ -267,7 +261,7 @@ def test_rows_of_a_table_are_counted(tmp_path: Path) -> None:
     table.write_text("filepath,caption\n" + "".join(f"{i // 2}.jpg,text {i}\n" for i in range(240)))
     spec = planned("data=csv", f"data.path={table}", "data.batch_size=12", "duration=10ep")
     assert spec.samples == 114, "120 images, of which every 20th is held out"
-    assert plan(spec, lambda text: None, largest=False).slow.steps == 95
+    assert plan(spec, lambda text: None, largest=False).predictions[0].steps == 95
     assert replace(spec, samples=5000).samples == 5000
     with pytest.raises(ConfigError, match="data.batch_size=200 is larger than the data set of 114 samples"):
         replace(spec, samples=None, data=replace(spec.data, batch_size=200))
@@ -298,9 +292,9 @@ def test_the_largest_micro_batch_fits_and_a_larger_size_does_not(vit_b32: Plan) 
 
 def test_steps_hours_and_cost_follow_from_the_samples(vit_b32: Plan) -> None:
     steps = 32 * 414_080_000 // 32_768
-    assert vit_b32.slow.steps == pytest.approx(steps, abs=1)
-    for one in (vit_b32.slow, vit_b32.fast):
-        hours = steps * 32_768 / one.step.rate / 3600
+    for one in vit_b32.predictions:
+        assert one.steps == pytest.approx(steps, abs=1)
+        hours = steps * 32_768 / one.rate / 3600
         assert one.hours == pytest.approx(hours, rel=1e-3)
         assert one.cost == pytest.approx(2 * 128 * hours, rel=1e-3)
     gradients = vit_b32.traffic.gradients["all_reduce"][1]
@@ -429,13 +423,6 @@ def test_invalid_options_are_rejected(overrides: tuple[str, ...], message: str) 
         planned(*overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("ranks=12", "data.batch_size=48"), "ranks=12 must be a multiple of gpus_per_node=8, or below it"),
-        (("ranks=3",), "data.batch_size=256 is not divisible by 3 ranks"),
-    ],
-)
-def test_ranks_that_do_not_divide_the_batch_are_rejected(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan(planned(*overrides), lambda text: None)
+def test_ranks_that_do_not_divide_the_batch_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="data.batch_size=256 is not divisible by 3 ranks"):
+        plan(planned("ranks=3"), lambda text: None)

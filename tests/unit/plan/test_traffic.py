@@ -1,0 +1,44 @@
+"""Declared traffic of objectives, and the collectives of a step computed from it."""
+
+from __future__ import annotations
+
+from helpers.runs import NEEDED, compose
+
+from clipx.config.registry import CONF_DIR
+from clipx.objective.infonce import InfoNCESpec
+from clipx.objective.spec import TemperatureRule
+from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic, objective_traffic
+
+INFONCE = InfoNCESpec().traffic
+
+
+def test_every_objective_declares_its_traffic() -> None:
+    names = {path.stem for path in (CONF_DIR / "objective").glob("*.yaml")} - NEEDED.keys()  # objectives without a plan
+    traffic = {name: compose(f"objective={name}").objective.traffic for name in names}
+    assert None not in traffic.values()
+    patterns = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr", "neuclip")
+    assert {traffic[name] for name in patterns} == set(traffic.values())
+
+
+def test_a_constant_temperature_is_not_summed_over_the_ranks() -> None:
+    assert objective_traffic(InfoNCESpec()) == INFONCE and INFONCE.parameters == 1
+    constant = InfoNCESpec(temperature=TemperatureRule.constant)
+    found = ddp_traffic(StepShape(objective_traffic(constant), 256, 64, 512, 151_277_312))
+    assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4)}
+
+
+def test_traffic_of_infonce_with_ddp_and_fsdp() -> None:
+    found = ddp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
+    assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4), "all_reduce": (1, 4)}
+    assert found.gradients == {"all_reduce": (25, 4 * 151_277_312)}
+    assert found.rest == {"all_reduce": (1, 8)}
+    spread = fsdp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
+    assert spread.gradients == {"all_gather": (50, 8 * 151_277_312), "reduce_scatter": (25, 4 * 151_277_312)}
+    assert spread.loss == found.loss
+
+
+def test_traffic_of_learned_prototypes_follows_the_options() -> None:
+    """Summed are the gradient of the temperature, two metrics, and the gradient of all prototypes in each update."""
+    objective = compose("objective=neuclip", "objective.prototypes=64", "objective.updates=3").objective
+    found = ddp_traffic(StepShape(objective_traffic(objective), 16, 4, 32, 1000))
+    assert found.loss["all_reduce"] == (1 + 1 + 3, 4 + 8 + 3 * 2 * 64 * 32 * 4)
