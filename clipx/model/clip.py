@@ -118,7 +118,7 @@ class CLIP(nn.Module):
 
         A trunk with an attention pool that projects (CLIP's ResNets) gives the features after it: W = D.
         """
-        features_BW: Tensor = self.image.trunk(self._input(image))
+        features_BW = self.image.pooled(self._input(image))
         return features_BW.to(_at_least_float32(features_BW.dtype))
 
     @property
