@@ -10,9 +10,17 @@ from torch.overrides import TorchFunctionMode
 
 # Random draws, which take most of the time to build a model: 9 s of a core for ViT-L/14.
 _DRAWS = {
-    *(Tensor.normal_, Tensor.uniform_, Tensor.erfinv_),  # the last transforms a draw to a truncated normal
-    *(nn.init.normal_, nn.init.uniform_, nn.init.trunc_normal_, nn.init.orthogonal_),
-    *(nn.init.kaiming_normal_, nn.init.kaiming_uniform_, nn.init.xavier_normal_, nn.init.xavier_uniform_),
+    Tensor.normal_,
+    Tensor.uniform_,
+    Tensor.erfinv_,  # the last transforms a draw to a truncated normal
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.trunc_normal_,
+    nn.init.orthogonal_,
+    nn.init.kaiming_normal_,
+    nn.init.kaiming_uniform_,
+    nn.init.xavier_normal_,
+    nn.init.xavier_uniform_,
 }
 
 
