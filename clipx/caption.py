@@ -119,8 +119,11 @@ class CaptionSpec:
                     f"{key}={value} has no effect on method={self.method}: add method={method}, or remove it",
                 )
         for key, number, least in (
-            *(("beams", self.beams, 1), ("top_k", self.top_k, 1), ("length_penalty", self.length_penalty, 0)),
-            *(("seed", self.seed, 0), ("batch_size", self.batch_size, 1)),
+            ("beams", self.beams, 1),
+            ("top_k", self.top_k, 1),
+            ("length_penalty", self.length_penalty, 0),
+            ("seed", self.seed, 0),
+            ("batch_size", self.batch_size, 1),
         ):
             require(number is None or number >= least, f"{key}={number} must be at least {least}")
         require(self.temperature is None or self.temperature > 0, f"temperature={self.temperature} must be above 0")

@@ -27,10 +27,10 @@ from clipx.trainer.saved_run import load_run
 from clipx.trainer.spec import RunSpec, compose
 
 # Keys that change what is measured, or how fast, or where the data is, but not what is trained. Each with its subkeys.
-_NO_EFFECT = (
-    *("seed", "deterministic", "evaluator", "compile", "distributed", "data.shards", "data.path"),
-    *("data.held_out_shards", "data.held_out_path", "data.max_pixels", "objective.tile", "model.text.packed"),
-    *("data.name", "model.name", "model.image.checkpointing", "model.text.checkpointing"),
+_NO_EFFECT = tuple(
+    """seed deterministic evaluator compile distributed data.shards data.path data.held_out_shards data.held_out_path
+    data.max_pixels objective.tile model.text.packed data.name model.name model.image.checkpointing
+    model.text.checkpointing""".split()
 )
 _EFFECT = ("distributed.sync_batchnorm", "distributed.compression")  # exceptions
 _ROUNDING = 1e-9  # of a difference of shares in float64

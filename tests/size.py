@@ -32,7 +32,7 @@ Trainer.step StagePlan LearningRate StepPosition Learner.step Teacher TorchRng O
 NonFiniteSteps Outcome HostCopy forward_backward Packing|PackedImages frozen_statistics _no_sync Precision StepInputs
 LossScale Comm MasterWeights gradient_norms|update_norms Learner._clip SkippableStep.undo hold_updates CudaCopies
 WeightAverage Objective Temperature Tiling|Products Pairs Tile Normaliser Meter
-""".split()  # noqa: SIM905  # one name a line takes 33 lines
+""".split()
 STEP_ENTRIES = ("Trainer.step", "Learner.step")
 RUN = ("duration=4st", "schedule.warmup=2st")  # the default warm-up is longer than 4 steps
 

@@ -277,7 +277,10 @@ class AsyncWriter:
         free = self._free()
         log.warning(
             "the checkpoint of step %d could not be written (%s): it needs %s bytes, %s are free",
-            *(step, failure.reason, f"{size:,}", f"{free:,}"),
+            step,
+            failure.reason,
+            f"{size:,}",
+            f"{free:,}",
         )
         self._event("checkpoint_failed", step=step, message=failure.reason, needed_bytes=size, free_bytes=free)
 

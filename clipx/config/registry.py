@@ -149,8 +149,9 @@ def discover(conf_dir: Path, plugin: bool = False) -> None:
     """Imports the module of each option under `conf_dir`, which registers the option's schema.
 
     A group and its package share a name, and so do an option and its module: `conf/objective/infonce.yaml` and
-    `clipx/objective/infonce.py`. Options without a separate module are in the group's `spec.py`, or in the
-    group's module if the group is not a package. In a user's `--config-dir` the module is next to the YAML file.
+    `clipx/objective/infonce.py`. Options without a separate module are in the group's `spec.py`, in a module that the
+    group's `__init__.py` imports, as `clipx/objective/fastclip.py`, or in the group's module if the group is not a
+    package. In a user's `--config-dir` the module is next to the YAML file.
     """
     # The group model/text has its options in clipx/model/text_spec.py, which clipx/model/spec.py imports.
     parents = ("hydra", *NESTED_OPTIONS) if plugin else ("hydra",)

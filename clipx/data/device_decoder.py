@@ -54,7 +54,9 @@ def warn_of_few(batch: Batch, rank: int) -> None:
         log.warning(
             "data.decode=gpu: the device decodes %d of the %d images of a batch; loader processes decode the others, "
             "which are no upright baseline JPEGs of at most %d pixels",
-            *(count, total, LARGEST),
+            count,
+            total,
+            LARGEST,
         )
 
 

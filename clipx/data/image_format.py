@@ -7,9 +7,9 @@ import string
 READ = "JPEG, PNG or WebP"
 ENDING_UNREAD = f"file, not {READ}"
 
-OTHER_ENDINGS = (
-    *(".svg", ".svgz", ".gif", ".tif", ".tiff", ".bmp", ".avif", ".heic", ".heif", ".ico", ".jp2", ".jxl", ".psd"),
-    *(".eps", ".pdf", ".htm", ".html", ".mp4", ".webm", ".mov"),
+OTHER_ENDINGS = frozenset(
+    """.svg .svgz .gif .tif .tiff .bmp .avif .heic .heif .ico .jp2 .jxl .psd .eps .pdf .htm .html .mp4 .webm
+    .mov""".split()
 )
 """Endings of names of images, pages and videos that clipx does not read."""
 

@@ -10,10 +10,8 @@ _CHARS = 2**16  # of a caption that are read: a damaged one may have megabytes
 # The end of a sentence with its closing quotes or brackets, before white space; full-width marks need none.
 _END = re.compile(r"""(?<=[.!?…])["'”’»)\]]*\s+|(?<=[。！？])["'”’」』）]*""")
 _ABBREVIATIONS = frozenset(
-    [
-        *("mr", "mrs", "ms", "dr", "st", "mt", "prof", "jr", "sr", "vs", "etc", "e.g", "i.e", "cf", "vol", "fig", "ca"),
-        *("approx", "dept", "inc", "ltd", "co", "corp", "gen", "col", "lt", "sgt"),
-    ]
+    """mr mrs ms dr st mt prof jr sr vs etc e.g i.e cf vol fig ca approx dept inc ltd co corp gen col lt
+    sgt""".split()
 )
 
 

@@ -33,9 +33,9 @@ AUTO = "auto"
 VIEW_OPTIONS = ("crop_scale", "crop_ratio", "augment")
 """Options of DataSpec of the random crops of training images."""
 _IMAGE_OPTIONS = (*VIEW_OPTIONS, "decode", "max_pixels", "min_side")
-SAMPLING_OPTIONS = (
-    *("batch_size", "micro_batches", "shuffle_window", "decode", "streams"),
-    *("replacement", "repeat_batch", "weight", "captions_per_step", "sub_captions", "caption_mask"),
+SAMPLING_OPTIONS = tuple(
+    """batch_size micro_batches shuffle_window decode streams replacement repeat_batch weight captions_per_step
+    sub_captions caption_mask""".split()
 )
 """Options of DataSpec that have no effect on commands that read each sample once, on the CPU."""
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail

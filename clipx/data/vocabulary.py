@@ -32,8 +32,9 @@ SPECIAL = (PAD, END, UNKNOWN)
 
 # Options of DataSpec that do not change the captions of a data set.
 _UNUSED = (
-    *("batch_size", "micro_batches", "workers", "prefetch", "shuffle_window", *VIEW_OPTIONS, "decode", "max_pixels"),
-    *("replacement", "weight", "mismatched", "captions_per_step", "sub_captions", "caption_mask"),
+    *"batch_size micro_batches workers prefetch shuffle_window".split(),
+    *VIEW_OPTIONS,
+    *"decode max_pixels replacement weight mismatched captions_per_step sub_captions caption_mask".split(),
 )
 
 

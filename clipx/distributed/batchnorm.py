@@ -21,12 +21,12 @@ from clipx.model.batchnorm import BATCH_NORM
 
 
 def synchronize(model: nn.Module, comm: Comm) -> None:
-    """Converts the model's BatchNorm modules in place; their names and state do not change.
+    """Replaces the model's BatchNorm modules; their names, parameters and state do not change.
 
     Raises ConfigError for one rank, for a model without trainable BatchNorm, or with a BatchNorm type that the device
     does not support.
     """
-    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM) and module.training]
+    norms = {name: m for name, m in model.named_modules() if isinstance(m, BATCH_NORM) and m.training}
     require(
         bool(norms),
         "distributed.sync_batchnorm=true has no effect on a model without BatchNorm, or with all of it locked: drop "
@@ -40,14 +40,26 @@ def synchronize(model: nn.Module, comm: Comm) -> None:
         for tower in model.children():  # the conversion replaces modules below its argument, never the argument itself
             convert_sync_batchnorm(tower)
         return
-    for norm in norms:
-        synced = _SYNC_CLASSES.get(type(norm))
-        if synced is None:
-            raise ConfigError(
-                f"distributed.sync_batchnorm=true does not support {type(norm).__name__} on {comm.device.type}: train "
-                "on cuda, or drop it"
-            )
-        norm.__class__ = synced
+    for name, norm in norms.items():
+        model.set_submodule(name, _synchronized(norm, comm.device))
+
+
+def _synchronized(norm: _BatchNorm, device: torch.device) -> _BatchNorm:
+    """Returns a synchronized module with the parameters, buffers and options of `norm`. Raises ConfigError."""
+    options = {name: getattr(norm, name) for name in ("eps", "momentum", "affine", "track_running_stats")}
+    if type(norm) is nn.BatchNorm2d:
+        found: _BatchNorm = _SyncedBatchNorm2d(norm.num_features, **options, device="meta")
+    elif type(norm) is BatchNormAct2d:
+        found = _SyncedBatchNormAct2d(norm.num_features, **options, device="meta")
+        found.drop, found.act = norm.drop, norm.act
+    else:
+        raise ConfigError(
+            f"distributed.sync_batchnorm=true does not support {type(norm).__name__} on {device.type}: train on cuda, "
+            "or drop it"
+        )
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+        setattr(found, name, getattr(norm, name))
+    return found
 
 
 class _Sum(torch.autograd.Function):
@@ -111,9 +123,3 @@ class _SyncedBatchNormAct2d(BatchNormAct2d):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.act(self.drop(_normalize(self, x))) if self.training else super().forward(x)
         return out
-
-
-_SYNC_CLASSES: dict[type[_BatchNorm], type[_BatchNorm]] = {
-    nn.BatchNorm2d: _SyncedBatchNorm2d,
-    BatchNormAct2d: _SyncedBatchNormAct2d,
-}

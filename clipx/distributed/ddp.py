@@ -60,7 +60,10 @@ class DdpSpec(DistributedSpec):
 
     need_ranks: ClassVar[tuple[str, ...]] = (
         *DistributedSpec.need_ranks,
-        *("static_graph", "bucket_mb", "gradient_as_bucket_view", "compression"),
+        "static_graph",
+        "bucket_mb",
+        "gradient_as_bucket_view",
+        "compression",
     )
     """Options without effect on one rank, where other values than the defaults are errors."""
 

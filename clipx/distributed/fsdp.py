@@ -76,7 +76,10 @@ class FsdpSpec(DistributedSpec):
 
     need_ranks: ClassVar[tuple[str, ...]] = (
         *DistributedSpec.need_ranks,
-        *("reshard_after_forward", "cpu_offload", "param_dtype", "reduce_dtype"),
+        "reshard_after_forward",
+        "cpu_offload",
+        "param_dtype",
+        "reduce_dtype",
     )
     """Options without effect on one rank, where other values than the defaults are errors."""
 

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 # Options of DataSpec for the sampling and augmentation of training data.
 _TRAINING_OPTIONS = (
-    *("batch_size", "micro_batches", "shuffle_window", *VIEW_OPTIONS, "replacement", "weight"),
-    *("min_caption_chars", "min_side", "mismatched", "repeat_batch", "decode", "caption_mask"),
+    *"batch_size micro_batches shuffle_window".split(),
+    *VIEW_OPTIONS,
+    *"replacement weight min_caption_chars min_side mismatched repeat_batch decode caption_mask".split(),
 )
 
 

@@ -19,8 +19,13 @@ from clipx.model.batchnorm import BATCH_NORM, frozen_statistics
 
 _aten = torch.ops.aten
 _PRODUCTS = [
-    *(_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default),
-    *(_aten._scaled_mm.default, _aten._int_mm.default),
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten.bmm.default,
+    _aten.baddbmm.default,
+    _aten.convolution.default,
+    _aten._scaled_mm.default,
+    _aten._int_mm.default,
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
@@ -30,8 +35,19 @@ _PRODUCTS = [
 """Operators that take nearly all of the time. Selective checkpointing stores their outputs."""
 
 _WITHOUT_RANDOMNESS = (
-    *(nn.Linear, nn.LayerNorm, nn.GELU, nn.Identity, nn.Sequential, nn.ModuleList, nn.Embedding),
-    *(Attention, Block, LayerScale, Mlp, QuickGELU),  # timm's
+    nn.Linear,
+    nn.LayerNorm,
+    nn.GELU,
+    nn.Identity,
+    nn.Sequential,
+    nn.ModuleList,
+    nn.Embedding,
+    # timm's
+    Attention,
+    Block,
+    LayerScale,
+    Mlp,
+    QuickGELU,
 )
 """Modules without random numbers of their own. Their dropout, if any, is another module."""
 

@@ -119,7 +119,7 @@ class CLIP(nn.Module):
 
         A trunk with an attention pool that projects (CLIP's ResNets) gives the features after it: W = D.
         """
-        features_BW: Tensor = self.image.trunk(self._input(image))
+        features_BW = self.image.pooled(self._input(image))
         return features_BW.to(_at_least_float32(features_BW.dtype))
 
     @property
@@ -242,9 +242,17 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 # Random draws, which take most of the time to build a model: 9 s of a core for ViT-L/14.
 _DRAWS = {
-    *(Tensor.normal_, Tensor.uniform_, Tensor.erfinv_),  # the last transforms a draw to a truncated normal
-    *(nn.init.normal_, nn.init.uniform_, nn.init.trunc_normal_, nn.init.orthogonal_),
-    *(nn.init.kaiming_normal_, nn.init.kaiming_uniform_, nn.init.xavier_normal_, nn.init.xavier_uniform_),
+    Tensor.normal_,
+    Tensor.uniform_,
+    Tensor.erfinv_,  # the last transforms a draw to a truncated normal
+    nn.init.normal_,
+    nn.init.uniform_,
+    nn.init.trunc_normal_,
+    nn.init.orthogonal_,
+    nn.init.kaiming_normal_,
+    nn.init.kaiming_uniform_,
+    nn.init.xavier_normal_,
+    nn.init.xavier_uniform_,
 }
 
 

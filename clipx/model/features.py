@@ -41,8 +41,13 @@ class FeatureTower(nn.Module):
             self.projection = own_projection(spec.projection, spec.features, embed_dim)
 
     def forward(self, features_BF: Tensor) -> Tensor:
-        features_BD: Tensor = self.projection(self.trunk(features_BF))
+        features_BD: Tensor = self.projection(features_BF)
         return features_BD
+
+    def pooled(self, features: Any) -> Tensor:
+        """Returns the stored features [B, F]."""
+        features_BF: Tensor = features
+        return features_BF
 
     def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
         """Does nothing: features have no channels."""

@@ -1,6 +1,6 @@
 """Low-rank adapters of linear layers: LoRA (arXiv:2106.09685) and DoRA (arXiv:2402.09353).
 
-An adapted layer is the tower's own nn.Linear with another class. `weight` and `bias` keep their names in the
+An adapted layer replaces the tower's nn.Linear and has its parameters. `weight` and `bias` keep their names in the
 state_dict, and checkpoints also hold `lora_a`, `lora_b` and, for DoRA, `magnitude`. A model that is built to evaluate,
 export or start a run has no adapters: `merged` adds them to the weights.
 
@@ -33,21 +33,16 @@ _SHOWN = 5  # names of layers in an error
 class LoraLinear(nn.Linear):
     """Linear layer with the weight `weight + scale · lora_b @ lora_a`. `weight` and `bias` are not trained."""
 
-    lora_a: nn.Parameter  # [R, I]
-    lora_b: nn.Parameter  # [O, R]
-    lora_dropout: nn.Dropout
-    scale: float
-
-    @classmethod
-    def adapt(cls, layer: nn.Linear, spec: LoraSpec) -> None:
-        """Gives a linear layer adapters, in place. Its outputs stay the same, as `lora_b` is 0."""
-        layer.__class__ = cls
-        assert isinstance(layer, cls)
-        layer.scale, layer.lora_dropout = spec.scale, nn.Dropout(spec.dropout)
+    def __init__(self, layer: nn.Linear, spec: LoraSpec) -> None:
+        """Takes the parameters of `layer`. The outputs are those of `layer`, as `lora_b` is 0."""
+        super().__init__(layer.in_features, layer.out_features, device="meta")  # draws no random numbers
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scale, self.lora_dropout = spec.scale, nn.Dropout(spec.dropout)
         rows_a = torch.empty(spec.rank, layer.in_features, device=layer.weight.device)
         nn.init.kaiming_uniform_(rows_a, a=math.sqrt(5))  # as in the authors' code
-        layer.lora_a = nn.Parameter(rows_a.to(layer.weight.dtype))
-        layer.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, spec.rank))
+        self.lora_a = nn.Parameter(rows_a.to(layer.weight.dtype))  # [R, I]
+        self.lora_b = nn.Parameter(layer.weight.new_zeros(layer.out_features, spec.rank))  # [O, R]
+        self.train(layer.training)
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight, self.bias) + self.update(input)
@@ -64,13 +59,9 @@ class DoraLinear(LoraLinear):
     The norm of the row is a constant in the backward pass (arXiv:2402.09353, section 4.3).
     """
 
-    magnitude: nn.Parameter  # [O]
-
-    @classmethod
-    def adapt(cls, layer: nn.Linear, spec: LoraSpec) -> None:
-        super().adapt(layer, spec)
-        assert isinstance(layer, cls)
-        layer.magnitude = nn.Parameter(row_norms(layer.weight.detach()))
+    def __init__(self, layer: nn.Linear, spec: LoraSpec) -> None:
+        super().__init__(layer, spec)
+        self.magnitude = nn.Parameter(row_norms(layer.weight.detach()))  # [O]
 
     def forward(self, input: Tensor) -> Tensor:
         out = F.linear(input, self.weight) + self.update(input)
@@ -120,7 +111,7 @@ def add_adapters(model: CLIP, spec: ModelSpec) -> None:
                 f"model.{side}.lora.rank={lora.rank} is more than the {largest} rows or columns of {name}: give at "
                 f"most {largest}, or exclude the layer by model.{side}.lora.layers",
             )
-            (DoraLinear if lora.dora else LoraLinear).adapt(layer, lora)
+            model.set_submodule(name, (DoraLinear if lora.dora else LoraLinear)(layer, lora))
     if spec.image.lora.rank:
         _check_called(model, spec)
     if spec.has_adapters:

@@ -71,11 +71,14 @@ class ImageTower(nn.Module):
         return trunk
 
     def forward(self, image: Any) -> Tensor:
-        if self.head is None:
-            features_BD: Tensor = self.projection(self.trunk(image))
-        else:
-            features_BD = self.projection(self.head(self.trunk.forward_features(image)))
+        features = self.pooled(image) if self.head is None else self.head(self.trunk.forward_features(image))
+        features_BD: Tensor = self.projection(features)
         return features_BD
+
+    def pooled(self, image: Any) -> Tensor:
+        """Returns the features of the trunk, before a head and the projection."""
+        features: Tensor = self.trunk(image)
+        return features
 
     def untransferred(self) -> set[str]:
         """Returns the names of the tensors that weights of a timm model do not have: those of its classifier, where

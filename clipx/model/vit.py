@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Attention, Format, Mlp, PatchEmbed
+from timm.layers import Attention, Mlp, PatchEmbed
 from timm.models import VisionTransformer
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -21,7 +21,16 @@ from torch import Tensor, nn
 _CENTER = 128  # subtracted from pixels: halves the rounding error of a product in 16 bits, and is exact
 
 
-class ClassTokenBlock(Block):  # type: ignore[misc]
+class SharedBlock(nn.Module):
+    """Base class of modules that compute timm's block in another way, with its parts under their names."""
+
+    def __init__(self, block: Block) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.ls1, self.drop_path1 = block.norm1, block.attn, block.ls1, block.drop_path1
+        self.norm2, self.mlp, self.ls2, self.drop_path2 = block.norm2, block.mlp, block.ls2, block.drop_path2
+
+
+class ClassTokenBlock(SharedBlock):
     """timm's block, computed for the class token alone. [B, N, W] -> [B, 1, W]."""
 
     def forward(self, x_BNW: Tensor, attn_mask: None = None, is_causal: bool = False) -> Tensor:
@@ -52,7 +61,7 @@ def _queries_keys_values(qkv: nn.Module, x_BNW: Tensor, width: int) -> tuple[Ten
 
 
 def compute_class_token_only(trunk: Any) -> None:
-    """Makes the last block of `trunk` a ClassTokenBlock, in place, if nothing else reads its other tokens.
+    """Replaces the last block of `trunk` by a ClassTokenBlock, if nothing else reads its other tokens.
 
     Leaves other trunks, and blocks with dropout inside, whose masks would differ.
     """
@@ -67,31 +76,32 @@ def compute_class_token_only(trunk: Any) -> None:
         and last.attn.gate is None
         and last.attn.fused_attn
     ):
-        last.__class__ = ClassTokenBlock
+        trunk.blocks[-1] = ClassTokenBlock(last)
 
 
-class FoldedPatchEmbed(PatchEmbed):  # type: ignore[misc]
-    """timm's patch embedding, which takes uint8 pixels too: [B, 3, S, S] -> [B, N, W]."""
+class FoldedConv2d(nn.Conv2d):
+    """Convolution of patches, which takes uint8 pixels too: [B, 3, S, S] -> [B, W, G, G]."""
 
     constants: ClassVar[tuple[str, ...]] = ("mean_C", "std_C")
     mean_C: Tensor
     std_C: Tensor
 
+    def __init__(self, conv: nn.Conv2d, mean_C: Tensor, std_C: Tensor) -> None:
+        """Takes the parameters of `conv`. `mean_C`, `std_C`: of pixel values in [0, 1], in float32 or wider."""
+        side: Any = conv.kernel_size
+        super().__init__(conv.in_channels, conv.out_channels, side, side, device="meta")  # draws no random numbers
+        self.weight, self.bias = conv.weight, conv.bias
+        for name, constant in (("mean_C", mean_C), ("std_C", std_C)):
+            self.register_buffer(name, constant.clone(), persistent=False)
+
     def forward(self, image_BCSS: Tensor) -> Tensor:
         if image_BCSS.dtype != torch.uint8:
-            out: Tensor = super().forward(image_BCSS)
-            return out
-        dtype = product_dtype(self.proj.weight)
-        weight_WX, bias_W = self.folded()
-        height, width = self.patch_size
+            return super().forward(image_BCSS)
+        dtype = product_dtype(self.weight)
+        weight_WX, bias_W = folded(self.weight.permute(0, 2, 3, 1), self.bias, self.mean_C, self.std_C)
+        height, width = self.kernel_size
         patches_BGGX = _patches(image_BCSS, height, width, dtype)
-        out = F.linear(patches_BGGX, weight_WX.to(dtype), bias_W.to(dtype))
-        normed: Tensor = self.norm(out.flatten(1, 2) if self.flatten else out)
-        return normed
-
-    def folded(self) -> tuple[Tensor, Tensor]:
-        """Returns weight [W, P * P * C] and bias [W] for pixels minus 128, see folded()."""
-        return folded(self.proj.weight.permute(0, 2, 3, 1), self.proj.bias, self.mean_C, self.std_C)
+        return F.linear(patches_BGGX, weight_WX.to(dtype), bias_W.to(dtype)).permute(0, 3, 1, 2)
 
 
 def folded(weight_WPPC: Tensor, bias_W: Tensor | None, mean_C: Tensor, std_C: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,16 +136,14 @@ def product_dtype(weight: Tensor) -> torch.dtype:
 
 
 def fold_normalization(trunk: Any, mean_C: Tensor, std_C: Tensor) -> bool:
-    """Makes the patch embedding of `trunk` a FoldedPatchEmbed, in place. Returns False for other trunks.
+    """Replaces the convolution of a patch embedding by a FoldedConv2d. Returns False for other trunks.
 
     `mean_C`, `std_C`: of pixel values in [0, 1], in float32 or wider.
     """
     if type(trunk) is not VisionTransformer or type(trunk.patch_embed) is not PatchEmbed:
         return False
     embed = trunk.patch_embed
-    if embed.dynamic_img_pad or not (embed.flatten or embed.output_fmt == Format.NHWC):
+    if embed.dynamic_img_pad:
         return False
-    embed.__class__ = FoldedPatchEmbed
-    for name, constant in (("mean_C", mean_C), ("std_C", std_C)):
-        embed.register_buffer(name, constant.clone(), persistent=False)
+    embed.proj = FoldedConv2d(embed.proj, mean_C, std_C)
     return True

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
 from clipx.errors import require
+from clipx.objective.fastclip import RobustSpec
 from clipx.objective.fcco import FCCOSpec, default_rho
-from clipx.objective.robust import RobustSpec
 from clipx.objective.spec import ObjectiveTraffic, TemperatureRule
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class DRRhoCLIPSpec(RobustSpec):
         return RobustSpec.build_temperature(self)
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.drrho_clip import DRRhoCLIP
-        from clipx.objective.losses.fcco import robust, times_tau
+        from clipx.objective.losses.fcco import DRRhoCLIP, robust, times_tau
 
         self.check(length.batch, length.epoch)
         learned = self.temperature is TemperatureRule.learned

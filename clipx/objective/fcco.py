@@ -6,18 +6,17 @@ This module imports no torch, since composition imports it. The losses are in `l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING
 from clipx.errors import require
-from clipx.objective.spec import ObjectiveTraffic, TiledSpec
+from clipx.objective.spec import TiledSpec
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
-    from clipx.objective.base import Objective
     from clipx.objective.losses.contrastive import Tiling
     from clipx.objective.losses.fcco import Gamma
     from clipx.objective.losses.sample_state import SampleTable
@@ -157,115 +156,6 @@ class FCCOSpec(TiledSpec):
 
         table = SampleTable(comm, length.epoch, 2 + more_columns)
         return comm, table, self.gamma.build(length), self.eps, self.tiling(comm, length)
-
-
-@dataclass(kw_only=True, slots=True)
-class ConstantTemperatureSpec(FCCOSpec):
-    """The global contrastive loss, τ ½mean[log(ε+g1) + log(ε+g2)] over the data set, at a constant temperature."""
-
-    temperature: float = 0.07
-    """Constant temperature τ, in [0.01, 1]; 0.07 is usual."""
-
-    multiply_tau: bool = True
-    """true: multiplies the loss by τ, as FastCLIP's paper does. false: the gradient is 1/τ times that, as in its
-    published recipes, which AdamW cancels up to its eps."""
-
-    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
-
-    def __post_init__(self) -> None:
-        FCCOSpec.__post_init__(self)
-        check_temperature("temperature", self.temperature, 0.01)
-
-    def fixed_temperature(self) -> tuple[float, str]:
-        return self.temperature, f"the constant temperature {self.temperature:g} of objective={self.kind}"
-
-    def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.fcco import GlobalFCCO, contrast_alone, times_tau
-        from clipx.objective.losses.temperature import ConstantTemperature
-
-        combine = times_tau if self.multiply_tau else contrast_alone
-        return GlobalFCCO(*self.parts(comm, length), ConstantTemperature(self.temperature), combine)
-
-
-@dataclass(kw_only=True, slots=True)
-class SampleTemperatureSpec(FCCOSpec):
-    """The robust global contrastive loss with a temperature for each image and each text of the data set.
-
-    A separate Adam updates the temperatures; its state is stored next to u in the per-sample table.
-    """
-
-    init_temperature: float = 0.07
-    """Initial temperature τ of each image and each text; learned. In [min_temperature, 1]."""
-
-    min_temperature: float = 0.01
-    """Smallest temperature τ; clamped at each update. In [0.001, 1]."""
-
-    temperature_lr: float = 0.0133
-    """Learning rate of the temperatures' Adam: constant, without warm-up or schedule. Above 0."""
-
-    temperature_betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    """Decay rates of the first and second moment in the temperatures' Adam: two numbers in [0, 1). Both are 0 in the
-    first epoch."""
-
-    temperature_eps: float = 1e-8
-    """Term added to the denominator in the temperatures' Adam. Above 0."""
-
-    rho: float | None = None
-    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Above 0 and below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2,
-    0.8 log n): 0.6 for 1,000 samples, 6.5 for 2.7 million. The published value is 7 for 3 and 12 million."""
-
-    feature_gradient: GradientRule = GradientRule.exact
-    """Gradient of the embeddings. exact: that of the loss as defined. official: that of FastCLIP's published code, with
-    which its published settings were tuned: without the factor τ_i of the loss."""
-
-    one_temperature: ClassVar[bool] = False
-    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
-
-    def __post_init__(self) -> None:
-        FCCOSpec.__post_init__(self)
-        check_temperature("min_temperature", self.min_temperature, 1e-3)
-        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
-        require(
-            self.temperature_lr > 0,
-            f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 0.0133",
-        )
-        require(
-            len(self.temperature_betas) == 2 and all(0 <= b < 1 for b in self.temperature_betas),
-            f"objective.temperature_betas={self.temperature_betas} must be two numbers in [0, 1), e.g. [0.9,0.999]",
-        )
-        require(
-            self.temperature_eps > 0,
-            f"objective.temperature_eps={self.temperature_eps} must be above 0: the default is 1e-8",
-        )
-        check_positive_rho(self.rho)
-
-    def describe(self, length: Length) -> str:
-        return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
-
-    def fixed_temperature(self) -> tuple[float, str]:
-        tau = self.init_temperature
-        return tau, f"the initial temperature {tau:g} of objective={self.kind}, which learns one temperature per sample"
-
-    def check(self, batch: int, samples: int | None) -> None:
-        if samples is not None:
-            check_rho(self.rho, samples, batch)
-
-    def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.fcco import IndividualFCCO
-        from clipx.objective.losses.temperature import SampleTemperature
-
-        self.check(length.batch, length.epoch)
-        temperature = SampleTemperature(
-            self.init_temperature,
-            self.min_temperature,
-            self.temperature_lr,
-            self.temperature_betas,
-            self.temperature_eps,
-        )
-        parts = self.parts(comm, length, temperature.columns)
-        rho = self.rho or default_rho(length.epoch)
-        return IndividualFCCO(*parts, temperature, rho, weighted=self.feature_gradient is GradientRule.exact)
 
 
 def check_temperature(key: str, value: float, minimum: float) -> None:

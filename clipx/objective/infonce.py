@@ -1,4 +1,4 @@
-"""InfoNCE over the global batch in both directions: the loss of CLIP and OpenCLIP."""
+"""InfoNCE over the global batch in both directions, the loss of CLIP and OpenCLIP, and its decoupled form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
-from clipx.objective.spec import ObjectiveTraffic, SameCaption, SeveralCaptionsSpec
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SameCaption, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -34,3 +34,23 @@ class InfoNCESpec(SeveralCaptionsSpec):
         from clipx.objective.losses.positives import MultiPositive
 
         return MultiPositive(comm, self.build_temperature(), self.tiling(comm, length), self.same_caption)
+
+
+@option("objective")
+@dataclass(kw_only=True, slots=True)
+class DCLSpec(LearnedTemperatureSpec):
+    """½mean over B of (ℓr - pos) + (ℓc - pos) (arXiv:2110.06848). ℓ is the log-sum-exp over the negatives of a row.
+
+    The gradient of a positive pair does not vanish as its softmax probability approaches 1.
+    """
+
+    kind: str = "dcl"
+    """Type of the objective; set by objective=dcl."""
+
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.objective.losses.contrastive import Contrastive, negatives_only
+
+        temperature = self.build_temperature()
+        return Contrastive(comm, temperature, negatives_only, self.tiling(comm, length))

@@ -1,4 +1,4 @@
-"""Base classes of the objectives' options. Each objective has one file and one YAML."""
+"""Base classes of the objectives' options."""
 
 from __future__ import annotations
 

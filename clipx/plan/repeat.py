@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from timm.models import VisionTransformer
+from timm.models import NaFlexVit, VisionTransformer
 from torch import Tensor, nn
 
 from clipx.model.clip import CLIP
-from clipx.model.naflex import PackedNaFlexVit
 from clipx.model.spec import ModelSpec
 from clipx.model.text import TextTower
 
@@ -43,7 +42,7 @@ def shorten(model: CLIP, spec: ModelSpec) -> list[Repeated]:
     block of a tower may be of another type."""
     found = []
     for tower, own in ((model.image.trunk, spec.image), (model.text, spec.text)):
-        if type(tower) in (VisionTransformer, PackedNaFlexVit) or isinstance(tower, TextTower):
+        if type(tower) in (VisionTransformer, NaFlexVit) or isinstance(tower, TextTower):
             blocks = tower.blocks
             alike = own.checkpointing in ("none", "selective", "tower", "1") and not own.lock.isdecimal()
             if alike and len(blocks) > 3 and len({_shape(block) for block in blocks[:-1]}) == 1:

@@ -18,9 +18,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 SURFACE, INK, MUTED, GRID = "#ffffff", "#1f2328", "#656d76", "#e6e8eb"
-COLOURS = (
-    *("#2f6fde", "#d9622b", "#2a9d6f", "#8a4fc7", "#b08a00", "#c2417c"),
-    *("#3f464e", "#35bcd6", "#7d4a21", "#8fc31f", "#f28fb5", "#8f9fd8"),
+COLOURS = tuple(
+    "#2f6fde #d9622b #2a9d6f #8a4fc7 #b08a00 #c2417c #3f464e #35bcd6 #7d4a21 #8fc31f #f28fb5 #8f9fd8".split()
 )
 
 

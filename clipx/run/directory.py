@@ -22,18 +22,29 @@ from clipx.errors import CheckpointError, ConfigError
 from clipx.escape import json_text
 
 # Rules for keys that a resumed run changes. The first tuple with the key or a prefix of it applies; else it is logged.
-_SILENT = (  # changed without a log line: paths, logging, speed
-    *("name", "run_dir", "resume", "log_every", "logger", "report", "checkpoint", "profiler", "device_peak_tflops"),
-    *("distributed.rendezvous_s", "distributed.timeout_s", "distributed.watchdog_s"),
-    *("data.workers", "data.prefetch", "data.retry_s", "data.cache_gb", "data.cache_dir"),
+_SILENT = tuple(  # changed without a log line: paths, logging, speed
+    """name run_dir resume log_every logger report checkpoint profiler device_peak_tflops distributed.rendezvous_s
+    distributed.timeout_s distributed.watchdog_s data.workers data.prefetch data.retry_s data.cache_gb
+    data.cache_dir""".split()
 )
 _LOGGED = (
-    *("data.micro_batches", "data.max_bad_share", "model.weights"),  # do not change gradients
-    *("model.image.weights", "model.text.weights"),  # initialize a new run alone
-    *("objective.products", "data.decode"),  # change rounding alone, as precision does
+    # do not change gradients
+    "data.micro_batches",
+    "data.max_bad_share",
+    # initialize a new run alone
+    "model.weights",
+    "model.image.weights",
+    "model.text.weights",
+    # change rounding alone, as precision does
+    "objective.products",
+    "data.decode",
     "early_stopping",  # ends the run sooner or later
-    *("model.patch_dropout", "model.patch_dropout_schedule", "model.patch_dropout_end", "model.patch_dropout_final"),
-)  # patch dropout: a run may be resumed for a phase without it
+    # a run may be resumed for a phase without it
+    "model.patch_dropout",
+    "model.patch_dropout_schedule",
+    "model.patch_dropout_end",
+    "model.patch_dropout_final",
+)
 # Changes that would train a different model.
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
 

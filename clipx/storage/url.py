@@ -9,9 +9,9 @@ from clipx.errors import require
 
 # File systems of fsspec that wrap another one: `reference` renders templates found in a file, `filecache`
 # unpickles its metadata, the rest hide which storage is read.
-_WRAPPERS = (
-    *("reference", "filecache", "simplecache", "blockcache", "cached", "zip", "tar", "libarchive", "dir", "generic"),
-    *("asyncwrapper", "async_wrapper"),
+_WRAPPERS = frozenset(
+    """reference filecache simplecache blockcache cached zip tar libarchive dir generic asyncwrapper
+    async_wrapper""".split()
 )
 _SECRETS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD")  # suffixes of the names of secret environment variables
 _SECRET_CHARS = 8  # minimum length: a shorter value may occur in any text

@@ -174,8 +174,14 @@ class Learner:
             self.objective.before_step(position.before)
             self.non_finite.before_forward()
             loss, found = forward_backward(
-                *(self.parallel, self.objective, batch, micro_batches),
-                *(self.comm, self.precision, self.loss_scale, self.non_finite),
+                self.parallel,
+                self.objective,
+                batch,
+                micro_batches,
+                self.comm,
+                self.precision,
+                self.loss_scale,
+                self.non_finite,
             )
             self._unscale()
             norms = gradient_norms(self.weights, self.comm) if detailed else {}

@@ -51,8 +51,13 @@ def seed_all(seed: int) -> None:
 # State of Python's and NumPy's generators: 624 words of a Mersenne twister, a position, and one cached normal number.
 _PLAIN = np.dtype(
     [
-        *(("python", "<u4", 625), ("python_kept", "<u4"), ("python_gauss", "<f8")),
-        *(("numpy", "<u4", 624), ("numpy_place", "<u4"), ("numpy_kept", "<u4"), ("numpy_gauss", "<f8")),
+        ("python", "<u4", 625),
+        ("python_kept", "<u4"),
+        ("python_gauss", "<f8"),
+        ("numpy", "<u4", 624),
+        ("numpy_place", "<u4"),
+        ("numpy_kept", "<u4"),
+        ("numpy_gauss", "<f8"),
     ]
 )
 

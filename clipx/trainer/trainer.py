@@ -140,9 +140,14 @@ class Trainer:
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
         self.tokenizer = spec.model.text.build_tokenizer()
-        classes, varying = self.dataset.classes, self.plan.varying
         self.learner = Learner(
-            *(spec, comm, self.length, varying, classes, self._warn, self._roll_back),
+            spec,
+            comm,
+            self.length,
+            self.plan.varying,
+            self.dataset.classes,
+            report=self._warn,
+            roll_back=self._roll_back,
             before_update=lambda: self.checkpoints.hold_updates(),
         )
         self.stored = spec.teacher.open(self.dataset.train, spec.data.view_options(), spec.objective.teacher_logits)

@@ -335,7 +335,7 @@ def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec
     projection = section.take("timm_proj", "linear") or ""
     section.expect(timm_proj_bias=False)
     drop = section.take("timm_drop_path", None)
-    section.ignore("timm_model_pretrained", "timm_drop", *("layers", "width", "patch_size", "head_width", "mlp_ratio"))
+    section.ignore("timm_model_pretrained", "timm_drop", "layers", "width", "patch_size", "head_width", "mlp_ratio")
     ways = {theirs: ours for ours, theirs in _PROJECTIONS.items()}
     section.require(projection in ways, "timm_proj", projection)
     way, pool = ways[projection], section.take("timm_pool", "avg")

@@ -47,9 +47,9 @@ from clipx.weights.stretch import stretch_text_positions, with_context
 
 CONFIG = "open_clip_config.json"
 # In the order of open_clip's search in a folder.
-_IN_FOLDER = (
-    *("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors", "open_clip_pytorch_model.bin"),
-    *("open_clip_pytorch_model.pth", "model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth"),
+_IN_FOLDER = tuple(
+    """open_clip_model.safetensors open_clip_pytorch_model.safetensors open_clip_pytorch_model.bin
+    open_clip_pytorch_model.pth model.safetensors pytorch_model.bin pytorch_model.pth model.pth""".split()
 )
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _DESCRIPTIONS = (CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)

@@ -41,23 +41,37 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 # convolutions.
 _TOP = ("positional_embedding", "text_projection", "logit_scale", "logit_bias")
 _VISUAL = (
-    *(r"visual\.class_embedding", r"visual\.positional_embedding", r"visual\.proj", r"visual\.(?:conv|bn)\d\..*"),
-    *(r"visual\.ln_pre\..*", r"visual\.transformer\..*", r"visual\.layer(\d+)\.(\d+)\.(downsample)?.*"),
+    r"visual\.class_embedding",
+    r"visual\.positional_embedding",
+    r"visual\.proj",
+    r"visual\.(?:conv|bn)\d\..*",
+    r"visual\.ln_pre\..*",
+    r"visual\.transformer\..*",
+    r"visual\.layer(\d+)\.(\d+)\.(downsample)?.*",
     *(rf"visual\.attnpool\.{name}.*" for name in ("positional_embedding", "k_", "q_", "v_", "c_")),
     *(
         rf"visual\.attn_pool\.{name}.*"
         for name in ("query", r"attn\.[qkv]_", r"attn\.in_", r"attn\.out_", "ln_q", "ln_k")
     ),
-    *(r"visual\.ln_post\..*", r"visual\.trunk\..*", r"visual\.head\..*"),
+    r"visual\.ln_post\..*",
+    r"visual\.trunk\..*",
+    r"visual\.head\..*",
 )
 _TEXT = (r"transformer\..*", r"token_embedding\..*", r"ln_final\..*", r"text_projection\..*")
 _TEXT_APART = (
-    *(r"text\.cls_emb", r"text\.positional_embedding", r"text\.text_projection", r"text\.token_embedding\..*"),
-    *(r"text\.transformer\..*", r"text\.ln_final\..*", r"text\.text_projection\..*"),
+    r"text\.cls_emb",
+    r"text\.positional_embedding",
+    r"text\.text_projection",
+    r"text\.token_embedding\..*",
+    r"text\.transformer\..*",
+    r"text\.ln_final\..*",
+    r"text\.text_projection\..*",
 )
 _DECODER = (
-    *(r"text_decoder\.text_projection", r"text_decoder\.resblocks\.(\d+)\..*"),
-    *(r"text_decoder\.cross_attn\.(\d+)\.(?=(ln_2|mlp)?)(?=(ln_1_kv)?).*", r"text_decoder\.ln_final\..*"),
+    r"text_decoder\.text_projection",
+    r"text_decoder\.resblocks\.(\d+)\..*",
+    r"text_decoder\.cross_attn\.(\d+)\.(?=(ln_2|mlp)?)(?=(ln_1_kv)?).*",
+    r"text_decoder\.ln_final\..*",
 )
 _ORDER = (*_TOP, *_VISUAL, *_TEXT, *_TEXT_APART)
 _COCA_ORDER = (*_TOP, *_TEXT_APART, *_VISUAL, *_DECODER)

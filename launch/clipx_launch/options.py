@@ -104,7 +104,9 @@ class LaunchSpec:
             "env",
             *(f"{key}={value}" for key, value in variables.items()),
             *python,
-            *("-m", snapshot.MODULE, str(folder)),
+            "-m",
+            snapshot.MODULE,
+            str(folder),
         ]
 
     def check(self, distributed: DistributedSpec) -> None:

@@ -13,10 +13,9 @@ from clipx_launch.cluster import SlurmError
 from clipx_launch.point import Point, Result
 from clipx_launch.sweep import Sweep
 
-_TERMINAL_STATES = {
-    *("GONE", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"),
-    *("PREEMPTED", "DEADLINE", "BOOT_FAIL", "REVOKED"),
-}
+_TERMINAL_STATES = frozenset(
+    "GONE COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY PREEMPTED DEADLINE BOOT_FAIL REVOKED".split()
+)
 _POLL_S, _MAX_POLL_S = 1.0, 15.0
 
 

@@ -36,7 +36,15 @@ RETRY_S = 120.0
 _VERSION = 6
 # Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
 _VERSIONS = (
-    *("mtime", "ETag", "etag", "md5Hash", "LastModified", "last_modified", "Last-Modified", "updated", "created"),
+    "mtime",
+    "ETag",
+    "etag",
+    "md5Hash",
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "updated",
+    "created",
     "blob_id",  # of the Hugging Face hub
 )
 # Remote shards read concurrently: a reader mostly waits for the network. Up to this number, threads read them, because

@@ -86,10 +86,10 @@ def inputs(model: CLIP, size: int = 4) -> tuple[Tensor, Tensor]:
 def test_a_layer_and_its_gradients_equal_the_definition(dora: bool, bias: bool) -> None:
     """DoRA: the norm of a row is a constant in the backward pass (arXiv:2402.09353, section 4.3)."""
     torch.manual_seed(0)
-    layer = nn.Linear(7, 5, bias).double().requires_grad_(False)
-    (DoraLinear if dora else LoraLinear).adapt(layer, LoraSpec(rank=3, alpha=6.0, dora=dora))
+    plain = nn.Linear(7, 5, bias).double().requires_grad_(False)
+    layer = (DoraLinear if dora else LoraLinear)(plain, LoraSpec(rank=3, alpha=6.0, dora=dora))
     layer.lora_b.data.normal_()
-    if dora:
+    if isinstance(layer, DoraLinear):
         layer.magnitude.data.mul_(1.5)
     x = torch.randn(4, 7, dtype=torch.float64)
     found = layer(x)
@@ -115,10 +115,9 @@ def test_a_layer_and_its_gradients_equal_those_of_peft(dora: bool) -> None:
 
     torch.manual_seed(0)
     theirs = nn.Sequential(nn.Linear(6, 5, dtype=torch.float64))
-    ours = copy.deepcopy(theirs[0])
+    ours = (DoraLinear if dora else LoraLinear)(copy.deepcopy(theirs[0]), LoraSpec(rank=3, alpha=6.0))
     config = LoraConfig(r=3, lora_alpha=6, target_modules=["0"], use_dora=dora, init_lora_weights=False)
     theirs = get_peft_model(theirs, config, autocast_adapter_dtype=False)
-    (DoraLinear if dora else LoraLinear).adapt(ours, LoraSpec(rank=3, alpha=6.0))
     pairs = {"lora_a": "lora_A.default.weight", "lora_b": "lora_B.default.weight"}
     pairs |= {"magnitude": "lora_magnitude_vector.default.weight"} if dora else {}
     found = {name: theirs.get_parameter(f"base_model.model.0.{other}") for name, other in pairs.items()}
@@ -136,9 +135,8 @@ def test_a_layer_and_its_gradients_equal_those_of_peft(dora: bool) -> None:
 
 def test_initial_adapters_are_those_of_the_authors() -> None:
     """A uniform as in nn.Linear, B zero: https://github.com/microsoft/LoRA, loralib/layers.py."""
-    layer = nn.Linear(1024, 64)
-    LoraLinear.adapt(layer, LoraSpec(rank=16))
-    assert isinstance(layer, LoraLinear) and not layer.lora_b.any()
+    layer = LoraLinear(nn.Linear(1024, 64), LoraSpec(rank=16))
+    assert not layer.lora_b.any()
     bound = math.sqrt(6 / (1 + 5) / 1024)
     a_RI = layer.lora_a.detach()
     assert 0.99 * bound < a_RI.abs().max() <= bound
@@ -146,8 +144,7 @@ def test_initial_adapters_are_those_of_the_authors() -> None:
 
 
 def test_dropout_reaches_the_adapters_alone() -> None:
-    layer = nn.Linear(64, 8).double()
-    LoraLinear.adapt(layer, LoraSpec(rank=4, dropout=0.5))
+    layer = LoraLinear(nn.Linear(64, 8).double(), LoraSpec(rank=4, dropout=0.5))
     x = torch.randn(3, 64, dtype=torch.float64)
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias)), "B is 0"
     layer.lora_b.data.normal_()

@@ -185,7 +185,7 @@ def test_features_equal_those_of_timm(form: str) -> None:
     model = build(spec(FORMS[form]))
     rows_BRX = images(model.spec, GRIDS)
     with torch.no_grad():
-        found, expected = model.image.trunk(rows_BRX), of_timm(model, rows_BRX, GRIDS)
+        found, expected = model.image.pooled(rows_BRX), of_timm(model, rows_BRX, GRIDS)
     assert expected.std() > 0.01
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
@@ -221,11 +221,11 @@ def test_float16_weights_normalize_pixels_first() -> None:
     exact, half = build(spec()), build(spec())
     half.image.half()
     rows_BRX = images(exact.spec, GRIDS)
-    trunk = half.image.trunk
-    trunk.mean_C, trunk.std_C = exact.image.trunk.mean_C, exact.image.trunk.std_C
+    tower = half.image
+    tower.mean_C, tower.std_C = exact.image.mean_C, exact.image.std_C
     with torch.no_grad():
         patch_PX = rows_BRX[:, 1:].flatten(0, 1)
-        found, expected = trunk._project(patch_PX).float(), exact.image.trunk._project(patch_PX)
+        found, expected = tower._project(patch_PX).float(), exact.image._project(patch_PX)
     torch.testing.assert_close(found, expected, atol=5e-3, rtol=5e-3)
 
 
@@ -254,7 +254,7 @@ def test_weights_of_a_fixed_size_vit_load_by_timms_conversion() -> None:
     pixels = [unpatchify(rows_RX[1:17].numpy(), (4, 4), 4) for rows_RX in rows_BRX]
     image_BCSS = (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
     with torch.no_grad():
-        found, expected = model.image.trunk(rows_BRX), fixed.eval()(image_BCSS)
+        found, expected = model.image.pooled(rows_BRX), fixed.eval()(image_BCSS)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from helpers.runs import compose
-from timm.layers import PatchEmbed
 from timm.models.vision_transformer import Block
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from clipx.model.batchnorm import to_dtype
 from clipx.model.clip import CLIP
-from clipx.model.vit import ClassTokenBlock, FoldedPatchEmbed
+from clipx.model.vit import ClassTokenBlock, FoldedConv2d
 
 CPU = torch.device("cpu")
 CLIP_VIT = "model.image.timm=vit_base_patch16_clip_224"
@@ -35,10 +35,12 @@ def build(name: str = CLIP_VIT, dtype: torch.dtype = torch.float64, **options: A
 
 def plain(model: CLIP) -> CLIP:
     """Returns a copy of the model with timm's own modules."""
-    twin = copy.deepcopy(model)
-    twin.image.takes_pixels = False
-    twin.image.trunk.patch_embed.__class__ = PatchEmbed
-    twin.image.trunk.blocks[-1].__class__ = Block
+    with patch("clipx.model.vision.compute_class_token_only"), patch("clipx.model.vision.fold_normalization") as fold:
+        fold.return_value = False
+        twin = model.spec.build(CPU, next(model.parameters()).dtype)
+    twin.load_state_dict(model.state_dict())
+    trunk = twin.image.trunk
+    assert (type(trunk.blocks[-1]), type(trunk.patch_embed.proj)) == (Block, nn.Conv2d)
     return twin
 
 
@@ -77,7 +79,7 @@ def test_embeddings_and_gradients_equal_those_of_timms_modules(
 ) -> None:
     model = build(name, **options)
     twin, image = plain(model), images().contiguous(memory_format=layout)
-    assert isinstance(model.image.trunk.patch_embed, FoldedPatchEmbed)
+    assert isinstance(model.image.trunk.patch_embed.proj, FoldedConv2d)
     assert isinstance(model.image.trunk.blocks[-1], ClassTokenBlock)
     assert list(model.state_dict()) == list(twin.state_dict())
     assert_equal(gradients(model, image), gradients(twin, image))
@@ -109,7 +111,7 @@ def test_the_last_block_computes_all_tokens_where_they_have_an_effect(name: str,
 def test_coca_reads_all_tokens() -> None:
     model = compose("model=coca_vit_b32").model.build(torch.device("meta"), torch.float32)
     assert type(model.image.trunk.blocks[-1]) is Block
-    assert type(model.image.trunk.patch_embed) is FoldedPatchEmbed
+    assert type(model.image.trunk.patch_embed.proj) is FoldedConv2d
 
 
 def test_patches_in_bfloat16_are_at_least_as_close_as_those_of_normalized_pixels() -> None:
@@ -147,9 +149,9 @@ def test_float_images_and_float16_products_are_normalized_first() -> None:
 
 def test_constants_of_the_normalization_stay_in_float32_in_a_16_bit_copy() -> None:
     model = to_dtype(build(dtype=torch.float32), torch.bfloat16)
-    embed = model.image.trunk.patch_embed
-    assert {x.dtype for x in (model.mean_C11, model.std_C11, embed.mean_C, embed.std_C)} == {torch.float32}
-    assert embed.proj.weight.dtype == torch.bfloat16
+    proj = model.image.trunk.patch_embed.proj
+    assert {x.dtype for x in (model.mean_C11, model.std_C11, proj.mean_C, proj.std_C)} == {torch.float32}
+    assert proj.weight.dtype == torch.bfloat16
     assert model.mean_C11[0].item() == pytest.approx(0.48145466, rel=1e-6)
     assert model.encode_image(images()).isfinite().all()
 
