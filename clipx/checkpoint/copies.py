@@ -40,7 +40,8 @@ class PinnedMemory(HostMemory):
         if error:  # copies are as correct, but the host waits for them
             log.warning(
                 "%d bytes of memory for checkpoints cannot be page-locked (CUDA error %d): saving takes longer",
-                *(size, error),
+                size,
+                error,
             )
 
     def close(self) -> None:
