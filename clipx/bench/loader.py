@@ -69,11 +69,14 @@ class LoaderSpec(BenchSpec):
         figures: dict[str, Any] = {"workers": self.workers}
         for side, found in rates.items():
             figures[f"ratio_{side}"] = round(ratio(found["clipx"], found["open_clip"]), 3)
+            figures[f"share_of_decode_bound_{side}"] = round(ratio(found["clipx"], found["decode"]), 3)
         figures["images_per_second"] = {str(side): {k: round(v) for k, v in m.items()} for side, m in median.items()}
-        table = Table(f"images per second with {self.workers} workers", ("", "clipx", "open_clip", "clipx / open_clip"))
+        columns = ("", "clipx", "open_clip", "clipx / open_clip", "decoding alone", "clipx / decoding")
+        table = Table(f"images per second with {self.workers} workers", columns)
         for side, m in median.items():
-            cells = (f"{m['clipx']:,.0f}", f"{m['open_clip']:,.0f}", f"{figures[f'ratio_{side}']:.2f}")
-            table.rows.append((f"{side} px", *cells))
+            ours, theirs, bound = (f"{m[name]:,.0f}" for name in ("clipx", "open_clip", "decode"))
+            shares = (f"{figures[f'{key}_{side}']:.2f}" for key in ("ratio", "share_of_decode_bound"))
+            table.rows.append((f"{side} px", ours, theirs, next(shares), bound, next(shares)))
         return Findings(figures, {str(side): found for side, found in rates.items()}, [table])
 
     def _rates(self, side: int, folder: Path, log: Callable[[str], None]) -> dict[str, list[float]]:

@@ -1,12 +1,14 @@
-"""Training loaders of clipx and of open_clip over photographs in shards, and that of a run, in samples per second."""
+"""Training loaders of clipx and of open_clip over photographs in shards, decoding alone, and the loader of a run, in
+samples per second."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_all_start_methods, set_start_method
+from multiprocessing import get_all_start_methods, get_context, set_start_method
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from clipx.data.loader import TrainBatches, train_loader, used_mask
 from clipx.data.order import Order
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
+from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data, training_order
 from clipx.data.views import ImageView, view_of
 from clipx.distributed.comm import Comm
@@ -28,10 +31,14 @@ if TYPE_CHECKING:
 _SIZE, _CONTEXT, _CROP, _PREFETCH = 224, 77, (0.9, 1.0), 2
 
 
+def _source(folder: str) -> Source:
+    os.environ["CLIPX_CACHE"] = f"{folder}/cache"  # a benchmark must leave nothing in the user's cache
+    return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
+
+
 def training_stream(folder: str, seed: int, on_device: bool = False) -> TrainBatches:
     """Returns the training stream of a folder of photographs: crops of 224 pixels. `on_device`: data.decode=gpu."""
-    os.environ["CLIPX_CACHE"] = f"{folder}/cache"  # a benchmark must leave nothing in the user's cache
-    source = Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
+    source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
     view = ImageView(_SIZE, _CROP, 10**8, on_device=on_device)
     return TrainBatches(source, order, view, Tokenizer(_CONTEXT), seed)
@@ -117,8 +124,33 @@ def open_clip_loader(shards: str, size: int, context: int, batch: int, workers: 
     return loader
 
 
-CONTESTANTS: Mapping[str, Callable[..., float]] = {"clipx": clipx_processes, "open_clip": open_clip}
-"""Loaders that are compared."""
+def decode_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
+    """Measures libjpeg-turbo on whole images in memory, in `workers` processes, without reading, cropping or
+    sending."""
+    decode = partial(_decode, folder, batch * count // workers)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        return sum(future.result() for future in [pool.submit(decode) for _ in range(workers)])
+
+
+def _decode(folder: str, count: int) -> float:
+    """Returns the images per second of one process."""
+    import simplejpeg
+
+    source = _source(folder)
+    images = [source.read(i).image for i in range(min(200, sum(source.sizes)))]
+    simplejpeg.decode_jpeg(images[0])
+    start = time.time()
+    for i in range(count):
+        simplejpeg.decode_jpeg(images[i % len(images)])
+    return count / (time.time() - start)
+
+
+CONTESTANTS: Mapping[str, Callable[..., float]] = {
+    "clipx": clipx_processes,
+    "open_clip": open_clip,
+    "decode": decode_bound,
+}
+"""Loaders that are compared, and the bound of decoding."""
 
 
 def stream_of_run(run_dir: Path) -> tuple[RunSpec, Dataset, TrainBatches]:

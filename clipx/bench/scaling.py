@@ -49,10 +49,10 @@ class ScalingSpec(BenchSpec):
     which clipx_local starts."""
 
     tasks_per_node: int = 1
-    """Number of ranks on each of `nodes`. At least 1."""
+    """Number of ranks on each of `nodes`. At least 1. Not without them."""
 
-    tasks: list[int] = field(default_factory=lambda: [1, 2])
-    """Numbers of ranks on this machine. At least one, each at least 1. Has an effect without `nodes` only."""
+    tasks: list[int] = field(default_factory=list)
+    """Numbers of ranks on this machine. Each is at least 1. []: 1 and 2. Not with `nodes`."""
 
     batch: int = 64
     """Number of samples in a step, on each rank or on all (`mode`). At least 1; with mode=strong divisible by all
@@ -83,7 +83,13 @@ class ScalingSpec(BenchSpec):
         for key in ("train", "launch"):
             for word in getattr(self, key):
                 require("=" in word, f"{key} contains {word}, which is not KEY=VALUE: write \"{key}=['a=b','c=d']\"")
-        require(bool(self.nodes or self.tasks), "tasks=[] is empty: give at least one, tasks=[1], or nodes=[1]")
+        require(
+            not (self.nodes and self.tasks), f"tasks={self.tasks} has no effect with nodes={self.nodes}: remove one"
+        )
+        require(
+            bool(self.nodes) or self.tasks_per_node == 1,
+            f"tasks_per_node={self.tasks_per_node} has no effect without nodes: give nodes=[1,2], or remove it",
+        )
         for ranks in self.ranks().values():
             require(
                 self.mode is ScalingMode.weak or self.batch % ranks == 0,
@@ -94,7 +100,7 @@ class ScalingSpec(BenchSpec):
         """Returns the number of ranks by number of nodes, or of tasks on this machine."""
         if self.nodes:
             return {nodes: nodes * self.tasks_per_node for nodes in sorted(set(self.nodes))}
-        return {tasks: tasks for tasks in sorted(set(self.tasks))}
+        return {tasks: tasks for tasks in sorted(set(self.tasks or (1, 2)))}
 
     def run(self, log: Callable[[str], None]) -> Findings:
         rows = []

@@ -22,7 +22,8 @@ def test_both_loaders_run_and_the_last_line_is_json(tmp_path: Path) -> None:
     done = run(*BENCH, *sizes, f"run_dir={tmp_path}/found")
     figures = json.loads(done.stdout.splitlines()[-1])
     rates = figures["images_per_second"]["64"]
-    assert rates.keys() == {"clipx", "open_clip"} and min(rates.values()) > 0
+    assert rates.keys() == {"clipx", "open_clip", "decode"} and min(rates.values()) > 0
+    assert figures["share_of_decode_bound_64"] == pytest.approx(rates["clipx"] / rates["decode"], rel=0.1)
     assert figures["ratio_64"] == pytest.approx(rates["clipx"] / rates["open_clip"], rel=0.1)
     assert json.loads((tmp_path / "found" / "results.json").read_text())["figures"] == figures
     assert "clipx / open_clip" in done.stdout

@@ -69,7 +69,8 @@ def test_a_single_interval_is_rejected(tmp_path: Path) -> None:
     [
         ({"steps": 10}, "steps=10 must be at least 20, twice interval=10"),
         ({"tasks": [0]}, "tasks=[0] must contain numbers of at least 1"),
-        ({"tasks": []}, "tasks=[] is empty: give at least one, tasks=[1], or nodes=[1]"),
+        ({"nodes": [1], "tasks": [1]}, "tasks=[1] has no effect with nodes=[1]: remove one"),
+        ({"tasks_per_node": 2}, "tasks_per_node=2 has no effect without nodes: give nodes=[1,2], or remove it"),
         ({"tasks": [3], "mode": ScalingMode.strong}, "batch=64 is not divisible by 3 ranks, which share it: give a multiple, or mode=weak"),
         ({"train": ["seed"]}, "train contains seed, which is not KEY=VALUE: write \"train=['a=b','c=d']\""),
     ],
