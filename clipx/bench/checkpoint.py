@@ -1,8 +1,7 @@
-"""Pause of the training for a checkpoint: clipx compared with a copy, torch.save, DCP and asynchronous DCP."""
+"""Pause of the training for a checkpoint: clipx compared with a copy, torch.save and asynchronous DCP."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
-from clipx.errors import require
 
 if TYPE_CHECKING:
     from clipx.bench.saving import SaveTiming
@@ -21,7 +19,6 @@ _LABELS = {
     "clipx": "clipx, in the background",
     "copy": "one copy in memory",
     "torch_save": "torch.save",
-    "dcp": "torch.distributed.checkpoint.save",
     "dcp_async": "torch.distributed.checkpoint.async_save",
 }
 
@@ -44,16 +41,9 @@ class CheckpointBenchSpec(BenchSpec):
     repeats: int = 5
     """Number of rounds, in each of which all implementations save in turns. At least 1. One warm-up round is added."""
 
-    outage_steps: int = 1000
-    """Number of steps that are timed while checkpoint.remote does not respond, and without it. At least 100."""
-
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         self.check_counts("parameters", "repeats")
-        require(
-            self.outage_steps >= 100,
-            f"outage_steps={self.outage_steps} must be at least 100: fewer have no 99th percentile",
-        )
 
     def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench import saving
@@ -65,11 +55,6 @@ class CheckpointBenchSpec(BenchSpec):
         timings: dict[str, list[SaveTiming]] = Processes(device, self.threads).run(
             saving.race, str(folder), self.parameters, self.repeats, self.seed
         )[0]
-        log(f"{self.outage_steps} steps while checkpoint.remote does not respond")
-        steps: dict[str, list[float]] = Processes(device, self.threads).run(
-            saving.outage, str(Path(self.run_dir) / "outage"), self.outage_steps, self.seed
-        )[0]
-        p99 = {name: statistics.quantiles(took, n=100)[98] for name, took in steps.items()}
         counted = {name: found[1:] for name, found in timings.items()}
         stalls = {name: [timing.stall for timing in found] for name, found in counted.items()}
         typical = {
@@ -81,18 +66,15 @@ class CheckpointBenchSpec(BenchSpec):
             "bytes": size,
             **{
                 f"stall_ratio{end}": rounded(ratio(stalls["clipx"], stalls[name]))
-                for name, end in (("copy", "_copy"), ("torch_save", ""), ("dcp", "_dcp"), ("dcp_async", "_dcp_async"))
+                for name, end in (("copy", "_copy"), ("torch_save", ""), ("dcp_async", "_dcp_async"))
             },
             "stall_seconds": typical["stall"],
             "first_stall_seconds": {name: rounded(found[0].stall) for name, found in timings.items()},
             "total_seconds": typical["total"],
             "slowdown": typical["slowdown"],
-            "outage_p99_ratio": rounded(p99["outage"] / p99["alone"]),
-            "step_p99_seconds": {name: rounded(value) for name, value in p99.items()},
-            "step_median_seconds": medians(steps),
         }
         details = {name: [asdict(timing) for timing in found] for name, found in timings.items()}
-        return Findings(figures, {"laps": details, "steps": steps}, [self._table(figures), self._outage(figures)])
+        return Findings(figures, {"laps": details}, [self._table(figures)])
 
     def _table(self, figures: dict[str, Any]) -> Table:
         table = Table(
@@ -102,11 +84,4 @@ class CheckpointBenchSpec(BenchSpec):
         for name, label in _LABELS.items():
             keys = ("stall_seconds", "first_stall_seconds", "total_seconds", "slowdown")
             table.rows.append((label, *(f"{figures[key][name]:.3g}" for key in keys)))
-        return table
-
-    def _outage(self, figures: dict[str, Any]) -> Table:
-        table = Table("step while checkpoint.remote does not respond", ("", "median, s", "99th percentile, s"))
-        for name in ("alone", "outage"):
-            keys = ("step_median_seconds", "step_p99_seconds")
-            table.rows.append((name, *(f"{figures[key][name]:.4g}" for key in keys)))
         return table

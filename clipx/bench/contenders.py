@@ -173,9 +173,19 @@ def clipx_over_shards(
 
     spec = compose(
         *overrides,
-        *("data=webdataset", f"data.shards={pattern(folder)}", f"data.batch_size={size}", f"seed={seed}"),
-        *("evaluator=[]", "logger=[]", "report=false", "checkpoint=none", "duration=1000000st", "log_every=1000000st"),
-        *(f"run_dir={folder}/run-{number}", f"name=run-{number}", f"distributed.device={comm.device.type}"),
+        "data=webdataset",
+        f"data.shards={pattern(folder)}",
+        f"data.batch_size={size}",
+        f"seed={seed}",
+        "evaluator=[]",
+        "logger=[]",
+        "report=false",
+        "checkpoint=none",
+        "duration=1000000st",
+        "log_every=1000000st",
+        f"run_dir={folder}/run-{number}",
+        f"name=run-{number}",
+        f"distributed.device={comm.device.type}",
     )
     trainer = Trainer(spec)
     steps = trainer.steps()

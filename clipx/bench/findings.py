@@ -1,4 +1,4 @@
-"""Results of a benchmark: figures, tables and a plot."""
+"""Results of a benchmark: figures and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class Findings:
     figures: dict[str, Any]  # headline numbers and ratios; the last line of the output has them with name and folder
     details: Any  # all measurements, for results.json
     tables: Sequence[Table]
-    picture: bytes | None = None  # PNG
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-import torch
-
 from clipx.bench import shards
 from clipx.bench.contenders import HOST_BATCHES, Contender, captions, clipx_in_memory, clipx_over_shards, low_precision
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
@@ -17,7 +15,7 @@ from clipx.bench.phases import kernels, phases
 from clipx.bench.pipelines import fork_workers
 from clipx.bench.rival import Rival
 from clipx.distributed.comm import Comm
-from clipx.model.flops import ForwardFlops, peak_tflops
+from clipx.model.flops import ForwardFlops, Utilisation
 from clipx.model.packer import TextPacker
 from clipx.report.console import stdout_console
 from clipx.trainer.spec import RunSpec, compose
@@ -39,13 +37,8 @@ class Course:
     def spec(self, run: str) -> RunSpec:
         return compose(*self.runs[run], f"data.batch_size={self.batch}")
 
-    def precision(self, run: str, device: str) -> str:
-        """Returns the precision of open_clip that corresponds to that of a run."""
-        return low_precision(self.spec(run), torch.device(device))
-
     def builders(self, comm: Comm) -> dict[str, Callable[[], Contender]]:
-        """Returns a constructor of each contender. open_clip has one for each precision of the runs, on the model of
-        the first of them."""
+        """Returns a constructor of each contender. open_clip trains the model of the first run in its precision."""
         found: dict[str, Callable[[], Contender]] = {}
         folder = None if self.folder is None else Path(self.folder)
         for i, (name, words) in enumerate(self.runs.items()):
@@ -53,18 +46,10 @@ class Course:
                 found[name] = partial(clipx_in_memory, words, self.batch, comm, self.seed)
             else:
                 found[name] = partial(clipx_over_shards, words, self.batch, comm, self.seed, folder, i)
-        for name, rival in self.rivals_by_name(comm.device).items():
-            found[name] = partial(rival[1].build, rival[0], self.batch, comm, self.seed, folder)
-        return found
-
-    def rivals_by_name(self, device: torch.device) -> dict[str, tuple[RunSpec, Rival]]:
-        """Returns the rivals of all runs, each with the first run of its precision."""
-        found: dict[str, tuple[RunSpec, Rival]] = {}
-        for run in self.runs if self.rivals else ():
-            spec = self.spec(run)
-            for kind in self.rivals:
-                rival = Rival(low_precision(spec, device), kind == "compiled")
-                found.setdefault(rival.name, (spec, rival))
+        first = next(iter(self.runs))
+        for kind in self.rivals:
+            rival = Rival(low_precision(self.spec(first), comm.device), kind == "compiled")
+            found[rival.name] = partial(rival.build, self.spec(first), self.batch, comm, self.seed, folder)
         return found
 
 
@@ -121,11 +106,11 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
     context, tokens = spec.model.text.context_length, mean_tokens(course, spec)
     forward = ForwardFlops.of(spec.model)
     packed, padded = (3e-12 * (forward.image + share * forward.text) for share in (tokens / context, 1.0))
-    peak = spec.device_peak_tflops
-    if peak is None and comm.device.type == "cuda":
-        peak = peak_tflops(torch.cuda.get_device_name(comm.device), spec.precision)
+    utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
     rates = [flops * course.batch / took for flops in (packed, padded)]
-    mfu_packed, mfu_padded = (None if peak is None else round(rate / peak, 4) for rate in rates)
+    mfu_packed, mfu_padded = (
+        None if utilisation is None else round(1e12 * rate / utilisation.peak, 4) for rate in rates
+    )
     ours = one.learner is not None
     by_phase = phases(one, course.steps, comm.device)
     by_kernel = kernels(one, course.steps) if comm.device.type == "cuda" else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,10 +35,6 @@ class LoaderSpec(BenchSpec):
     sides: list[int] = field(default_factory=lambda: [256, 512])
     """Widths of the photographs in pixels. Each is at least 32. All are measured one after the other."""
 
-    aspect: float = 0.75
-    """Height of a photograph divided by its width, in [0.25, 4]. 1 is that of img2dataset's resize modes border and
-    crop."""
-
     samples: int = 2048
     """Number of photographs of each width. At least two batches."""
 
@@ -58,7 +54,6 @@ class LoaderSpec(BenchSpec):
         BenchSpec.__post_init__(self)
         require(bool(self.sides), "sides=[] is empty: give at least one, sides=[512]")
         require(min(self.sides, default=32) >= 32, f"sides={self.sides} must contain numbers of at least 32")
-        require(0.25 <= self.aspect <= 4, f"aspect={self.aspect:g} must be in [0.25, 4]: photographs have 0.75")
         self.check_counts("samples", "batch", "workers", "batches", "repeats")
         require(
             self.samples >= 2 * self.batch,
@@ -68,88 +63,37 @@ class LoaderSpec(BenchSpec):
     def run(self, log: Callable[[str], None]) -> Findings:
         if self.of is not None:
             return self._of_a_run(self.of, log)
-        from clipx.bench.pipelines import CONTESTANTS, without_spdl
-
-        reason = without_spdl()
-        left_out = {} if reason is None else {"spdl": reason}
-        for name, why in left_out.items():
-            log(f"skipping {name}: {why}")
-        contestants = {name: call for name, call in CONTESTANTS.items() if name not in left_out}
         with tempfile.TemporaryDirectory() as folder:
-            rates = {
-                side: self._rates(contestants, side, Path(folder) / str(side), log) for side in sorted(set(self.sides))
-            }
-            parts = {side: self._parts(Path(folder) / str(side), log) for side in rates}
-        return self._findings(rates, parts, left_out)
+            rates = {side: self._rates(side, Path(folder) / str(side), log) for side in sorted(set(self.sides))}
+        median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
+        figures: dict[str, Any] = {"workers": self.workers}
+        for side, found in rates.items():
+            figures[f"ratio_{side}"] = round(ratio(found["clipx"], found["open_clip"]), 3)
+            figures[f"share_of_decode_bound_{side}"] = round(ratio(found["clipx"], found["decode"]), 3)
+        figures["images_per_second"] = {str(side): {k: round(v) for k, v in m.items()} for side, m in median.items()}
+        columns = ("", "clipx", "open_clip", "clipx / open_clip", "decoding alone", "clipx / decoding")
+        table = Table(f"images per second with {self.workers} workers", columns)
+        for side, m in median.items():
+            ours, theirs, bound = (f"{m[name]:,.0f}" for name in ("clipx", "open_clip", "decode"))
+            shares = (f"{figures[f'{key}_{side}']:.2f}" for key in ("ratio", "share_of_decode_bound"))
+            table.rows.append((f"{side} px", ours, theirs, next(shares), bound, next(shares)))
+        return Findings(figures, {str(side): found for side, found in rates.items()}, [table])
 
-    def _parts(self, folder: Path, log: Callable[[str], None]) -> dict[str, float]:
-        """Measures the microseconds per image of each part of loading, in one thread."""
-        from clipx.bench.decoding import microseconds
-
-        log(f"{folder.name} pixels: parts of loading")
-        rounds = 5 * self.repeats
-        return Processes("cpu", self.threads).run(microseconds, str(folder), self.batch, rounds, self.seed)[0]
-
-    def _rates(
-        self, contestants: Mapping[str, Callable[..., float]], side: int, folder: Path, log: Callable[[str], None]
-    ) -> dict[str, list[float]]:
+    def _rates(self, side: int, folder: Path, log: Callable[[str], None]) -> dict[str, list[float]]:
         """Measures the images per second of each loader in each round."""
         from clipx.bench import pipelines, shards
 
         log(f"{side} pixels: writing {self.samples:,} photographs")
         folder.mkdir()
-        shards.write(folder, self.samples, side, self.seed, aspect=self.aspect, caption=pipelines.caption)
+        shards.write(folder, self.samples, side, self.seed)
         processes = Processes("cpu", self.threads)
-        rates: dict[str, list[float]] = {name: [] for name in contestants}
+        rates: dict[str, list[float]] = {name: [] for name in pipelines.CONTESTANTS}
         load = (str(folder), self.batch, self.workers, self.batches, self.seed)
         for i in range(self.repeats):
             log(f"{side} pixels: round {i + 1} of {self.repeats}")
-            for name, contestant in contestants.items():
+            for name, contestant in pipelines.CONTESTANTS.items():
                 rates[name].append(processes.run(contestant, *load)[0])
         return rates
-
-    def _findings(
-        self, rates: dict[int, dict[str, list[float]]], parts: dict[int, dict[str, float]], left_out: dict[str, str]
-    ) -> Findings:
-        from clipx.bench.decoding import PARTS
-
-        median = {side: {name: statistics.median(r) for name, r in found.items()} for side, found in rates.items()}
-        figures: dict[str, Any] = {"workers": self.workers, "aspect": self.aspect}
-        for side, found in rates.items():
-            figures[f"ratio_{side}"] = round(ratio(found["clipx"], found["open_clip"]), 3)
-            figures[f"share_of_decode_bound_{side}"] = round(ratio(found["clipx"], found["decode"]), 3)
-            # Workers only tokenise in the denominator, and do all the work in the numerator.
-            figures[f"tokens_share_{side}"] = round(ratio(found["clipx"], found["tokens"]), 4)
-        largest = max(rates)
-        figures["share_of_decode_bound"] = figures[f"share_of_decode_bound_{largest}"]
-        figures["images_per_second"] = {str(side): {k: round(v) for k, v in m.items()} for side, m in median.items()}
-        figures["microseconds"] = {str(side): found for side, found in parts.items()}
-        figures["left_out"] = left_out
-        labels = {
-            "clipx": "clipx",
-            "threads": "clipx, threads of one process",
-            "spdl": "spdl's decoder and filters, threads of one process",
-            "open_clip": "open_clip",
-            "decode": "libjpeg-turbo alone, whole images",
-            "tokens": "clipx's tokenizer alone, texts",
-        }
-        table = Table(
-            f"images per second with {self.workers} workers; ratio of clipx to each",
-            ("", *(text for side in rates for text in (f"{side} px", "ratio"))),
-        )
-        for name, label in labels.items():
-            if name in left_out:
-                table.rows.append((f"{label}: {left_out[name]}", *("–" for _ in table.columns[1:])))
-                continue
-            cells = [
-                text
-                for side, m in median.items()
-                for text in (f"{m[name]:,.0f}", f"{ratio(rates[side]['clipx'], rates[side][name]):.2f}")
-            ]
-            table.rows.append((label, *cells))
-        times = Table("microseconds of CPU time per image, one thread", ("", *(f"{side} px" for side in parts)))
-        times.rows += [(text, *(f"{found[name]:,.0f}" for found in parts.values())) for name, text in PARTS.items()]
-        return Findings(figures, {str(side): found for side, found in rates.items()}, [table, times])
 
     def _of_a_run(self, run_dir: str, log: Callable[[str], None]) -> Findings:
         from clipx.bench.loader_advice import PARTS, changes, microseconds_of_run, verdict

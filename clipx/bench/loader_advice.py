@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.distributed.comm import Comm
 
 PARTS = {
-    "image": "decoding, crop and resizing",
-    "read": "reading from the shard",
-    "tokens": "tokens",
-    "copy": "copy to shared memory",
-    "rest": "the rest, mostly Python",
-    "whole": "all of these",
+    "whole": "CPU time",
+    "image": "of which decoding, crop and resizing",
     "wait": "waiting for storage, no CPU time",
     "small": "decoding, crop and resizing, if shards had smaller images",
 }
@@ -160,7 +157,6 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
 
     from clipx.bench.pipelines import stream_of_run
     from clipx.data.batch import Batch
-    from clipx.data.shared_memory import copy_to_shared
     from clipx.data.source import BadSample
     from clipx.data.views import ImageView
 
@@ -174,32 +170,18 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
     wall = time.perf_counter() - begin - (_not_running() - idle)
     if not isinstance(batch, Batch):
         raise batch
-    found, encoded, captions = {"whole": whole, "wait": max(0.0, wall - whole)}, list[bytes](), list[str]()
-
-    def read() -> None:
-        for position in range(count, 2 * count):
-            try:
-                sample = stream.source.read(stream.order(position))
-            except BadSample:
-                continue
-            encoded.append(sample.image)
-            captions.extend(sample.captions[:1])
-
-    found["read"] = _cpu(read)
+    found, encoded = {"whole": whole, "wait": max(0.0, wall - whole)}, list[bytes]()
+    for position in range(count, 2 * count):
+        with suppress(BadSample):
+            encoded.append(stream.source.read(stream.order(position)).image)
     outs = [rows[0] for rows in stream.view.allocate(1)]
 
     def load(images: Sequence[bytes]) -> None:
         for image in images:
-            try:
+            with suppress(BadSample):
                 stream.view.load(image, stream.rng(0), *outs)
-            except BadSample:
-                continue
 
     found["image"] = _cpu(lambda: load(encoded))
-    found["tokens"] = _cpu(lambda: stream.tokenizer(captions or [""]))
-    (rows,) = stream.view.allocate(count)
-    found["copy"] = _cpu(lambda: copy_to_shared(rows))
-    found["rest"] = max(0.0, whole - sum(found[name] for name in ("read", "image", "tokens", "copy")))
     if isinstance(stream.view, ImageView):
         smaller = _resized(encoded, sufficient_side(stream.view.size))
         load(smaller[:1])
@@ -220,10 +202,8 @@ def _resized(images: Sequence[bytes], size: int) -> list[bytes]:
 
     spec, found = PrepareSpec(source="", out="", resize=Resize.keep_ratio, size=size), []
     for image in images:
-        try:
+        with suppress(BadSample):
             found.append(shard_image(image, spec).encoded)
-        except BadSample:
-            continue
     return found
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.bench.findings import Findings, Table, ratio, rounded
@@ -38,8 +38,7 @@ _MIB = 2**20
 class LossSpec(BenchSpec):
     """Loss and gradients of given features, compared with open_clip's losses.
 
-    The headline is one rank with `batch` samples of width `dim`. Three sweeps vary the number of ranks that share the
-    global batch, one of which is measured, the number of real ranks, and the width.
+    The headline is one rank with `batch` samples. Then `small` samples on each rank are measured with several ranks.
     """
 
     kind: str = "loss"
@@ -49,80 +48,65 @@ class LossSpec(BenchSpec):
     """Objectives of clipx to measure. At least one; the first gives the headline ratios."""
 
     batch: int = 8192
-    """Global batch of the headline in samples. At least 2, and divisible by each number in `parts`."""
+    """Number of samples of the headline. At least 2."""
 
     dim: int = 512
     """Width of the features. At least 1."""
 
-    parts: list[int] = field(default_factory=lambda: [2, 4, 8])
-    """Numbers of ranks that share `batch`. Each is at least 1. One of the ranks is measured, without the others."""
-
     ranks: list[int] = field(default_factory=lambda: [1, 2])
     """Numbers of real processes with `small` samples each. Each is at least 1."""
 
-    dims: list[int] = field(default_factory=lambda: [256, 1024])
-    """Widths of the features, measured with `small` samples. Each is at least 1."""
-
     small: int = 2048
-    """Number of samples on each rank in the sweeps over `ranks` and `dims`. At least 2."""
+    """Number of samples on each of `ranks`. At least 2."""
 
     repeats: int = 5
-    """Number of rounds of the headline. At least 1. The sweeps take half as many."""
+    """Number of rounds of the headline. At least 1. Those of `ranks` are half as many."""
 
     def __post_init__(self) -> None:
         BenchSpec.__post_init__(self)
         require(bool(self.objectives), "objectives=[] is empty: give at least one, objectives=[infonce]")
         self.check_counts("dim", "repeats")
-        for key, several in {"parts": self.parts, "ranks": self.ranks, "dims": self.dims}.items():
-            require(min(several, default=1) >= 1, f"{key}={several} must contain numbers of at least 1")
+        require(min(self.ranks, default=1) >= 1, f"ranks={self.ranks} must contain numbers of at least 1")
         for key, batch in {"batch": self.batch, "small": self.small}.items():
             require(batch >= 2, f"{key}={batch} must be at least 2: one sample has no negatives")
-        for part in self.parts:
-            require(
-                self.batch % part == 0,
-                f"batch={self.batch} is not divisible by {part}, which parts contains: "
-                f"give a multiple of {part}, or change parts=[…]",
-            )
         for name in self.objectives:
             compose(f"objective={name}")
 
     def points(self) -> list[LossCase]:
         """Returns the sizes to measure, the headline first."""
-        return [
-            LossCase("headline", self.batch, 1, self.dim),
-            *(LossCase("b", self.batch // part, part, self.dim, stand_in=True) for part in self.parts if part > 1),
-            *(LossCase("ranks", self.small, ranks, self.dim) for ranks in self.ranks),
-            *(LossCase("dim", self.small, 1, dim) for dim in self.dims),
-        ]
+        sizes = [(self.batch, 1), *((self.small, ranks) for ranks in self.ranks)]
+        return [LossCase(batch, ranks, self.dim) for batch, ranks in dict.fromkeys(sizes)]
 
     def run(self, log: Callable[[str], None]) -> Findings:
         device = self.device_type()
         contest, points = Contest.of(self.objectives, device), self.points()
         log(f"{len(points)} sizes, {', '.join(contest.names)}, on {device}")
-        rows = [row for point in points for row in _race(self, contest, point, device, log)]
-        _add_memory(self, rows, device, log)
+        rounds = [self.repeats, *((self.repeats + 1) // 2 for _ in points[1:])]
+        rows = [
+            row
+            for point, number in zip(points, rounds, strict=True)
+            for row in _race(self, contest, point, number, device, log)
+        ]
+        _add_memory(self, rows, log)
         figures = _figures(self, contest, rows, device)
         details = [asdict(row) | {"seconds": row.seconds} for row in rows]
-        return Findings(figures, details, _tables(self, rows, figures["ratios"]), _picture(self, contest, rows))
+        return Findings(figures, details, _tables(self, rows, figures["ratios"]))
 
 
 @dataclass(frozen=True, slots=True)
 class LossCase:
     """Size to measure: b samples of width D on each of K ranks."""
 
-    sweep: str
     batch: int
     ranks: int
     dim: int
-    stand_in: bool = False  # measures one rank without the others
 
     def run(self, processes: Processes, call: Callable[..., T], *args: object) -> list[T]:
         """Calls `call` in new processes. Returns its result on each rank."""
-        size = (self.batch, self.dim)
-        return processes.run(call, size, *args, ranks=self.ranks, stand_in=self.stand_in)
+        return processes.run(call, (self.batch, self.dim), *args, ranks=self.ranks)
 
     def __str__(self) -> str:
-        return f"{self.batch:,} x {self.dim:,} on {'one of ' if self.stand_in else ''}{self.ranks}"
+        return f"{self.batch:,} x {self.dim:,} on {self.ranks}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +166,21 @@ class Row:
 # ------------------------------------------------------------------------------------------------- measurement
 
 
-def _race(spec: LossSpec, contest: Contest, point: LossCase, device: str, log: Callable[[str], None]) -> list[Row]:
+def _race(
+    spec: LossSpec, contest: Contest, point: LossCase, rounds: int, device: str, log: Callable[[str], None]
+) -> list[Row]:
     """Measures time, loss and collectives of all losses at one size. Raises BenchError if equal losses differ."""
     import torch
 
     from clipx.bench import race
 
-    if not point.stand_in and point.ranks > max(1, torch.cuda.device_count()):
+    if point.ranks > max(1, torch.cuda.device_count()):
         device = "cpu"  # more ranks than GPUs
     log(f"time: {point}")
-    rounds = spec.repeats if point.sweep == "headline" else (spec.repeats + 1) // 2
-    references = {} if point.stand_in else contest.references()
-    laps = point.run(Processes(device, spec.threads), race.race, contest.names, references, rounds, spec.seed)
+    processes = Processes(device, spec.threads)
+    laps = point.run(processes, race.race, contest.names, contest.references(), rounds, spec.seed)
     rows = {name: _row(point, name, device, [lap[name] for lap in laps]) for name in contest.names}
-    for name, reference in ({} if point.stand_in else contest.same).items():
+    for name, reference in contest.same.items():
         _check(rows[name], rows[reference])
     return list(rows.values())
 
@@ -231,22 +216,20 @@ def _check(ours: Row, theirs: Row) -> None:
             )
 
 
-def _add_memory(spec: LossSpec, rows: Sequence[Row], device: str, log: Callable[[str], None]) -> None:
+def _add_memory(spec: LossSpec, rows: Sequence[Row], log: Callable[[str], None]) -> None:
     """Measures the peak memory of each row in a separate process for each rank, and sets it."""
     from clipx.bench import race
 
-    def measure(processes: Processes, row: Row) -> None:
+    for row in rows:
         log(f"memory: {row.point}, {row.name}")
-        row.memory = max(row.point.run(replace(processes, device=row.device), race.memory, row.name, spec.seed))
-
-    Processes(device, spec.threads).in_pairs(measure, rows)
+        row.memory = max(row.point.run(Processes(row.device, spec.threads), race.memory, row.name, spec.seed))
 
 
 # ------------------------------------------------------------------------------------------------------ output
 
 
 def _figures(spec: LossSpec, contest: Contest, rows: Sequence[Row], device: str) -> dict[str, Any]:
-    headline = {row.name: row for row in rows if row.point.sweep == "headline"}
+    headline = {row.name: row for row in rows if row.point == rows[0].point}
     ratios = {name: _ratios(headline, name, reference) for name, reference in contest.reference.items()}
     first, moved = spec.objectives[0], _most_ranks(rows)
     return {
@@ -279,27 +262,24 @@ def _ratios(rows: dict[str, Row], name: str, reference: str) -> dict[str, float]
     return found
 
 
-def _most_ranks(rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows with the largest number of real ranks."""
-    real = [row for row in rows if not row.point.stand_in]
-    most = max(row.point.ranks for row in real)
-    chosen = [row.point for row in real if row.point.ranks == most]
-    return [row for row in real if row.point == chosen[0]]
+def _most_ranks(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows with the largest number of ranks."""
+    most = max((row.point for row in rows), key=lambda point: point.ranks)
+    return [row for row in rows if row.point == most]
 
 
 def _tables(spec: LossSpec, rows: Sequence[Row], ratios: dict[str, dict[str, float]]) -> list[Table]:
     sizes = Table(
         "forward and backward of given features",
-        ("loss", "sweep", "b", "K", "B", "D", "time, s", "memory, MiB", "traffic, MiB", "gradient error"),
+        ("loss", "b", "K", "B", "D", "time, s", "memory, MiB", "traffic, MiB", "gradient error"),
     )
     for row in rows:
         point, error = row.point, row.gradient_error
         sizes.rows.append(
             (
                 row.label,
-                point.sweep,
                 f"{point.batch:,}",
-                f"{point.ranks}{' (one measured)' if point.stand_in else ''}",
+                f"{point.ranks}",
                 f"{point.batch * point.ranks:,}",
                 f"{point.dim:,}",
                 f"{row.seconds:.4g}",
@@ -321,33 +301,3 @@ def _tables(spec: LossSpec, rows: Sequence[Row], ratios: dict[str, dict[str, flo
     for key in dict.fromkeys(key for found in ratios.values() for key in found):
         against.rows.append((key, *(f"{found[key]:.3f}" if key in found else "" for found in ratios.values())))
     return [sizes, travels, against]
-
-
-def _picture(spec: LossSpec, contest: Contest, rows: Sequence[Row]) -> bytes:
-    from clipx.bench.picture import Panel, draw
-
-    def panel(quantity: str, over: str) -> Panel:
-        title, y = quantities[quantity]
-        x, chosen, at = axes[over]
-        curves = {
-            name: sorted({(at(row.point), y(row)) for row in rows if row.name == name and chosen(row.point)})
-            for name in contest.names
-        }
-        return Panel(title, x, {name: curve for name, curve in curves.items() if curve})
-
-    quantities: dict[str, tuple[str, Callable[[Row], float]]] = {
-        "time": ("time, s", lambda row: row.seconds),
-        "memory": ("additional peak memory, MiB", lambda row: row.memory / _MIB),
-        "moved": ("traffic, MiB", lambda row: row.bytes / _MIB),
-    }
-    axes: dict[str, tuple[str, Callable[[LossCase], bool], Callable[[LossCase], int]]] = {
-        "b": (f"local batch b, of B = {spec.batch:,}", lambda p: p.sweep in ("headline", "b"), lambda p: p.batch),
-        "K": (f"ranks K, b = {spec.small:,}", lambda p: p.sweep == "ranks", lambda p: p.ranks),
-        "D": (
-            f"width D, b = B = {spec.small:,}",
-            lambda p: p.sweep == "dim" or (p.sweep == "ranks" and p.ranks == 1),
-            lambda p: p.dim,
-        ),
-    }
-    drawn = [("time", "b"), ("memory", "b"), ("moved", "K"), ("time", "D"), ("memory", "D"), ("time", "K")]
-    return draw("loss and gradients of given features", [panel(*which) for which in drawn], columns=3)

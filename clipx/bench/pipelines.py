@@ -1,23 +1,17 @@
-"""Measuring processes of the loader benchmark, each of which runs one pipeline over photographs in shards.
-
-The functions of CONTESTANTS return items per second.
-"""
+"""Training loaders of clipx and of open_clip over photographs in shards, decoding alone, and the loader of a run, in
+samples per second."""
 
 from __future__ import annotations
 
-import itertools
 import os
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_all_start_methods, get_context, set_start_method
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from clipx.bench.shards import pattern
 from clipx.data.batch import Batch
@@ -27,7 +21,6 @@ from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data, training_order
-from clipx.data.transform import random_box
 from clipx.data.views import ImageView, view_of
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
@@ -36,13 +29,6 @@ if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
 
 _SIZE, _CONTEXT, _CROP, _PREFETCH = 224, 77, (0.9, 1.0), 2
-_COLOURS = ("red", "green", "white", "wooden", "stone")
-_CAPTION = "a photo of a small {} house beside the lake on a cloudy morning, with number {} on its door"
-
-
-def caption(seed: int, i: int) -> str:
-    """Returns the caption of sample i. Its length does not vary, as that of the captions of `shards` does."""
-    return _CAPTION.format(_COLOURS[i % len(_COLOURS)], i)
 
 
 def _source(folder: str) -> Source:
@@ -107,83 +93,6 @@ def encoded_batches(folder: str, batch: int, workers: int, seed: int) -> Iterato
     return iter(_loader(training_stream(folder, seed, on_device=True), batch, workers, _PREFETCH))
 
 
-def clipx_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    """Measures the same batches from threads: the decoder and the filter release the GIL, the rest does not."""
-    torch.set_num_threads(1)
-    stream = training_stream(folder, seed)
-
-    def make(positions: range) -> Batch:
-        batch = stream[positions]
-        if isinstance(batch, Batch):
-            return batch
-        raise batch
-
-    return _in_threads(make, batch, workers, count)
-
-
-def _in_threads(make: Callable[[range], Batch], batch: int, workers: int, count: int) -> float:
-    def batches(pool: ThreadPoolExecutor) -> Iterator[Batch]:
-        positions = (range(i * batch, (i + 1) * batch) for i in itertools.count())
-        waiting = [pool.submit(make, next(positions)) for _ in range(workers * (_PREFETCH + 1))]
-        while True:
-            ready = waiting.pop(0).result()
-            waiting.append(pool.submit(make, next(positions)))
-            yield ready
-
-    with ThreadPoolExecutor(workers) as pool:
-        rate = _per_second(batches(pool), batch, count, workers * _PREFETCH)
-        pool.shutdown(cancel_futures=True)
-    return rate
-
-
-def spdl_threads(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    """Measures spdl with clipx's samples, boxes and tokens. spdl decodes, crops, resizes and batches without the GIL.
-
-    A thread makes a whole batch, as clipx's threads do: spdl's Pipeline, with a task per image, takes a fifth more CPU.
-    """
-    import spdl.io
-
-    torch.set_num_threads(1)
-    stream = training_stream(folder, seed)
-
-    def make(positions: range) -> Batch:
-        frames, captions, indices = [], [], [stream.order(position) for position in positions]
-        for position, index in zip(positions, indices, strict=True):
-            rng = random.Random(f"{seed}/{position}")
-            sample = stream.source.read(index)
-            frames.append(spdl_frame(sample.image, _SIZE, rng))
-            captions.append(rng.choice(sample.captions))
-        image_bSS3 = spdl.io.to_torch(spdl.io.convert_frames(frames))
-        return Batch(image_bSS3.permute(0, 3, 1, 2), stream.tokenizer(captions), torch.tensor(indices))
-
-    return _in_threads(make, batch, workers, count)
-
-
-def spdl_frame(encoded: bytes, size: int, rng: random.Random) -> Any:
-    """Returns the result of `train_transform` as a frame of spdl. FFmpeg resizes in YCbCr, its fastest path: bicubic,
-    but with different pixels."""
-    import spdl.io
-
-    packets = spdl.io.demux_image(encoded)
-    left, top, right, bottom = random_box((packets.codec.width, packets.codec.height), _CROP, rng)
-    cut = f"crop={right - left}:{bottom - top}:{left}:{top}:exact=1"
-    graph = f"{cut},scale={size}:{size}:flags=bicubic,format=pix_fmts=rgb24"
-    return spdl.io.decode_packets(packets, filter_desc=graph)
-
-
-def without_spdl() -> str | None:
-    """Returns the reason why spdl cannot be measured on this machine, or None."""
-    try:
-        from spdl.io.utils import get_ffmpeg_versions
-
-        get_ffmpeg_versions()
-    except ImportError:
-        return "spdl is not installed"
-    except RuntimeError:
-        return "spdl is installed, but not the shared libraries of FFmpeg that it needs"
-    return None
-
-
 def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Measures open_clip's pipeline as its trainer builds it, endless."""
     fork_workers()
@@ -218,22 +127,13 @@ def open_clip_loader(shards: str, size: int, context: int, batch: int, workers: 
 def decode_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
     """Measures libjpeg-turbo on whole images in memory, in `workers` processes, without reading, cropping or
     sending."""
-    return _in_processes(workers, partial(_decode, folder, batch * count // workers))
-
-
-def tokens_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
-    """Measures clipx's tokenizer alone, in `workers` processes."""
-    return _in_processes(workers, partial(_tokenise, batch, batch * count * 8 // workers))
-
-
-def _in_processes(workers: int, work: Callable[[], tuple[int, float, float]]) -> float:
-    """Returns the sum over the processes of items per second."""
+    decode = partial(_decode, folder, batch * count // workers)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        done = [future.result() for future in [pool.submit(work) for _ in range(workers)]]
-    return sum(items / (end - start) for items, start, end in done)
+        return sum(future.result() for future in [pool.submit(decode) for _ in range(workers)])
 
 
-def _decode(folder: str, count: int) -> tuple[int, float, float]:
+def _decode(folder: str, count: int) -> float:
+    """Returns the images per second of one process."""
     import simplejpeg
 
     source = _source(folder)
@@ -242,27 +142,15 @@ def _decode(folder: str, count: int) -> tuple[int, float, float]:
     start = time.time()
     for i in range(count):
         simplejpeg.decode_jpeg(images[i % len(images)])
-    return count, start, time.time()
-
-
-def _tokenise(batch: int, count: int) -> tuple[int, float, float]:
-    tokenizer = Tokenizer(_CONTEXT)
-    texts = [caption(0, i) for i in range(batch)]
-    tokenizer(texts)
-    start = time.time()
-    for _ in range(count // batch):
-        tokenizer(texts)
-    return count // batch * batch, start, time.time()
+    return count / (time.time() - start)
 
 
 CONTESTANTS: Mapping[str, Callable[..., float]] = {
     "clipx": clipx_processes,
-    "threads": clipx_threads,
-    "spdl": spdl_threads,
     "open_clip": open_clip,
     "decode": decode_bound,
-    "tokens": tokens_bound,
 }
+"""Loaders that are compared, and the bound of decoding."""
 
 
 def stream_of_run(run_dir: Path) -> tuple[RunSpec, Dataset, TrainBatches]:

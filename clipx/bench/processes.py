@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,7 +20,6 @@ from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import cores
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -89,18 +88,17 @@ class Processes:
     device: str  # cpu, cuda
     threads: int = 0
 
-    def run(self, call: Callable[..., T], *args: object, ranks: int = 1, stand_in: bool = False) -> list[T]:
-        """Calls `call(comm, *args)` on each of `ranks` new processes, or with `stand_in` on the first of them alone.
+    def run(self, call: Callable[..., T], *args: object, ranks: int = 1) -> list[T]:
+        """Calls `call(comm, *args)` on each of `ranks` new processes. Returns the results in rank order.
 
-        Returns the results in rank order. Raises BenchError if a process ends without a result.
+        Raises BenchError if a process ends without a result.
         """
-        number = 1 if stand_in else ranks
-        threads = max(1, (self.threads or cores()) // number)
+        threads = max(1, (self.threads or cores()) // ranks)
         with (
             tempfile.TemporaryDirectory() as folder,
-            ProcessPoolExecutor(number, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool,
+            ProcessPoolExecutor(ranks, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool,
         ):
-            configs = [RankConfig(rank, ranks, self.device, threads, folder, stand_in) for rank in range(number)]
+            configs = [RankConfig(rank, ranks, self.device, threads, folder) for rank in range(ranks)]
             waiting = [pool.submit(_run, config, call, args) for config in configs]
             errors = [future.exception() for future in waiting]
             killed = next((error for error in errors if isinstance(error, BrokenProcessPool)), None)
@@ -111,10 +109,3 @@ class Processes:
             if configs[0].first_failure.exists():
                 waiting[int(configs[0].first_failure.read_text())].result()  # raises its error
             return [future.result() for future in waiting]
-
-    def in_pairs(self, call: Callable[[Processes, U], T], items: Iterable[U]) -> list[T]:
-        """Calls `call` for each item, on the CPU two at a time with half of the threads each. Not for timings."""
-        at_once = 2 if self.device == "cpu" else 1
-        share = replace(self, threads=max(1, (self.threads or cores()) // at_once))
-        with ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(lambda item: call(share, item), items))

@@ -1,4 +1,4 @@
-"""Publishes the results of a benchmark: tables on the terminal, results.json, a plot, and a last line of JSON."""
+"""Publishes the results of a benchmark: tables on the terminal, results.json, and a last line of JSON."""
 
 from __future__ import annotations
 
@@ -56,8 +56,6 @@ def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: C
         "details": found.details,
     }
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if found.picture is not None:
-        (folder / f"{spec.kind}.png").write_bytes(found.picture)
     for table in found.tables:
         console.print(text_table(table.columns, table.rows, table.title, right=table.columns[1:]))
     console.print(f"written to {folder}")

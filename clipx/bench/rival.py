@@ -88,7 +88,12 @@ class Rival:
             rank=1,  # only rank 0 logs, which waits for the device
             log_every_n_steps=_STEPS,
             skip_scheduler=False,
-            **dict.fromkeys(("distill", "horovod", "wandb", "siglip", "local_loss", "gather_with_grad"), False),
+            distill=False,
+            horovod=False,
+            wandb=False,
+            siglip=False,
+            local_loss=False,
+            gather_with_grad=False,
             model="",
         )
 

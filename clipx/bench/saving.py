@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import statistics
 import time
 import warnings
@@ -16,20 +15,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import async_save
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from clipx.bench.measure import synchronize
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import sync
-from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.checkpoint.uploader import Uploader
 from clipx.distributed.comm import Comm
 
 _BLOCK = (768, 3072)  # weight of an MLP of ViT-B
 _WORK = 512  # side of the matrices that the training thread multiplies meanwhile
 _ALONE = 40  # steps without a save, before and after each one
-_ROUNDS = 10  # rounds of steps with and without an outage
 
 Wait = Callable[[], object]
 
@@ -57,7 +52,6 @@ def race(comm: Comm, folder: str, parameters: int, repeats: int, seed: int) -> d
     contestants: dict[str, Callable[[Path], Wait]] = {
         "copy": lambda path: _copy(list(tensors.values()), targets),
         "torch_save": lambda path: _torch_save(tensors, path),
-        "dcp": lambda path: _dcp(tensors, path),
         "dcp_async": lambda path: _dcp_async(tensors, path),
         "clipx": lambda path: _clipx(saver, tensors),
     }
@@ -129,38 +123,6 @@ def _work(comm: Comm, seed: int) -> Callable[[], float]:
     return step
 
 
-def outage(comm: Comm, folder: str, steps: int, seed: int) -> dict[str, list[float]]:
-    """Measures the seconds of steps `alone`, and in an `outage`: with uploads to a storage that accepts connections and
-    never responds."""
-    work = _work(comm, seed)
-    root = Path(folder)
-    saver = AsyncWriter(root / CHECKPOINTS, CheckpointSpec(keep_last=1), comm, lambda kind, **facts: None)
-    saver.save(1, state(1_000_000, comm.device, seed), {})
-    saver.wait()
-    saver.close()
-    times: dict[str, list[float]] = {"alone": [], "outage": []}
-
-    def start() -> Uploader:
-        return Uploader(root, "s3://nobody/answers", lambda kind, **facts: None)
-
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        os.environ |= {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{deaf.getsockname()[1]}",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-        os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": "us-east-1"}
-        deaf.settimeout(60)
-        first, _ = start(), deaf.accept()  # the uploader has tried once, and its imports are done
-        first.close()
-        for _ in range(_ROUNDS):
-            mirror = start()
-            times["outage"] += [work() for _ in range(steps // _ROUNDS)]
-            mirror.close()
-            times["alone"] += [work() for _ in range(steps // _ROUNDS)]
-    shutil.rmtree(root)
-    return times
-
-
 # --------------------------------------------------------------------------------------------- implementations
 
 
@@ -179,11 +141,6 @@ def _clipx(saver: AsyncWriter, tensors: dict[str, Tensor]) -> Wait:
 def _torch_save(tensors: dict[str, Tensor], path: Path) -> Wait:
     torch.save(tensors, path)
     return lambda: sync(path)
-
-
-def _dcp(tensors: dict[str, Tensor], path: Path) -> Wait:
-    dcp_save(tensors, checkpoint_id=path)
-    return lambda: None
 
 
 def _dcp_async(tensors: dict[str, Tensor], path: Path) -> Wait:

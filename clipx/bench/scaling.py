@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import subprocess
 import sys
@@ -34,19 +33,6 @@ class ScalingMode(StrEnum):
     """`batch` samples on all ranks together."""
 
 
-class Launcher(StrEnum):
-    """Launcher of the runs."""
-
-    auto = "auto"
-    """clipx_slurm if sbatch is on PATH and `tasks` is empty, else clipx_local."""
-
-    clipx_slurm = "clipx_slurm"
-    """SLURM jobs."""
-
-    clipx_local = "clipx_local"
-    """Processes on this machine."""
-
-
 @option("bench")
 @dataclass(kw_only=True, slots=True)
 class ScalingSpec(BenchSpec):
@@ -58,18 +44,15 @@ class ScalingSpec(BenchSpec):
     mode: ScalingMode = ScalingMode.weak
     """Meaning of `batch`: `weak`, samples on each rank, or `strong`, samples on all ranks together."""
 
-    launcher: Launcher = Launcher.auto
-    """Launcher of the runs: clipx_slurm, clipx_local, or auto, which is clipx_slurm if sbatch is on PATH and `tasks` is
-    empty, else clipx_local."""
-
     nodes: list[int] = field(default_factory=list)
-    """Numbers of nodes of clipx_slurm. Each is at least 1. []: 1 and 2. Not for clipx_local."""
+    """Numbers of nodes of SLURM jobs, which clipx_slurm starts. Each is at least 1. []: processes on this machine,
+    which clipx_local starts."""
 
     tasks_per_node: int = 1
-    """Number of ranks on each node of clipx_slurm. At least 1. Not for clipx_local."""
+    """Number of ranks on each of `nodes`. At least 1. Not without them."""
 
     tasks: list[int] = field(default_factory=list)
-    """Numbers of ranks of clipx_local on this machine. Each is at least 1. []: 1 and 2. Not for clipx_slurm."""
+    """Numbers of ranks on this machine. Each is at least 1. []: 1 and 2. Not with `nodes`."""
 
     batch: int = 64
     """Number of samples in a step, on each rank or on all (`mode`). At least 1; with mode=strong divisible by all
@@ -100,28 +83,23 @@ class ScalingSpec(BenchSpec):
         for key in ("train", "launch"):
             for word in getattr(self, key):
                 require("=" in word, f"{key} contains {word}, which is not KEY=VALUE: write \"{key}=['a=b','c=d']\"")
-        slurm = self.slurm
-        unused, name = ("tasks", "clipx_slurm") if slurm else ("nodes", "clipx_local")
-        rule = f"has no effect on {name}: remove it, or choose another launcher="
-        require(not getattr(self, unused), f"{unused}={getattr(self, unused)} {rule}")
-        require(slurm or self.tasks_per_node == 1, f"tasks_per_node={self.tasks_per_node} {rule}")
+        require(
+            not (self.nodes and self.tasks), f"tasks={self.tasks} has no effect with nodes={self.nodes}: remove one"
+        )
+        require(
+            bool(self.nodes) or self.tasks_per_node == 1,
+            f"tasks_per_node={self.tasks_per_node} has no effect without nodes: give nodes=[1,2], or remove it",
+        )
         for ranks in self.ranks().values():
             require(
                 self.mode is ScalingMode.weak or self.batch % ranks == 0,
                 f"batch={self.batch} is not divisible by {ranks} ranks, which share it: give a multiple, or mode=weak",
             )
 
-    @property
-    def slurm(self) -> bool:
-        """True if the runs are SLURM jobs."""
-        return self.launcher is Launcher.clipx_slurm or (
-            self.launcher is Launcher.auto and shutil.which("sbatch") is not None and not self.tasks
-        )
-
     def ranks(self) -> dict[int, int]:
         """Returns the number of ranks by number of nodes, or of tasks on this machine."""
-        if self.slurm:
-            return {nodes: nodes * self.tasks_per_node for nodes in sorted(set(self.nodes or (1, 2)))}
+        if self.nodes:
+            return {nodes: nodes * self.tasks_per_node for nodes in sorted(set(self.nodes))}
         return {tasks: tasks for tasks in sorted(set(self.tasks or (1, 2)))}
 
     def run(self, log: Callable[[str], None]) -> Findings:
@@ -139,26 +117,26 @@ class ScalingSpec(BenchSpec):
             "efficiency": [rounded(row.efficiency(first)) for row in rows],
             "data_wait_share": [rounded(row.waits) for row in rows],
         }
-        return Findings(figures, [asdict(row) for row in rows], [_table(self, rows)], _picture(self, rows))
+        return Findings(figures, [asdict(row) for row in rows], [_table(self, rows)])
 
     @property
     def _launcher(self) -> str:
-        return str(Launcher.clipx_slurm if self.slurm else Launcher.clipx_local)
+        return "clipx_slurm" if self.nodes else "clipx_local"
 
     @property
     def _unit(self) -> str:
-        return "nodes" if self.slurm else "tasks"
+        return "nodes" if self.nodes else "tasks"
 
     def words(self, size: int, ranks: int) -> list[str]:
         """Returns the arguments of `clipx.train` for one size. `train` and `launch` take precedence."""
         launcher: dict[str, Any] = {"tasks": size}
-        if self.slurm:
+        if self.nodes:
             launcher = {"nodes": size, "tasks_per_node": self.tasks_per_node, "wait": "true"}
             launcher |= {"gpus_per_node": 0} if self.device == "cpu" else {}
         folder = Path(self.run_dir).absolute() / f"{self._unit}-{size}"
         most = max(self.ranks().values())
         # The same for all sizes: the largest number of ranks shares the cores of this machine.
-        threads = [] if self.slurm else [f"distributed.threads={max(1, (self.threads or cores()) // most)}"]
+        threads = [] if self.nodes else [f"distributed.threads={max(1, (self.threads or cores()) // most)}"]
         words = [
             "-m",
             f"hydra/launcher={self._launcher}",
@@ -225,23 +203,6 @@ def _table(spec: ScalingSpec, rows: Sequence[Size]) -> Table:
         shares = (f"{row.efficiency(first):.3f}", f"{row.waits:.2f}")
         table.rows.append((f"{row.nodes:,}", f"{row.ranks:,}", f"{row.batch:,}", *rates, *shares))
     return table
-
-
-def _picture(spec: ScalingSpec, rows: Sequence[Size]) -> bytes:
-    from clipx.bench.picture import Panel, draw
-
-    first = rows[0]
-    rates = {
-        "measured": [(row.ranks, row.rate) for row in rows],
-        "ideal": [(row.ranks, first.rate * row.ranks / first.ranks) for row in rows],
-    }
-    shares = {
-        "measured": [(row.ranks, row.efficiency(first)) for row in rows],
-        "ideal": [(row.ranks, 1.0) for row in rows],
-    }
-    log = len(rows) > 1 and rows[-1].ranks > 8 * first.ranks
-    panels = [Panel("samples/s", "ranks", rates, log), Panel("efficiency", "ranks", shares, log)]
-    return draw(_title(spec), panels, columns=2)
 
 
 def _title(spec: ScalingSpec) -> str:

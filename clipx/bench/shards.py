@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -25,9 +24,6 @@ _TEXT = (
     "tree old stone bridge city night snow mountain blue sky table food bird two people near beach"
 )
 _WORDS = tuple(_TEXT.split())
-
-Caption = Callable[[int, int], str]
-"""Caption by the seed and the number of the sample."""
 
 
 def pattern(folder: Path) -> str:
@@ -58,14 +54,10 @@ def photograph(size: tuple[int, int], seed: int) -> bytes:
     return out.getvalue()
 
 
-def write(
-    folder: Path, samples: int, side: int, seed: int, aspect: float = 0.75, caption: Caption = caption_of
-) -> None:
-    """Writes the shards, JPEGs of width `side`, in as many processes as there are cores.
-
-    `aspect`: height of a photograph divided by its width.
-    """
-    write_shard = partial(_write_shard, folder, samples, (side, round(side * aspect)), seed, caption)
+def write(folder: Path, samples: int, side: int, seed: int) -> None:
+    """Writes the shards, JPEGs of width `side` and three quarters of its height, in as many processes as there are
+    cores."""
+    write_shard = partial(_write_shard, folder, samples, (side, side * 3 // 4), seed)
     if samples * side**2 < _FEW_PIXELS:
         list(map(write_shard, range(SHARDS)))
         return
@@ -73,9 +65,9 @@ def write(
         list(pool.map(write_shard, range(SHARDS)))
 
 
-def _write_shard(folder: Path, samples: int, size: tuple[int, int], seed: int, caption: Caption, shard: int) -> None:
+def _write_shard(folder: Path, samples: int, size: tuple[int, int], seed: int, shard: int) -> None:
     written: list[ShardSample] = [
-        {"__key__": f"{i:09d}", "jpg": photograph(size, seed + i), "txt": caption(seed, i).encode()}
+        {"__key__": f"{i:09d}", "jpg": photograph(size, seed + i), "txt": caption_of(seed, i).encode()}
         for i in range(shard, samples, SHARDS)
     ]
     write_samples(f"{folder}/{shard:04d}.tar", written)

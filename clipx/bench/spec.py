@@ -27,7 +27,7 @@ class BenchSpec:
     """Name of the benchmark in the registry. Choose a benchmark as the first word of the command line."""
 
     run_dir: str = MISSING
-    """Folder in which results.json and the plots are written. It must not contain results.json yet."""
+    """Folder in which results.json is written. It must not contain results.json yet."""
 
     device: str = "auto"
     """Device to measure on: auto, cpu or cuda. auto is cuda if a CUDA device is visible, else cpu."""

@@ -151,12 +151,7 @@ class StepSpec(BenchSpec):
     def _findings(self, device: str, course: Course, rows: Sequence[Row], times: dict[str, list[float]]) -> Findings:
         first = rows[0]
         ratios = {name: ratio(took, times[first.name]) for name, took in times.items()}
-        precision = course.precision(first.name, device)
-        rivals = {
-            row.name: ratios[row.name]
-            for row in rows
-            if (row.implementation, row.precision) == ("open_clip", precision)
-        }
+        rivals = [ratios[row.name] for row in rows if row.implementation == "open_clip"]
         table = Table(
             f"training step of {self.batch} samples, {first.tokens:g} tokens a text",
             (
@@ -193,8 +188,8 @@ class StepSpec(BenchSpec):
             "mfu_packed": first.mfu_packed,
             "mfu_padded": first.mfu_padded,
             "memory_mib": {row.name: row.peak_mib for row in rows},
-            # samples/s of the first run over those of the fastest variant of open_clip with its precision
-            "open_clip_ratio": rounded(min(rivals.values())) if rivals else None,
+            # samples/s of the first run over those of the fastest variant of open_clip
+            "open_clip_ratio": rounded(min(rivals)) if rivals else None,
         }
         details = {"steps": [dataclasses.asdict(row) for row in rows], "times": times, "runs": course.runs}
         return Findings(figures, details, [table, parts])

@@ -48,7 +48,7 @@ def fork_measuring_processes(patch: pytest.MonkeyPatch) -> None:
         start_server()
         return CONTEXT
 
-    for module in ("processes", "pipelines", "shards", "gpu_parts.process"):
+    for module in ("processes", "shards", "gpu_parts.process"):
         patch.setattr(f"clipx.bench.{module}.get_context", forking_context)
 
 

@@ -31,7 +31,7 @@ UNBOUNDED = {
     *("fsspec", "s3fs", "filelock"),
     *("tokenizers", "ftfy", "regex"),  # a test compares the ids with open_clip's
     *("matplotlib", "rich", "tensorboard", "wandb", "sqlalchemy", "alembic"),
-    *("scikit-learn", "pandas", "spdl", "cmaes"),
+    *("scikit-learn", "pandas", "cmaes"),
     *("nbclient", "ipykernel", "jsonschema", "build", "hatchling"),
 }
 HOOKS = [

@@ -1,18 +1,16 @@
-"""Operations of a step by themselves: matrix products, attention, packed texts, patches, copies, AdamW.
+"""Operations of a step by themselves: matrix products, attention, packed texts, patches, copies.
 
 Shape suffixes: T tokens, I and O widths of a product; b images or texts, L length, H heads, E width of a head.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
 from clipx.model.varlen import varlen_attention
@@ -23,7 +21,7 @@ _MEAN_TOKENS = 20
 
 def run(sizes: Sizes, report: Report) -> None:
     torch.manual_seed(sizes.seed)
-    for part in (_products, _attention, _packed, patches, _copies, _optimizer):
+    for part in (_products, _attention, _packed, patches, _copies):
         part(sizes, report)
 
 
@@ -50,33 +48,22 @@ def _products(sizes: Sizes, report: Report) -> None:
 
 
 def _attention(sizes: Sizes, report: Report) -> None:
-    """Measures forward and backward of attention by torch's choice and by each of its implementations."""
-    full = (("B/32", 4096, 50, 12, False), ("B/16", 1024, 197, 12, False), ("L/14", 512, 257, 16, False),
-            ("padded text", 4096, 77, 8, True))  # fmt: skip
-    chosen = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION,
-              "efficient": SDPBackend.EFFICIENT_ATTENTION}  # fmt: skip
-    for what, texts, length, heads, causal in sizes.pick(full, (("B/32", 2, 5, 2, False),)):
-        qkv = _random(sizes, texts, length, 3, heads, _HEAD).requires_grad_()
+    """Measures forward and backward of attention of the image towers."""
+    full = (("B/32", 4096, 50, 12), ("B/16", 1024, 197, 12), ("L/14", 512, 257, 16))
+    for what, images, length, heads in sizes.pick(full, (("B/32", 2, 5, 2),)):
+        qkv = _random(sizes, images, length, 3, heads, _HEAD).requires_grad_()
 
-        def both(qkv: Tensor = qkv, causal: bool = causal) -> None:
+        def both(qkv: Tensor = qkv) -> None:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            out = F.scaled_dot_product_attention(q, k, v)
             out.backward(out.detach())
 
         report.number(f"attention {what} default", milliseconds(both, sizes.place), "ms")
-        for name, backend in chosen.items():
-            try:
-                with sdpa_kernel(backend):
-                    report.number(f"attention {what} {name}", milliseconds(both, sizes.place), "ms")
-            except RuntimeError as error:
-                report.failed(f"attention {what} {name}", error)
-        qkv.grad = None
 
 
 def _packed(sizes: Sizes, report: Report) -> None:
-    """Measures attention of packed texts, and spreading them to the context length and back."""
+    """Measures forward and backward of attention of packed texts."""
     texts, context, heads = sizes.pick((4096, 77, 8), (4, 9, 2))
-    width = heads * _HEAD
     lengths = torch.randint(2, 2 * min(_MEAN_TOKENS, context // 2), (texts,), device=sizes.place)
     ends = F.pad(lengths.cumsum(0), (1, 0)).int()
     tokens = int(ends[-1])
@@ -90,15 +77,6 @@ def _packed(sizes: Sizes, report: Report) -> None:
         report.number("attention text varlen", milliseconds(varlen, sizes.place), "ms")
     except Exception as error:
         report.failed("attention text varlen", error)
-    here = torch.arange(context, device=sizes.place) < lengths[:, None]
-    place_T = torch.arange(texts * context, device=sizes.place).view(texts, context)[here]
-    x_TW = _random(sizes, len(place_T), 3 * width).requires_grad_()
-
-    def spread() -> None:
-        out = x_TW.new_zeros(texts * context, 3 * width).index_copy(0, place_T, x_TW)
-        out.index_select(0, place_T).sum().backward()
-
-    report.number("spread and gather", milliseconds(spread, sizes.place), "ms")
 
 
 def patches(sizes: Sizes, report: Report) -> None:
@@ -137,31 +115,13 @@ def _cut(image_b3SS: Tensor, mean: Tensor, patch: int) -> Tensor:
 
 
 def _copies(sizes: Sizes, report: Report) -> None:
-    """Measures pinning, the copy into pinned memory, and that to the device, of a batch of 4096 images."""
+    """Measures the copy of a batch of 4096 images to the device, and copies on the device."""
     host = torch.empty(sizes.pick(4096 * 150_528, 4096), dtype=torch.uint8)
     if sizes.device != "cuda":
         report.number("copy to the device", milliseconds(host.clone, sizes.place), "ms")
         return
     pinned = host.pin_memory()
-    begin = time.perf_counter()
-    pinned.copy_(host)
-    report.number("copy into pinned memory", 1e3 * (time.perf_counter() - begin), "ms")
     there = torch.empty_like(host, device=sizes.place)
     report.number("copy to the device", milliseconds(lambda: there.copy_(pinned, non_blocking=True), sizes.place), "ms")
     source = torch.empty(2**32, dtype=torch.uint8, device=sizes.place)
     report.number("copy on the device", 2e-9 * 2**32 / milliseconds(source.clone, sizes.place), "TB/s")
-    begin = time.perf_counter()
-    torch.empty(5_200_000_000, dtype=torch.uint8, pin_memory=True)
-    report.number("pin 5.2 GB", time.perf_counter() - begin, "s")
-
-
-def _optimizer(sizes: Sizes, report: Report) -> None:
-    count, side = sizes.pick((151, 1024), (3, 4))
-    weights = [torch.randn(side, side, device=sizes.place, requires_grad=True) for _ in range(count)]
-    for weight in weights:
-        weight.grad = torch.randn_like(weight)
-    grads = [weight.grad for weight in weights if weight.grad is not None]
-    adam = torch.optim.AdamW(weights, fused=True)
-    report.number("AdamW fused, 158 M", milliseconds(adam.step, sizes.place), "ms")
-    norm = milliseconds(lambda: torch.nn.utils.get_total_norm(grads), sizes.place)
-    report.number("gradient norm, 158 M", norm, "ms")

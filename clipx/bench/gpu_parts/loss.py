@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor
 
-from clipx.bench.baselines import Contestant, contestant, features
+from clipx.bench.baselines import contestant, features
 from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
 from clipx.bench.measure import peak_memory
 from clipx.bench.processes import RankConfig
@@ -33,25 +32,11 @@ def _race(sizes: Sizes, report: Report, comm: Comm, local: int) -> None:
     dim = sizes.pick(_WIDTH, 8)
     pair = features(comm, local, dim, sizes.seed)
     which = f"{local} of {local * comm.world}"
-    for name, bf16 in (("infonce", False), ("open_clip", True), ("open_clip", False)):
-        label = f"loss {which} {name}{' amp_bf16' if bf16 else ''}"
+    for name, title in (("infonce", "infonce"), ("open_clip_bf16", "open_clip amp_bf16"), ("open_clip", "open_clip")):
+        label = f"loss {which} {title}"
         try:
-            call = _step(contestant(name, comm, local, dim, sizes.seed), pair, sizes.device, bf16)
-            report.number(label, milliseconds(call, sizes.place, _ROUNDS), "ms")
-            report.number(f"{label} memory", peak_memory(call, sizes.place) / 2**30, "GiB")
+            step = partial(contestant(name, comm, local, dim, sizes.seed).step, *pair)
+            report.number(label, milliseconds(step, sizes.place, _ROUNDS), "ms")
+            report.number(f"{label} memory", peak_memory(step, sizes.place) / 2**30, "GiB")
         except torch.OutOfMemoryError as error:
             report.failed(label, error)
-
-
-def _step(racer: Contestant, pair: tuple[Tensor, Tensor], device: str, bf16: bool) -> Callable[[], None]:
-    """Returns the step of a loss, under autocast as in open_clip's trainer or without."""
-
-    def call() -> None:
-        for x in (*pair, *racer.parameters):
-            x.grad = None
-        with torch.autocast(device, torch.bfloat16, enabled=bf16):
-            loss = racer.forward(*pair)
-        loss.backward()
-        racer.done()
-
-    return call

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from clipx.bench.findings import rounded
+from clipx.bench.measure import seconds
 
 
 @dataclass(frozen=True)
@@ -87,19 +87,5 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def milliseconds(call: Callable[[], object], device: torch.device, rounds: int = 9) -> float:
     """Returns the median time of a call after two that are not counted: on CUDA that of the stream."""
-    call()
-    call()
-    took: list[float] = []
-    for _ in range(rounds):
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            took.append(float(start.elapsed_time(end)))
-        else:
-            begin = time.perf_counter()
-            call()
-            took.append(1e3 * (time.perf_counter() - begin))
-    return statistics.median(took)
+    took = [seconds(call, device) for _ in range(2 + rounds)]
+    return 1e3 * statistics.median(took[2:])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from clipx.bench import pipelines, saving, shards
-from clipx.bench.gpu_parts.report import Report, Sizes
+from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
+from clipx.bench.measure import synchronize
 from clipx.data.device_decoder import decode_jpegs
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
@@ -52,7 +52,7 @@ def _decoded(sizes: Sizes, side: int) -> float:
     count, rounds = sizes.pick((256, 10), (4, 1))
     encoded = [shards.photograph((side, side * 3 // 4), i) for i in range(min(64, count))]
     files = [torch.frombuffer(bytearray(encoded[i % len(encoded)]), dtype=torch.uint8) for i in range(count)]
-    return count * _per_second(sizes, lambda: decode_jpegs(files, sizes.place), rounds)
+    return 1e3 * count / milliseconds(lambda: decode_jpegs(files, sizes.place), sizes.place, rounds)
 
 
 def _decoded_batches(sizes: Sizes, report: Report, side: int, folder: Path) -> None:
@@ -60,20 +60,13 @@ def _decoded_batches(sizes: Sizes, report: Report, side: int, folder: Path) -> N
     batch, workers, rounds = sizes.pick((1024, 4, 12), (4, 1, 1))
     batches = pipelines.encoded_batches(str(folder), batch, workers, sizes.seed)
     first = next(batches)
-    rate = batch * _per_second(sizes, lambda: first.to(sizes.place), rounds)
+    rate = 1e3 * batch / milliseconds(lambda: first.to(sizes.place), sizes.place, rounds)
     report.number(f"decode=gpu {side}", rate, "images/s")
     for _ in range(2 * workers):  # those that are ready
         next(batches)
-    rate = batch * _per_second(sizes, lambda: next(batches).to(sizes.place), rounds)
-    report.number(f"decode=gpu {side}, {workers} processes", rate, "images/s")
-
-
-def _per_second(sizes: Sizes, call: Callable[[], object], rounds: int) -> float:
-    """Returns the calls per second after the first."""
-    call()
-    start = time.perf_counter()
+    begin = time.perf_counter()
     for _ in range(rounds):
-        call()
-    if sizes.device == "cuda":
-        torch.cuda.synchronize()
-    return rounds / (time.perf_counter() - start)
+        next(batches).to(sizes.place)
+    synchronize(sizes.place)
+    rate = batch * rounds / (time.perf_counter() - begin)
+    report.number(f"decode=gpu {side}, {workers} processes", rate, "images/s")

@@ -15,10 +15,10 @@ BENCH = (sys.executable, "-m", "clipx.bench", "checkpoint")
 
 @pytest.mark.slow
 def test_all_writers_save_the_same_state_and_the_last_line_is_json(tmp_path: Path) -> None:
-    done = run(*BENCH, "parameters=3000000", "repeats=1", "outage_steps=100", *ONE, f"run_dir={tmp_path}/found")
+    done = run(*BENCH, "parameters=3000000", "repeats=1", *ONE, f"run_dir={tmp_path}/found")
     assert "Warning" not in done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    names = {"clipx", "copy", "torch_save", "dcp", "dcp_async"}
+    names = {"clipx", "copy", "torch_save", "dcp_async"}
     for key in ("stall_seconds", "first_stall_seconds", "total_seconds", "slowdown"):
         assert figures[key].keys() == names and min(figures[key].values()) > 0
     stalls = figures["stall_seconds"]
@@ -28,9 +28,6 @@ def test_all_writers_save_the_same_state_and_the_last_line_is_json(tmp_path: Pat
     assert figures["bytes"] == 36_000_000
     results = json.loads((tmp_path / "found" / "results.json").read_text())
     assert results["figures"] == figures and len(results["details"]["laps"]["clipx"]) == 2
-    assert {name: len(took) for name, took in results["details"]["steps"].items()} == {"alone": 100, "outage": 100}
-    p99 = figures["step_p99_seconds"]
-    assert abs(figures["outage_p99_ratio"] / (p99["outage"] / p99["alone"]) - 1) < 0.01
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["results.json"]
 
 

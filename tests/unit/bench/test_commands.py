@@ -55,11 +55,11 @@ def test_help_of_the_benchmarks_imports_no_torch() -> None:
         (["batch=64"], f"batch=64 is not a benchmark: name one of {', '.join(NAMES)} first"),
         (
             ["loss", "bacth=64"],
-            "bacth is not a key here: the keys are run_dir, device, threads, seed, objectives, batch, dim, parts, ranks, "
-            "dims, small, repeats (did you mean batch?)",
+            "bacth is not a key here: the keys are run_dir, device, threads, seed, objectives, batch, dim, ranks, small, "
+            "repeats (did you mean batch?)",
         ),
         (["loss", "batch=many"], "batch=many: Value 'many' of type 'str' could not be converted to Integer"),
-        (["loss", "batch=100"], "batch=100 is not divisible by 8, which parts contains: give a multiple of 8, or change parts=[…]"),
+        (["loss", "batch=1"], "batch=1 must be at least 2: one sample has no negatives"),
         (["loss", "device=tpu"], "device=tpu is not a device: choose from auto, cpu, cuda"),
     ],
 )  # fmt: skip
@@ -70,7 +70,7 @@ def test_mistyped_words_print_a_one_line_error(words: list[str], message: str) -
 
 @pytest.mark.slow
 def test_loss_compares_time_memory_and_traffic(tmp_path: Path) -> None:
-    sizes = ("batch=64", "dim=16", "small=16", "parts=[]", "ranks=[2]", "dims=[]", "repeats=2")
+    sizes = ("batch=64", "dim=16", "small=16", "ranks=[2]", "repeats=2")
     figures, results, printed = bench(tmp_path / "out", "loss", *sizes)
     assert set(figures) >= {"memory_ratio", "time_ratio", "plain_memory_ratio", "plain_time_ratio"}
     assert figures["loss_error"] < 1e-5 and figures["gradient_error"] < 1e-4
@@ -89,7 +89,6 @@ def test_loss_compares_time_memory_and_traffic(tmp_path: Path) -> None:
     assert results["command"].startswith("python -m clipx.bench loss batch=64 dim=16")
     assert results["versions"].keys() == {"python", "torch", "open_clip", "clipx"}
     assert results["machine"]["cores"] >= 1 and results["configuration"]["small"] == 16
-    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
     errors = {
         row["point"]["ranks"]: row["gradient_error"] for row in results["details"] if row["name"] == "open_clip_plain"
     }

@@ -55,12 +55,10 @@ def test_a_dry_run_measures_every_number_of_its_parts(dry: tuple[Path, str]) -> 
     logs = {name: (folder / "parts" / f"{name}.log").read_text()[-2000:] for name in MAIN}
     assert {name: one.status for name, one in records.items()} == dict.fromkeys(MAIN, "done"), logs
     entries = [entry for one in records.values() for entry in one.entries]
-    # implementations of CUDA alone
-    failed = {entry["name"] for entry in entries if "error" in entry}
-    assert failed <= {f"attention B/32 {kind}" for kind in ("flash", "cudnn", "efficient")}
+    assert not [entry for entry in entries if "error" in entry]
     numbers = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
     assert numbers["B/32 again: tensors that differ"] == numbers["B/32 resumed: tensors that differ"] == 0
-    for name in ("patches 16 product", "spread and gather", "loss 16 of 64 infonce"):
+    for name in ("patches 16 product", "attention text varlen", "loss 16 of 64 infonce"):
         assert numbers[name] >= 0
     assert 0 <= numbers["run: data wait"] <= 1
     assert "dry run: the numbers mean nothing" in printed

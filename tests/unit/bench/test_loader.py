@@ -3,105 +3,30 @@
 from __future__ import annotations
 
 import json
-import random
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from helpers import debian
 from helpers.runs import SMALL, run
 
 from clipx.bench import loader_advice
-from clipx.bench.decoding import PARTS, microseconds
-from clipx.bench.loader import LoaderSpec
 from clipx.bench.loader_advice import Facts, changes, verdict
-from clipx.bench.pipelines import spdl_frame, without_spdl
-from clipx.bench.processes import Processes
-from clipx.bench.shards import photograph, write
-from clipx.data.transform import train_transform
 
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
 
 
 @pytest.mark.slow
-def test_all_loaders_run_and_the_last_line_is_json(tmp_path: Path) -> None:
+def test_both_loaders_run_and_the_last_line_is_json(tmp_path: Path) -> None:
     sizes = ("sides=[64]", "samples=64", "batch=8", "workers=1", "batches=2", "repeats=1")
     done = run(*BENCH, *sizes, f"run_dir={tmp_path}/found")
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures.keys() >= {"ratio_64", "share_of_decode_bound", "tokens_share_64"}
-    assert figures["microseconds"]["64"].keys() == PARTS.keys()
     rates = figures["images_per_second"]["64"]
-    assert rates.keys() | figures["left_out"].keys() == {"clipx", "threads", "spdl", "open_clip", "decode", "tokens"}
-    assert figures["left_out"].keys() <= {"spdl"}
-    assert all(rate > 0 for rate in rates.values())
+    assert rates.keys() == {"clipx", "open_clip", "decode"} and min(rates.values()) > 0
+    assert figures["share_of_decode_bound_64"] == pytest.approx(rates["clipx"] / rates["decode"], rel=0.1)
+    assert figures["ratio_64"] == pytest.approx(rates["clipx"] / rates["open_clip"], rel=0.1)
     assert json.loads((tmp_path / "found" / "results.json").read_text())["figures"] == figures
-    assert "libjpeg-turbo alone" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("utils", "said"),
-    [
-        pytest.param(None, "spdl is not installed", marks=pytest.mark.slow),
-        # spdl's wheels contain no FFmpeg. If the system has none either, they raise this error.
-        (
-            "def get_ffmpeg_versions():\n    raise RuntimeError('Failed to import libspdl.')\n",
-            "spdl is installed, but not the shared libraries of FFmpeg that it needs",
-        ),
-    ],
-    ids=["no spdl", "no FFmpeg"],
-)
-def test_the_reason_for_skipping_spdl_is_reported(tmp_path: Path, utils: str | None, said: str) -> None:
-    hides = tmp_path / "spdl" / "io"
-    hides.mkdir(parents=True)
-    for folder in (hides, hides.parent):
-        (folder / "__init__.py").touch()
-    if utils is not None:
-        (hides / "utils.py").write_text(utils)
-    show = "from clipx.bench.pipelines import without_spdl; print(without_spdl())"
-    done = run("env", f"PYTHONPATH={tmp_path}", sys.executable, "-c", show)
-    assert done.stdout.strip() == said
-
-
-def test_the_parts_of_loading_are_measured_and_sum_up_to_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))  # restored: the benchmark sets it
-    write(tmp_path, 16, 64, 0)
-    found: dict[str, float] = Processes("cpu", 1).run(microseconds, str(tmp_path), 8, 1, 0)[0]
-    assert found.keys() == PARTS.keys()
-    assert min(time for part, time in found.items() if part != "python") > 0
-    parts = ("decode", "resize", "copy", "read", "tokens", "python")
-    assert sum(found[part] for part in parts) == pytest.approx(found["whole"], abs=1)
-
-
-@pytest.mark.slow
-def test_spdl_crops_like_clipx() -> None:
-    assert (reason := without_spdl()) is None, f"{reason}: {debian.INSTALL}"
-    from spdl.io import convert_frames, to_numpy
-
-    encoded, out_SS3 = photograph((256, 192), 0), torch.empty(224, 224, 3, dtype=torch.uint8)
-    found = {seed: to_numpy(convert_frames(spdl_frame(encoded, 224, random.Random(seed)))) for seed in range(3)}
-    for seed, other in ((0, 1), (1, 2), (2, 0)):
-        train_transform(encoded, (0.9, 1.0), 10**6, random.Random(seed), out_SS3)
-        near, far = (np.abs(found[s].astype(int) - out_SS3.numpy()).mean() for s in (seed, other))
-        assert near < 4  # another filter, and another colour conversion
-        assert near < far / 2, "another seed must give another crop"
-
-
-def test_skipped_loaders_appear_in_the_table_and_the_figures() -> None:
-    measured = {"clipx": [4.0], "threads": [2.0], "open_clip": [1.0], "decode": [8.0], "tokens": [400.0]}
-    found = LoaderSpec(run_dir="here")._findings(
-        {64: measured}, {64: dict.fromkeys(PARTS, 1.0)}, {"spdl": "spdl is not installed"}
-    )
-    assert found.figures["left_out"] == {"spdl": "spdl is not installed"}
-    assert found.figures["ratio_64"] == 4
-    assert found.figures["share_of_decode_bound"] == 0.5
-    rows = {row[0]: row[1:] for row in found.tables[0].rows}
-    assert rows["spdl's decoder and filters, threads of one process: spdl is not installed"] == ("–", "–")
-    assert rows["open_clip"] == ("1", "4.00")
+    assert "clipx / open_clip" in done.stdout
 
 
 @pytest.mark.slow
@@ -118,7 +43,7 @@ def test_of_names_what_to_change_in_a_run(tmp_path: Path) -> None:
         assert figures["changes"] == []
 
 
-US = {"image": 700.0, "read": 50.0, "tokens": 10.0, "copy": 20.0, "rest": 20.0, "whole": 800.0, "small": 300.0}
+US = {"image": 700.0, "whole": 800.0, "small": 300.0}
 
 
 def facts(**values: Any) -> Facts:

@@ -140,7 +140,7 @@ def test_collectives_are_counted_in_forward_and_backward() -> None:
 
 
 def test_different_losses_or_gradients_fail_the_benchmark() -> None:
-    theirs = Row(LossCase("headline", 8, 1, 4), "open_clip", "cpu", [1.0], 2.0, None, None, {}, 0, True)
+    theirs = Row(LossCase(8, 1, 4), "open_clip", "cpu", [1.0], 2.0, None, None, {}, 0, True)
     ours = replace(theirs, name="infonce", loss=2.00001, gradient_error=1e-6)
     _check(ours, theirs)
     assert ours.loss_error == pytest.approx(5e-6)
