@@ -29,6 +29,7 @@ Masters = Mapping["torch.nn.Parameter", "torch.nn.Parameter"]
 
 # Device types of torch.accelerator, in torch itself or from a vendor's package.
 _DEVICES = ("auto", "cpu", "cuda", "xpu", "hpu", "npu", "mps", "mtia", "mlu", "musa")
+_WEEK_S = 604_800.0  # far below where the clocks of Python and of torch overflow
 _BACKEND = re.compile(r"[\w-]+|\w+:[\w-]+(,\w+:[\w-]+)*")
 
 
@@ -48,19 +49,19 @@ class DistributedSpec:
     cpu:gloo,cuda:nccl. auto: torch's default for the device (nccl on cuda, gloo on cpu). An error on one rank."""
 
     rendezvous_s: float = 300.0
-    """Seconds that ranks wait for each other at the start, above 0. The run then fails and
+    """Seconds that ranks wait for each other at the start, above 0 and at most 604800 (a week). The run then fails and
     names the missing ranks."""
 
     timeout_s: float = 600.0
-    """Seconds after which a collective fails because a rank has not joined it, above 0."""
+    """Seconds after which a collective fails because a rank has not joined it, above 0 and at most 604800 (a week)."""
 
     watchdog_s: float = 1800.0
     """Seconds without a step, or progress of an evaluation or a checkpoint, after which the process dumps its stack
-    traces and exits with code 70. 0 disables it. The default exceeds timeout_s, so that ranks
+    traces and exits with code 70. At most 604800 (a week); 0 disables it. The default exceeds timeout_s, so that ranks
     waiting for another rank can name it first."""
 
     threads: int | None = None
-    """Number of torch's CPU threads in each rank, at least 1; more than one for each core that the rank may use is a
+    """Number of torch's CPU threads in each rank, in [1, 1024]; more than one for each core that the rank may use is a
     warning. null: OMP_NUM_THREADS if it is set (torchrun sets it to 1), else ranks that may use the same cores divide
     them among themselves."""
 
@@ -87,11 +88,17 @@ class DistributedSpec:
         )
         for name, default in (("rendezvous_s", 300), ("timeout_s", 600)):
             seconds = getattr(self, name)
-            require(seconds > 0, f"distributed.{name}={seconds} must be above 0 s: the default is {default}")
-        require(self.watchdog_s >= 0, f"distributed.watchdog_s={self.watchdog_s} must be 0 s or more: 0 disables it")
+            require(
+                0 < seconds <= _WEEK_S,
+                f"distributed.{name}={seconds} must be above 0 s and at most a week: the default is {default}",
+            )
         require(
-            self.threads is None or self.threads >= 1,
-            f"distributed.threads={self.threads} must be at least 1: null shares the cores among the ranks of a host",
+            0 <= self.watchdog_s <= _WEEK_S,
+            f"distributed.watchdog_s={self.watchdog_s} must be 0 s to a week: 0 disables it",
+        )
+        require(
+            self.threads is None or 1 <= self.threads <= 1024,
+            f"distributed.threads={self.threads} must be in [1, 1024]: null shares the cores among the ranks of a host",
         )
 
     def check_micro_batches(self, micro_batches: int) -> None:

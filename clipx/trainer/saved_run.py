@@ -15,7 +15,6 @@ from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError, NotSynced
 from clipx.run.directory import RunDir
 from clipx.trainer.spec import RunSpec
-from clipx.weights.tower import normalization_of
 
 if TYPE_CHECKING:
     from clipx.checkpoint.manager import CheckpointManager
@@ -46,6 +45,8 @@ def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
 def pin_normalization(spec: RunSpec, comm: Comm) -> None:
     """Sets model.image.mean and std where they are null: to those of the run that is resumed, of model.image.weights,
     or of CLIP. Collective. Raises ClipxError for weights that cannot be read."""
+    from clipx.weights.tower import normalization_of  # imports torch, which clipx.check does not need
+
     image = spec.model.image
 
     def pin() -> dict[str, list[float]]:
