@@ -109,8 +109,30 @@ class SogCLRSpec(ConstantTemperatureSpec):
     """Type of the objective; set by objective=sogclr."""
 
 
+class RhoSpec(FCCOSpec):
+    """Base class of objectives whose learned temperature depends on ρ. Their fields are those of the subclasses."""
+
+    __slots__ = ()
+
+    init_temperature: float
+    min_temperature: float
+    rho: float | None
+
+    def __post_init__(self) -> None:
+        FCCOSpec.__post_init__(self)
+        check_temperature("min_temperature", self.min_temperature, 1e-3)
+        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
+
+    def describe(self, length: Length) -> str:
+        return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
+
+    def check(self, batch: int, samples: int | None) -> None:
+        if samples is not None:
+            check_rho(self.rho, samples, batch)
+
+
 @dataclass(kw_only=True, slots=True)
-class SampleTemperatureSpec(FCCOSpec):
+class SampleTemperatureSpec(RhoSpec):
     """The robust global contrastive loss with a temperature for each image and each text of the data set.
 
     A separate Adam updates the temperatures; its state is stored next to u in the per-sample table.
@@ -145,9 +167,7 @@ class SampleTemperatureSpec(FCCOSpec):
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
 
     def __post_init__(self) -> None:
-        FCCOSpec.__post_init__(self)
-        check_temperature("min_temperature", self.min_temperature, 1e-3)
-        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
+        RhoSpec.__post_init__(self)
         require(
             self.temperature_lr > 0,
             f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 0.0133",
@@ -162,16 +182,9 @@ class SampleTemperatureSpec(FCCOSpec):
         )
         check_positive_rho(self.rho)
 
-    def describe(self, length: Length) -> str:
-        return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
-
     def fixed_temperature(self) -> tuple[float, str]:
         tau = self.init_temperature
         return tau, f"the initial temperature {tau:g} of objective={self.kind}, which learns one temperature per sample"
-
-    def check(self, batch: int, samples: int | None) -> None:
-        if samples is not None:
-            check_rho(self.rho, samples, batch)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import IndividualFCCO
@@ -209,7 +222,7 @@ class ISogCLRSpec(SampleTemperatureSpec):
 
 
 @dataclass(kw_only=True, slots=True)
-class RobustSpec(FCCOSpec):
+class RobustSpec(RhoSpec):
     """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set; τ is learned and at least min_temperature."""
 
     init_temperature: float = 0.07
@@ -229,21 +242,12 @@ class RobustSpec(FCCOSpec):
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
 
     def __post_init__(self) -> None:
-        FCCOSpec.__post_init__(self)
-        check_temperature("min_temperature", self.min_temperature, 1e-3)
-        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
+        RhoSpec.__post_init__(self)
         require(
             self.temperature_lr > 0,
             f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 2e-4",
         )
         check_positive_rho(self.rho)
-
-    def describe(self, length: Length) -> str:
-        return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
-
-    def check(self, batch: int, samples: int | None) -> None:
-        if samples is not None:
-            check_rho(self.rho, samples, batch)
 
     def build_temperature(self) -> Temperature:
         """Returns the learned temperature of all pairs."""
