@@ -15,7 +15,7 @@ from clipx.bench.phases import kernels, phases
 from clipx.bench.pipelines import fork_workers
 from clipx.bench.rival import Rival
 from clipx.distributed.comm import Comm
-from clipx.model.flops import ForwardFlops, Utilisation
+from clipx.model.flops import ForwardFlops, known_peak
 from clipx.model.packer import TextPacker
 from clipx.report.console import stdout_console
 from clipx.trainer.spec import RunSpec, compose
@@ -106,11 +106,9 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
     context, tokens = spec.model.text.context_length, mean_tokens(course, spec)
     forward = ForwardFlops.of(spec.model)
     packed, padded = (3e-12 * (forward.image + share * forward.text) for share in (tokens / context, 1.0))
-    utilisation = Utilisation.build(spec.model, spec.precision, comm.device, spec.device_peak_tflops)
+    peak = known_peak(spec.precision, comm.device, spec.device_peak_tflops)
     rates = [flops * course.batch / took for flops in (packed, padded)]
-    mfu_packed, mfu_padded = (
-        None if utilisation is None else round(1e12 * rate / utilisation.peak, 4) for rate in rates
-    )
+    mfu_packed, mfu_padded = (None if peak is None else round(rate / peak, 4) for rate in rates)
     ours = one.learner is not None
     by_phase = phases(one, course.steps, comm.device)
     by_kernel = kernels(one, course.steps) if comm.device.type == "cuda" else {}

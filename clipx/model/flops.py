@@ -44,6 +44,13 @@ def peak_tflops(name: str, precision: PrecisionSpec) -> float | None:
     return None if found is None or column is None else peak(found, column)
 
 
+def known_peak(precision: PrecisionSpec, device: torch.device, peak: float | None) -> float | None:
+    """Returns `peak`, or the peak TFLOP/s of a CUDA device by its name if `peak` is None. None if it is unknown."""
+    if peak is None and device.type == "cuda":
+        return peak_tflops(torch.cuda.get_device_name(device), precision)
+    return peak
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
     """FLOPs of one sample in the forward pass. A multiplication and an addition count as two."""
@@ -93,8 +100,7 @@ class Utilisation:
         cls, model: ModelSpec, precision: PrecisionSpec, device: torch.device, peak: float | None
     ) -> Utilisation | None:
         """Returns None if the peak is unknown. `peak`: in TFLOP/s; None: looked up by the name of the device."""
-        if peak is None and device.type == "cuda":
-            peak = peak_tflops(torch.cuda.get_device_name(device), precision)
+        peak = known_peak(precision, device, peak)
         if peak is None:
             return None
         image, text = (1 if tower.frozen else 2 if tower.lora.rank else 3 for tower in (model.image, model.text))
