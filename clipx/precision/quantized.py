@@ -20,8 +20,8 @@ class QuantizedSpec(PrecisionSpec):
     """Base of the formats that quantize linear layers inside the towers' blocks by torchao. The rest is in bfloat16."""
 
     emulate: bool = False
-    """Whether the products are emulated, which works on any device and is slow: for checking numerics. false: needs an
-    NVIDIA device of compute capability 8.9 or higher (float8), 8.0 or higher (int8)."""
+    """Emulates the products, slowly and on any device, to check numerics. false: the device computes them, which needs
+    NVIDIA's compute capability 8.9 or higher (float8), 8.0 or higher (int8)."""
 
     min_width: int = 1024
     """Width from which linear layers are converted, in features, at least 16: those with two sides of at least
