@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from clipx.config.typed import last_of_each
+from helpers import CODE
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["helpers.preload"])
@@ -32,9 +33,8 @@ _PATIENCE = 120  # seconds in which ranks must exit by themselves after one has 
 @functools.cache
 def start_server() -> None:
     """Starts the fork server with the folders of this checkout on its path: Python 3.11 to 3.13 do not pass sys.path."""
-    root = Path(__file__).parents[2]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, (root / "tests", root, root / "launch"))))
+        patch.setenv("PYTHONPATH", CODE)
         forkserver.ensure_running()
 
 

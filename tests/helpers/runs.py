@@ -25,7 +25,7 @@ from clipx.config.typed import last_of_each
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.trainer.spec import RunSpec
-from helpers import forks
+from helpers import CODE, forks
 from helpers.processes import free_ports
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def torchrun(
 
 
 def _env() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": CODE}
 
 
 def rows(run_dir: Path) -> list[dict[str, float]]:
