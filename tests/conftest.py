@@ -22,10 +22,15 @@ from omegaconf import OmegaConf
 
 from clipx.config import plugins
 
+_MARKERS = {"slurm_conf": "slurm", "endpoint": "s3"}  # of tests that use a fixture
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 # A shell ignores SIGINT in background jobs, and the processes of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--costs", type=Path, metavar="FILE", help="measure each test, and write sums by file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # needed by deterministic runs before CUDA starts
+    if config.option.costs:
+        from helpers.costs import Costs
+
+        config.pluginmanager.register(Costs(config.option.costs, is_worker=hasattr(config, "workerinput")))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -96,12 +105,12 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 
 def _without_silent_skip(report: _Report) -> _Report:
-    """Fails what CI skips for another reason than a device: it has all else, and would not notice a missing check."""
-    if os.environ.get("CI") == "true" and report.skipped and not hasattr(report, "wasxfail"):
+    """Fails what is skipped for another reason than a device or SLURM, which nobody would notice."""
+    if report.skipped and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
-        if not re.search(r"CUDA device|accelerator|on the CPU", reason):
+        if not re.search(r"CUDA device|accelerator|on the CPU|SLURM", reason):
             report.outcome = "failed"
-            report.longrepr = f"{reason}: CI skips nothing but what needs a device, so provide what is missing"
+            report.longrepr = f"{reason}: tests are skipped only for a device or SLURM, so provide what is missing"
     return report
 
 
@@ -120,14 +129,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests that need SLURM, and moves long tests to the front: at the end one worker would wait for another.
+    """Marks tests by what they need, and moves long tests to the front: at the end one worker would wait for another.
 
     Deselects slow tests unless CI=true, and soak and number tests, unless -m is given.
     """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
-        if "slurm_conf" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.slurm)
+        for fixture, marker in _MARKERS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
+        if item.path.parent.name == "faults":
+            item.add_marker("kills")
     if config.option.markexpr:
         return
     left_out = ("soak", "number") if os.environ.get("CI") == "true" else ("slow", "soak", "number")
