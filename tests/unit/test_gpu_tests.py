@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 
+import pytest
 from helpers import ROOT
+from helpers.cases import slow_except
 
 
-def test_the_gpu_tests_pass_on_the_cpu() -> None:
-    selected = "" if os.environ.get("CI") == "true" else "packed and repeats or default"
+@pytest.mark.parametrize(
+    "selected", slow_except(["packed and repeats or default", ""], "packed and repeats or default")
+)
+def test_the_gpu_tests_pass_on_the_cpu(selected: str) -> None:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu", "-k", selected, "tests/gpu")
     env = {**os.environ, "CLIPX_TEST_GPU_ON_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
