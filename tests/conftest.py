@@ -42,6 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # needed by deterministic runs before CUDA starts
+    if hasattr(config, "workerinput") or not config.option.numprocesses:  # else the workers have yet to read it
+        os.environ.pop("PYTEST_ADDOPTS", None)  # not for tests that run pytest themselves
     if config.option.costs:
         from helpers.costs import Costs
 
