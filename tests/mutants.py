@@ -151,7 +151,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Which tests passed and failed, and in how many seconds."""
+    """Names of the tests that passed, those that failed with their exceptions, and the time in seconds."""
 
     passed: list[str]
     failed: list[tuple[str, str]]
@@ -193,6 +193,8 @@ class Copy:
         for name in files:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.root / name)
+        if (server := ROOT / ".venv-s3").is_dir():  # else the first test that needs it installs it, in each copy
+            (self.root / server.name).symlink_to(server)
         self._child = 0
 
     def start(self, job: Job) -> None:
@@ -313,9 +315,11 @@ def _failures(mutants: Sequence[Mutant], copies: Sequence[Copy]) -> list[str]:
     jobs = [Job(tuple(tests)) for tests in by_file.values()]
     failures = []
     for job, outcome in outcomes(jobs, copies):
-        failures += [f"fails without a fault: {name}: {why}" for name, why in outcome.failed]
-        failures += [f"does not run: {test}" for test in job.tests if not outcome.ran(test)]
-        print(f"{outcome.seconds:6.1f} s  without a fault  {job.tests[0].partition('::')[0]}", flush=True)
+        found = [f"fails without a fault: {name}: {why}" for name, why in outcome.failed]
+        found += [f"does not run: {test}" for test in job.tests if not outcome.ran(test)]
+        failures += found
+        file = job.tests[0].partition("::")[0]
+        print(f"{outcome.seconds:6.1f} s  {'FAILS' if found else 'passes'} without a fault  {file}", flush=True)
     return failures
 
 
