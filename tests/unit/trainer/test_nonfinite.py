@@ -12,6 +12,7 @@ from helpers import SCRIPTS
 from helpers.cases import slow_except
 from helpers.runs import VIT, events, interrupt, rows, small, torchrun
 
+from clipx.checkpoint.state import add_prefix
 from clipx.checkpoint.tensors import RankRows
 from clipx.errors import ClipxError, ConfigError
 from clipx.trainer.trainer import Trainer
@@ -31,10 +32,10 @@ def poisoned(trainer: Trainer, *steps: int) -> Trainer:
 
 
 def state(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {
-        name: value.clone()
-        for name, value in {**trainer.learner.model.state_dict(), **trainer.learner.objective.state_dict()}.items()
-    }
+    learner = trainer.learner
+    average = {} if learner.average is None else add_prefix("average", learner.average.state())
+    found = {**learner.model.state_dict(), **learner.objective.state_dict(), **average}
+    return {name: value.clone() for name, value in found.items()}
 
 
 def watched(trainer: Trainer) -> dict[int, dict[str, torch.Tensor]]:
@@ -51,16 +52,17 @@ def watched(trainer: Trainer) -> dict[int, dict[str, torch.Tensor]]:
 
 
 def test_skip_drops_the_batch_without_changing_state(tmp_path: Path) -> None:
-    trainer = poisoned(Trainer(small(tmp_path / "run", "optimizer.non_finite=skip")), 1)
+    spec = small(tmp_path / "run", "optimizer.non_finite=skip", "optimizer.ema_decay=0.9")
+    trainer = poisoned(Trainer(spec), 2)  # after the first step the average equals the weights
     before = watched(trainer)
     trainer.fit()
     assert trainer.steps_done == 4
-    assert all(torch.equal(before[1][name], before[2][name]) for name in before[1]), (
-        "BatchNorm's averages must not change either"
+    assert all(torch.equal(before[2][name], before[3][name]) for name in before[2]), (
+        "BatchNorm's averages and the average of the weights must not change either"
     )
     assert all(value.isfinite().all() for value in state(trainer).values())
     told = [event for event in events(tmp_path / "run") if event["event"] == "non_finite"]
-    assert [(event["step"], event["policy"]) for event in told] == [(1, "skip")]
+    assert [(event["step"], event["policy"]) for event in told] == [(2, "skip")]
     assert rows(tmp_path / "run")[-1]["train/left_out_steps"] == 1
 
 
