@@ -90,6 +90,16 @@ def test_a_resumed_run_ends_at_the_same_step(tmp_path: Path) -> None:
     assert more.steps_done == 10
 
 
+def test_a_run_resumed_with_another_metric_starts_to_wait_again(tmp_path: Path) -> None:
+    first = EarlyStopping(EarlyStoppingSpec(metric=METRIC, patience=2), tmp_path, ALONE)
+    assert not any(first.ends_after({METRIC: value}, False) for value in (0.2, 0.1))
+    other = METRIC.replace("image_to_text", "text_to_image")
+    for metric, ends in ((METRIC, True), (other, False)):
+        resumed = EarlyStopping(EarlyStoppingSpec(metric=metric, patience=2), tmp_path, ALONE)
+        resumed.restore(first.state())
+        assert resumed.ends_after({metric: 0.1}, False) == ends
+
+
 def test_the_file_prune_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ("evaluator=[retrieval]", "evaluator.retrieval.every=end")
     Trainer(small(tmp_path, *common, "duration=2st")).fit()
