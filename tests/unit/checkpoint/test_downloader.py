@@ -70,8 +70,9 @@ def test_local_checkpoints_are_not_fetched_again(run_dir: Path, local_url: str) 
     assert fetch_newest(local_url, folder.parent, pytest.fail, after=10) is None
     with pytest.raises(CheckpointError, match="step-00000010 already exists"):
         fetch(f"{local_url}/checkpoints/step-00000010", folder.parent)
+    (run_dir / "metrics.jsonl").write_text("newer than the upload\n")
     fetch_history(local_url, run_dir)
-    assert (run_dir / "metrics.jsonl").read_text() == "of metrics.jsonl\n"
+    assert (run_dir / "metrics.jsonl").read_text() == "newer than the upload\n"
 
 
 # --------------------------------------------------------------------------------------------------------- damage
