@@ -73,6 +73,20 @@ def test_the_best_checkpoint_by_a_metric_is_saved_and_kept(tmp_path: Path) -> No
     assert saved is not None and saved.score == best
 
 
+def test_a_resumed_run_knows_its_best_value(tmp_path: Path) -> None:
+    def manager() -> CheckpointManager:
+        spec, comm = CheckpointSpec(every="end", best="eval/x"), Comm(0, 1, 0, torch.device("cpu"))
+        return CheckpointManager(tmp_path, spec, Length(100, 10), comm, lambda *_, **__: None)
+
+    first, resumed = manager(), manager()
+    first.open()
+    state = {"samples_seen": 10, "world": 1, "data": "", "overdue": [], "non_finite": [0, 0]}
+    first.save(1, {"x": torch.ones(1)}, state, {"eval/x": 0.5})
+    first.close()
+    assert resumed.find(Resume.parse("auto")) is not None
+    assert [resumed.is_new_best({"eval/x": value}) for value in (0.4, 0.6)] == [False, True]
+
+
 def test_an_unknown_metric_as_checkpoint_best_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="checkpoint.best=loss is not a metric of an evaluator of this run: give one of"
@@ -141,6 +155,15 @@ def test_resume_uses_the_newer_of_local_and_remote_checkpoints(tmp_path: Path, u
     trainer.close()
     assert trainer.steps_done == 6
     assert [event["event"] for event in events(Path("run"))].count("checkpoint_damaged") == 1
+
+
+def test_a_run_that_goes_back_does_not_continue_from_its_later_uploads(uploading: tuple[str, ...]) -> None:
+    Trainer(small(Path("run"), *uploading)).fit()
+    Trainer(small(Path("run"), *uploading, "duration=5st", "resume=step:4")).fit()
+    shutil.rmtree("run")
+    trainer = Trainer(small(Path("run"), *uploading, "duration=5st", "resume=auto"))
+    trainer.close()
+    assert trainer.steps_done == 5
 
 
 def test_a_new_run_does_not_overwrite_an_upload(tmp_path: Path, uploading: tuple[str, ...]) -> None:
