@@ -18,7 +18,7 @@ from helpers.waiting import wait_until
 
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
-from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Stopped
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Locked, Stopped
 from clipx.trainer.trainer import Trainer
 
 # Twenty steps of 32 in epochs of 250 samples: epochs end at steps 7.8, 15.6, … Dropout draws random numbers.
@@ -262,6 +262,15 @@ def test_a_stopped_run_has_a_report_that_says_so(tmp_path: Path) -> None:
         trainer.fit()
     assert '<p class="state">Stopped by SIGTERM at step 2</p>' in (run_dir / "report.html").read_text()
     assert "failed" not in {event["event"] for event in events(run_dir)}
+
+
+def test_a_run_whose_directory_another_job_took_over_ends_after_its_step(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path / "run", *VIT, "checkpoint.every=1st"))
+    trainer.lock._lost = True  # as its thread found
+    with pytest.raises(Locked, match=r"run\.lock was taken over by another job"):
+        trainer.fit()
+    assert trainer.steps_done == 1
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*")) == []
 
 
 def test_a_nonfinite_gradient_of_a_finite_loss_changes_no_state(tmp_path: Path) -> None:
