@@ -157,6 +157,11 @@ def test_indivisible_micro_batches_are_rejected_with_the_nearest_valid_sizes(
         assert rank["not divisible"] == "data.batch_size=12 is not divisible by 2 ranks x 4 micro-batches: use 8 or 16"
 
 
+def test_ranks_with_different_options_do_not_train(failures: tuple[list[dict[str, object]], str]) -> None:
+    for rank in failures[0]:
+        assert re.match(r"rank [01] .* has seed=[01], .* [01]: start all ranks with the same", str(rank["different"]))
+
+
 def test_a_sample_number_out_of_range_on_one_rank_ends_the_run(failures: tuple[list[dict[str, object]], str]) -> None:
     assert re.search(r"the sample index \d+ is out of .*\b256\b", failures[1])
 

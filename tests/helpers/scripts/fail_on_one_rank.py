@@ -3,8 +3,8 @@
     fail_on_one_rank.py FOLDER
 
 Each rank writes `FOLDER/RANK.json`: the error it got when only rank 1 had a non-finite image, whether any state had
-changed by then, and the error of a batch that the ranks cannot share. Finally only rank 1 gets a sample number that is
-not in the data set, and the error is not caught.
+changed by then, the error of a batch that the ranks cannot share, and that of different seeds. Finally only rank 1
+gets a sample number that is not in the data set, and the error is not caught.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ found = {"not finite": error(t.learner.settle), "samples seen": t.samples_seen}
 after = state(t)
 found["changed"] = [n for n, v in before.items() if not torch.equal(v.nan_to_num(-1), after[n].nan_to_num(-1))]
 found["not divisible"] = error(Trainer, small(folder / "other", *V3, "data.batch_size=12", "data.micro_batches=4"))
+found["different"] = error(Trainer, small(folder / "different", *V3, f"seed={t.comm.rank}"))
 (folder / f"{t.comm.rank}.json").write_text(json.dumps(found))
 t.comm.barrier()
 t.learner.optimizer.zero_grad()
