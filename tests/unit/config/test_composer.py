@@ -59,7 +59,7 @@ def test_each_set_of_choices_is_composed_once_and_never_changed() -> None:
     prepare([], [])
     shared = Composer(choose, Composer.of("train")._is_group)
     for seed in range(20):
-        cfg, _ = shared.compose([f"seed={seed}", f"optimizer={('adamw', 'lion')[seed % 2]}", f"+data.extra={seed}"])
+        cfg, _ = shared.compose([f"seed={seed}", f"optimizer={('adamw', 'lion')[seed % 2]}", f"++data.extra={seed}"])
         assert (cfg.seed, cfg.data.extra) == (seed, seed)
     assert composed == [("optimizer=adamw",), ("optimizer=lion",)]
     assert "extra" not in shared.compose(["optimizer=lion"])[0].data
