@@ -1,10 +1,16 @@
-"""Sweeps before they start: their points are composed and checked, and nothing else is written."""
+"""Sweeps before they start, whose points are composed and checked, and the end of their points."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from helpers.slurm_jobs import QUICK, SLURM, launch
+from helpers.sweeps import make_sweep
+
+from clipx_launch import progress, sweep
+from clipx_launch.point import Result
+from clipx_launch.progress import ProgressDisplay
 
 
 def test_a_large_sweep_shows_its_progress_on_stderr(tmp_path: Path) -> None:
@@ -12,3 +18,34 @@ def test_a_large_sweep_shows_its_progress_on_stderr(tmp_path: Path) -> None:
     assert printed.stderr == "checking: 20 points\nwriting: 20 points\n"
     assert printed.stdout.startswith("#!/bin/bash\n")
     assert len(list(tmp_path.glob("s/*/.launch/config.yaml"))) == 20
+
+
+def test_a_point_is_finished_only_with_the_same_configuration(tmp_path: Path) -> None:
+    (before,) = make_sweep(tmp_path, ["seed=0"]).planned
+    before.point.write_result(Result("finished", value=0.5))
+    same, other = (sweep._plan(replace(before.spec, seed=seed), [f"seed={seed}"], 0) for seed in (0, 1))
+    assert (same.finished, same.spec.resume) == (True, "auto")
+    assert (other.finished, other.previous, other.spec.resume) == (False, None, "none")
+
+
+def test_a_job_without_a_result_has_failed_at_the_second_poll_after_its_end(tmp_path: Path) -> None:
+    """A shared file system may deliver the result later than SLURM the job's end."""
+    made = make_sweep(tmp_path, ["seed=0"], ["seed=1"])
+    late, lost = (planned.point for planned in made.planned)
+    board, over = ProgressDisplay(made), set[int]()
+    for number, point in enumerate((late, lost)):
+        point.record_job("7", number)
+        assert not progress._ended(point, {point.job_id or "": "COMPLETED"}, over, board)
+    late.write_result(Result("finished", value=0.5))
+    assert progress._ended(late, {"7_0": "COMPLETED"}, over, board)
+    assert late.result == Result("finished", value=0.5)
+    assert progress._ended(lost, {"7_1": "NODE_FAIL"}, over, board)
+    assert lost.result == Result("failed", 1, error="job 7_1 is node_fail")
+
+
+def test_a_stopped_point_has_not_ended_while_its_job_is_requeued(tmp_path: Path) -> None:
+    made = make_sweep(tmp_path, ["seed=0"])
+    point, board = made.planned[0].point, ProgressDisplay(made)
+    point.record_job("7", None)
+    point.write_result(Result("stopped", 75, error="SIGUSR1: stopped after step 3"))
+    assert not progress._ended(point, {"7": "PENDING"}, set(), board)
