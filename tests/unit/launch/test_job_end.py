@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.slurm_jobs import launch_json
+from helpers.sweeps import make_sweep
 
-from clipx_launch import snapshot
+from clipx_launch import snapshot, worker
 from clipx_launch.options import SlurmSpec
 from clipx_launch.point import Point, Result
 from clipx_launch.sbatch_script import sbatch_script
@@ -161,6 +163,18 @@ def test_a_refused_requeue_is_reported(job: Job) -> None:
     assert done.returncode == 75
     assert "SLURM refused to requeue the job: resume the sweep with clipx-sweep resume" in done.stdout
     assert [event["event"] for event in job.events] == ["requeued", "requeue_refused"]
+
+
+def test_a_requeued_point_resumes_and_others_start_as_they_are_configured(tmp_path: Path) -> None:
+    (planned,) = make_sweep(tmp_path, ["seed=0"]).planned
+    assert [worker._spec(replace(planned.point, requeues=number)).resume for number in (0, 1)] == ["none", "auto"]
+
+
+def test_a_run_without_checkpoints_requests_no_requeue(tmp_path: Path) -> None:
+    points = [planned.point for planned in make_sweep(tmp_path, ["checkpoint=none"], ["checkpoint=local"]).planned]
+    for point in points:
+        worker._request_requeue(point.launch_dir)
+    assert [(point.launch_dir / "requeue").exists() for point in points] == [False, True]
 
 
 @pytest.mark.parametrize("code", [138, 143])
