@@ -84,14 +84,14 @@ def parsed(text: str) -> dict[str, str]:
 def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
     spec = SlurmSpec(
         name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
-        gpus_per_node=4, cpus_per_task=6, mem_gb=1.5, time="1-00:00:00", parallelism=2, signal_before_s=60,
+        gpus_per_node=4, cpus_per_task=6, mem_gb=1.5, time="1-00:00:00", parallelism=1, signal_before_s=60,
         setup=["module load cuda"], srun=["--container-image=a b"], sbatch={"mail_type": "END", "exclusive": True},
         environment={"WORDS": "two $words"}, max_requeue=3, max_retry=2,
     )  # fmt: skip
     folders = [tmp_path / "a b", tmp_path / "c"]
     text = sbatch_script(spec, tmp_path, folders, snapshot.environment(None))
     assert parsed(text) == {
-        "array": "0-1%2", "job-name": "mine", "partition": "a,b", "account": "me", "qos": "high", "constraint": "h200&ib",
+        "array": "0-1%1", "job-name": "mine", "partition": "a,b", "account": "me", "qos": "high", "constraint": "h200&ib",
         "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "cpus-per-task": "6", "mem": "1536M", "time": "1440",
         "signal": "USR1@60", "mail-type": "END", "exclusive": "", "requeue": "", "open-mode": "append",
         "chdir": str(Path.cwd()), "output": f"{tmp_path}/.launch/logs/%A_%a.log",
@@ -259,6 +259,16 @@ def test_a_snapshot_is_named_by_its_hash_and_contains_the_imported_code(tmp_path
     assert json.loads(found.stdout) == [f"{code}/clipx/__init__.py", f"{code}/clipx_launch/__init__.py"]
     assert (code / "conf/train.yaml").read_bytes() == (CONF_DIR / "train.yaml").read_bytes()
     assert not list(code.rglob("__pycache__"))
+
+
+def test_a_changed_file_is_in_another_snapshot(tmp_path: Path) -> None:
+    code, copies = tmp_path / "package", tmp_path / "copies"
+    code.mkdir()
+    (code / "a.py").write_text("x = 1\n")
+    first = snapshot._copy([code], copies)
+    (code / "a.py").write_text("x = 2\n")
+    second = snapshot._copy([code], copies)
+    assert [(copy / "package/a.py").read_text() for copy in (first, second)] == ["x = 1\n", "x = 2\n"]
 
 
 def test_local_parallelism_must_be_at_least_1() -> None:

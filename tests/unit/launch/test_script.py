@@ -173,7 +173,9 @@ def test_the_script_of_one_run_uses_its_run_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([kind, *(["gpus_per_node=0"] if kind == "sbatch" else []), "--", *RUN, "name=mine"]) == 0
-    assert f"{tmp_path}/outputs/mine" in capfd.readouterr().out
+    text = capfd.readouterr().out
+    assert f"{tmp_path}/outputs/mine" in text
+    assert ("resume=auto" in text) == (kind == "torchrun"), "SLURM's job resumes by its number of restarts"
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
     assert found == (["outputs/mine"] if kind == "sbatch" else []), "the torchrun script writes no files"
     if kind == "sbatch":
