@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from helpers.runs import run
 
+from clipx.bench.checkpoint import CheckpointBenchSpec
+from clipx.bench.processes import Processes
+from clipx.bench.saving import SaveTiming
+
 ONE = ("device=cpu", "threads=1")
 BENCH = (sys.executable, "-m", "clipx.bench", "checkpoint")
 
@@ -29,6 +33,17 @@ def test_all_writers_save_the_same_state_and_the_last_line_is_json(tmp_path: Pat
     results = json.loads((tmp_path / "found" / "results.json").read_text())
     assert results["figures"] == figures and len(results["details"]["laps"]["clipx"]) == 2
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["results.json"]
+
+
+def test_the_first_save_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = {"clipx": [9.0, 1.0, 3.0, 2.0], "copy": [8.0, 2.0, 2.0, 2.0]}
+    stalls |= {"torch_save": [7.0, 4.0, 4.0, 8.0], "dcp_async": [6.0, 1.0, 6.0, 4.0]}
+    timings = {name: [SaveTiming(stall, 2 * stall, 1.0) for stall in found] for name, found in stalls.items()}
+    monkeypatch.setattr(Processes, "run", lambda *_: [timings])
+    found = CheckpointBenchSpec(device="cpu", run_dir=str(tmp_path), repeats=3).run(lambda text: None).figures
+    assert found["stall_seconds"] == {"clipx": 2.0, "copy": 2.0, "torch_save": 4.0, "dcp_async": 4.0}
+    assert found["first_stall_seconds"] == {"clipx": 9.0, "copy": 8.0, "torch_save": 7.0, "dcp_async": 6.0}
+    assert [found[f"stall_ratio{end}"] for end in ("", "_copy", "_dcp_async")] == [0.25, 1.0, 0.5]
 
 
 def test_invalid_options_print_a_one_line_error() -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers.runs import SMALL, run
 
-from clipx.bench import loader_advice
+from clipx.bench import loader_advice, pipelines
 from clipx.bench.loader_advice import Facts, changes, verdict
 
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
@@ -41,6 +43,20 @@ def test_of_names_what_to_change_in_a_run(tmp_path: Path) -> None:
     assert said in done.stdout
     if not figures["loader_bound"]:
         assert figures["changes"] == []
+
+
+def test_batches_that_are_ready_with_the_first_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def batches() -> Iterator[None]:
+        """Yields a batch after 10 s, three more that were prefetched meanwhile, and then one every 2 s."""
+        nonlocal now
+        for seconds in (10.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0):
+            now += seconds
+            yield
+
+    monkeypatch.setattr(pipelines, "time", SimpleNamespace(perf_counter=lambda: now))
+    assert pipelines._per_second(batches(), batch=8, count=3, ready=3) == 4.0
 
 
 US = {"image": 700.0, "whole": 800.0, "small": 300.0}

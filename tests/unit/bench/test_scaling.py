@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.runs import SMALL, VIT
 
-from clipx.bench.scaling import ScalingMode, ScalingSpec, read
+from clipx.bench.scaling import ScalingMode, ScalingSpec, Size, read
 from clipx.bench.spec import BenchError
 from clipx.errors import ConfigError
 
@@ -62,6 +62,18 @@ def test_a_single_interval_is_rejected(tmp_path: Path) -> None:
     )
     with pytest.raises(BenchError, match="has 1 intervals, the first of which is the warm-up: raise steps="):
         read(metrics, 1, 1)
+
+
+def test_the_first_interval_is_not_counted(tmp_path: Path) -> None:
+    rows = [
+        {"step": 2 * i, "samples": 64 * i, "epoch": 0.1, "seconds": 1.0, "train/samples_per_second": rate}
+        | {"train/data_wait_share": wait}
+        for i, (rate, wait) in enumerate(((5.0, 0.9), (70.0, 0.1), (50.0, 0.3), (60.0, 0.2)), start=1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read(tmp_path / "metrics.jsonl", 2, 4)
+    assert (found.batch, found.rates, found.waits) == (32, [70.0, 50.0, 60.0], pytest.approx(0.2))
+    assert found.efficiency(Size(1, 1, 8, [20.0], 0.0)) == 60 / 4 / 20
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from helpers.waiting import wait_until
 
 from clipx.bench import shards
 from clipx.bench.contenders import clipx_in_memory, clipx_over_shards
-from clipx.bench.laps import Course, memory, race
+from clipx.bench.laps import Course, Row, memory, race
 from clipx.bench.phases import PHASES, phases
 from clipx.bench.pipelines import open_clip_loader
 from clipx.bench.rival import Rival
@@ -26,6 +26,7 @@ from clipx.bench.step import StepSpec, gathered
 from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
+from clipx.model.flops import ForwardFlops
 from clipx.model.packer import TextPacker
 from clipx.model.packing import Packing
 from clipx.model.tokenizer import Tokenizer
@@ -108,6 +109,24 @@ def test_a_step_of_open_clip_is_its_trainers_on_the_same_data_and_towers() -> No
         pytest.approx(theirs.tflops_padded * theirs.seconds, rel=1e-2),
     )
     assert ours.tflops_packed < ours.tflops_padded and theirs.loss > 0
+    assert ours.samples_per_second * ours.seconds == pytest.approx(4, rel=1e-3)
+    assert ours.tflops_padded * ours.seconds == pytest.approx(4 * 3e-12 * forward_flops(), rel=1e-2)
+
+
+def forward_flops() -> float:
+    found = ForwardFlops.of(course().spec("step").model)
+    return found.image + found.text
+
+
+def test_ratios_are_the_times_by_those_of_the_first_run() -> None:
+    """Measures open_clip by its fastest variant: samples/s of the first run by those of open_clip."""
+    rest = ("tiny", "fp32", False, [], 4, False, 1.0, 1.0, 1.0, 7.0, 1.0, 1.0, None, None)
+    kinds = {"a": "clipx", "b": "clipx", "slow": "open_clip", "fast": "open_clip"}
+    rows = [Row(name, kind, *rest) for name, kind in kinds.items()]
+    times = {"a": [1.0, 2.0], "b": [0.5, 1.0], "slow": [3.0, 6.0], "fast": [2.0, 4.0]}
+    found = spec("model=tiny")._findings("cpu", course(), rows, times).figures
+    assert found["step_ratios"] == {"a": 1.0, "b": 0.5, "slow": 3.0, "fast": 2.0}
+    assert found["open_clip_ratio"] == 2.0
 
 
 def test_the_phases_of_a_step_add_up_to_its_time() -> None:
