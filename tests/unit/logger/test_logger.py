@@ -13,6 +13,7 @@ from helpers.runs import SMALL, VIT, compose, rows, small
 
 from clipx.errors import ConfigError
 from clipx.logger import Jsonl, Sinks, read_rows
+from clipx.logger.tensorboard import TensorBoardSpec
 from clipx.storage.jsonl import read_objects
 from clipx.trainer.trainer import Trainer
 
@@ -136,6 +137,22 @@ def test_tensorboard_contains_the_curve_of_metrics_jsonl(run_dir: Path) -> None:
     assert [s for s, _ in found] == [s for s, _ in expected] == [1, 2, 3, 4]
     assert [v for _, v in found] == pytest.approx([v for _, v in expected], rel=1e-6)
     assert "eval/retrieval/text_to_image/recall@1" in events.Tags()["scalars"]
+
+
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    spec = TensorBoardSpec()
+    for start, value in ((0, 0.5), (2, 0.25)):  # the first run ended after step 3 and saved step 2
+        sink = spec.build(tmp_path / f"{start}", "run", {}, start)
+        for step in range(start + 1, 4):
+            sink.log(row(step) | {"train/loss": value})
+        sink.close()
+        (file,) = (tmp_path / f"{start}/tensorboard").iterdir()
+        file.rename(tmp_path / f"events.out.tfevents.{start}")
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 0.5), (2, 0.5), (3, 0.25)]
 
 
 def test_offline_wandb_contains_the_run(run_dir: Path) -> None:
