@@ -15,6 +15,7 @@ import torch
 from helpers import SCRIPTS
 from helpers.runs import SMALL, VIT, compose, run, torchrun
 
+from clipx.config.saved import save
 from clipx.data.transform import decode, eval_transform
 from clipx.embed import embed, main
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Exit
@@ -232,6 +233,17 @@ def test_an_output_folder_is_locked_by_one_command(trained: Path, uninterrupted:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="is being written by another process: wait for it, or give another folder"):
             written(trained, uninterrupted)
+
+
+def test_data_of_a_run_are_read_with_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """data.mismatched exchanges captions as a function of it."""
+    from clipx.teacher import embedding_writer
+
+    given: list[int] = []
+    monkeypatch.setattr(embedding_writer, "write_embeddings", lambda spec, data, seed, comm: given.append(seed))
+    save(compose(*TRAIN, "seed=3", "data.mismatched=0.5"), tmp_path / "config.yaml")
+    embed(compose(f"run={tmp_path}", f"out={tmp_path}/out", config_name="embed"))
+    assert given == [3]
 
 
 def test_evaluator_options_are_rejected_because_they_have_no_effect(
