@@ -14,6 +14,7 @@ from helpers.examples import load
 from helpers.payloads import sample, write_tar
 from helpers.runs import SMALL, VIT, compose, run
 
+from clipx.cli import print_error
 from clipx.data.index import IndexSpec, index
 from clipx.data.index import main as index_main
 from clipx.data.prepare.prepare import main as prepare_main
@@ -187,6 +188,13 @@ def test_secrets_of_urls_in_messages_are_redacted() -> None:
     assert output == (
         "403, url='https://host.invalid/x.tar' after https://host.invalid/x.tar, see https://host.invalid/doc"
     )
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_errors_are_printed_without_the_secrets_of_urls(capsys: pytest.CaptureFixture[str], full: bool) -> None:
+    print_error(DataError(f"403 of {SIGNED}", f"  after {PASSWORD}"), full)
+    printed = capsys.readouterr().err
+    assert "403 of https://host.invalid/x.tar" in printed and SECRET not in printed
 
 
 # ---------------------------------------------------------------------------------- secrets in a server's response
