@@ -49,9 +49,9 @@ def test_batches_that_are_ready_with_the_first_are_not_counted(monkeypatch: pyte
     now = 0.0
 
     def batches() -> Iterator[None]:
-        """Yields a batch after 10 s, three more that were prefetched meanwhile, and then one every 2 s."""
+        """Yields a batch after 10 s, three that were prefetched meanwhile in 1 s each, and then one every 2 s."""
         nonlocal now
-        for seconds in (10.0, 0.0, 0.0, 0.0, 2.0, 2.0, 2.0):
+        for seconds in (10.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0):
             now += seconds
             yield
 
