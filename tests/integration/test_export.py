@@ -25,12 +25,13 @@ from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_module, select_prefix
 from clipx.data.shapes import SHAPES
 from clipx.data.transform import decode, eval_transform
-from clipx.errors import ClipxError
+from clipx.errors import CheckpointError, ClipxError
 from clipx.export import export
 from clipx.model.clip import CLIP
 from clipx.model.tower_spec import Interpolation
 from clipx.trainer.saved_run import load_run
 from clipx.trainer.trainer import Trainer
+from clipx.weights.export import atomic_output
 from clipx.weights.load import load_weights
 
 CPU = torch.device("cpu")
@@ -251,6 +252,18 @@ def test_models_that_cannot_be_exported_raise_a_one_line_error_and_leave_no_file
     with pytest.raises(ClipxError) as raised:
         export(compose(f"run={runs[name]}", *given, *out, config_name="export"))  # type: ignore[arg-type]
     assert message.format(**places) in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_export_leaves_no_incomplete_folder(tmp_path: Path) -> None:
+    def fail() -> None:
+        with atomic_output(tmp_path / "out") as folder:
+            folder.mkdir()
+            (folder / "config.json").write_text("{}")
+            raise CheckpointError("half")
+
+    with pytest.raises(CheckpointError, match="half"):
+        fail()
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ from clipx.data.transform import decode, eval_transform
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.score.__main__ import score
-from clipx.score.groups import semantic_columns
-from clipx.weights.load import load_into, load_weights
+from clipx.score.groups import duplicate_columns, semantic_columns
+from clipx.score.samples import SIGNATURE
+from clipx.weights.load import load_into, load_weights, save_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
 DATA = ("data=shapes", "data.samples=64", "data.held_out_samples=16", "data.workers=0")
@@ -79,6 +81,8 @@ def test_similarity_and_head_equal_the_definition(trained: Path, uninterrupted: 
             expected = (model.encode_text(tokenizer(sample.captions)) @ image_D).mean().item()
         assert table["similarity"][index].as_py() == pytest.approx(expected, abs=1e-5)
         assert table["aesthetic"][index].as_py() == pytest.approx(head["weight"][0] @ image_D.numpy() + 0.5, abs=1e-4)
+        stored = np.load(uninterrupted / f"{index // 24:05d}.embeddings.npy")[index % 24]
+        np.testing.assert_allclose(stored, image_D.numpy(), atol=1e-3)
         longest = max(sample.captions, key=len)
         assert table["characters"][index].as_py() == len(longest)
         assert table["captions"][index].as_py() == len(sample.captions)
@@ -186,6 +190,15 @@ def test_the_table_selects_samples_of_shards(tmp_path: Path, monkeypatch: pytest
     assert [whole_index(kept, i) for i in range(sum(kept.sizes))] == expected
 
 
+def test_duplicates_have_the_index_of_the_first_one() -> None:
+    """The index of a sample is not its place in the table, which lacks the held-out samples."""
+    signatures = np.zeros(2, SIGNATURE)
+    signatures["index"] = 0, 2
+    columns = duplicate_columns(signatures, np.array([10, 12, 15]), 0)
+    for name in ("duplicate_of", "near_duplicate_of"):
+        assert columns[name].to_pylist() == [None, None, 10]
+
+
 def test_no_usable_sample_is_an_error(pairs: Path) -> None:
     for index in range(8):
         (pairs / f"{index}.png").write_bytes(b"no image")
@@ -248,9 +261,17 @@ def test_invalid_options_raise_a_one_line_error(tmp_path: Path, overrides: tuple
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_another_plan_and_another_head_are_errors(trained: Path, uninterrupted: Path, tmp_path: Path) -> None:
+def test_another_plan_other_weights_and_another_head_are_errors(
+    trained: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"holds other scores \(.*scores was .*, is \['caption'\]"):
         scored(uninterrupted, *DATA, *PARTS, "scores=[caption]")
+    found = load_weights(str(trained))
+    other = replace(found, model={name: tensor + 1 for name, tensor in found.model.items()})
+    save_weights(tmp_path / "other.safetensors", other, None)
+    words = [word for word in options(trained, uninterrupted) if not word.startswith(("run=", "out="))]
+    with pytest.raises(ConfigError, match=r"holds other scores \(weights was "):
+        scored(uninterrupted, *words, f"run={tmp_path}/other.safetensors")
     np.savez(tmp_path / "head.npz", weight=np.ones(7), bias=np.ones(1))
     (tmp_path / "text.pt").write_text("none")
     for name, message in (

@@ -142,7 +142,7 @@ def test_bad_images_of_a_set_are_reported_and_its_limit_is_named(tmp_path: Path)
     (tmp_path / "a" / "red" / "1.png").write_bytes(b"no image")
     told = Told()
     with pytest.raises(DataError, match=r"1 of 6 .* more than evaluator.zeroshot.sets.a.max_bad_share=0.1"):
-        open_suite(zeroshot(a=data)).evaluate(["zeroshot"], embedder(told))
+        open_suite(zeroshot(a=data)).evaluate(["zeroshot"], embedder(told, max_bad_share=0.5))
     assert [bad.key for bad in told.bad] == [str(tmp_path / "a" / "red" / "1.png")]
 
 

@@ -18,6 +18,7 @@ def test_text_of_users_is_escaped_in_each_element() -> None:
     parts = (
         table([HOSTILE, "n"], [[HOSTILE, Cell(HOSTILE, 1.0, best=True)]], numbers=1),
         facts([(HOSTILE, HOSTILE), ("empty", "")]),
+        table(["<i>"], [["<i>"]]),  # short names are not broken into lines
         command(HOSTILE),
         listing([HOSTILE]),
         details(HOSTILE, "<p></p>"),
@@ -25,7 +26,7 @@ def test_text_of_users_is_escaped_in_each_element() -> None:
     )
     html = page(HOSTILE, section(HOSTILE, *parts))
     found = Page(html)
-    assert found.tags["script"] == 2 and found.tags["title"] == 1
+    assert found.tags["script"] == 2 and found.tags["title"] == 1 and not found.tags["i"]
     assert not [c for c in html if not c.isprintable() and c != "\n"]
     html.encode("utf-8")
     assert found.text.count(SHOWN) == 11

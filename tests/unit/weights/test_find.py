@@ -149,6 +149,14 @@ def test_a_url_is_fetched_once_and_again_after_a_change(
     check_filled(url, spec, from_open_clip(spec, other))
 
 
+def test_an_incomplete_download_is_no_file(state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload(write_folder(tmp_path / "model", state), "/incomplete/model")
+    monkeypatch.setattr("clipx.weights.download.download", lambda url, path, size, retry_s: path.write_bytes(b"abc"))
+    with pytest.raises(CheckpointError, match=r"open_clip_model.safetensors: received 3 of [\d,]+ bytes: try again"):
+        load_weights("memory://incomplete/model/open_clip_model.safetensors")
+    assert not [path for path in cache_folder("weights").rglob("*open_clip*") if path.stat().st_size == 3]
+
+
 def test_concurrent_ranks_fetch_a_file_from_s3_once(
     state: State, spec: ModelSpec, wanted: State, own_bucket: str, endpoint: str, tmp_path: Path
 ) -> None:

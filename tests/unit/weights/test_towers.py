@@ -31,6 +31,7 @@ from clipx.weights.load import load_weights, load_with_spec
 from clipx.weights.open_clip import spec_of
 from clipx.weights.timm_filter import TimmFilter
 from clipx.weights.tower import load_towers, normalization_of
+from clipx.weights.tower_source import text_source
 
 CPU = torch.device("cpu")
 # timm's name -> size in pixels, options of a small form.
@@ -482,6 +483,16 @@ def test_weights_of_another_text_model_are_rejected(words: tuple[str, ...], mess
     with pytest.raises(ClipxError) as error:
         loaded(*source, f"model.text.weights={tmp_path}", *words)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_parts_of_weights_are_in_their_folder(tmp_path: Path) -> None:
+    hf_folder(tmp_path / "model", "bert", headed=False)
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    names = json.loads(index.read_text())["weight_map"]
+    (tmp_path / "model" / names["embeddings.word_embeddings.weight"]).rename(tmp_path / "other.safetensors")
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../other.safetensors")}))
+    with pytest.raises(CheckpointError, match="index.json does not list the files of the weights: restore it"):
+        text_source(str(tmp_path / "model"))
 
 
 def test_a_configuration_of_other_weights_is_compared(tmp_path: Path) -> None:
