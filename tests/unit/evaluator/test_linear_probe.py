@@ -72,6 +72,20 @@ def test_every_fifth_sample_of_each_class_is_used_for_validation() -> None:
     assert held_N.nonzero()[:, 0].tolist() == [8, 9, 18, 19]
 
 
+def test_the_penalty_is_selected_on_images_that_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_ND, y_N = clouds()
+    fitted: list[torch.Tensor] = []
+
+    def fit(self: Probe, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float) -> torch.Tensor:
+        fitted.append(x_ND)
+        return torch.zeros(4, 7, dtype=torch.float64)
+
+    monkeypatch.setattr(Probe, "fit", fit)
+    LinearProbeSpec(kind="linear_probe")._best(Probe(ALONE, 4, 1, lambda: None), x_ND, y_N)
+    others_ND = x_ND[~_every_of_class(y_N, 5)]
+    assert fitted and all(torch.equal(x_ND, others_ND) for x_ND in fitted)
+
+
 def colours(shown: list[str], labels: list[int | str | None]) -> Colours:
     return Colours(shown, [[c] for c in shown], labels)
 

@@ -39,10 +39,11 @@ def test_metrics_on_other_data_have_the_name_of_the_data(tmp_path: Path) -> None
 
 
 def test_sets_alone_and_evaluations_of_several_steps_are_read(tmp_path: Path) -> None:
-    models = [{"model": "m", "step": step, "eval/z/imagenet/top1": step / 10} for step in (2, 4)]
+    values = {step: {"eval/z/imagenet/top1": step / 10, f"eval/z/only_{step}/top1": 1.0} for step in (2, 4)}
+    models = [{"model": "m", "step": step, **values[step]} for step in values]
     (tmp_path / "evaluation-sets.json").write_text(json.dumps({"data": "sets", "models": models}))
     found = recorded_metrics(tmp_path, 4, "shapes")
-    assert {name: one.value for name, one in found.items()} == {"eval/z/imagenet/top1": 0.4}
+    assert {name: one.value for name, one in found.items()} == values[4]
 
 
 @pytest.mark.parametrize(

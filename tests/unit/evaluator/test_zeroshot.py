@@ -44,7 +44,7 @@ def test_tied_scores_count_as_wrong() -> None:
 
 
 def test_mean_per_class_recall_weighs_classes_not_images() -> None:
-    logits = torch.eye(2)[[0, 0, 0, 0]]
+    logits = torch.eye(3)[[0, 0, 0, 0]]  # of the last class is no image
     found = scores(logits, torch.tensor([0, 0, 0, 1]))
     assert found["top1"] == 0.75
     assert found["mean_per_class_recall"] == 0.5

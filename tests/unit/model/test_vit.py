@@ -160,3 +160,4 @@ def test_other_trunks_take_normalized_images() -> None:
     model = compose("model.image.timm=resnet18", SIZE).model.build(CPU, torch.float32)
     assert not model.image.takes_pixels
     assert model._input(images()).dtype == torch.float32
+    torch.testing.assert_close(model._input(images()), model._input(images() / 255))
