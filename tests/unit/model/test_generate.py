@@ -80,6 +80,8 @@ def test_beam_search_over_all_texts_finds_the_best_text(penalty: float, bounds: 
         best = max(every_text(bounds), key=lambda t: log_p(image, t) / (len(t) + 1) ** penalty)
         assert tuple(found.tokens) == best
         assert found.log_p == pytest.approx(log_p(image, best))
+        (alone,) = run_method(BeamSearch(27, penalty), bounds, [image])  # stops without waiting for other images
+        assert tuple(alone.tokens) == best
 
 
 def test_few_beams_never_score_above_all_beams() -> None:

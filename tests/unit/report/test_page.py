@@ -32,6 +32,8 @@ def test_text_of_users_is_escaped_in_each_element() -> None:
     assert found.text.count(SHOWN) == 11
     assert found.data == {SHOWN: {SHOWN: [SHOWN, {"n": [SHOWN, 1.5, None]}]}}
     assert "empty" not in found.text
+    written = data_script("data", [HOSTILE]).partition(">")[2].removesuffix("</script>\n")
+    assert written.isascii() and not set(written) & set("<>&")
 
 
 def test_the_page_loads_nothing() -> None:
