@@ -42,8 +42,16 @@ TEXTS = [
     "",
     "naïve Ünïcode & <b>html</b> 123 " * 9,
 ]
+PIXELS = ("model.image.mean=[0.5,0.45,0.4]", "model.image.std=[0.25,0.26,0.3]")
 OPTIONS = {
-    "vit": (*VIT, "model.image.size=32", "model.quick_gelu=true", "optimizer.ema_decay=0.5", "checkpoint.every=2st"),
+    "vit": (
+        *VIT,
+        "model.image.size=32",
+        "model.quick_gelu=true",
+        *PIXELS,
+        "optimizer.ema_decay=0.5",
+        "checkpoint.every=2st",
+    ),
     "tiny": ("objective=siglip",),
 }
 

@@ -1,12 +1,13 @@
-"""Colours of figures."""
+"""Colours and texts of figures."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
 import numpy as np
+from matplotlib.text import Text
 
-from clipx.report.figure import COLOURS
+from clipx.report.figure import COLOURS, new_figure, to_png
 
 
 def lab(colour: str) -> np.ndarray:
@@ -23,3 +24,9 @@ def test_colours_differ_from_each_other_and_from_the_background() -> None:
     assert len(COLOURS) == 12
     assert min(float(np.linalg.norm(lab(a) - lab(b))) for a, b in combinations(COLOURS, 2)) > 25
     assert max(lab(colour)[0] for colour in COLOURS) < 80, "a colour is too light for a white page"
+
+
+def test_a_name_in_a_figure_is_no_formula() -> None:
+    figure = new_figure("a $x$", 3, 2)
+    to_png(figure)
+    assert not [text for text in figure.findobj(Text) if text.get_parse_math()]
