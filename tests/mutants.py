@@ -131,6 +131,7 @@ def recent(mutants: Sequence[Mutant], most: int) -> list[Mutant]:
 class Recorder:
     """A plugin of pytest that notes which tests passed, and how others failed."""
 
+    ends_when_killed: bool  # ends the session with the first assertion that fails
     passed: list[str] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)  # name, exception
 
@@ -140,6 +141,8 @@ class Recorder:
         if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
             text = f"{call.excinfo.type.__name__}: {call.excinfo.value}".strip()
             self.failed.append((item.nodeid, text.splitlines()[0][:300]))
+            if self.ends_when_killed and _is_assertion(text):
+                item.session.shouldstop = "killed"
         elif call.when == "call":
             self.passed.append(item.nodeid)
         return report
@@ -166,10 +169,14 @@ class Outcome:
 
     def _of(self, test: str) -> str:
         failures = [why for name, why in self.failed if _belongs(name, test)]
-        if any(why.removeprefix("Failed: ").startswith(_ASSERTED) for why in failures):
+        if any(map(_is_assertion, failures)):
             return ""
         passed = any(_belongs(name, test) for name in self.passed)
         return f"{test}: {failures[0] if failures else 'passed' if passed else 'did not run'}"
+
+
+def _is_assertion(why: str) -> bool:
+    return why.removeprefix("Failed: ").startswith(_ASSERTED)
 
 
 def _belongs(name: str, test: str) -> bool:
@@ -218,8 +225,7 @@ class Copy:
             os.kill(self._child, signal.SIGKILL)
         if not os.waitpid(self._child, 0 if timed_out else os.WNOHANG)[0]:
             return None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child, signal.SIGKILL)
+        self.kill()
         found = self.scratch / "found.json"
         record = json.loads(found.read_text()) if found.exists() else {"passed": [], "failed": []}
         if not found.exists():
@@ -230,6 +236,11 @@ class Copy:
             print((self.scratch / "output.txt").read_text()[-3000:], file=sys.stderr)
         shutil.rmtree(self.scratch, ignore_errors=True)
         return Outcome(record["passed"], [(name, why) for name, why in record["failed"]], seconds)
+
+    def kill(self) -> None:
+        """Ends what is left of the job's processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child, signal.SIGKILL)
 
     def _become(self) -> NoReturn:
         """Runs pytest in the copy, writes what it found, and ends this process."""
@@ -246,9 +257,8 @@ class Copy:
             os.environ |= {"PYTHONPATH": os.pathsep.join(here), "CI": "true", "TMPDIR": str(self.scratch)}
             os.environ |= {"PYTHONDONTWRITEBYTECODE": "1"} if self.job.mutant else {}
             tempfile.tempdir = None  # read from TMPDIR again
-            recorder = Recorder()
-            first = ["-x"] * (self.job.mutant is not None and len(self.job.tests) == 1)
-            words = ("-q", "-n0", "-p", "no:cacheprovider", f"--basetemp={self.scratch}/tests", *first)
+            recorder = Recorder(ends_when_killed=self.job.mutant is not None and len(self.job.tests) == 1)
+            words = ("-q", "-n0", "-p", "no:cacheprovider", f"--basetemp={self.scratch}/tests")
             pytest.main([*words, *self.job.tests], plugins=[recorder])
             record = {"passed": recorder.passed, "failed": recorder.failed}
             (self.scratch / "found.json").write_text(json.dumps(record))
@@ -259,16 +269,20 @@ class Copy:
 def outcomes(jobs: Sequence[Job], copies: Sequence[Copy]) -> Iterator[tuple[Job, Outcome]]:
     """Runs each job in a free copy. Yields it when it has ended."""
     waiting, free, busy = list(reversed(jobs)), list(copies), []
-    while waiting or busy:
-        while waiting and free:
-            busy.append(free.pop())
-            busy[-1].start(waiting.pop())
-        time.sleep(0.02)
-        for copy in list(busy):
-            if outcome := copy.ended():
-                busy.remove(copy)
-                free.append(copy)
-                yield copy.job, outcome
+    try:
+        while waiting or busy:
+            while waiting and free:
+                busy.append(free.pop())
+                busy[-1].start(waiting.pop())
+            time.sleep(0.02)
+            for copy in list(busy):
+                if outcome := copy.ended():
+                    busy.remove(copy)
+                    free.append(copy)
+                    yield copy.job, outcome
+    finally:
+        for copy in busy:
+            copy.kill()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -284,6 +298,7 @@ def main(arguments: Sequence[str]) -> int:
         chosen = recent(chosen, options.recent)
     if not chosen:
         parser.error("no entry contains any of these words")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as tests/conftest.py does, before torch is imported
     for name in _PRELOADED:
         importlib.import_module(name)
     gc.freeze()
@@ -337,7 +352,7 @@ def _survivors(mutants: Sequence[Mutant], copies: Sequence[Copy], apart: bool) -
             found = outcome.survived(job.tests)
         survivors += [f"survives: {label}: {why}" for why in found]
         verdict = "SURVIVES" if found else "unnoticed" if job.mirror else "killed"
-        print(f"{outcome.seconds:6.1f} s  {verdict}  {label}", flush=True)
+        print("; ".join((f"{outcome.seconds:6.1f} s  {verdict}  {label}", *found)), flush=True)
     return survivors
 
 
