@@ -9,9 +9,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from helpers.samples import Numbers
 
 from clipx.data.mixture import MixedOrder
-from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams, stream_count
+from clipx.data.spec import Dataset, DataSpec, training_order
+from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams, number_of_streams, stream_count
 
 SIZES = [10, 7, 0, 12, 9, 11, 8, 10, 3, 10, 10, 9]
 SAMPLES = sum(SIZES)
@@ -107,6 +109,23 @@ def test_shards_are_released_and_only_the_stated_number_is_stored() -> None:
         fetched = (fetched - {index // 10 for index in done}) | {index // 10 for index in later}
         most = max(most, len(fetched))
     assert 8 <= most <= order.stored / 10
+
+
+def test_a_shard_is_released_half_a_window_after_its_last_sample() -> None:
+    """Loader processes read different batches: others may still read the window before."""
+    order = StreamOrder(ShardSequence([10] * 200, 0), Part(0, 1), 80)
+    for start in (160, 240, 320):
+        done = [order.read_ahead(range(start + place, start + place + 8)).done for place in range(0, 80, 8)]
+        assert [len(shards) for shards in done] == [0] * 5 + [8] * 5
+
+
+def test_a_resumed_run_keeps_its_streams_on_another_number_of_ranks() -> None:
+    data, dataset = DataSpec(kind="x", name="x", batch_size=8), Dataset(Numbers(SIZES), None, whole_shards=True)
+    first = training_order(data, dataset, 3, ranks=2)
+    count = number_of_streams(first)
+    assert number_of_streams(training_order(data, dataset, 3, ranks=1)) != count
+    again = training_order(data, dataset, 3, ranks=1, streams=count)
+    assert [again(position) for position in range(SAMPLES)] == [first(position) for position in range(SAMPLES)]
 
 
 def test_a_substitute_is_in_a_shard_of_the_same_window_or_the_next() -> None:
