@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -363,4 +364,26 @@ def test_a_loader_process_exits_if_its_trainer_died_during_startup() -> None:
         exit_with_trainer(trainer, 0)
         time.sleep(120)
         os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_loader_process_ends_at_the_sigterm_of_its_trainer_alone() -> None:
+    """SLURM may send it to all processes of a job, which then have to load the batches before the save."""
+    trainer, (answer, says) = os.getpid(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            exit_with_trainer(trainer, 0)
+            for _ in range(2):
+                subprocess.run(["kill", "-TERM", str(os.getpid())], check=True)
+                while signal.SIGTERM in signal.sigpending():  # until the signal has been received
+                    time.sleep(0.001)
+            os.write(says, b"alive")
+            time.sleep(600)
+        finally:
+            os._exit(1)
+    os.close(says)
+    with open(answer, "rb") as file:  # noqa: PTH123
+        assert file.read(5) == b"alive"
+    os.kill(child, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
