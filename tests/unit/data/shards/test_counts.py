@@ -88,6 +88,14 @@ def test_a_manifest_of_moved_shards_is_found_by_name(shards: Path, tmp_path: Pat
     assert captions(train) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
+def test_a_moved_shard_whose_name_a_manifest_lists_twice_is_an_error(shards: Path, tmp_path: Path) -> None:
+    write_tar(tmp_path / "others" / "00001.tar", img2dataset(range(40, 44)))
+    manifest = str(tmp_path / "manifest.json")
+    index_command(IndexSpec(shards=f"{shards}/*.tar::{tmp_path}/others/00001.tar", manifest=manifest))
+    with pytest.raises(ConfigError, match=r"manifest.json does not list \S+/00001.tar"):
+        open_data(shards.rename(tmp_path / "moved"), manifest=manifest)
+
+
 def test_a_shard_that_a_manifest_does_not_list_is_an_error(shards: Path) -> None:
     manifest = manifest_of(shards)
     write_tar(shards / "00003.tar", img2dataset(range(2)))
@@ -133,6 +141,13 @@ def test_a_missing_shard_loses_its_places_only(shards: Path) -> None:
     found, bad = outcomes(train)
     assert found == [f"caption {i}" for i in (*range(6), *range(15, 20))]
     assert bad[:6] == ["shard has 0 of the 6 samples that data.samples_per_shard=6 lists; shard does not exist"] * 6
+
+
+def test_a_replaced_shard_is_read_by_its_own_index_in_the_next_run(shards: Path) -> None:
+    assert open_data(shards, samples_per_shard=9).train.read(0).captions == ["caption 0"]
+    write_tar(shards / "00000.tar", img2dataset(range(40, 48)))
+    train = open_data(shards, samples_per_shard=9).train
+    assert [train.read(i).captions[0] for i in range(8)] == [f"caption {i}" for i in range(40, 48)]
 
 
 def test_a_damaged_shard_gives_its_reason(shards: Path) -> None:
