@@ -273,6 +273,14 @@ def test_augmentation_changes_neither_crops_nor_captions() -> None:
     assert 24 < same < 72
 
 
+def test_the_augmentation_of_a_sample_differs_between_epochs() -> None:
+    flips: dict[int, set[bool]] = {}
+    for plain, flipped in zip(batches(None), batches(AugmentSpec(flip=0.5)), strict=True):
+        for index, image, changed in zip(plain.index.tolist(), plain.image, flipped.image, strict=True):
+            flips.setdefault(index, set()).add(not torch.equal(image, changed))
+    assert {True, False} in flips.values()
+
+
 def test_a_second_view_has_the_same_changes_at_its_size() -> None:
     spec = AugmentSpec(flip=0.5, grayscale=0.5, erase=0.5)
     found = batches(spec, second=SecondView(2 * SIDE, Tokenizer(9)))

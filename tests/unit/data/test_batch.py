@@ -111,6 +111,10 @@ def test_batches_do_not_depend_on_the_size_of_their_parts(whole: list[Batch], pa
         assert one.image.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_targets_are_those_of_the_samples_and_their_substitutes(whole: list[Batch]) -> None:
+    assert all(torch.equal(batch.targets[0], batch.index) for batch in whole)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_starting_late_on_several_ranks_gives_the_rows_of_the_whole_batch(whole: list[Batch], rank: int) -> None:
     found = loader(samples=range(48, 96), part=5, rank=rank, world=2, packer=None)

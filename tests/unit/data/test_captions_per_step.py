@@ -15,6 +15,7 @@ from helpers.runs import compose
 from helpers.samples import Numbers
 
 from clipx.data.batch import Batch, Packers, caption_digests
+from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.loader import CaptionDraw, train_loader
 from clipx.data.mixture import MixtureSpec
@@ -167,6 +168,12 @@ def test_digests_are_equal_for_equal_tokens_only() -> None:
     assert batches(1, compared=False)[0].captions is None
     for batch in batches(2):
         assert torch.equal(batch.captions, caption_digests(batch.tokens, 2))
+
+
+def test_digests_are_of_whole_captions_whatever_a_mask_keeps() -> None:
+    for shown, whole in zip(batches(2, mask=CaptionMaskSpec(tokens=1)), batches(2), strict=True):
+        assert not torch.equal(shown.tokens, whole.tokens)
+        assert torch.equal(shown.captions, whole.captions)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
