@@ -457,9 +457,13 @@ def test_the_cache_evicts_the_least_recently_used_shard(bucket: str, tmp_path: P
         cache.store(files[k])
     os.utime(files[0].cache_path, (1, 1))
     os.utime(files[1].cache_path, (2, 2))
+    other = tmp_path / "own" / "00000.tar"
+    other.touch()
+    os.utime(other, (0, 0))
     fetch(files[0], 0, 512)  # most recently used
     cache.store(files[2])
     assert [file.cache_path.exists() for file in files] == [True, False, True]
+    assert other.exists(), "a file that the cache has not written"
     assert sum(p.stat().st_size for p in (tmp_path / "own").iterdir()) <= limit
     for k in (0, 2):
         assert files[k].cache_path.read_bytes() == (tmp_path / "local" / f"{k:05d}.tar").read_bytes()
