@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -418,10 +417,10 @@ def test_an_index_in_the_cache_is_never_unpickled(flag: Flag, tmp_path: Path) ->
     path = write_tar(tmp_path / "good.tar", sample("0"))
     source = shards(path)
     (entry,) = (tmp_path / "cache" / "index").glob("*.npy")
-    with entry.open("wb") as file:
-        np.save(file, np.array([flag], dtype=object), allow_pickle=True)
     code = "import sys, numpy; numpy.load(sys.argv[1], allow_pickle=True)"
-    assert flag.is_made_by(code, str(entry))
-    with pytest.raises(ValueError, match="Python objects in dtype"):
-        source.read(0)
-    assert flag.absent
+    for content in (flag.array(), flag.pickled()):
+        entry.write_bytes(content)
+        assert flag.is_made_by(code, str(entry))
+        with pytest.raises((ValueError, AttributeError, TypeError)):  # what was unpickled would be no table
+            source.read(0)
+        assert flag.absent
