@@ -6,8 +6,9 @@ from pathlib import Path
 
 import open_clip
 import pytest
+import torch
 
-from clipx.data.class_names import read_names, read_templates
+from clipx.data.class_names import class_embeddings, read_names, read_templates
 from clipx.errors import ConfigError
 
 
@@ -56,3 +57,11 @@ def test_a_mistyped_built_in_list_raises_an_error_with_suggestions() -> None:
         read_names("imagnet", "x")
     with pytest.raises(ConfigError, match="or openai_imagenet or simple"):
         read_templates("openai", "x")
+
+
+def test_the_embedding_of_a_class_is_the_normalized_mean_of_its_prompts() -> None:
+    known = {"cat": [1.0, 0.0], "a cat": [0.0, 1.0], "dog": [0.6, 0.8], "a dog": [0.6, 0.8]}
+    found = class_embeddings(
+        lambda texts: torch.tensor([known[text] for text in texts]), ["cat", "dog"], ["{}", "a {}"]
+    )
+    torch.testing.assert_close(found, torch.tensor([[0.5**0.5, 0.5**0.5], [0.6, 0.8]]))

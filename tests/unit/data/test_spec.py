@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -91,3 +92,22 @@ def test_data_is_opened_once_per_rank() -> None:
     dataset = open_on_all_ranks(Counted(kind="x", name="x"), Comm(0, 1, 0, torch.device("cpu")))
     assert sum(dataset.train.sizes) == 3
     assert len(opened) == 1
+
+
+def test_other_ranks_open_the_versions_that_rank_0_has_found() -> None:
+    asked = []
+
+    class Moving(DataSpec):
+        def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
+            asked.append(saved)
+            return self
+
+        def open(self) -> Dataset:
+            return Dataset(Numbers([3]), None, None)
+
+    class OtherRank(Comm):
+        def run_on_main(self, call: object) -> Any:
+            return {"revision": "of rank 0"}
+
+    open_on_all_ranks(Moving(kind="x", name="x"), OtherRank(1, 2, 1, torch.device("cpu")))
+    assert asked == [{"revision": "of rank 0"}]
