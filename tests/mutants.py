@@ -244,9 +244,14 @@ class Copy:
         return Outcome(record["passed"], [(name, why) for name, why in record["failed"]], seconds)
 
     def kill(self) -> None:
-        """Ends what is left of the job's processes."""
+        """Ends what is left of the job's processes: those of its group, and programs with its temporary folder."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child, signal.SIGKILL)
+        mark = f"TMPDIR={self.scratch}\0".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+                if mark in (process / "environ").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def _become(self) -> NoReturn:
         """Runs pytest in the copy, writes what it found, and ends this process."""
