@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections import deque
 from pathlib import Path
 
 from clipx.run.process import process_stat
+
+_KEPT = 20
+_reserved: deque[contextlib.ExitStack] = deque()
 
 
 def children_of(pid: int) -> list[int]:
@@ -24,12 +28,19 @@ def is_running(pid: int) -> bool:
 
 
 def free_ports(number: int) -> int:
-    """Returns the first of `number` consecutive free ports."""
+    """Returns the first of `number` consecutive free ports, which no other call on this machine returns.
+
+    A UNIX socket without a file, named after the port, reserves it. A process holds those of its last calls.
+    """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 20
     first = 20_000 + 600 * worker  # the workers of a session take ports of different ranges
     for port in range(first + os.getpid() % 300, first + 600, number):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        with contextlib.ExitStack() as names, contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for p in range(port, port + number):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", p))
+                names.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0clipx-tests-port-{p}")
+                stack.enter_context(socket.socket()).bind(("", p))
+            _reserved.append(names.pop_all())
+            if len(_reserved) > _KEPT:
+                _reserved.popleft().close()
             return port
     raise OSError("no free ports")
