@@ -131,7 +131,7 @@ def test_a_kill_at_a_random_time_loses_no_complete_checkpoint(folder: Path) -> N
         for step in range(first, first + 100_000):
             run.save(step, state(step, step) | {"large": torch.full((300_000,), float(step))}, {})
 
-    random.seed(0)
+    rng = random.Random(0)
     newest, stumps, kills = 0, 0, 0
     # the number of kills that hit a save depends on the machine's load
     while kills < 30 or (stumps <= 5 and kills < 300):
@@ -140,7 +140,7 @@ def test_a_kill_at_a_random_time_loses_no_complete_checkpoint(folder: Path) -> N
         process = fork.Process(target=child, args=(newest + 1, theirs))
         process.start()
         mine.recv()  # the child has saved once
-        time.sleep(random.uniform(0, 0.03))
+        time.sleep(rng.uniform(0, 0.03))
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
         process.join(600)

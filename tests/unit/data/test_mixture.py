@@ -273,7 +273,7 @@ def test_invalid_overrides_raise_a_one_line_error(overrides: list[str], message:
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("name", [path.stem for path in (CONF_DIR / "data").glob("*.yaml")])
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF_DIR / "data").glob("*.yaml")))
 def test_every_option_can_be_a_source(name: str) -> None:
     spec = compose("data=mixture", f"{ADD}a={name}")
     assert spec.data.batch_size == 256, "the batch size of the mixture, not of the source's recipe"
