@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.runs import SMALL
 from helpers.sweeps import make_sweep
+from helpers.waiting import wait_until
 
 from clipx.errors import Exit
 from clipx.run.signals import SCHEDULER_SIGNALS
@@ -123,14 +123,27 @@ def test_signals_are_handled_before_heavy_imports(module: str) -> None:
     assert done.stdout == "set()\n"
 
 
-def stopped_while_starting(command: Sequence[str]) -> tuple[int, str]:
-    """Sends SIGTERM to a command as soon as it handles the signal. Returns its exit code and stderr."""
-    with process(*command) as started:
+# Makes the first heavy import last, so that the signal arrives during it.
+SLOW_IMPORT = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "hydra", "omegaconf", "yaml", "numpy"):
+            time.sleep(600)
+
+sys.meta_path.insert(0, Slow())
+"""
+
+
+def stopped_while_starting(folder: Path, command: Sequence[str]) -> tuple[int, str]:
+    """Sends SIGTERM to a command that handles the signal and imports. Returns its exit code and stderr."""
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(SLOW_IMPORT)
+    path = os.pathsep.join([str(folder / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with process(*command, PYTHONPATH=path) as started:
         status = Path(f"/proc/{started.pid}/status")
-        end = time.monotonic() + 600
-        while not _handles(status.read_text(), signal.SIGTERM):
-            assert time.monotonic() < end and started.poll() is None
-            time.sleep(0.001)
+        wait_until(lambda: started.poll() is not None or _handles(status.read_text(), signal.SIGTERM))
         started.send_signal(signal.SIGTERM)
         _, err = started.communicate(timeout=600)
     return started.returncode, err
@@ -143,7 +156,7 @@ def _handles(status: str, number: int) -> bool:
 
 def test_a_starting_run_ends_with_the_requeue_code(tmp_path: Path) -> None:
     command = ("-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
-    code, err = stopped_while_starting(command)
+    code, err = stopped_while_starting(tmp_path, command)
     assert code == Exit.REQUEUE
     # Before it, Python may report that it dropped the exception within a callback; a thread then ends the process.
     assert err.endswith("stopped: SIGTERM before training began: nothing to save, start it again\n")
@@ -151,9 +164,9 @@ def test_a_starting_run_ends_with_the_requeue_code(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_slurm", [True, False])
 def test_a_starting_point_requests_a_requeue_or_is_stopped(tmp_path: Path, in_slurm: bool) -> None:
-    point = make_sweep(tmp_path, ["seed=0"]).planned[0].point
+    point = make_sweep(tmp_path / "sweep", ["seed=0"]).planned[0].point
     options = ["--requeue"] if in_slurm else []
-    code, _ = stopped_while_starting(["-m", "clipx_launch.worker", *options, str(point.folder)])
+    code, _ = stopped_while_starting(tmp_path, ["-m", "clipx_launch.worker", *options, str(point.folder)])
     reason = "SIGTERM before training began: nothing to save, start it again"
     if in_slurm:
         assert code == Exit.FINISHED, "srun would end the other ranks"
