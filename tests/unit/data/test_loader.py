@@ -362,7 +362,7 @@ def test_a_loader_process_exits_if_its_trainer_died_during_startup() -> None:
     child = os.fork()
     if child == 0:
         exit_with_trainer(trainer, 0)
-        time.sleep(120)
+        time.sleep(600)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 

@@ -79,7 +79,7 @@ def test_memory_is_not_used_again_while_another_process_has_it_or_will_receive_i
     assert len(own_files) == 3
     here.send("end")
     assert here.recv() == [1]
-    process.join(60)
+    process.join(600)
     others.append(copy_to_shared(rows(4)))
     assert len(own_files) == 3, "the process has ended"
     assert [x.unique().tolist() for x in others] == [[2], [3], [4]]
@@ -90,7 +90,7 @@ def test_a_forked_process_does_not_use_the_files_of_its_parent(own_files: list[i
     assert len(own_files) == 1 and shared_memory._is_unused(own_files[0])
     process = get_context("fork").Process(target=_write_in_child, args=(own_files[0],))
     process.start()
-    process.join(60)
+    process.join(600)
     assert process.exitcode == 0
     assert os.pread(own_files[0], 1, 0) == b"\1"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ class Watch:
         self.ends: list[tuple[float, str]] = []
         self.store = FileStore(str(folder / "store"), 1)
         monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: self.store)
-        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: self.now))  # other threads have theirs
         comm = Comm(1, 3, 1, torch.device("cpu"))
         self.thread = _HeartbeatThread(comm, lambda: self.step, lambda reason: self.ends.append((self.now, reason)))
 

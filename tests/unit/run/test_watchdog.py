@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-import timeit
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from helpers.waiting import wait_until
@@ -35,17 +35,18 @@ def waits_for_a_file():
     now += 10 * timeout_s
     time.sleep(600)
 
-def holds_the_interpreter_lock():
-    ctypes.PyDLL(None).sleep(600)
-
 def event(kind, **facts):
     print(kind, facts["rank"], facts["step"], facts["stacks"], flush=True)
     if fault == "event":
         time.sleep(600)
 
+def holds_the_interpreter_lock():
+    with Watchdog(timeout_s, Path(sys.argv[1]), 3, event):
+        ctypes.PyDLL(None).sleep(600)  # at once: the thread has not had a turn
+
+if fault == "lock":
+    holds_the_interpreter_lock()
 with Watchdog(timeout_s, Path(sys.argv[1]), 3, event) as watchdog:
-    if fault == "lock":
-        holds_the_interpreter_lock()  # at once: the thread has not had a turn
     for step in range(1, 6):
         time.sleep(0.5)  # two turns of the thread
         watchdog.beat(step)
@@ -59,23 +60,20 @@ print("finished")
 """
 
 
-def run_watched(folder: Path, fault: str, timeout_s: float = 1.0) -> tuple[subprocess.CompletedProcess[str], float]:
-    start = time.monotonic()
+def run_watched(folder: Path, fault: str, timeout_s: float = 1.0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT, str(folder), fault, str(timeout_s)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=700, check=False)
-    return done, time.monotonic() - start
+    return subprocess.run(command, capture_output=True, text=True, timeout=700, check=False)
 
 
 def test_a_run_with_progress_is_not_ended(tmp_path: Path) -> None:
-    done, _ = run_watched(tmp_path, "none")
+    done = run_watched(tmp_path, "none")
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None:
-    done, seconds = run_watched(tmp_path, "file")
+    done = run_watched(tmp_path, "file")
     assert done.returncode == Exit.WATCHDOG
-    assert seconds < 500
     assert done.stdout == "watchdog 3 5 stacks.rank3.txt\n"
     stacks = (tmp_path / "stacks.rank3.txt").read_text()
     line = rf"rank 3 made no progress for \d+ s after step 5, more than distributed.watchdog_s=1: see the stack traces in {re.escape(str(tmp_path))}/stacks.rank3.txt"
@@ -85,16 +83,14 @@ def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None
 
 
 def test_a_stalled_run_ends_even_if_the_file_system_hangs(tmp_path: Path) -> None:
-    done, seconds = run_watched(tmp_path, "event")
+    done = run_watched(tmp_path, "event")
     assert done.returncode == Exit.WATCHDOG
-    assert seconds < 500
     assert "in waits_for_a_file" in done.stderr
 
 
 def test_a_stalled_run_ends_even_if_its_threads_cannot_run(tmp_path: Path) -> None:
-    done, seconds = run_watched(tmp_path, "lock", timeout_s=10)
+    done = run_watched(tmp_path, "lock", timeout_s=10)
     assert done.returncode == Exit.FAILED
-    assert seconds < 500
     assert "in holds_the_interpreter_lock" in done.stderr
 
 
@@ -113,10 +109,23 @@ def test_the_timer_in_c_is_started_at_once_and_restarted_by_the_thread(
 
 
 def test_a_timeout_of_0_disables_the_watchdog(tmp_path: Path) -> None:
-    done, _ = run_watched(tmp_path, "none", 0)
+    done = run_watched(tmp_path, "none", 0)
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
 
 
-def test_a_beat_takes_less_than_10_microseconds(tmp_path: Path) -> None:
+def test_a_beat_only_reads_the_clock(tmp_path: Path) -> None:
+    """It takes well under 1 us."""
+    calls: list[object] = []
+
+    def record(frame: FrameType, event: str, called: object) -> None:
+        if event in ("call", "c_call"):
+            calls.append(frame.f_code if event == "call" else called)
+
     with Watchdog(600, tmp_path, 0, print) as watchdog:
-        assert min(timeit.repeat(lambda: watchdog.beat(7), number=1000, repeat=5)) / 1000 < 10e-6
+        before = sys.getprofile()
+        sys.setprofile(record)
+        try:
+            watchdog.beat(7)
+        finally:
+            sys.setprofile(before)
+    assert calls == [Watchdog.beat.__code__, time.monotonic, sys.setprofile]

@@ -300,7 +300,7 @@ def test_retry_pauses_double_and_do_not_consume_seeded_randomness(monkeypatch: p
     import random
 
     pauses: list[float] = []
-    own = SimpleNamespace(sleep=pauses.append, monotonic=time.monotonic)  # other threads may sleep
+    own = SimpleNamespace(sleep=pauses.append, monotonic=lambda: sum(pauses))  # other threads may sleep
     monkeypatch.setattr("clipx.storage.remote.time", own)
     failures = iter([OSError("reset")] * 6)
 
