@@ -183,11 +183,12 @@ def test_signals_during_a_save_are_ignored_except_a_second_sigint(tmp_path: Path
         # Two at once are signals for the same stop.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
             one.processes[0].send_signal(number)
-        wait_until(lambda: "stopping after this step" in one.stderr())
-        time.sleep(1.2)
+        received = one.folder / "received.0"
+        wait_until(lambda: received.is_file() and received.read_text() == "SIGTERM")  # the later of the two in order
+        (one.folder / "later").touch()
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             one.processes[0].send_signal(number)
-            time.sleep(0.1)
+        wait_until(lambda: received.read_text() == "SIGUSR2")
         (one.folder / "release").touch()
         assert one.exit_code() == Exit.REQUEUE
         assert one.stderr().count("already stopping") == 1
@@ -199,7 +200,7 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
         one.wait_for_steps(1)
         one.processes[0].send_signal(signal.SIGINT)
         wait_until(lambda: "stopping after this step" in one.stderr())
-        time.sleep(1.2)
+        (one.folder / "later").touch()
         one.processes[0].send_signal(signal.SIGINT)
         assert one.exit_code() == Exit.ABORTED == 130
         assert one.stderr().endswith("SIGINT: aborted; the last complete checkpoint is intact\n")
@@ -306,9 +307,7 @@ def test_a_rank_that_waits_for_another_is_ended_by_the_watchdog(tmp_path: Path) 
     """The watchdog acts long before the collective times out. The other rank is alive and makes steps."""
     with job(tmp_path, "busy", 2, "distributed.watchdog_s=30") as two:
         two.wait_for_steps(2)
-        start = time.monotonic()
-        assert two.exit_code(0) == Exit.WATCHDOG == 70
-        assert time.monotonic() - start < 500, "the time limit of a collective is 600 s"
+        assert two.exit_code(0) == Exit.WATCHDOG == 70, "the time limit of a collective, 600 s, gives another code"
         stacks = (two.folder / "stacks.rank0.txt").read_text()
         assert "all_reduce" in stacks
         assert "all_reduce" in two.stderr(0)

@@ -3,7 +3,7 @@
     stop_loop.py run_dir=FOLDER name=FAULT [distributed.…=…]
 
 Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving ends when
-the file `release` exists; `requeue`, the same, SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has
+the file `release` exists, and signals that come when `later` exists are no repeats of the first; `requeue`, the same, SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has
 received; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`, rank 1 raises an unexpected error;
 `busy`, rank 1 makes progress without the others; `wait`, all ranks wait for what does not come, outside of a collective.
 """
@@ -15,13 +15,14 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import torch
 
 from clipx.cli import cli
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import DataError, Exit, Stopped
+from clipx.run import signals
 from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
 from clipx.run.process import abort
@@ -39,6 +40,10 @@ class Loop:
     def run(self) -> None:
         if self.fault == "requeue":
             signal.signal(signal.SIGUSR2, self.requeue)
+        if self.fault == "slow":
+            later = self.folder / "later"
+            clock = SimpleNamespace(monotonic=lambda: 2 * signals._DUPLICATE_S * later.exists(), sleep=time.sleep)
+            signals.time = clock  # type: ignore[assignment]
         comm, run = self.comm, self.folder
         with (
             RunLock(run, comm, self.rundir.event) as lock,
