@@ -111,7 +111,7 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
     mfu_packed, mfu_padded = (None if peak is None else round(rate / peak, 4) for rate in rates)
     ours = one.learner is not None
     by_phase = phases(one, course.steps, comm.device)
-    by_kernel = kernels(one, course.steps) if comm.device.type == "cuda" else {}
+    by_kernel = kernels(one, course.steps, took) if comm.device.type == "cuda" else {}
     if by_phase and by_kernel:
         by_phase["idle"] = by_kernel["idle"]
     return Row(

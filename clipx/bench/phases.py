@@ -105,8 +105,12 @@ def phases(contender: Contender, steps: int, device: torch.device) -> dict[str, 
     return {phase: round(took / steps, 3) for phase, took in line.milliseconds().items()}
 
 
-def kernels(contender: Contender, steps: int) -> dict[str, float]:
-    """Returns the milliseconds of a step by kind of kernel, `idle` in which none runs, and the number of kernels."""
+def kernels(contender: Contender, steps: int, seconds: float) -> dict[str, float]:
+    """Returns the milliseconds of a step by kind of kernel, `idle` in which none runs, and the number of kernels.
+
+    `seconds` is the time of a step without the profiler, which slows the host and not the kernels: `idle` is the part
+    of it that the kernels leave.
+    """
     with contender.turn(), torch.profiler.profile() as profile:
         contender.lap(steps)
         torch.cuda.synchronize()
@@ -116,6 +120,6 @@ def kernels(contender: Contender, steps: int) -> dict[str, float]:
         kind = next((kind for kind, names in _KERNELS.items() if re.search(names, event.name)), "other")
         sums[kind] += event.time_range.end - event.time_range.start
     busy = union([(e.time_range.start, e.time_range.end) for e in events])
-    idle = busy[-1][1] - busy[0][0] - sum(end - start for start, end in busy) if busy else 0.0
+    idle = max(0.0, 1e3 * seconds - sum(end - start for start, end in busy) / 1e3 / steps)
     found = {kind: round(took / 1e3 / steps, 3) for kind, took in sums.most_common()}
-    return {**found, "idle": round(idle / 1e3 / steps, 3), "kernels": len(events) // steps}
+    return {**found, "idle": round(idle, 3), "kernels": len(events) // steps}
