@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -50,8 +50,9 @@ class Contestant:
         return loss.detach()
 
 
-def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
-    """Builds an objective of clipx, or a loss of open_clip (see `open_clip`). `batch` is b, `dim` D.
+def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Sequence[str] = ()) -> Contestant:
+    """Builds an objective of clipx with the overrides of a run, or a loss of open_clip (see `open_clip`). `batch` is b,
+    `dim` D.
 
     A loss of open_clip with the suffix `_bf16` runs under bfloat16 autocast, as open_clip's trainer runs it with
     precision=amp_bf16.
@@ -60,17 +61,17 @@ def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contes
         return _autocast(open_clip(name.removesuffix(AUTOCAST), comm), comm.device.type)
     if name.startswith("open_clip"):
         return open_clip(name, comm)
-    return _clipx(name, comm, batch, dim, seed)
+    return _clipx(name, comm, batch, dim, seed, overrides)
 
 
-def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
+def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Sequence[str]) -> Contestant:
     total = batch * comm.world
     samples = max(SAMPLES, 10 * total)
-    objective = compose(f"objective={name}").objective.build(
-        comm, Length(epoch=samples, batch=total, total=10 * samples)
-    )
+    spec = compose(f"objective={name}", *overrides)
+    objective = spec.objective.build(comm, Length(epoch=samples, batch=total, total=10 * samples))
     objective.prepare(None, dim)
     objective.to(comm.device)
+    spec.compile.compile_objective(objective)
     random = torch.Generator().manual_seed(seed)
     index_b = torch.randperm(samples, generator=random)[comm.rank * batch :][
         :batch

@@ -14,6 +14,13 @@ from clipx.distributed.comm import Comm
 
 _WIDTH = 512
 _ROUNDS = 5
+_OPEN_CLIP = {"open_clip amp_bf16": ("open_clip_bf16", ()), "open_clip": ("open_clip", ())}
+VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "infonce": ("infonce", ()),
+    "infonce compiled": ("infonce", ("compile.objective=true",)),
+    "infonce fused": ("infonce", ("objective.products=fused",)),
+    **_OPEN_CLIP,
+}
 
 
 def run(sizes: Sizes, report: Report) -> None:
@@ -32,10 +39,10 @@ def _race(sizes: Sizes, report: Report, comm: Comm, local: int) -> None:
     dim = sizes.pick(_WIDTH, 8)
     pair = features(comm, local, dim, sizes.seed)
     which = f"{local} of {local * comm.world}"
-    for name, title in (("infonce", "infonce"), ("open_clip_bf16", "open_clip amp_bf16"), ("open_clip", "open_clip")):
+    for title, (name, words) in sizes.pick(VARIANTS, {"infonce": ("infonce", ()), **_OPEN_CLIP}).items():
         label = f"loss {which} {title}"
         try:
-            step = partial(contestant(name, comm, local, dim, sizes.seed).step, *pair)
+            step = partial(contestant(name, comm, local, dim, sizes.seed, words).step, *pair)
             report.number(label, milliseconds(step, sizes.place, _ROUNDS), "ms")
             report.number(f"{label} memory", peak_memory(step, sizes.place) / 2**30, "GiB")
         except torch.OutOfMemoryError as error:
