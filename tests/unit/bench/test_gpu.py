@@ -6,8 +6,11 @@ import json
 import shutil
 import sys
 import time
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -15,15 +18,17 @@ from helpers import ROOT
 from helpers.runs import compose, run
 from torch._dynamo.utils import counters
 
-from clipx.bench import publish
+from clipx.bench import phases, publish
+from clipx.bench.contenders import Contender
 from clipx.bench.gpu import PARTS, GpuSpec, Part
-from clipx.bench.gpu_parts import kernels
+from clipx.bench.gpu_parts import kernels, loss
 from clipx.bench.gpu_parts.expected import DEVICES, STEPS, device_of, expectation, expectations
 from clipx.bench.gpu_parts.process import Record, measure
 from clipx.bench.gpu_parts.report import Report, Sizes, read
 from clipx.bench.gpu_parts.steps import batch_for_memory
 from clipx.errors import ConfigError
 from clipx.plan.measured import Measurements
+from clipx.trainer.spec import compose as run_of
 from clipx.version import __version__
 
 BENCH = (sys.executable, "-m", "clipx.bench", "gpu")
@@ -226,7 +231,8 @@ def test_a_device_is_known_by_its_name(name: str, device: str | None) -> None:
         ("copy on the device", 4.3, ("scale the steps by it", "as expected")),
         ("decode=gpu 256", 9000.0, ("slower than 14 loader processes: keep data.decode=cpu",) * 2),
         ("step vit_b32 2048 compiled idle", 0.04, ("host reads, or lengths of the batches",) * 2),
-        ("step vit_b32 256 compiled idle", 0.04, ("as expected",) * 2),
+        ("step vit_b32 256 compiled idle", 0.6, ("as expected",) * 2),
+        ("step vit_l14 256 float8 / compiled", 0.92, ("slower: keep amp_bf16",) * 2),
     ],
 )
 def test_a_verdict_compares_a_number_with_that_expected_of_the_device(
@@ -265,11 +271,36 @@ def test_the_table_has_what_is_expected_of_the_device_or_nothing(
 def test_the_steps_expected_of_an_h100_are_those_that_were_measured() -> None:
     measured = Measurements.read(str(ROOT / "docs/benchmarks/h100.json"))
     rates = {(step.model, step.batch, step.name): step.samples_per_second for step in measured.details.steps}
-    for model, batch in (("vit_b32", 2048), ("vit_l14", 256)):
+    for model, batch in (("vit_b32", 2048), ("vit_b16", 1024), ("vit_l14", 256)):
         compiled, _, _, bf16 = STEPS["H100"][f"{model} {batch}"]
         assert (compiled, bf16) == pytest.approx(
             (rates[model, batch, "compiled"], rates[model, batch, "bf16"]), rel=1e-3
         )
+
+
+@pytest.mark.parametrize(("seconds", "idle"), [(0.020, 16.0), (0.003, 0.0)], ids=["host", "device"])
+def test_idle_is_what_the_kernels_leave_of_a_step_without_the_profiler(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, idle: float
+) -> None:
+    """Two steps of 4 ms of kernels, a copy among them that another kernel hides, in 100 ms under the profiler."""
+
+    def event(name: str, start_ms: float, end_ms: float) -> SimpleNamespace:
+        span = SimpleNamespace(start=1e3 * start_ms, end=1e3 * end_ms)
+        return SimpleNamespace(
+            name=name, time_range=span, device_type=SimpleNamespace(name="CUDA"), is_user_annotation=False
+        )
+
+    events = [event("gemm", 0, 4), event("Memcpy HtoD", 1, 3), event("gemm", 96, 100)]
+    found = nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(torch.profiler, "profile", lambda: found)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    contender = cast("Contender", SimpleNamespace(turn=nullcontext, lap=lambda steps: 0.0))
+    assert phases.kernels(contender, 2, seconds) == {"product": 4.0, "copy": 1.0, "idle": idle, "kernels": 1}
+
+
+def test_the_variants_of_the_loss_are_objectives() -> None:
+    for name, words in loss.VARIANTS.values():
+        assert name.startswith("open_clip") or run_of(f"objective={name}", *words).objective.kind == name
 
 
 def test_every_threshold_says_what_to_do() -> None:
