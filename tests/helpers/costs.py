@@ -1,4 +1,4 @@
-"""What tests cost: CPU seconds, trainings, and the processes that they start.
+"""Costs of tests: CPU seconds, trainings, and the processes that they start.
 
 `pytest --costs FILE` measures each test and writes sums by file. `PYTHONPATH=tests python -m helpers.costs FILE…` adds
 such files up and prints sums by folder.
@@ -130,7 +130,7 @@ def main() -> None:
         costly = sorted(files, key=lambda name: -files[name]["CPU s"])
         rows = table({name.removeprefix("tests/"): files[name] for name in costly}, "file")
         (TESTS / "costs.md").write_text(
-            f"# What tests cost, by file\n\n[README.md](README.md#costs) says how.\n\n{rows}"
+            f"# Costs of tests, by file\n\n[README.md](README.md#costs) says how.\n\n{rows}"
         )
         readme = TESTS / "README.md"
         before, _, rest = readme.read_text().partition(_START)
