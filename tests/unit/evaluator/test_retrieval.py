@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.color_model import Told, dataset, embedder
+from helpers.savers import run_in_processes
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError
+from clipx.evaluator import retrieval
 from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec, Search, recalls
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
@@ -34,6 +38,22 @@ def test_ranks_with_several_captions_per_image_match_the_definition(seed: int) -
     back = [(t, i) for i, t in pairs]
     assert Search(image, text, torch.tensor(pairs)).ranks(COMM).tolist() == by_hand(image, text, pairs)
     assert Search(text, image, torch.tensor(back)).ranks(COMM).tolist() == by_hand(text, image, back)
+
+
+def found_in_blocks(comm: Comm) -> tuple[list[int], list[list[bool]]]:
+    """Returns ranks and hits of 10 queries among 7 keys, in blocks of 2 queries."""
+    retrieval._BLOCK = 2
+    generator = torch.Generator().manual_seed(0)
+    query, key = (F.normalize(torch.randn(n, 5, generator=generator), dim=-1) for n in (10, 7))
+    search = Search(query, key, torch.stack([torch.arange(10), torch.arange(10) % 7], 1))
+    return search.ranks(comm).tolist(), search.topk_hits(comm).tolist()
+
+
+def test_ranks_share_the_queries_and_have_the_results_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "_BLOCK", 1024)
+    alone = found_in_blocks(COMM)
+    assert len(set(alone[0])) > 3
+    assert run_in_processes(2, tmp_path, found_in_blocks) == [alone, alone]
 
 
 def test_constant_embeddings_have_zero_recall() -> None:
