@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.color_model import Colours, embedder
+from helpers.savers import run_in_processes
 from sklearn.linear_model import LogisticRegression
 
 from clipx.data.spec import Classes, Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError
+from clipx.evaluator import linear_probe
 from clipx.evaluator.linear_probe import LinearProbeSpec, Probe, _every_of_class, search
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
@@ -47,6 +50,17 @@ def test_the_gradient_equals_autograd() -> None:
     (by_hand / 40).backward()
     torch.testing.assert_close(loss, by_hand.detach() / 40)
     torch.testing.assert_close(grad_CD, weight_CD.grad)
+
+
+def fitted_in_blocks(comm: Comm, size: int) -> list[list[float]]:
+    linear_probe._BLOCK = size
+    return Probe(comm, 4, 20, lambda: None).fit(*clouds(), 1.0).flatten().tolist()  # type: ignore[no-any-return]
+
+
+def test_ranks_share_the_images_and_fit_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_probe, "_BLOCK", 8192)
+    alone = pytest.approx(fitted_in_blocks(ALONE, 8192), abs=1e-5)
+    assert run_in_processes(2, tmp_path, fitted_in_blocks, 30) == [alone, alone]
 
 
 @pytest.mark.parametrize("peak", [-5.6, -0.3, 0.0, 1.4, 5.9])
