@@ -49,7 +49,6 @@ _PRELOADED = (
     "torch torch._dynamo torch.distributed timm hydra._internal.hydra matplotlib.figure pyarrow.parquet open_clip "
     "tensorboard.summary.writer.event_file_writer huggingface_hub pydantic rich.progress webdataset"
 ).split()
-_ASSERTED = ("AssertionError", "DID NOT RAISE", "DID NOT WARN")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +77,8 @@ class Mutant:
         return "/".join(["tests", "unit", *parts[1:-1], f"test_{parts[-1]}"])
 
     def mutated(self, source: str) -> str:
-        """Returns the source with the fault. Raises ValueError if `old` is not there exactly once, or nothing
-        changes."""
+        """Returns the source with the fault. Raises ValueError if `old` is not there exactly once, or nothing changes,
+        and SyntaxError."""
         lines = source.splitlines(keepends=True)
         first, last = _lines_of(ast.parse(source), self.at.partition(":")[2])
         place = "".join(lines[first:last])
@@ -182,7 +181,8 @@ class Outcome:
 
 
 def _is_assertion(why: str) -> bool:
-    return why.removeprefix("Failed: ").startswith(_ASSERTED)
+    """Returns whether a test failed by `assert`, or by pytest.raises, warns or fail."""
+    return why.startswith(("AssertionError", "Failed: ")) and not why.startswith("Failed: Timeout")
 
 
 def _belongs(name: str, test: str) -> bool:

@@ -26,7 +26,7 @@ def test_each_fault_has_its_place_and_its_tests() -> None:
 def _wrong_in(mutant: Mutant) -> str:
     try:
         mutant.mutated((ROOT / mutant.file).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError) as error:
         return str(error)
     for test in mutant.tests:
         file, _, name = test.partition("[")[0].partition("::")
