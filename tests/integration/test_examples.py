@@ -14,7 +14,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from helpers import ROOT
+from helpers import CODE, ROOT
 from helpers.documentation import blocks, commands
 from helpers.runs import VIT, rows, run, tensors
 from nbclient import NotebookClient
@@ -145,7 +145,7 @@ def executed(text: str, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_the_notebook_trains_plots_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (ROOT, ROOT / "launch"))))
+    monkeypatch.setenv("PYTHONPATH", CODE)
     texts = executed((EXAMPLES / "notebook.ipynb").read_text(), tmp_path)
     (metrics,) = [text for text in texts if text.startswith("{'eval/")]
     assert float(re.search(r"text_to_image/recall@1': ([\d.]+)", metrics)[1]) > 0.1  # type: ignore[index]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import submitit
 import torch
-from helpers import SCRIPTS, forks
+from helpers import CODE, SCRIPTS, forks
 from helpers.cases import slow_except
 from helpers.processes import free_ports
 from helpers.scripts.rendezvous import main as meeting
@@ -179,7 +179,7 @@ def test_mpirun_on_one_host_needs_no_further_variables(start: Start, port: int) 
 
 @pytest.mark.slow
 def test_submitits_local_runner_starts_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", CODE)
     executor = submitit.LocalExecutor(folder=tmp_path)
     executor.update_parameters(timeout_min=30, tasks_per_node=2)
     assert is_complete(executor.submit(meeting).results(), 2, [0, 1])
@@ -317,7 +317,7 @@ def test_a_missing_node_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm")
 def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(SCRIPT).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", CODE)
     executor = submitit.SlurmExecutor(folder=tmp_path, max_num_timeout=0)
     executor.update_parameters(time=30, nodes=2, ntasks_per_node=1)
     job = executor.submit(meeting)
