@@ -47,7 +47,8 @@ class ProcessLoader(DataLoader[T]):
 
     def start(self) -> Iterator[T | DataError]:
         """Starts the processes. Returns an iterator whose items are taken by `receive`."""
-        with _replaced_sigchld(None):  # without the handler that torch installs: see _replaced_sigchld
+        # Without the handler of SIGCHLD that torch installs, and with SIGTERM left to `exit_with_trainer`.
+        with _replaced_sigchld(None), _blocked_sigterm():
             return super().__iter__()
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
@@ -96,6 +97,20 @@ def _replaced_sigchld(handler: Callable[[int, FrameType | None], None] | None) -
         signal.signal(signal.SIGCHLD, before)
 
 
+@contextlib.contextmanager
+def _blocked_sigterm() -> Iterator[None]:
+    """Blocks SIGTERM for this thread, and for all threads of the processes that it forks.
+
+    A process that blocks it in its first statement would be late: libraries start threads in every process that is
+    forked, as wandb's do for its telemetry, and SIGTERM ends a process as soon as one thread does not block it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _check_alive(items: object, wait_s: float = 0.0, cause: Exception | None = None) -> None:
     """Raises DataError if a loader process of the iterator has ended, or ends within `wait_s`."""
     workers = {worker.sentinel: worker for worker in getattr(items, "_workers", ())}
@@ -113,11 +128,11 @@ def _check_alive(items: object, wait_s: float = 0.0, cause: Exception | None = N
 def exit_with_trainer(trainer: int, _worker: int) -> None:
     """Ends a loader process when the process `trainer` ends, and ignores SIGTERM from any other process.
 
+    The process was forked with SIGTERM blocked (`_blocked_sigterm`).
     SLURM may send SIGTERM to every process of a job that it ends. A loader process that ended on it would bring the
     trainer down before it has saved. torch's check of the parent process is not sufficient: if the trainer dies while
     the loader process starts, torch takes the adopting process for the trainer, and the loader process never ends.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def wait() -> None:
         sender = None
