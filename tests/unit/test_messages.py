@@ -1,0 +1,127 @@
+"""Messages of bad options, keys, files and combinations: the rows of tests/messages, one file for each group or command.
+
+A row is what a user types, and what the error must say. See `Row`, and tests/README.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers.runs import SMALL, VIT, compose
+
+from clipx import errors
+from clipx.errors import ClipxError
+
+FILES = sorted(Path(__file__).parents[1].glob("messages/*.yaml"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a table.
+
+    `typed`: words as after the command in a shell; several lines must give the same message. `says`: what the message
+    contains; several parts are in this order. A part that ends with ⏎ ends the message. `files`: text of files in the
+    current folder; those under conf/ are composed by --config-dir=conf. `when` the error is raised: `composed`,
+    `opened` (the data), `built` (the model), `started` (the trainer of a small run), `run` (by the command, which
+    prints it). `error`: its class.
+    """
+
+    typed: str | list[str]
+    says: str | list[str]
+    command: str = "train"
+    files: dict[str, str] = field(default_factory=dict)
+    when: str = "composed"
+    error: str = "ConfigError"
+
+    def lines(self) -> list[str]:
+        return [self.typed] if isinstance(self.typed, str) else self.typed
+
+    def parts(self) -> list[str]:
+        return [self.says] if isinstance(self.says, str) else self.says
+
+
+@cache
+def table(path: Path) -> list[Row]:
+    """Returns the rows of a file. Raises TypeError for a field that is unknown or missing."""
+    rows = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return [Row(**row) for row in rows]
+
+
+def message(row: Row, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Returns the message of an error, or what happened instead."""
+    words = shlex.split(line)
+    if row.when == "run":
+        module = importlib.import_module(f"clipx.{row.command}")
+        entry = getattr(module, "main", None) or importlib.import_module(f"clipx.{row.command}.__main__").main
+        monkeypatch.setattr("sys.argv", [f"clipx-{row.command}", *words])
+        with pytest.raises(SystemExit) as ended:
+            entry()
+        expected = getattr(errors, row.error).exit_code
+        text = capsys.readouterr().err
+        return text.removeprefix("error: ").rstrip("\n") if ended.value.code == expected else f"exit {ended.value.code}"
+    try:
+        _go_on(row, words)
+    except ClipxError as error:
+        return str(error) if type(error).__name__ == row.error else f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def _go_on(row: Row, words: list[str]) -> None:
+    """Composes, and goes on up to the step that must fail."""
+    small = (*SMALL, *VIT, "run_dir=run", "name=run") if row.when == "started" else ()
+    spec = compose(*small, *words, config_name=row.command, config_dir="conf" if Path("conf").is_dir() else None)
+    if row.when == "opened":
+        spec.data.open()
+    elif row.when == "built":
+        spec.model.build(torch.device("meta"), torch.float32)
+    elif row.when == "started":
+        from clipx.trainer.trainer import Trainer
+
+        Trainer(spec).close()
+
+
+def fault(found: str, parts: list[str]) -> str | None:
+    """Returns what is wrong with a message, if anything."""
+    if "\n" in found:
+        return "is several lines"
+    place = 0
+    for part in parts:
+        at = f"{found}⏎".find(part, place)
+        if at < 0:
+            return f"lacks {part!r}"
+        place = at + len(part)
+    return None
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_messages(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = []
+    for i, row in enumerate(table(path)):
+        folder = tmp_path / str(i)
+        for name, text in row.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        folder.mkdir(exist_ok=True)
+        monkeypatch.chdir(folder)
+        for line in row.lines():
+            found = message(row, line, capsys, monkeypatch)
+            if what := fault(found, row.parts()):
+                wrong.append(f"{row.command} {line}\n  {found}\n  {what}")
+    assert not wrong, f"{path.name}: {len(wrong)} messages\n" + "\n".join(wrong)
+
+
+def test_each_row_is_typed_once_and_says_something() -> None:
+    rows = [row for path in FILES for row in table(path)]
+    assert all(row.parts() and all(row.parts()) for row in rows)
+    typed = Counter((row.command, row.when, line) for row in rows for line in row.lines())
+    assert typed and [words for words, times in typed.items() if times > 1] == []
