@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from helpers.hub_server import hub  # noqa: F401  # fixture
+from helpers.ranks import two_ranks  # noqa: F401  # fixture
 from helpers.s3_server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf

@@ -156,13 +156,16 @@ def torchrun(
     if fresh:
         launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
         return run(sys.executable, *launcher, *command, check=check, timeout=timeout, fresh=True)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)), "WORLD_SIZE": str(ranks)}
-    places = [
-        {**meeting, "LOCAL_WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)
-    ]
-    done = forks.run(places, command, _env(), timeout)
+    port = free_ports(1)
+    done = forks.run([rank_environment(rank, ranks, port) for rank in range(ranks)], command, {}, timeout)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:
+    """Returns the environment of a rank on this machine, as torchrun sets it."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    return {**_env(), "MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in places.items()}}
 
 
 def _env() -> dict[str, str]:

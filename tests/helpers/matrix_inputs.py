@@ -1,0 +1,98 @@
+"""What rows of the run matrix start from: trained runs, weights, shards, configurations. Each is made when it is named."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+
+from clipx.data.vocabulary import vocabulary
+from clipx.embed import embed
+from clipx.trainer.trainer import Trainer
+from helpers.hf_models import save_config, save_tokenizer
+from helpers.open_clip_models import filled
+from helpers.runs import VIT, compose, small
+from helpers.samples import jpeg, write_tar
+
+DATA = ("data.samples=75", "data.held_out_samples=20")  # of all rows on generated pictures
+
+
+class Inputs(dict[str, str]):
+    """Values by name, made by the functions of `MAKE` in a folder with that name."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __missing__(self, name: str) -> str:
+        (self.folder / name).mkdir()
+        self[name] = MAKE[name](self.folder / name, self)
+        return self[name]
+
+
+def _run(folder: Path, inputs: Inputs) -> str:
+    """A run of one step on the pictures of the rows."""
+    Trainer(small(folder / "run", *VIT, *DATA, "duration=1st", "schedule.warmup=0st")).fit()
+    return str(folder / "run")
+
+
+def _embeddings(folder: Path, inputs: Inputs) -> str:
+    """What the model of `run` makes of their images and captions."""
+    wide = ("dtype=float64", "precision=fp64")
+    embed(compose(f"run={inputs['run']}", f"out={folder}/out", *wide, config_name="embed"))  # type: ignore[arg-type]
+    return str(folder / "out")
+
+
+def _features(folder: Path, inputs: Inputs) -> str:
+    """Features of the image trunk of `run` in shards, and a tokenizer of the words of the captions."""
+    for split in ("train", "held_out"):
+        words = (f"split={split}", "features=trunk", "format=webdataset", "samples_per_shard=40")
+        embed(compose(f"run={inputs['run']}", f"out={folder}/{split}", *words, config_name="embed"))  # type: ignore[arg-type]
+    vocabulary(compose("data=shapes", *DATA, f"out={folder}/words.json", config_name="vocabulary"))  # type: ignore[arg-type]
+    return str(folder)
+
+
+def _words(folder: Path, inputs: Inputs) -> str:
+    """The number of words of that tokenizer."""
+    return str(len(json.loads(Path(inputs["features"], "words.json").read_text())["model"]["vocab"]))
+
+
+def _trunk(folder: Path, inputs: Inputs) -> str:
+    """An image model, as timm.models.save_for_hf writes it."""
+    model = filled(timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2, embed_dim=48, num_heads=4))
+    timm.models.save_for_hf(model, folder, safe_serialization=True)
+    return str(folder)
+
+
+def _text(kind: str) -> Callable[[Path, Inputs], str]:
+    """The configuration of a small text model of transformers, with a tokenizer."""
+
+    def make(folder: Path, inputs: Inputs) -> str:
+        save_tokenizer(folder)
+        return save_config(folder, kind)
+
+    return make
+
+
+def _aspects(folder: Path, inputs: Inputs) -> str:
+    """95 pictures of many aspect ratios, with a caption each."""
+    drawn, members = random.Random(0), []
+    for i in range(95):
+        members += [(f"{i:05d}.jpg", jpeg(i, drawn.randint(20, 90), drawn.randint(20, 90)))]
+        members += [(f"{i:05d}.txt", f"picture {drawn.choice(['red', 'old', 'small'])} {i % 10} of {i // 10}".encode())]
+    write_tar(folder / "00000.tar", members)
+    return str(folder / "00000.tar")
+
+
+MAKE = {
+    "run": _run,
+    "embeddings": _embeddings,
+    "features": _features,
+    "words": _words,
+    "trunk": _trunk,
+    "aspects": _aspects,
+    **{kind.replace("-", "_"): _text(kind) for kind in ("xlm-roberta", "qwen3", "mt5")},
+}
