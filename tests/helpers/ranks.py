@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -23,9 +24,8 @@ _PATIENCE = 60  # seconds for the other ranks after one has failed: they may wai
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two ranks for all tests of this process. The first call starts them."""
-    ranks = Ranks(2, tmp_path_factory.mktemp("ranks"))
-    yield ranks
-    ranks.close()
+    with contextlib.closing(Ranks(2, tmp_path_factory.mktemp("ranks"))) as ranks:
+        yield ranks
 
 
 class Ranks:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
-import pickle
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,64 +16,41 @@ import torch
 from helpers import SCRIPTS
 from helpers.cases import slow_except
 from helpers.objective_cases import AVERAGES, POSITIVES, VARIANTS, positive_specs, specs
-from helpers.runs import SMALL, VIT, losses, run, torchrun
+from helpers.ranks import Ranks
+from helpers.runs import SMALL, VIT, compose, losses, small, torchrun
 from helpers.scripts.objective_grid import COUNTED, Collectives
-from helpers.scripts.objective_grid import main as grid_of_this_process
+from helpers.scripts.objective_grid import main as objective_grid
 from safetensors.torch import load_file
+from torch.nn.parallel import DistributedDataParallel
 
-SCRIPT = str(SCRIPTS / "gradients.py")
-
-
-@pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    out = tmp_path_factory.mktemp("alone") / "gradients.safetensors"
-    run(sys.executable, SCRIPT, str(out), "1")
-    return load_file(out)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "micro_batches"),
-    [pytest.param(2, 1, marks=pytest.mark.slow), (2, 2), pytest.param(4, 1, marks=pytest.mark.slow)],
-)
-def test_loss_and_all_gradients_equal_a_single_process(
-    tmp_path: Path, single: dict[str, torch.Tensor], ranks: int, micro_batches: int
-) -> None:
-    """float64, to 1e-10; every rank has the global value of the loss."""
-    out = tmp_path / "gradients.safetensors"
-    torchrun(ranks, SCRIPT, str(out), str(micro_batches))
-    together = load_file(out)
-    assert together.keys() == single.keys()
-    assert len(together["losses"]) == ranks
-    for name, expected in single.items():
-        torch.testing.assert_close(
-            together[name], expected.expand_as(together[name]), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
-        )
-
+from clipx.evaluate import evaluate
+from clipx.trainer.trainer import Trainer
 
 # ------------------------------------------------------------------------ every objective, on 1, 2 and 3 ranks
 
 
-GRID = str(SCRIPTS / "objective_grid.py")
-MICRO_BATCHES = (1, 2, 3)  # of shares of 24, 12 and 8 samples: 3 does not divide the last
+MICRO_BATCHES = {1: [1], 2: [1, 5], 3: [3]}  # by ranks: 5 does not divide their 12 samples, and 3 not their 8
 Grid = tuple[dict[str, torch.Tensor], Collectives]
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Grid]:
-    """Returns a function of the number of ranks that runs `objective_grid.py`; one rank runs in this process."""
+def grid(tmp_path_factory: pytest.TempPathFactory, two_ranks: Ranks) -> Callable[[int], Grid]:
+    """Returns a function of the number of ranks that runs `objective_grid`; one rank runs in this process."""
     folder = tmp_path_factory.mktemp("grid")
 
     @functools.cache
     def on(ranks: int) -> Grid:
-        out, pickled = folder / f"{ranks}.safetensors", folder / "specs.pickle"
+        out = folder / f"{ranks}.safetensors"
         # One rank scores all pairs in one tile; with several ranks the tile size divides neither 24 nor 12 nor 8.
         tile = f"objective.tile={'auto' if ranks == 1 else 5}"
-        objectives = specs(tile) | positive_specs(tile)
+        given = out, specs(tile) | positive_specs(tile), MICRO_BATCHES[ranks]
         if ranks == 1:
-            grid_of_this_process(out, objectives, list(MICRO_BATCHES))
+            objective_grid(*given)
+        elif ranks == 2:
+            two_ranks.call(objective_grid, *given)
         else:
-            pickled.write_bytes(pickle.dumps(objectives))
-            torchrun(ranks, GRID, str(out), str(pickled), *map(str, MICRO_BATCHES), *(["4"] if ranks == 2 else []))
+            with contextlib.closing(Ranks(ranks, folder)) as others:
+                others.call(objective_grid, *given)
         return load_file(out), json.loads(out.with_suffix(".json").read_text())
 
     return on
@@ -85,13 +61,13 @@ def part(found: dict[str, torch.Tensor], variant: str, micro_batches: int) -> di
     return {n.removeprefix(prefix): t for n, t in found.items() if n.startswith(prefix)}
 
 
-@pytest.mark.parametrize("ranks", slow_except([1, 2, 3], 2))
+@pytest.mark.parametrize("ranks", slow_except([2, 3], 2))
 def test_objectives_on_any_number_of_ranks_and_micro_batches_match_a_single_process(
     grid: Callable[[int], Grid], ranks: int
 ) -> None:
     """Loss on each rank, metrics, all gradients of two steps and the state after them: float64, to 1e-10."""
     single, together = grid(1)[0], grid(ranks)[0]
-    for variant, micro_batches in itertools.product([*VARIANTS, *POSITIVES], MICRO_BATCHES):
+    for variant, micro_batches in itertools.product([*VARIANTS, *POSITIVES], MICRO_BATCHES[ranks]):
         whole, found = part(single, variant, 1), part(together, variant, micro_batches)
         assert found.keys() == whole.keys() and len(whole) > 20
         if variant in POSITIVES:
@@ -117,8 +93,8 @@ def test_the_number_of_collectives_does_not_depend_on_micro_batches(grid: Callab
     """
     counts = grid(2)[1]
     for variant in COUNTED:
-        one, four = counts[f"{variant}/1"], counts[f"{variant}/4"]
-        assert one == four
+        one = counts[f"{variant}/1"]
+        assert one == counts[f"{variant}/5"]
         assert one.keys() == {"all_gather", "all_reduce"}, "reduce_scatter or broadcast was used"
         # Reduced are the towers' gradients, the gradients of the objective's parameters, and the rows of the table.
         # The prototypes' gradients are summed in each of three updates, and their metrics once.
@@ -169,64 +145,59 @@ def test_a_sample_number_out_of_range_on_one_rank_ends_the_run(failures: tuple[l
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("trained") / "one"
-    run(sys.executable, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64")
+    Trainer(small(run_dir, *VIT, "precision=fp64")).fit()
     return run_dir
 
 
-@pytest.mark.parametrize("fresh", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: Path, fresh: bool) -> None:
-    """`fresh`: started by torchrun itself."""
+@pytest.mark.slow
+def test_processes_of_torchrun_follow_the_curve_of_one_process(tmp_path: Path, trained: Path) -> None:
     run_dir = tmp_path / "two"
-    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", fresh=fresh)
-    assert len(losses(run_dir)) == 4
-    assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9)
+    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", fresh=True)
+    assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9) and len(losses(run_dir)) == 4
 
 
-def test_augmented_training_on_two_ranks_follows_the_same_curve(tmp_path: Path, trained: Path) -> None:
-    augmented = (
-        "data.augment={flip:0.5,rand_augment:{operations:1},color_jitter:{probability:0.8},grayscale:0.2,erase:0.5}",
-        *("data.crop_ratio=[0.5,2]", "data.caption_mask={rule:random,share:0.6}", "precision=fp64"),
-    )
-    run(sys.executable, "-m", "clipx.train", *SMALL, *VIT, *augmented, f"run_dir={tmp_path}/one")
-    several = ("data.micro_batches=2", "data.workers=1", f"run_dir={tmp_path}/two")
-    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, *augmented, *several)
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-9)
-    assert losses(tmp_path / "one") != pytest.approx(losses(trained), abs=1e-4), "without augmentation"
+def test_gradients_of_locked_parameters_are_not_sent(two_ranks: Ranks, tmp_path: Path, trained: Path) -> None:
+    locked = (f"model.weights={trained}", "model.image.lock=2", "model.text.lock=all")
+    sent, learning, whole = two_ranks.call(bytes_sent, tmp_path / "run", *locked)[0]
+    assert sent == learning < whole / 4
 
 
-def test_a_run_resumes_on_another_number_of_ranks(tmp_path: Path, trained: Path) -> None:
-    """Three steps on one rank, then the fourth on two: the same sample stream, the same curve."""
-    run_dir = tmp_path / "elastic"
-    spec = [*SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", "checkpoint.every=2st"]
-    run(sys.executable, "-m", "clipx.train", *spec)
-    shutil.rmtree(run_dir / "checkpoints" / "step-00000004")  # simulates a kill after step 2
-    done = torchrun(2, "-m", "clipx.train", *spec, "resume=auto")
-    assert "resumed  at step 2" in done.stdout
-    assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9)
+def bytes_sent(run_dir: Path, *overrides: str) -> tuple[int, int, int]:
+    """Returns the bytes of the gradients that ranks average, of the parameters that learn, and of all."""
+    trainer = Trainer(small(run_dir, *VIT, *overrides))
+    parallel, parameters = trainer.learner.parallel, list(trainer.learner.model.parameters())
+    assert isinstance(parallel, DistributedDataParallel)
+    trainer.close()
+    sent = parallel._get_ddp_logging_data()["total_parameter_size_bytes"]
+    return sent, sum(p.nbytes for p in parameters if p.requires_grad), sum(p.nbytes for p in parameters)
 
 
 @pytest.mark.parametrize("batch_size", [7, 256], ids=["several batches a rank", "ranks without a batch"])
-def test_evaluation_does_not_depend_on_the_number_of_ranks(trained: Path, batch_size: int) -> None:
+def test_evaluation_does_not_depend_on_the_number_of_ranks(
+    two_ranks: Ranks, tmp_path: Path, trained: Path, batch_size: int
+) -> None:
     evaluators = ["evaluator=[zeroshot,retrieval]"]
     evaluators += [f"evaluator.{name}.batch_size={batch_size}" for name in ("zeroshot", "retrieval")]
-    results = []
-    for ranks in (1, 3):
-        torchrun(ranks, "-m", "clipx.evaluate", f"run={trained}", *evaluators)
-        (path,) = trained.glob("evaluation-*.json")
-        results.append(json.loads(path.read_text()))
-        path.unlink()
-    assert len(results[0]) > 10
-    assert results[0] == results[1]
+    evaluated(tmp_path / "1", trained, *evaluators)
+    two_ranks.call(evaluated, tmp_path / "2", trained, *evaluators)
+    one, two = (json.loads(next(tmp_path.glob(f"{ranks}/*.json")).read_text()) for ranks in (1, 2))
+    assert one == two and len(one) > 10
 
 
-def test_ranks_agree_to_evaluate_the_checkpoint_before_a_damaged_one(tmp_path: Path, trained: Path) -> None:
+def evaluated(folder: Path, run_dir: Path, *overrides: str) -> None:
+    evaluate(compose(f"run={run_dir}", f"out={folder}", *overrides, config_name="evaluate"))  # type: ignore[arg-type]
+
+
+def test_ranks_agree_to_evaluate_the_checkpoint_before_a_damaged_one(
+    two_ranks: Ranks, tmp_path: Path, trained: Path
+) -> None:
     run_dir = tmp_path / "damaged"
     shutil.copytree(trained, run_dir)
     whole = run_dir / "checkpoints" / "step-00000004"
     shutil.copytree(whole, whole.with_name("step-00000009"))
     (whole.with_name("step-00000009") / "state.json").unlink()
-    torchrun(2, "-m", "clipx.evaluate", f"run={run_dir}", "evaluator=[retrieval]")
-    assert (run_dir / "evaluation-shapes-step-4.json").is_file()
+    two_ranks.call(evaluated, tmp_path, run_dir, "evaluator=[retrieval]")
+    assert (tmp_path / "evaluation-shapes-step-4.json").is_file()
     assert (run_dir / "checkpoints" / "step-00000009.corrupt").is_dir()
 
 

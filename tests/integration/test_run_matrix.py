@@ -193,8 +193,8 @@ ROWS = {
     "muon": Row("the optimizer needs whole matrices", "optimizer=muon", FSDP),
     "lamb": Row("the optimizer needs norms of whole tensors", "optimizer=lamb", FSDP, slow=True),
     "recomputed": Row(
-        "layers are kept after their first gathering, and computed again in backward",
-        "",
+        "layers stay gathered and are computed again in backward; evaluations see the average of their step",
+        "optimizer.lr=0.02 optimizer.ema_decay=0.5 evaluator.retrieval.every=1st",
         f"{FSDP} model.image.checkpointing=1 model.text.checkpointing=1 distributed.reshard_after_forward=false",
     ),
     "static_graph": Row(

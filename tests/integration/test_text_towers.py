@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import open_clip  # type: ignore[import-untyped]
 import pytest
 import torch
-from helpers import SCRIPTS
-from helpers.cases import slow_except
 from helpers.hf_models import save_config, save_tokenizer
-from helpers.runs import VIT, compose, interrupt, run, small, tensors, torchrun
-from helpers.scripts.fsdp_training import trained
-from safetensors.torch import load_file
+from helpers.runs import VIT, compose, run, small
 
 from clipx.plan.dry import DryRun
 from clipx.trainer.trainer import Trainer
@@ -27,11 +22,6 @@ MODERN = (
     *("model.text.causal=false", "model.text.pool=map"),
 )
 TOWERS = ("xlm-roberta", "qwen3", "mt5", "modern")
-WAYS = {
-    "micro": ("data.micro_batches=2",),
-    "fsdp": ("distributed=fsdp", "model.text.checkpointing=1"),
-    "compiled": ("distributed=fsdp", "compile.towers=true", "compile.backend=aot_eager"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -51,33 +41,6 @@ def options(name: str, place: Path, dropout: bool = False) -> tuple[str, ...]:
     words = {"mt5": ("model.text.packed=false", "model.text.options={dropout_rate:0.0}"), "xlm-roberta": (NO_DROPOUT,)}
     of_tower = ("model.text.pool=end",) if name == "qwen3" else words[name]
     return (*image, *HF, f"model.text.source={folder}", *(of_tower if not dropout else of_tower[:-1]))
-
-
-@pytest.mark.parametrize("name", slow_except(TOWERS, "xlm-roberta"))
-def test_training_on_two_ranks_matches_a_single_process(name: str, place: Path, tmp_path: Path) -> None:
-    """Losses, gradients, weights, evaluation: float64, to 1e-9."""
-    overrides = (*options(name, place), "evaluator=[retrieval]", "duration=3st", "data.samples=96", "checkpoint=none")
-    expected = trained(tmp_path / "alone", list(overrides))
-    script = str(SCRIPTS / "fsdp_training.py")
-    torchrun(2, script, str(tmp_path), *(f"{way}={json.dumps([*overrides, *words])}" for way, words in WAYS.items()))
-    for way in WAYS:
-        found = load_file(tmp_path / f"{way}.safetensors")
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            torch.testing.assert_close(
-                found[key], value, rtol=1e-9, atol=1e-9, msg=lambda m, k=key, w=way: f"{w} {k}: {m}"
-            )
-
-
-@pytest.mark.parametrize("name", slow_except(["xlm-roberta", "modern"], "xlm-roberta"))
-def test_a_run_with_dropout_resumes_bit_for_bit(name: str, place: Path, tmp_path: Path) -> None:
-    overrides = (*options(name, place, dropout=True), "checkpoint.every=2st", "duration=4st")
-    Trainer(small(tmp_path / "whole", *overrides)).fit()
-    interrupt(Trainer(small(tmp_path / "parts", *overrides)), 3)
-    Trainer(small(tmp_path / "parts", *overrides, "resume=auto")).fit()
-    whole, parts = (tensors(tmp_path / which, 4) for which in ("whole", "parts"))
-    assert whole.keys() == parts.keys()
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
 def test_the_weights_of_a_run_start_another(place: Path, tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ import pytest
 import timm
 import torch
 import transformers
-from helpers import SCRIPTS
 from helpers.hf_models import save_config, save_tokenizer
 from helpers.open_clip_models import filled
-from helpers.runs import VIT, compose, interrupt, losses, run, small, tensors, torchrun
-from helpers.scripts.fsdp_training import trained
+from helpers.runs import VIT, compose, interrupt, losses, run, small, tensors
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
@@ -39,18 +37,8 @@ KINDS = {
     "locked": ("model.image.lock=all", "model.image.projection=none", "model.embed_dim=48"),
     "dino_txt": ("model.image.lock=0", "model.image.head_blocks=1"),
 }
-WAYS = {
-    "lit_ddp": ("lit", "data.micro_batches=2"),
-    "lit_fsdp": ("lit", "distributed=fsdp"),
-    "locked_fsdp": ("locked", "distributed=fsdp", "data.micro_batches=2"),
-    "dino_txt_ddp": ("dino_txt", "data.micro_batches=2"),
-    "dino_txt_fsdp": ("dino_txt", "distributed=fsdp", "model.image.checkpointing=1"),
-    "dino_txt_compiled": ("dino_txt", "distributed=fsdp", "compile.towers=true", "compile.backend=aot_eager"),
-}
 MEAN, STD = [0.4, 0.5, 0.45], [0.25, 0.2, 0.3]
 PIXELS = "pixels are normalized by mean=[0.4,0.5,0.45] std=[0.25,0.2,0.3], as in the training of these weights"
-QUICK = ("lit_ddp", "dino_txt_fsdp")
-SHORT = ("evaluator=[retrieval]", "duration=3st", "data.samples=96", "checkpoint=none")
 
 
 @pytest.fixture(scope="module")
@@ -61,24 +49,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.pretrained_cfg |= {"mean": MEAN, "std": STD}
     timm.models.save_for_hf(model, folder, safe_serialization=True)
     return folder
-
-
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_training_on_two_ranks_matches_a_single_process(quick: bool, weights: Path, tmp_path: Path) -> None:
-    """Losses, gradients, weights, evaluation: float64, to 1e-9."""
-    ways = {way: words for way, words in WAYS.items() if (way in QUICK) == quick}
-    own = {kind: [*TOWER, f"model.image.weights={weights}", *words, *SHORT] for kind, words in KINDS.items()}
-    words = {way: json.dumps([*own[kind], *further]) for way, (kind, *further) in ways.items()}
-    torchrun(2, str(SCRIPTS / "fsdp_training.py"), str(tmp_path), *(f"{way}={text}" for way, text in words.items()))
-    for kind in {kind for kind, *_ in ways.values()}:
-        expected = trained(tmp_path / kind, own[kind])
-        for way in (way for way, (of, *_) in ways.items() if of == kind):
-            found = load_file(tmp_path / f"{way}.safetensors")
-            assert found.keys() == expected.keys()
-            for key, value in expected.items():
-                torch.testing.assert_close(
-                    found[key], value, rtol=1e-9, atol=1e-9, msg=lambda m, k=key, w=way: f"{w} {k}: {m}"
-                )
 
 
 @pytest.mark.parametrize("kind", KINDS)

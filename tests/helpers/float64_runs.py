@@ -1,20 +1,15 @@
-"""Short trainings on several ranks with the model sharded in different ways. Rank 0 writes the results.
-
-fsdp_training.py FOLDER NAME=OVERRIDES-AS-JSON...
-"""
+"""Short trainings in float64, in one process or as functions of `helpers.ranks`."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import torch
-from helpers.runs import small
-from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from clipx.trainer.trainer import Trainer
+from helpers.runs import small
 
 FP64 = ("precision=fp64", "optimizer.clip_norm=0.5", "optimizer.ema_decay=0.9")
 
@@ -23,7 +18,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone().contiguous()
 
 
-def trained(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:
+def trained(run_dir: Path, *overrides: str) -> dict[str, torch.Tensor]:
     """Returns weights, their average, and losses, gradient norms and evaluation results of each logged step."""
     trainer = Trainer(small(run_dir, *FP64, *overrides))
     trainer.fit()
@@ -35,12 +30,3 @@ def trained(run_dir: Path, overrides: list[str]) -> dict[str, torch.Tensor]:
     for name in ("train/loss", "train/grad_norm", "eval/retrieval/image_to_text/recall@5"):
         found[name] = torch.tensor([row[name] for row in rows if name in row], dtype=torch.float64)
     return found
-
-
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    for word in sys.argv[2:]:
-        name, _, overrides = word.partition("=")
-        found = trained(folder / f"{name}.run", json.loads(overrides))
-        if torch.distributed.get_rank() == 0:
-            save_file(found, folder / f"{name}.safetensors")
