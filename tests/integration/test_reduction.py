@@ -2,47 +2,90 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import SCRIPTS
-from helpers.runs import VIT, compose, torchrun
-from safetensors.torch import load_file
+from helpers.ranks import Ranks
+from helpers.runs import VIT, compose, losses, small
+from torch import Tensor, nn
 
+from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.errors import ConfigError
+from clipx.optimizer.master import MasterWeights
+from clipx.trainer.trainer import Trainer
 
-SCRIPT = str(SCRIPTS / "master_gradients.py")
-LOSSES = str(SCRIPTS / "losses_on_ranks.py")
-SHORT = (*VIT, "data.samples=192", "duration=4st", "checkpoint=none")
+MICRO_BATCHES = 16
+
+
+def errors_of_sums(spec: DdpSpec) -> dict[str, float]:
+    """Returns the largest errors of sums over micro-batches and ranks, relative to the largest gradient of a parameter.
+
+    `masters`: of master weights, `narrow`: of sums in bfloat16. The exact sums are those in float64 of the gradients of
+    each micro-batch. Collective.
+    """
+    comm = spec.build()
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(3, 8, 2), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 3 * 3, 8))
+    layers.to(memory_format=torch.channels_last)
+    masters = MasterWeights(layers, torch.bfloat16)
+    parallel = spec.wrap(masters.model, comm, masters.by_parameter)
+    masters.averaged = parallel is not masters.model
+    exact = [torch.zeros_like(p, dtype=torch.float64) for p in masters.model.parameters()]
+    narrow = [torch.zeros_like(p) for p in masters.model.parameters()]
+    generator = torch.Generator().manual_seed(comm.rank)
+    batches = [torch.randn(4, 3, 4, 4, generator=generator).bfloat16() for _ in range(MICRO_BATCHES)]
+    for x in batches:
+        masters.model(x).float().square().mean().backward()
+        for p, total, rounded in zip(masters.model.parameters(), exact, narrow, strict=True):
+            assert p.grad is not None
+            total += p.grad
+            rounded += p.grad
+            p.grad = None
+    for total, rounded in zip(exact, narrow, strict=True):
+        total.copy_(comm.sum(total) / comm.world)
+        rounded.copy_(comm.sum(rounded) / comm.world)
+
+    for _repeat in range(2):  # the second time in buckets that DDP has rebuilt
+        for i, x in enumerate(batches):
+            if comm.world > 1:
+                parallel.require_backward_grad_sync = i == len(batches) - 1
+            parallel(x).float().square().mean().backward()
+        masters.copy_gradients_from_model()
+        assert all(p.grad is None for p in masters.model.parameters())
+        found = []
+        for master in layers.parameters():
+            assert master.grad is not None and master.grad.dtype == torch.float32
+            assert master.grad.stride() == master.stride()
+            found.append(master.grad.double())
+            master.grad = None
+    comm.close()
+    return {"masters": _error(found, exact), "narrow": _error([x.double() for x in narrow], exact)}
+
+
+def _error(found: list[Tensor], exact: list[Tensor]) -> float:
+    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, exact, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("ranks", "words"),
-    [(1, ()), *((ranks, words) for ranks in (2, 4) for words in ((), ("gradient_as_bucket_view=true",)))],
+    ("ranks", "view"), [(1, False), (2, False), (2, True), pytest.param(4, True, marks=pytest.mark.slow)]
 )
-def test_master_gradients_are_summed_in_float32(
-    ranks: int, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """16 micro-batches on each rank, compared with a sum in float64 of the gradients of each micro-batch."""
-    out = tmp_path / "errors.safetensors"
+def test_master_gradients_are_summed_in_float32(ranks: int, view: bool, two_ranks: Ranks, tmp_path: Path) -> None:
+    spec = DdpSpec(device="cpu", gradient_as_bucket_view=view)
     if ranks == 1:
-        monkeypatch.setattr(sys, "argv", [SCRIPT, str(out)])
-        runpy.run_path(SCRIPT)
+        found = errors_of_sums(spec)
     else:
-        torchrun(ranks, SCRIPT, str(out), *words)
-    found = load_file(out)
+        with contextlib.ExitStack() as stack:
+            group = two_ranks if ranks == 2 else stack.enter_context(contextlib.closing(Ranks(ranks, tmp_path)))
+            found = group.call(errors_of_sums, spec)[0]
     assert found["masters"] < 1e-6
     assert found["narrow"] > 1e-3  # in 16 bits, as without the masters
 
 
-def test_compression_rounds_the_sums_of_master_gradients_once(tmp_path: Path) -> None:
-    torchrun(2, SCRIPT, str(tmp_path / "errors.safetensors"), "compression=bf16")
-    found = load_file(tmp_path / "errors.safetensors")
+def test_compression_rounds_the_sums_of_master_gradients_once(two_ranks: Ranks) -> None:
+    found, _ = two_ranks.call(errors_of_sums, DdpSpec(device="cpu", compression=Compression.bf16))
     assert 1e-4 < found["masters"] < 2**-7
 
 
@@ -68,26 +111,29 @@ def recommended(*words: str) -> list[str]:
     return [*[word for word in others if word.partition("=")[0] not in found], *(f"{k}={v}" for k, v in found.items())]
 
 
+def losses_on_ranks(run_dir: Path, *words: str) -> None:
+    Trainer(small(run_dir, *VIT, "data.samples=192", "duration=4st", "checkpoint=none", *words)).fit()
+
+
 @pytest.mark.slow
-def test_the_recipe_of_each_error_trains_like_ddp(tmp_path: Path) -> None:
+def test_the_recipe_of_each_error_trains_like_ddp(two_ranks: Ranks, tmp_path: Path) -> None:
     """bfloat16 weights gathered by FSDP: losses on two ranks within the rounding of autocast's own casts."""
     recipes = {" ".join(recommended(*words)): recommended(*words) for words in REFUSED}
     assert "distributed=fsdp precision=amp_bf16" in recipes
-    runs = {"ddp": ["precision=amp_bf16"], **{str(i): words for i, words in enumerate(recipes.values())}}
-    torchrun(2, LOSSES, str(tmp_path), *(f"{n}={json.dumps([*SHORT, *words])}" for n, words in runs.items()))
-    expected = load_file(tmp_path / "ddp.safetensors")["loss"]
-    for i, recipe in enumerate(recipes):
-        found = load_file(tmp_path / f"{i}.safetensors")["loss"]
-        assert len(found) == 4
-        torch.testing.assert_close(found, expected, rtol=0, atol=0.01, msg=recipe)
+    two_ranks.call(losses_on_ranks, tmp_path / "ddp", "precision=amp_bf16")
+    for i, (recipe, words) in enumerate(recipes.items()):
+        two_ranks.call(losses_on_ranks, tmp_path / f"{i}", *words)
+        assert losses(tmp_path / f"{i}") == pytest.approx(losses(tmp_path / "ddp"), abs=0.01), recipe
+        assert len(losses(tmp_path / f"{i}")) == 4
 
 
-def test_16_bit_formats_on_two_ranks_match_one_process(tmp_path: Path) -> None:
+def test_16_bit_formats_on_two_ranks_match_one_process(two_ranks: Ranks, tmp_path: Path) -> None:
     """Micro-batches, masters and reduction in float32: losses stay as close as those of one process."""
     words = {"bf16": ["precision=bf16", "data.micro_batches=4"], "fp16": ["precision=fp16", "data.micro_batches=2"]}
     words["plain"] = ["precision=bf16", "precision.master_weights=false"]
     words["fp32"] = ["precision=fp32"]
-    torchrun(2, LOSSES, str(tmp_path), *(f"{n}={json.dumps([*SHORT, *own])}" for n, own in words.items()))
-    found = {name: load_file(tmp_path / f"{name}.safetensors")["loss"] for name in words}
+    for name, own in words.items():
+        two_ranks.call(losses_on_ranks, tmp_path / name, *own)
+    found = {name: torch.tensor(losses(tmp_path / name)) for name in words}
     for name, limit in (("bf16", 0.01), ("fp16", 0.002), ("plain", 0.1)):
         assert 0 < (found[name] - found["fp32"]).abs().max() < limit, name
