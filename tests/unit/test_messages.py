@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -55,12 +56,17 @@ def table(path: Path) -> list[Row]:
     return [Row(**row) for row in rows]
 
 
+def command_of(row: Row) -> ModuleType:
+    """Imports a command, which registers its options."""
+    module = importlib.import_module(f"clipx.{row.command}")
+    return module if hasattr(module, "main") else importlib.import_module(f"{module.__name__}.__main__")
+
+
 def message(row: Row, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Returns the message of an error, or what happened instead."""
     words = shlex.split(line)
     if row.when == "run":
-        module = importlib.import_module(f"clipx.{row.command}")
-        entry = getattr(module, "main", None) or importlib.import_module(f"clipx.{row.command}.__main__").main
+        entry = command_of(row).main
         monkeypatch.setattr("sys.argv", [f"clipx-{row.command}", *words])
         with pytest.raises(SystemExit) as ended:
             entry()
@@ -77,6 +83,7 @@ def message(row: Row, line: str, capsys: pytest.CaptureFixture[str], monkeypatch
 def _go_on(row: Row, words: list[str]) -> None:
     """Composes, and goes on up to the step that must fail."""
     small = (*SMALL, *VIT, "run_dir=run", "name=run") if row.when == "started" else ()
+    command_of(row)
     spec = compose(*small, *words, config_name=row.command, config_dir="conf" if Path("conf").is_dir() else None)
     if row.when == "opened":
         spec.data.open()
