@@ -12,7 +12,6 @@ from helpers import ROOT
 from helpers.runs import compose, run
 
 from clipx.bench.spec import BenchSpec
-from clipx.bench.step import gathered
 from clipx.config.registry import CONF_DIR
 from clipx.plan.measured import Measurements
 
@@ -37,35 +36,15 @@ def test_every_benchmark_composes_with_its_keys_at_the_top_level(name: str) -> N
 
 
 def test_help_of_the_benchmarks_imports_no_torch() -> None:
-    for words in ([], ["--help"], ["loss", "--help"], ["loss", "--cfg", "job"]):
+    for words in (["--help"], ["loss", "--cfg", "job"]):
         done = run(
             sys.executable,
             "-c",
             f"import sys\nsys.argv = ['bench', *{words}]\nfrom clipx.bench.__main__ import main\nmain()\n"
             "assert 'torch' not in sys.modules",
         )
-        expected = [{"--help": "batch=8192  (int)", "job": "batch: 8192"}[words[-1]]] if "loss" in words else NAMES
+        expected = ["batch: 8192"] if "loss" in words else NAMES
         assert all(text in done.stdout for text in expected)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["los"], f"bench=los is not an option: choose one of {', '.join(NAMES)} (did you mean loss?)"),
-        (["batch=64"], f"batch=64 is not a benchmark: name one of {', '.join(NAMES)} first"),
-        (
-            ["loss", "bacth=64"],
-            "bacth is not a key here: the keys are run_dir, device, threads, seed, objectives, batch, dim, ranks, small, "
-            "repeats (did you mean batch?)",
-        ),
-        (["loss", "batch=many"], "batch=many: Value 'many' of type 'str' could not be converted to Integer"),
-        (["loss", "batch=1"], "batch=1 must be at least 2: one sample has no negatives"),
-        (["loss", "device=tpu"], "device=tpu is not a device: choose from auto, cpu, cuda"),
-    ],
-)  # fmt: skip
-def test_mistyped_words_print_a_one_line_error(words: list[str], message: str) -> None:
-    done = run(*BENCH, *words, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {message}\n")
 
 
 @pytest.mark.slow
@@ -112,10 +91,6 @@ def test_step_compares_the_trainers_with_their_loaders(tmp_path: Path) -> None:
     assert results["details"]["steps"][0]["model"] == "tiny"
 
 
-def test_the_docs_of_benchmarks_name_each_and_their_commands_compose() -> None:
+def test_the_docs_of_benchmarks_name_and_start_each() -> None:
     assert all(f"`clipx.bench {name}`" in DOCS for name in NAMES)
-    commands = re.findall(r"python -m clipx\.bench (\w+)([^`\n#|]*)", DOCS)
-    assert {name for name, _ in commands} == set(NAMES)
-    for name, words in commands:
-        typed = [word for word in words.split() if "=" in word]
-        compose(f"bench={name}", *(gathered(typed) if name == "step" else typed), config_name="bench")
+    assert set(re.findall(r"python -m clipx\.bench (\w+)", DOCS)) == set(NAMES)

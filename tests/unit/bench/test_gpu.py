@@ -22,13 +22,11 @@ from clipx.bench import phases, publish
 from clipx.bench.contenders import Contender
 from clipx.bench.gpu import PARTS, GpuSpec, Part
 from clipx.bench.gpu_parts import kernels, loss
-from clipx.bench.gpu_parts.expected import DEVICES, STEPS, device_of, expectation, expectations
+from clipx.bench.gpu_parts.expected import DEVICES, STEPS, device_of, expectation
 from clipx.bench.gpu_parts.process import Record, measure
 from clipx.bench.gpu_parts.report import Report, Sizes, read
 from clipx.bench.gpu_parts.steps import batch_for_memory
-from clipx.errors import ConfigError
 from clipx.plan.measured import Measurements
-from clipx.trainer.spec import compose as run_of
 from clipx.version import __version__
 
 BENCH = (sys.executable, "-m", "clipx.bench", "gpu")
@@ -79,10 +77,6 @@ def test_the_third_number_is_the_ratio_of_the_first_variants(dry: tuple[Path, st
     assert ratio["value"] == pytest.approx(ours["value"] / theirs["value"], rel=1e-3)
     steps = [part.args for part in PARTS.values() if part.args]
     assert all(variants[0] == rivals[0] == "compiled" for _, _, variants, rivals in steps)
-
-
-def test_each_part_fits_into_a_call() -> None:
-    assert max(part.limit_s for part in PARTS.values()) < 60 * spec().minutes <= 600
 
 
 def test_results_have_the_steps_the_parts_and_what_is_missing(dry: tuple[Path, str]) -> None:
@@ -164,14 +158,6 @@ def test_an_interrupted_part_continues_with_the_variants_that_are_missing(
     assert found.entries[4]["value"] == pytest.approx(entries[0]["step"]["samples_per_second"] / theirs, rel=1e-3)
 
 
-def test_a_report_continues_after_an_incomplete_line(tmp_path: Path) -> None:
-    path = tmp_path / "report.jsonl"
-    path.write_text('{"name": "fir')
-    for value in (1.0, 2.0):
-        Report(path).number("first", value, "ms")
-    assert [(entry["name"], entry["value"]) for entry in read(path)] == [("first", 1.0)]
-
-
 def test_a_part_that_fails_is_recorded_with_its_traceback(tmp_path: Path) -> None:
     found = measure("bad", Part(f"{__name__}:break_down", 600.0), tmp_path, "cpu", 0, True, 600.0, lambda text: None)
     assert (found.status, len(found.entries)) == ("failed", 1)
@@ -181,10 +167,8 @@ def test_a_part_that_fails_is_recorded_with_its_traceback(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("model", "wanted", "batches"),
     [
-        ("vit_b32", 2048, (2048, 2048, 512)),
         ("vit_b32", 256, (256, 256, 256)),
         ("vit_b16", 1024, (1024, 1024, 256)),
-        ("vit_l14", 384, (256, 384, 64)),
         ("vit_h14", 192, (128, 192, 16)),
     ],
 )
@@ -212,7 +196,7 @@ def test_patches_of_each_size_are_compiled_with_static_shapes(tmp_path: Path, mo
     [
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H200", "H200"),
-        *((f"NVIDIA {name}", None) for name in ("A100-SXM4-80GB", "H100 PCIe", "H200 NVL", "GH200 480GB")),
+        *((f"NVIDIA {name}", None) for name in ("H100 PCIe", "H200 NVL", "GH200 480GB")),
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None),
     ],
 )
@@ -247,13 +231,8 @@ def test_a_verdict_compares_a_number_with_that_expected_of_the_device(
 @pytest.mark.parametrize(
     ("device", "title", "column", "cells"),
     [
-        (
-            "NVIDIA H100 80GB HBM3",
-            "results on NVIDIA H100 80GB HBM3",
-            "expected of an H100",
-            ("2.7 to 3.3", "outside", "as expected"),
-        ),
-        ("NVIDIA A100-SXM4-80GB", "results; nothing is expected of NVIDIA A100-SXM4-80GB", "expected", ("", "", "")),
+        ("NVIDIA H100 80GB HBM3", "results on {}", "expected of an H100", ("2.7 to 3.3", "outside", "as expected")),
+        ("NVIDIA A100-SXM4-80GB", "results; nothing is expected of {}", "expected", ("", "", "")),
     ],
 )
 def test_the_table_has_what_is_expected_of_the_device_or_nothing(
@@ -264,7 +243,7 @@ def test_the_table_has_what_is_expected_of_the_device_or_nothing(
     (tmp_path / "parts").mkdir()
     Record("kernels", "done", 1.0, [{"name": "copy on the device", "value": 3.0, "unit": "TB/s"}]).write(tmp_path)
     (table,) = spec("parts=[kernels]", f"run_dir={tmp_path}").run(lambda text: None).tables
-    assert (table.title, table.columns[4]) == (title, column)
+    assert (table.title, table.columns[4]) == (title.format(device), column)
     assert table.rows == [("kernels", "copy on the device", "3", "TB/s", *cells)]
 
 
@@ -300,34 +279,7 @@ def test_idle_is_what_the_kernels_leave_of_a_step_without_the_profiler(
 
 def test_the_variants_of_the_loss_are_objectives() -> None:
     for name, words in loss.VARIANTS.values():
-        assert name.startswith("open_clip") or run_of(f"objective={name}", *words).objective.kind == name
-
-
-def test_every_threshold_says_what_to_do() -> None:
-    assert all(one.action for device in DEVICES for one in expectations(device) if one.threshold)
-    assert expectation("a number without expectation", "H100") is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["parts=[kernel]"], "parts=kernel is not a part: choose from vit_b32, kernels,"),
-        (["minutes=0"], "minutes=0 must be above 0"),
-        (["tiny=true", "device=cuda"], "tiny=true is a dry run on the CPU"),
-    ],
-)
-def test_invalid_options_raise_a_one_line_error(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        spec(*words)
-    assert message in str(error.value)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is visible")
-def test_without_a_device_the_error_names_the_dry_run() -> None:
-    with pytest.raises(ConfigError, match=r"no CUDA device is visible: .* or add tiny=true"):
-        spec().run(print)
-    with pytest.raises(ConfigError, match=r"device=cpu: this benchmark measures a GPU"):
-        spec("device=cpu").run(print)
+        assert name.startswith("open_clip") or compose(f"objective={name}", *words).objective.kind == name
 
 
 def test_a_checkout_that_is_not_installed_has_its_version_in_the_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,13 +110,3 @@ def test_the_verdict_names_the_largest_phase_of_a_run_that_does_not_wait() -> No
     assert said.startswith("the run does not wait for its loader (1% of the time)")
     assert "train/checkpoint_s with 79%: save less often" in said
     assert "without waiting would train 4,000" in verdict(facts(), {})
-
-
-def test_invalid_options_print_a_one_line_error(tmp_path: Path) -> None:
-    for override, said in (
-        (f"of={tmp_path}", f"run={tmp_path} holds no run (no config.yaml): check the path"),
-        ("samples=100", "samples=100 must be at least 256, two batches of batch=128"),
-    ):
-        done = run(*BENCH, override, check=False)
-        assert done.returncode != 0
-        assert done.stderr.splitlines()[-1] == f"error: {said}"

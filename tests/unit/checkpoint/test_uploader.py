@@ -384,11 +384,7 @@ def test_a_kill_between_files_leaves_no_listed_checkpoint(
 @pytest.mark.parametrize("then", ["time.sleep(1)", "time.sleep(1); raise RuntimeError('by the training')"])
 @pytest.mark.parametrize("mode", slow_except(["hang", "down"], "down"))
 def test_a_process_exits_immediately_during_an_outage(
-    run_dir: Path,
-    proxy: FaultyProxy,
-    process: Callable[[str], subprocess.Popen[str]],
-    then: str,
-    mode: str,
+    run_dir: Path, proxy: FaultyProxy, process: Callable[[str], subprocess.Popen[str]], then: str, mode: str
 ) -> None:
     save(run_dir, 10, bytes(4 << 20))
     proxy.set(mode)

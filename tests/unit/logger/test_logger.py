@@ -197,8 +197,3 @@ def test_wandb_online_without_a_key_is_rejected_with_the_fix(tmp_path: Path, mon
     spec = compose(*SMALL, "logger=[wandb]", f"run_dir={tmp_path}/run", "checkpoint=none")
     with pytest.raises(ConfigError, match=r"logger.wandb.mode=online needs a key: .*logger.wandb.mode=offline"):
         Trainer(spec).fit()
-
-
-def test_an_unknown_wandb_mode_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="logger.wandb.mode=shared is not a mode: choose online or offline"):
-        compose("logger=[wandb]", "logger.wandb.mode=shared")

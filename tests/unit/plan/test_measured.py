@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import compose, run
+from helpers.runs import compose
 
 import clipx.plan.__main__  # noqa: F401  # registers its options
 from clipx.errors import ConfigError
@@ -94,19 +94,6 @@ def test_another_model_precision_device_or_format_is_an_error(
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_file_and_a_second_source_of_the_speed_are_errors(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.json cannot be read: No such file"):
         tower_speed(planned(f"{tmp_path}/none.json"))
-    with pytest.raises(ConfigError, match=r"mfu=0.4 and measured=x.json both give the speed"):
-        planned("x.json", "mfu=0.4")
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_measured_speed_as_its_source(tmp_path: Path) -> None:
-    import sys
-
-    file = results(tmp_path / "h200.json", row())
-    words = ("model=vit_b32", "data=laion400m", "data.shards=unread.tar", "precision=amp_bf16", "gpu=H200", "ranks=8")
-    done = run(sys.executable, "-m", "clipx.plan", *words, f"plan.measured={file}", "json=true")
-    sources = {one["name"]: one["source"] for one in json.loads(done.stdout)["assumptions"]}
-    assert sources["TFLOP/s of the towers"].startswith("measured on NVIDIA H200, 2026-12-01: 13,000 samples/s")

@@ -11,10 +11,10 @@ import pytest
 import torch
 from helpers import SCRIPTS
 from helpers.cases import slow_except
-from helpers.runs import compose, run
+from helpers.runs import VIT, compose, run
 from torch import Tensor
 
-import clipx.plan.__main__  # noqa: F401  # registers its options
+import clipx.plan.__main__
 from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
 from clipx.model.flops import DEVICES
@@ -26,7 +26,7 @@ from clipx.plan import published
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import MemoryModel
-from clipx.plan.show import _model, assumptions
+from clipx.plan.show import _model, assumptions, tables
 from clipx.plan.spec import PlanSpec
 from clipx.plan.utilisation import loss_speed, tower_speed
 from clipx.trainer.spec import RunSpec
@@ -90,21 +90,16 @@ def test_flops_match_the_formula(vit_b32: Plan) -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [
-        pytest.param(
+    slow_except(
+        [
             ("precision=amp_bf16", "model.image.checkpointing=1", "model.text.checkpointing=selective"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("model.image.checkpointing=tower", "model.patch_dropout=0.5", "model.image.options.drop_path_rate=0.1"),
-            marks=pytest.mark.slow,
-        ),
-        ("model.weights=unread.pt", "model.image.lock=all", "model.text.lock=norms"),
-        ("model.weights=unread.pt", "model.image.lora.rank=8", "model.text.lora.rank=4", "model.text.lora.dora=true"),
-    ],
+            ("model.weights=unread.pt", "model.image.lock=all", "model.text.lora.rank=4", "model.text.lora.dora=true"),
+        ],
+        ("model.weights=unread.pt", "model.image.lock=all", "model.text.lora.rank=4", "model.text.lora.dora=true"),
+    ),
 )
 def test_counts_of_three_blocks_equal_those_of_all_blocks(overrides: tuple[str, ...]) -> None:
-    spec = planned(*MEDIUM, "model.text.layers=5", *overrides)
+    spec = planned(*VIT, "model.image.options.depth=4", "model.text.layers=4", *overrides)
     precision = spec.precision.build(torch.device("cpu"))
     short, full = (
         DryRun(spec.model, precision, spec.model.patch_dropout, every_block=every) for every in (False, True)
@@ -149,7 +144,7 @@ def test_all_micro_batches_but_the_last_have_two_forwards() -> None:
     assert four.memory.activations < 0.3 * one.memory.activations
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb", "lion", "muon", "sgd"])
+@pytest.mark.parametrize("kind", slow_except(["adamw", "lamb", "lion", "muon", "sgd"], "adamw", "muon"))
 def test_predicted_optimizer_state_matches_the_real_optimizer(kind: str) -> None:
     spec = planned("model.text.layers=1", "model.text.width=32", f"optimizer={kind}")
     sizes = MemoryModel(spec)
@@ -188,9 +183,9 @@ def test_predicted_activations_match_the_tensors_saved_by_autograd() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), ("data.micro_batches=2", "model.text.checkpointing=1")])
-def test_predicted_memory_matches_a_real_step(overrides: tuple[str, ...]) -> None:
+def test_predicted_memory_matches_a_real_step() -> None:
     """Resident memory of a fresh process; captions of 18 tokens on average."""
+    overrides = ("data.micro_batches=2", "model.text.checkpointing=1")
     spec = planned(*MEDIUM, *overrides, "text_tokens=18")
     sizes = MemoryModel(spec)
     found = sizes.memory(1, sizes.towers(32 // spec.data.micro_batches))
@@ -245,12 +240,10 @@ def test_float32_is_limited_by_its_own_peak() -> None:
     assert loss_speed(planned("gpu=L40S", "precision=fp64"))[0] < 1.4e12
 
 
-def test_an_unknown_device_needs_its_numbers() -> None:
-    typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192")
-    with pytest.raises(ConfigError, match="gpu=MI300X is not known: .*, or also give mfu, loss_tflops$"):
-        planned(*typed)
-    spec = planned(*typed, "mfu=0.3", "loss_tflops=40", "ranks=16")
-    assert plan(spec, lambda text: None, largest=False).predictions[0].towers > 0
+def test_a_plan_for_an_unknown_device_with_its_numbers_composes() -> None:
+    typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192", "mfu=0.3", "loss_tflops=40", "ranks=16")
+    spec = planned(*typed)
+    assert (spec.memory_gb, tower_speed(spec).flops) == (192, (0.3 * 1307e12,) * 2)
 
 
 # ------------------------------------------------------------------------------------------------------- conclusions
@@ -261,14 +254,9 @@ def test_rows_of_a_table_are_counted(tmp_path: Path) -> None:
     table.write_text("filepath,caption\n" + "".join(f"{i // 2}.jpg,text {i}\n" for i in range(240)))
     spec = planned("data=csv", f"data.path={table}", "data.batch_size=12", "duration=10ep")
     assert spec.samples == 114, "120 images, of which every 20th is held out"
-    assert plan(spec, lambda text: None, largest=False).predictions[0].steps == 95
     assert replace(spec, samples=5000).samples == 5000
     with pytest.raises(ConfigError, match="data.batch_size=200 is larger than the data set of 114 samples"):
         replace(spec, samples=None, data=replace(spec.data, batch_size=200))
-    with pytest.raises(
-        ConfigError, match=r"path=no\.csv cannot be read .*: give the path of a table; or give samples="
-    ):
-        planned("data=csv", "data.path=no.csv")
 
 
 def test_samples_of_a_mixture_are_the_sum_of_its_sources(tmp_path: Path) -> None:
@@ -341,13 +329,6 @@ def test_published_settings_are_listed_in_a_table(monkeypatch: pytest.MonkeyPatc
     assert published.table(found).row_count == 1
 
 
-@pytest.mark.slow
-def test_every_published_setting_composes() -> None:
-    for setting in published.SETTINGS:
-        spec = published._spec(setting, planned())
-        spec.data.check_ranks(setting.gpus)
-
-
 class PluginSpec(SeveralCaptionsSpec):
     kind = "plugin"
     traffic = ObjectiveTraffic(statistics=1, parameters=2)
@@ -360,9 +341,8 @@ def test_a_plugin_objective_is_planned_by_its_declared_traffic() -> None:
     assert traffic.loss == {"all_gather": (2, 64 * (2 * 128 + 1) * 4), "all_reduce": (1, 2 * 4)}
 
 
-@pytest.mark.parametrize(("objective", "statistics"), [("infonce", 13), ("siglip", 0)])
-def test_several_captions_are_planned_with_their_texts(objective: str, statistics: int) -> None:
-    words = (f"objective={objective}", "ranks=2", "data.batch_size=64")
+def test_several_captions_are_planned_with_their_texts() -> None:
+    words = (*VIT, "model.embed_dim=128", "ranks=2", "data.batch_size=64")
     one, three = (
         plan(planned(*words, f"data.captions_per_step={n}"), lambda text: None, largest=False) for n in (1, 3)
     )
@@ -371,27 +351,22 @@ def test_several_captions_are_planned_with_their_texts(objective: str, statistic
     assert three.sample_flops - one.sample_flops == pytest.approx(2 * (one.sample_flops - one.forward.image))
     assert three.memory.activations > one.memory.activations
     assert three.memory.loss > one.memory.loss
-    width = 4 * 128 + statistics
-    calls = 2 + (statistics > 0)  # embeddings, index and digests, statistics
-    assert three.traffic.loss["all_gather"] == (calls, 64 * (4 * width + 8 * 4))
+    width = 4 * 128 + 13  # embeddings, statistics; and index and digests
+    assert three.traffic.loss["all_gather"] == (3, 64 * (4 * width + 8 * 4))
     assert ("texts per image", "3") in _model(three)
 
 
 # -------------------------------------------------------------------------------------------------------- command
 
 
-def test_the_command_prints_tables_or_json() -> None:
-    words = ("-m", "clipx.plan", "precision=amp_bf16", "data.batch_size=64", "ranks=2", "samples=12000")
-    shown = run(sys.executable, *words).stdout
-    for heading in (
-        "model",
-        "memory per device, GB",
-        "communication per step",
-        "assumptions of the time",
-        "predicted time",
-    ):
-        assert heading in shown
-    (line,) = run(sys.executable, *words, "json=true").stdout.splitlines()
+def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str], vit_b32: Plan) -> None:
+    titles = " ".join(str(table.title) for table in tables(vit_b32))
+    for heading in ("model", "memory per device, GB", "communication per step", "assumptions of the time", "predicted"):
+        assert heading in titles
+    clipx.plan.__main__.show(
+        planned("precision=amp_bf16", "data.batch_size=64", "ranks=2", "samples=12000", "json=true")
+    )
+    (line,) = capsys.readouterr().out.splitlines()
     found = json.loads(line)
     assert found["parameters"]["image"] == 384_976
     assert found["ranks"] * found["micro_batch"] == 64
@@ -400,29 +375,3 @@ def test_the_command_prints_tables_or_json() -> None:
     assert [row["name"] for row in found["assumptions"]][:2] == ["TFLOP/s of the towers", "TFLOP/s of the loss"]
     model = planned().model.build(torch.device("meta"), torch.float32)
     assert found["memory_bytes"]["weights"] >= 4 * parameter_count(model)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("mfu=40",), r"mfu=40.0 must be in \(0, 1\]"),
-        (("gpu=H1000",), "gpu=H1000 is not known: choose from B200, H200, .*, or also give device_peak_tflops"),
-        (("text_tokens=300",), "text_tokens=300.0 must be in \\[2, 20\\]"),
-        (("model.text.packed=false", "text_tokens=10"), "has no effect with model.text.packed=false"),
-        (("objective=fastclip_v3", "data=csv"), "the number of samples of data=csv is unknown: give samples=N"),
-        (("reserve_gb=90",), r"reserve_gb=90.0 must be in \[0, device_memory_gb=80.0\)"),
-        (("rank=8",), "rank is not a key here"),
-        (
-            ("objective=classification", "model.weights=unread.pt", "model.text.lock=all"),
-            "objective=classification does not declare what it exchanges between ranks",
-        ),
-    ],
-)
-def test_invalid_options_are_rejected(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        planned(*overrides)
-
-
-def test_ranks_that_do_not_divide_the_batch_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="data.batch_size=256 is not divisible by 3 ranks"):
-        plan(planned("ranks=3"), lambda text: None)

@@ -95,11 +95,6 @@ def test_formats_differ_from_float64_only_by_rounding(spec: PrecisionSpec, least
     assert least < error < most
 
 
-def test_tf32_without_effect_raises_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"^precision\.tf32=true has no effect on cpu: set it to false, or train on"):
-        Fp32Spec(tf32=True).build(CPU)
-
-
 def test_fp32_disables_tf32() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     Fp32Spec().build(CPU)
@@ -309,37 +304,6 @@ def test_batch_norm_stays_in_float32_and_shares_its_statistics(tmp_path: Path) -
     assert trainer.learner.average is not None and {p.dtype for p in trainer.learner.average.model.parameters()} == {
         torch.float32
     }
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ("precision=bf16", "precision.master_weights=false", "optimizer.ema_decay=0.999"),
-            "optimizer.ema_decay=0.999 is lost in the rounding of precision=bf16 without master weights: set "
-            "precision.master_weights=true, or remove it",
-        ),
-        (
-            ("precision=int8", "distributed=fsdp"),
-            "precision=int8 with master weights is incompatible with distributed=fsdp, which stores float32 weights "
-            "itself: use precision=amp_bf16, or distributed=ddp",
-        ),
-        (
-            ("precision=fp16", "precision.master_weights=false", "precision.loss_scale=8"),
-            "precision.loss_scale and loss_scale_growth have no effect with precision.master_weights=false: remove "
-            "them",
-        ),
-        (("precision=amp_fp16", "precision.loss_scale=0"), "precision.loss_scale=0 must be at least 1: 65536 is usual"),
-        (
-            ("precision=amp_fp16", "precision.loss_scale_growth=0"),
-            "precision.loss_scale_growth=0 must be at least 1 step: 2000 is usual",
-        ),
-    ],
-)
-def test_incompatible_options_raise_an_error_at_composition(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*overrides)
-    assert str(caught.value) == message
 
 
 def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) -> None:

@@ -53,10 +53,7 @@ def test_runs_without_a_common_seed_are_not_paired() -> None:
 
 
 def test_a_mean_curve_has_the_places_of_all_runs_and_no_infinite_values() -> None:
-    curves = [
-        [(1.0, 1.0), (2.0, 2.0), (3.0, math.nan), (4.0, 4.0)],
-        [(1.0, 3.0), (2.0, 2.0), (3.0, 3.0), (5.0, 4.0)],
-    ]
+    curves = [[(1.0, 1.0), (2.0, 2.0), (3.0, math.nan), (4.0, 4.0)], [(1.0, 3.0), (2.0, 2.0), (3.0, 3.0), (5.0, 4.0)]]
     assert mean_curve(curves) == [CurvePoint(1.0, 2.0, pytest.approx(math.sqrt(2))), CurvePoint(2.0, 2.0, 0.0)]
     assert mean_curve([]) == []
     assert mean_curve([[(1.0, 1.0)], [(2.0, 1.0)]]) == []

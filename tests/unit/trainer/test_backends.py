@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, compose, small, untimed_rows
+from helpers.runs import VIT, small, untimed_rows
 
 from clipx.distributed.ddp import DdpSpec
 from clipx.errors import ConfigError
@@ -116,13 +116,6 @@ def test_a_deterministic_run_needs_the_workspace_of_cublas_before_cuda_starts(mo
     monkeypatch.setenv(WORKSPACE, ":0:0")
     with pytest.raises(ConfigError, match=r"^deterministic=true needs .*:4096:8, and :0:0 is set: unset it$"):
         prepare_backends(True)
-
-
-def test_kernels_selected_by_time_are_not_deterministic() -> None:
-    compiled = ("compile.towers=true", "compile.mode=max_autotune")
-    with pytest.raises(ConfigError, match="^compile.mode=max_autotune selects kernels by their time, so determ"):
-        compose("deterministic=true", *compiled)
-    assert compose(*compiled).compile.towers == "true"
 
 
 @pytest.mark.parametrize("packed", ["true", "false"])

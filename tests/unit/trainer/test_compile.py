@@ -184,41 +184,6 @@ def test_generated_code_matches_eager_mode(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ("compile.towers=false", "compile.backend=eager"),
-            "compile.backend=eager has no effect if nothing is compiled: add compile.towers=true, or remove it",
-        ),
-        (
-            ("compile.towers=false", "compile.mode=max_autotune"),
-            "compile.mode=max_autotune has no effect if nothing is compiled: add compile.towers=true, or remove it",
-        ),
-        (
-            ("compile.towers=yes",),
-            "compile.towers=yes is not a choice: give auto (true on cuda), true or false",
-        ),
-        (
-            ("compile.towers=true", "compile.mode=max_autotune", "compile.backend=eager"),
-            "compile.mode=max_autotune has no effect on compile.backend=eager: remove one of them",
-        ),
-        (
-            ("compile.objective=true", "objective=siglip"),
-            "compile.objective=true has no effect on objective=siglip, which has no tiles to compile: remove it",
-        ),
-        (
-            ("compile.optimizer=true",),
-            "compile.optimizer=true has no effect on optimizer=adamw, whose step is one fused kernel: remove it",
-        ),
-    ],
-)
-def test_options_without_effect_are_rejected(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*overrides)
-    assert str(caught.value) == message
-
-
 def checkpointed_batch_norm() -> dict[str, nn.Module]:
     model = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
     return named_blocks(model)

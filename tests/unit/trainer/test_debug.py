@@ -9,7 +9,7 @@ import torch
 from helpers.runs import SMALL, VIT, compose, events, losses, rows, small
 
 from clipx.data.loader import _PartSampler
-from clipx.errors import ConfigError, ResultError
+from clipx.errors import ResultError
 from clipx.trainer.trainer import Trainer
 
 OVERFIT = ("debug=overfit", "data.samples=64", "data.held_out_samples=16", "data.workers=0", "log_every=5st")
@@ -54,16 +54,6 @@ def test_a_loss_above_the_limit_is_an_error_and_an_event(tmp_path: Path) -> None
         trainer.fit()
     (event,) = [event for event in events(run) if event["event"] == "loss_above_limit"]
     assert event["loss"] == pytest.approx(losses(run)[-1])
-
-
-def test_a_limit_of_the_loss_needs_an_objective_with_the_minimum_zero() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^max_final_loss=0\.05 has no meaning for objective=dcl, whose loss does not"
-    ):
-        compose("debug=overfit", "objective=dcl")
-    assert compose("debug=overfit", "objective=dcl", "max_final_loss=null").data.repeat_batch
-    with pytest.raises(ConfigError, match=r"^max_final_loss=0\.0 must be above 0"):
-        compose("max_final_loss=0")
 
 
 def test_fast_evaluates_saves_and_logs_in_ten_steps(tmp_path: Path) -> None:

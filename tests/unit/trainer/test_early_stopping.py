@@ -132,57 +132,6 @@ def test_the_prefix_of_a_metric_may_be_omitted() -> None:
     assert compose("early_stopping.metric=zeroshot/top1").early_stopping.metric == "eval/zeroshot/top1"
 
 
-TOP1 = "early_stopping.metric=eval/zeroshot/top1"
-REFUSED = [
-    (("early_stopping.metric=",), "early_stopping.metric= is empty: give a metric, or null"),
-    ((TOP1, "early_stopping.patience=0"), "early_stopping.patience=0 must be at least 1"),
-    ((TOP1, "early_stopping.min_delta=-1"), "early_stopping.min_delta=-1 must be 0 or more"),
-    (
-        ("early_stopping.patience=5",),
-        "early_stopping.patience=5 has no effect without a metric: set early_stopping.metric, or remove it",
-    ),
-    (
-        ("early_stopping.metric=train/loss",),
-        "early_stopping.metric=eval/train/loss is not a metric of an evaluator of this run: give one of "
-        "eval/zeroshot/…, eval/retrieval/…, or null",
-    ),
-    (
-        ("early_stopping.metric=zeroshot/topp1",),
-        "early_stopping.metric=eval/zeroshot/topp1 is not a metric of evaluator.zeroshot: give one of "
-        "eval/zeroshot/top1, eval/zeroshot/top5, eval/zeroshot/mean_per_class_recall, eval/zeroshot/chance "
-        "(did you mean eval/zeroshot/top1?), or null",
-    ),
-    (
-        (TOP1, "evaluator=[]"),
-        "early_stopping.metric=eval/zeroshot/top1 is not a metric of an evaluator of this run: give one of them "
-        "(evaluator=[] has none), or null",
-    ),
-    (
-        (TOP1, "evaluator.zeroshot.every=end"),
-        "early_stopping.patience=3 needs at least 4 evaluations before the end, and evaluator.zeroshot.every=end "
-        "gives 0 in duration=9ep: evaluate more often, lower the patience, or use early_stopping.metric=null",
-    ),
-    (
-        (TOP1, "duration=4ep"),
-        "early_stopping.patience=3 needs at least 4 evaluations before the end, and evaluator.zeroshot.every=1ep "
-        "gives 3 in duration=4ep: evaluate more often, lower the patience, or use early_stopping.metric=null",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("typed", "message"), REFUSED, ids=lambda value: str(value)[:40])
-def test_early_stopping_that_cannot_happen_is_refused(typed: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*typed)
-    assert str(caught.value) == message
-
-
-def test_the_number_of_evaluations_is_checked_when_the_data_is_open(tmp_path: Path) -> None:
-    spec = small(tmp_path, "evaluator=[retrieval]", f"early_stopping.metric={METRIC}", "duration=4st")
-    with pytest.raises(ConfigError, match=r"^early_stopping\.patience=3 needs at least 4 evaluations before the end"):
-        Trainer(spec)
-
-
 def test_a_metric_that_the_data_does_not_have_is_refused_at_its_evaluation(tmp_path: Path) -> None:
     stopping = EarlyStopping(EarlyStoppingSpec(metric="eval/zeroshot/nature/top1"), tmp_path, ALONE)
     with pytest.raises(ConfigError, match=r"^early_stopping.metric=eval/zeroshot/nature/top1 is not a metric of this "):

@@ -64,39 +64,6 @@ def test_a_schedule_of_patch_dropout_can_span_all_stages() -> None:
     assert [made.patch_dropout(seen) for seen in (0, 500, 890, 900)] == [0.5, 0.5, 0.5, 0]
 
 
-@pytest.mark.parametrize(
-    ("stages", "message"),
-    [
-        ("[{image_size:96}]", "stages has one stage, which is the whole run: set its options in the run itself"),
-        ("[{image_size:96},{}]", "stages.0 has no end, but stages.1 follows it: give it, e.g. until=50%"),
-        ("[{until:50%,image_size:96},{until:100%}]", "stages.1.until=100% has no effect, since the last stage ends with the run"),
-        ("[{until:50%},{image_size:96}]", "stages.1.image_size=96 is not model.image.size=224, at which the run is evaluated"),
-        ("[{until:50%,image_size:224},{}]", "stages.1 has the settings of stages.0: change image_size"),
-        ("[{until:50%,image_size:96},{until:40%},{lr_scale:2}]", "stages.1.until=40% is not after stages.0.until=50%"),
-        ("[{until:0%,image_size:96},{}]", "stages.0.until=0% is not after the start of the run"),
-        ("[{until:32ep,image_size:96},{}]", "stages.0.until=32ep is not before the end of duration=32ep"),
-        ("[{until:soon,image_size:96},{}]", "stages.0.until=soon is not a duration"),
-        ("[{until:50%,image_size:4},{}]", "stages.0.image_size=4 is too small: give at least 8 pixels"),
-        ("[{until:50%,batch_size:1},{}]", "stages.0.batch_size=1 must be at least 2"),
-        ("[{until:50%,batch_size:30},{}]", "stages.0.batch_size=30 is not divisible by data.micro_batches=4: use 28 or 32"),
-        ("[{until:50%,lr_scale:0},{}]", "stages.0.lr_scale=0.0 must be a number above 0"),
-        ("[{until:50%,patch_dropout:1},{}]", "stages.0.patch_dropout=1.0 must be in [0, 1)"),
-        ("[{until:50%,size:96},{}]", "size is not a key here: the keys are until, image_size, batch_size"),
-    ],
-)  # fmt: skip
-def test_invalid_stages_are_rejected_at_composition(stages: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compose("model=vit_b32", "duration=32ep", "data.micro_batches=4", f"stages={stages}")
-    assert message in str(error.value)
-
-
-def test_patch_dropout_in_both_stages_and_model_is_rejected() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^stages.0.patch_dropout=0.5 and model.patch_dropout=0.2 exclude each other"
-    ):
-        compose("model.patch_dropout=0.2", "stages=[{until:50%,patch_dropout:0.5},{}]")
-
-
 def test_stages_that_do_not_fit_data_or_ranks_are_rejected_before_training() -> None:
     spec = compose("stages=[{until:50%,batch_size:100},{}]", "data.micro_batches=2", "data.batch_size=96")
     check_ranks(spec.stages, spec.data, 2)
@@ -189,9 +156,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Watch
     return trainer.rundir.path, trainer
 
 
-def test_steps_use_their_stages_sizes_and_evaluation_the_final_size(
-    uninterrupted: tuple[Path, Watched],
-) -> None:
+def test_steps_use_their_stages_sizes_and_evaluation_the_final_size(uninterrupted: tuple[Path, Watched]) -> None:
     run_dir, trainer = uninterrupted
     assert trainer.seen.shapes == [(16, 32)] * 4 + [(24, 32)] * 3 + [(32, 48)] * 2
     assert trainer.seen.evaluated == {48}
