@@ -6,7 +6,7 @@ import importlib.util
 import re
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,17 +71,16 @@ def gradients(model: CLIP) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("checkpointing", slow_except(["none", "selective"], "none"))
 def test_each_tower_is_two_graphs_for_any_depth_and_text_length(checkpointing: str) -> None:
-    """Six blocks, four batches of different lengths: a graph for the last block of each tower, one for the others, no
-    break.
+    """Six blocks, three batches of different lengths: a graph for the last block of each tower, one for the others.
 
     The gradients equal those of eager mode bit for bit.
     """
     chosen = (f"model.image.checkpointing={checkpointing}", f"model.text.checkpointing={checkpointing}")
     eager, model = built(*chosen), built(*chosen)
     CompileSpec(towers="true", backend=Backend.aot_eager).compile_towers(named_blocks(model))
-    assert steps(model, 4) == [4, 4, 4, 4]
+    assert steps(model, 3) == [4, 4, 4]
     assert counters["graph_break"] == {}
-    steps(eager, 4)
+    steps(eager, 3)
     assert list(model.state_dict()) == list(eager.state_dict())
     expected = gradients(eager)
     assert [name for name, gradient in gradients(model).items() if not torch.equal(gradient, expected[name])] == []
@@ -93,7 +92,7 @@ def test_evaluation_and_micro_batches_add_a_bounded_number_of_graphs() -> None:
     CompileSpec(towers="true", backend=Backend.eager).compile_towers(named_blocks(model))
     steps(model, 1)
     graphs = []
-    for round_ in range(3):
+    for round_ in range(2):
         for size in (8, 5, 3):
             image = torch.zeros(size, 3, 48, 48, dtype=torch.uint8)
             with torch.no_grad():
@@ -101,7 +100,7 @@ def test_evaluation_and_micro_batches_add_a_bounded_number_of_graphs() -> None:
                 model.eval()(image, captions(size, 20, round_))
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] <= 4 + 4 * 4
-    assert graphs[0] == graphs[1] == graphs[2]
+    assert graphs[0] == graphs[1]
     assert counters["graph_break"] == {}
 
 
@@ -110,13 +109,8 @@ def test_a_run_with_everything_compiled_matches_eager_mode(tmp_path: Path) -> No
     """Learning rates that change with each step cause no recompilation."""
     chosen = ("optimizer=lion", "checkpoint=none", "duration=5st", "objective.tile=16")
     weights, graphs = [], []
-    for name, options in (
-        ("eager", ()),
-        (
-            "compiled",
-            tuple(f"compile.{k}" for k in ("towers=true", "objective=true", "optimizer=true", "backend=eager")),
-        ),
-    ):
+    everything = tuple(f"compile.{k}" for k in ("towers=true", "objective=true", "optimizer=true", "backend=eager"))
+    for name, options in (("eager", ()), ("compiled", everything)):
         trainer = Trainer(small(tmp_path / name, *VIT, *chosen, *options))
         for batch in trainer._batches():
             trainer.step(batch)
@@ -165,52 +159,21 @@ def test_a_run_reports_once_that_it_has_more_graphs_than_the_limit(
 def test_ranks_with_compiled_blocks_match_eager_ranks(tmp_path: Path) -> None:
     """DDP averages the gradients of compiled blocks; each block is one graph, which its optimizer does not split."""
     for name, options in (("eager", ()), ("compiled", ("compile.towers=true", "compile.backend=aot_eager"))):
-        words = (*SMALL, *DEEP, f"run_dir={tmp_path / name}", f"name={name}", "checkpoint=none", *options)
+        words = (*SMALL, *SHALLOW, f"run_dir={tmp_path / name}", f"name={name}", "checkpoint=none", *options)
         torchrun(2, "-m", "clipx.train", *words)
     assert losses(tmp_path / "compiled") == pytest.approx(losses(tmp_path / "eager"), abs=1e-6)
 
 
 @pytest.mark.slow
-def test_generated_code_matches_eager_mode(tmp_path: Path) -> None:
-    """Inductor: towers, tiles and a step of Lion."""
-    options = ("compile.towers=true", "compile.objective=true", "compile.optimizer=true")
-    losses = []
-    for chosen in ((), options):
-        trainer = Trainer(
-            small(tmp_path / str(len(chosen)), *SHALLOW, "optimizer=lion", "checkpoint=none", "duration=3st", *chosen)
-        )
-        losses.append([trainer.step(batch)["loss"].item() for batch in trainer._batches()])
-        trainer.close()
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-
-
-def checkpointed_batch_norm() -> dict[str, nn.Module]:
-    model = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
-    return named_blocks(model)
-
-
-def test_checkpointed_batch_norm_is_rejected() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"compile\.towers=true cannot be combined with checkpointing of image\.trunk\.layer1\.0, which has BatchNorm",
-    ):
-        CompileSpec(towers="true").on_device(CPU, checkpointed_batch_norm())
-
-
-def test_towers_without_blocks_are_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"^compile\.towers=true has no effect on towers without blocks: remove it$"):
-        CompileSpec(towers="true").on_device(CPU, {})
-
-
-def test_a_missing_compiler_is_named_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    message = r"^compile needs a C\+\+ compiler, and g\+\+ is not found: install one, name it in CXX"
-    for spec in (CompileSpec(towers="true"), CompileSpec(objective=True)):
-        with pytest.raises(ConfigError, match=message):
-            spec.on_device(CPU, BLOCKS)
-    CompileSpec(towers="true", backend=Backend.eager).on_device(CPU, BLOCKS)
-    for towers in ("auto", "false"):
-        CompileSpec(towers=towers).on_device(CPU, BLOCKS)
+def test_generated_code_matches_eager_mode() -> None:
+    """Inductor, which compiles C++ here for the blocks of the text tower."""
+    eager, model = built(*SHALLOW), built(*SHALLOW)
+    blocks = {name: block for name, block in named_blocks(model).items() if name.startswith("text.")}
+    CompileSpec(towers="true").compile_towers(blocks)
+    steps(eager, 1)
+    assert steps(model, 1) == [len(blocks)] == [1]
+    for name, gradient in gradients(eager).items():
+        torch.testing.assert_close(gradients(model)[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
 # -------------------------------------------------------------------------------------------------- towers=auto
@@ -229,71 +192,51 @@ def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     return torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("backend", [Backend.inductor, Backend.eager])
-def test_towers_are_compiled_by_default_on_cuda(backend: Backend, cuda: torch.device) -> None:
-    chosen, line = CompileSpec(backend=backend).on_device(cuda, BLOCKS)
-    assert (chosen, line) == (CompileSpec(towers="true", backend=backend), "compile.towers=auto chose true")
+def test_auto_compiles_on_cuda_alone_and_a_given_choice_is_not_reported(cuda: torch.device) -> None:
+    for backend in (Backend.inductor, Backend.eager):
+        chosen, line = CompileSpec(backend=backend).on_device(cuda, BLOCKS)
+        assert (chosen, line) == (CompileSpec(towers="true", backend=backend), "compile.towers=auto chose true")
+    for device in ("cpu", "mps", "xpu"):
+        chosen, line = CompileSpec().on_device(torch.device(device), BLOCKS)
+        assert (chosen, line) == (CompileSpec(towers="false"), "compile.towers=auto chose false")
+    for towers in ("true", "false"):
+        assert CompileSpec(towers=towers).on_device(cuda, BLOCKS) == (CompileSpec(towers=towers), "")
+    with pytest.raises(ConfigError, match=r"^compile.mode=max_autotune has no effect, as .* chose false on cuda, as "):
+        CompileSpec(mode=Mode.max_autotune).on_device(cuda, {})
+    CompileSpec(mode=Mode.max_autotune, objective=True).on_device(cuda, {})
 
 
-@pytest.mark.parametrize("device", ["cpu", "mps", "xpu"])
-def test_towers_are_not_compiled_by_default_on_other_devices(device: str) -> None:
-    chosen, line = CompileSpec().on_device(torch.device(device), BLOCKS)
-    assert (chosen, line) == (CompileSpec(towers="false"), "compile.towers=auto chose false")
-
-
-@pytest.mark.parametrize("towers", ["true", "false"])
-def test_a_given_choice_is_not_reported(towers: str, cuda: torch.device) -> None:
-    spec = CompileSpec(towers=towers)
-    assert spec.on_device(cuda, BLOCKS) == (spec, "")
-
-
-def without_compiler(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shutil, "which", lambda name: None)
-    patch.delenv("CXX", raising=False)
-
-
-OBSTACLES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "compile needs a C++ compiler, and g++ is not found": without_compiler,
-    "compile needs triton on cuda, which is not installed": lambda patch: patch.setattr(
-        importlib.util, "find_spec", lambda name: None
-    ),
-    "compile needs Python's headers on cuda, and /none/Python.h is not found": lambda patch: patch.setattr(
-        sysconfig, "get_path", lambda *_: "/none"
-    ),
-    "compile needs compute capability 7.0, and NVIDIA P100 has 6.0": lambda patch: patch.setattr(
-        torch.cuda, "get_device_capability", lambda device: (6, 0)
-    ),
-}
+OBSTACLES: dict[str, tuple[object, str, object]] = {
+    "compile needs a C++ compiler, and g++ is not found": (shutil, "which", lambda name: None),
+    "compile needs triton on cuda, which is not installed": (importlib.util, "find_spec", lambda name: None),
+    "compile needs Python's headers on cuda, and /none/Python.h is not found": (sysconfig, "get_path", lambda *_: "/none"),
+    "compile needs compute capability 7.0, and NVIDIA P100 has 6.0": (torch.cuda, "get_device_capability", lambda _: (6, 0)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_a_device_without_compilers_is_an_error_for_true_and_a_reason_for_auto(
     obstacle: str, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    OBSTACLES[obstacle](monkeypatch)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(*OBSTACLES[obstacle])  # type: ignore[call-overload]
     chosen, line = CompileSpec().on_device(cuda, BLOCKS)
     assert (chosen.towers, line) == ("false", f"compile.towers=auto chose false, as {obstacle}")
-    for spec in (CompileSpec(towers="true"), CompileSpec(objective=True)):
-        with pytest.raises(ConfigError, match=f"^{re.escape(obstacle)}: "):
-            spec.on_device(cuda, BLOCKS)
+    for device in (cuda, CPU) if "g++" in obstacle else (cuda,):
+        for spec in (CompileSpec(towers="true"), CompileSpec(objective=True)):
+            with pytest.raises(ConfigError, match=f"^{re.escape(obstacle)}: "):
+                spec.on_device(device, BLOCKS)
+        CompileSpec(towers="true", backend=Backend.eager).on_device(CPU, BLOCKS)
+        CompileSpec(towers="false").on_device(device, BLOCKS)
 
 
-def test_blocks_that_cannot_be_compiled_are_a_reason_for_auto(cuda: torch.device) -> None:
-    reasons = [CompileSpec().on_device(cuda, blocks)[1] for blocks in ({}, checkpointed_batch_norm())]
-    assert reasons == [
-        "compile.towers=auto chose false, as compile.towers=true has no effect on towers without blocks",
-        "compile.towers=auto chose false, as compile.towers=true cannot be combined with checkpointing of "
-        "image.trunk.layer1.0, which has BatchNorm",
-    ]
-
-
-def test_options_without_effect_on_the_chosen_device_are_rejected(cuda: torch.device, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Trainer(small(tmp_path, "compile.towers=auto", "compile.backend=eager"))
-    assert str(caught.value) == (
-        "compile.backend=eager has no effect, as compile.towers=auto chose false on cpu: add compile.towers=true, or "
-        "remove it"
-    )
-    with pytest.raises(ConfigError, match=r"^compile.mode=max_autotune has no effect, as .* chose false on cuda, as "):
-        CompileSpec(mode=Mode.max_autotune).on_device(cuda, {})
-    CompileSpec(mode=Mode.max_autotune, objective=True).on_device(cuda, {})
+def test_blocks_that_cannot_be_compiled_are_an_error_for_true_and_a_reason_for_auto(cuda: torch.device) -> None:
+    batch_norm = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
+    for blocks, reason in (
+        ({}, "compile.towers=true has no effect on towers without blocks"),
+        (named_blocks(batch_norm), "compile.towers=true cannot be combined with checkpointing of image.trunk.layer1.0, "
+         "which has BatchNorm"),
+    ):  # fmt: skip
+        assert CompileSpec().on_device(cuda, blocks)[1] == f"compile.towers=auto chose false, as {reason}"
+        with pytest.raises(ConfigError, match=f"^{re.escape(reason)}"):
+            CompileSpec(towers="true").on_device(CPU, blocks)
