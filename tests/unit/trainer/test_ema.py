@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
-from helpers.runs import run, small
+from helpers.runs import VIT, compose, small
 
 from clipx.checkpoint.state import select_prefix
+from clipx.evaluate import EvaluateSpec, evaluate
 from clipx.trainer.trainer import Trainer
 
 DECAY = 0.9
-EMA = (f"optimizer.ema_decay={DECAY}", "checkpoint.every=2st", "duration=4st", "checkpoint.keep_last=9")
+EMA = (*VIT, f"optimizer.ema_decay={DECAY}", "checkpoint.every=2st", "duration=4st", "checkpoint.keep_last=9")
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_ema_resumes_bit_for_bit(run_dir: Path, trained: tuple[Trainer, object])
 
 def test_ema_is_evaluated(tmp_path: Path) -> None:
     """An average with a decay near 1 equals the weights of the first step, independent of later steps."""
-    overrides = ("evaluator=[retrieval]", "optimizer.lr=0.01")
+    overrides = (*VIT, "evaluator=[retrieval]", "optimizer.lr=0.01")
     one = Trainer(small(tmp_path / "one", *overrides, "duration=1st", "schedule.warmup=1st")).fit()
     slow = (*overrides, "optimizer.ema_decay=0.9999999", "duration=3st", "schedule=constant", "schedule.warmup=1st")
     averaged = Trainer(small(tmp_path / "averaged", *slow)).fit()
@@ -72,10 +73,10 @@ def test_ema_is_evaluated(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_evaluated_with_or_without_ema(run_dir: Path, trained: object) -> None:
-    command = (sys.executable, "-m", "clipx.evaluate", f"run={run_dir}", "evaluator=[retrieval]")
     found = {}
     for weights in ("auto", "average", "trained"):
-        run(*command, f"weights={weights}")
+        spec = compose(f"run={run_dir}", "evaluator=[retrieval]", f"weights={weights}", config_name="evaluate")
+        evaluate(cast("EvaluateSpec", spec))
         (path,) = run_dir.glob("evaluation-*-step-4.json")
         found[weights] = path.read_text()
     assert found["auto"] == found["average"] != found["trained"]
@@ -94,6 +95,6 @@ def test_enabling_or_disabling_ema_at_resume_is_reported(
 
 
 def test_no_average_is_stored_without_ema(tmp_path: Path) -> None:
-    trainer = Trainer(small(tmp_path / "run"))
+    trainer = Trainer(small(tmp_path / "run", *VIT))
     trainer.close()
     assert not select_prefix("average", trainer.learner.state.capture())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -25,27 +26,23 @@ from clipx.trainer.learner import StepPosition
 SHALLOW = (*VIT, "model.image.options={patch_size:16,embed_dim:64,depth:1,num_heads:2}", "model.text.layers=1")
 RHO = "objective.rho=2.9"
 OBJECTIVES = {
-    **{name: (f"objective={name}",) for name in ("infonce", "openclip", "dcl", "siglip", "fastclip_v0", "fastclip_v1")},
-    **{name: (f"objective={name}", RHO) for name in ("fastclip_v3", "isogclr", "fastclip_v2")},
-    "sogclr": ("objective=sogclr",),
+    **{name: (f"objective={name}",) for name in ("dcl", "siglip", "fastclip_v1")},
+    **{name: (f"objective={name}", RHO) for name in ("isogclr", "fastclip_v2")},
     "neuclip": ("objective=neuclip", RHO, "objective.prototypes=48", "objective.tile=16"),
     "drrho_clip": ("objective=drrho_clip", RHO, "teacher.embeddings=none"),
 }
 OPTIMIZERS = ("adamw", "sgd", "lamb", "lion", "muon")
-FORMATS = ("amp_bf16", "amp_fp16", "bf16", "fp16", "fp64")
+FORMATS = ("amp_bf16", "amp_fp16", "bf16", "fp16")
 CASES = {
     **OBJECTIVES,
-    **{name: (f"optimizer={name}", "optimizer.clip_norm=1") for name in OPTIMIZERS},
     **{name: (f"precision={name}",) for name in FORMATS},
-    "tf32": ("precision=fp32", "precision.tf32=true"),
-    "micro_batches": ("data.micro_batches=2", "precision=amp_bf16"),
     "micro_batches_bf16": ("data.micro_batches=2", "precision=bf16", "objective=fastclip_v3", RHO),
     "average": ("optimizer.ema_decay=0.9", "precision=bf16"),
     "checkpointing": ("model.image.checkpointing=1", "model.text.checkpointing=selective", "precision=amp_bf16"),
     "padded": ("model.text.packed=false",),
     "captions": ("data.captions_per_step=2", "objective.same_caption=mask", "data.micro_batches=2"),
     "siglip_captions": ("objective=siglip", "data.captions_per_step=2", "objective.same_caption=positive"),
-    **{f"skip_{name}": (f"optimizer={name}", "optimizer.non_finite=skip") for name in OPTIMIZERS},
+    **{name: (f"optimizer={name}", "optimizer.clip_norm=1", "optimizer.non_finite=skip") for name in OPTIMIZERS},
 }
 
 
@@ -65,20 +62,7 @@ def step(device: FakeCuda, *overrides: str, steps: int = 2) -> None:
 @pytest.mark.parametrize(
     "case",
     slow_except(
-        CASES,
-        "infonce",
-        "siglip",
-        "fastclip_v2",
-        "fastclip_v3",
-        "neuclip",
-        "drrho_clip",
-        "adamw",
-        "lion",
-        "amp_bf16",
-        "micro_batches",
-        "padded",
-        "captions",
-        "skip_adamw",
+        CASES, *"siglip fastclip_v2 neuclip drrho_clip adamw lion amp_bf16 micro_batches_bf16 padded captions".split()
     ),
 )
 def test_a_step_has_all_tensors_on_the_device(case: str) -> None:
@@ -159,28 +143,18 @@ def test_a_mix_of_devices_raises_an_error() -> None:
         assert (there * torch.tensor(2.0)).device == CUDA  # an argument of the kernel
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.sum().item(),
-        lambda x: bool(x.sum() > 0),
-        lambda x: x.cpu(),
-        lambda x: x.tolist(),
-        lambda x: x[x > 0],
-        lambda x: x.nonzero(),
-        lambda x: torch.equal(x, x),
-        lambda x: x.isfinite().all().item(),
-        lambda x: torch.arange(3).to("cuda"),
-        lambda x: torch.tensor(2.0, device="cuda"),
-        lambda x: torch.ones(3).copy_(x),
+def test_a_host_read_raises_an_error() -> None:
+    reads: list[Callable[[Tensor], object]] = [
+        *(lambda x: x.sum().item(), lambda x: bool(x.sum() > 0), lambda x: x.cpu(), lambda x: x.tolist()),
+        *(lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: torch.equal(x, x), lambda x: torch.arange(3).to("cuda")),
+        *(lambda x: torch.tensor(2.0, device="cuda"), lambda x: torch.ones(3).copy_(x)),
         lambda x: torch.cuda.current_stream().synchronize(),
-    ],
-)
-def test_a_host_read_raises_an_error(read: object) -> None:
+    ]
     with fake_cuda():
         there = torch.ones(3, device="cuda")
-        with pytest.raises(HostRead):
-            read(there)  # type: ignore[operator]
+        for read in reads:
+            with pytest.raises(HostRead):
+                read(there)
 
 
 def test_copies_of_pinned_memory_wait_for_nothing() -> None:
