@@ -18,7 +18,6 @@ from helpers.savers import EventLog, load_tensors, make_writer, run_in_processes
 from helpers.waiting import wait_until
 from safetensors.torch import load_file
 
-from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.tensors import RankRows
 from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
@@ -79,14 +78,6 @@ def test_a_save_waits_for_the_previous_save_and_records_the_wait(
     run.close()
 
 
-def test_closing_waits_for_the_current_save(tmp_path: Path, gate: threading.Event) -> None:
-    run = make_writer(tmp_path)
-    run.save(1, tensors(1), {})
-    threading.Timer(0.1, gate.set).start()
-    run.close()
-    assert load_tensors(tmp_path)["a/n"] == 1
-
-
 def test_background_and_foreground_saves_write_equal_bytes(tmp_path: Path) -> None:
     for background in (True, False):
         run = make_writer(tmp_path / str(background), background=background)
@@ -114,7 +105,8 @@ def test_the_buffer_is_allocated_once(tmp_path: Path) -> None:
 
 
 def test_the_buffer_is_allocated_before_the_first_save(tmp_path: Path) -> None:
-    run = make_writer(tmp_path)
+    written: list[Path] = []
+    run = make_writer(tmp_path, hooks={"on_commit": written.append})
     state = {**tensors(1), "rows": RankRows(torch.ones(5, 2), 0)}
     run.reserve(state)
     assert run._reserved is not None
@@ -125,21 +117,13 @@ def test_the_buffer_is_allocated_before_the_first_save(tmp_path: Path) -> None:
     assert [run._replicated._memory.tensor.data_ptr(), run._sharded._memory.tensor.data_ptr()] == places
     run.close()
     assert load_tensors(tmp_path)["rows"].eq(1).all()
+    assert written == [tmp_path / "step-00000001"]
 
 
 def test_every_dtype_and_shape_is_readable_by_safetensors(tmp_path: Path) -> None:
     x = torch.arange(24.0).view(2, 3, 4)
-    kinds = (
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
-    given = {str(kind): x.to(kind) for kind in kinds}
+    kinds = "float64 float16 bfloat16 int64 int16 int8 uint8 bool".split()
+    given = {kind: x.to(getattr(torch, kind)) for kind in kinds}
     given |= {"0-dim": torch.tensor(3.5), "empty": torch.empty(0, 4), "transposed": x.transpose(0, 2)}
     given |= {"channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)}
     given |= {"tied": x, "tied too": x, "a part": x[:, 1:2], "näme": torch.ones(3, requires_grad=True)}
@@ -151,21 +135,10 @@ def test_every_dtype_and_shape_is_readable_by_safetensors(tmp_path: Path) -> Non
     assert found.keys() == given.keys()
     for name, tensor in given.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
-
-
-def test_an_unsupported_dtype_is_rejected_by_name(tmp_path: Path) -> None:
     run = make_writer(tmp_path)
     with pytest.raises(CheckpointError, match="a/z has dtype torch.complex64, which safetensors does not support"):
         run.save(1, {"a/z": torch.zeros(1, dtype=torch.complex64)}, {})
     run.close()
-
-
-def test_on_commit_is_called_for_each_checkpoint(tmp_path: Path) -> None:
-    written: list[Path] = []
-    run = make_writer(tmp_path, hooks={"on_commit": written.append})
-    run.save(1, tensors(1), {})
-    run.close()
-    assert written == [tmp_path / "step-00000001"]
 
 
 # -------------------------------------------------------------------------------------------------- failed writes
@@ -216,15 +189,6 @@ def test_failed_saves_are_reported_and_several_in_a_row_end_the_run(tmp_path: Pa
         "temporary folders remain"
     )
     assert load_tensors(tmp_path / "run")["a/n"] == 4
-
-
-def test_an_unwritable_folder_fails_the_save(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    run = make_writer(tmp_path / "file" / "checkpoints", max_failures=1)
-    run.save(1, tensors(1), {})
-    with pytest.raises(CheckpointError, match="Not a directory"):
-        run.wait()
-    run.close()
 
 
 @pytest.fixture
@@ -329,7 +293,3 @@ def test_a_rank_killed_during_a_save_leaves_no_checkpoint_and_blocks_no_rank(tmp
     assert code == 9
     assert isinstance(lost, str), lost
     assert steps(tmp_path / "run") == []
-
-
-def test_a_writer_of_one_rank_needs_no_process_group(tmp_path: Path) -> None:
-    assert isinstance(make_writer(tmp_path), AsyncWriter)

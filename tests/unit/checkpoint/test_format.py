@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import random
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.savers import SINGLE_RANK, load_tensors, make_writer, run_in_processes, tensors
+from helpers.savers import load_tensors, make_writer, run_in_processes, tensors
 
-from clipx.checkpoint.format import CheckpointDir, sha256, write_file
+from clipx.checkpoint.format import CheckpointDir, write_file
 from clipx.checkpoint.tensors import RankRows
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
@@ -49,19 +47,6 @@ def test_the_newest_checkpoint_is_loaded(folder: CheckpointDir) -> None:
     assert found.sharded_names() == {"rows"}
 
 
-def test_a_named_step_is_loaded(folder: CheckpointDir) -> None:
-    found = folder.load(20)
-    assert found is not None
-    assert (found.step, found.keep) == (20, True)
-
-
-def test_a_missing_step_is_an_error_that_lists_the_available_steps(folder: CheckpointDir) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"step-00000025 cannot be used: it does not exist; available steps: 30, 20, 10"
-    ):
-        folder.load(25)
-
-
 def test_loading_from_a_missing_folder_returns_none(tmp_path: Path) -> None:
     assert CheckpointDir(tmp_path / "none", pytest.fail).load() is None
 
@@ -91,21 +76,6 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def sign(checkpoint: Path) -> None:
-    """Writes a manifest with valid hashes, as an attacker would."""
-    hashes = {name: sha256(checkpoint / name) for name in FILES[:-1]}
-    (checkpoint / "MANIFEST.json").write_text(json.dumps(hashes))
-
-
-def name(entry: str) -> Callable[[Path], None]:
-    """Returns a function that adds an entry to a manifest."""
-
-    def change(path: Path) -> None:
-        path.write_text(json.dumps({**json.loads(path.read_text()), entry: "0" * 64}))
-
-    return change
-
-
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit flipped": flip,
     "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
@@ -113,26 +83,22 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"}"),
     "missing": Path.unlink,
     "a folder": lambda path: (path.unlink(), path.mkdir()),
-}
-OF_THE_MANIFEST: dict[str, Callable[[Path], object]] = {
-    "something else": lambda path: path.write_text("[]"),
     "no names": lambda path: path.write_text("{}"),
-    "not text": lambda path: path.write_bytes(b"\xff\xfe"),
-    "deep": lambda path: path.write_text('{"a":' * 10_000),
-    "one more file": name("tensors2.safetensors"),
-    "a file elsewhere": name("../step-00000010/state.json"),
-    "an absolute path": name("/etc/passwd"),
-    "the folder above": name(".."),
-    "no name": name(""),
+    "one more file": lambda path: path.write_text(
+        json.dumps({**json.loads(path.read_text()), "b.safetensors": "0" * 64})
+    ),
 }
-CASES = {f"{file}: {what}": (file, do) for file in FILES for what, do in DAMAGES.items()}
-CASES |= {f"{FILES[-1]}: {what}": (FILES[-1], do) for what, do in OF_THE_MANIFEST.items()}
+CASES = [
+    *((file, "a bit flipped") for file in FILES),
+    *(("state.json", damage) for damage in DAMAGES if damage not in ("a bit flipped", "no names", "one more file")),
+    *(("MANIFEST.json", damage) for damage in ("missing", "cut short", "no names", "one more file")),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_damaged_checkpoint_is_reported_renamed_and_skipped(folder: CheckpointDir, case: str) -> None:
-    newest, (file, damage) = folder.folders()[0], CASES[case]
-    damage(newest / file)
+@pytest.mark.parametrize(("file", "damage"), CASES)
+def test_a_damaged_checkpoint_is_reported_renamed_and_skipped(folder: CheckpointDir, file: str, damage: str) -> None:
+    newest = folder.folders()[0]
+    DAMAGES[damage](newest / file)
     found = folder.load()
     assert found is not None
     assert found.step == 20 and found.tensors["a/x"].eq(20).all()
@@ -178,16 +144,13 @@ def _load(comm: Comm, path: Path) -> tuple[int, list[str], float]:
     return found.step, list(messages), found.tensors["a/x"][0].item()
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", FILES[:2])
 def test_ranks_verify_together_and_load_the_same_checkpoint(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
     """The result does not depend on the rank that finds the damage."""
     flip(folder.folders()[0] / file)
     found = run_in_processes(3, tmp_path, _load, folder.path)
     assert [(step, value) for step, _, value in found] == [(20, 20.0)] * 3
     assert [len(messages) for _, messages, _ in found] == [1, 0, 0]
-
-
-# ---------------------------------------------------------------------------------------------------- no pickle
 
 
 def test_no_pickle_is_written(folder: CheckpointDir) -> None:
@@ -201,44 +164,16 @@ def test_no_pickle_is_written(folder: CheckpointDir) -> None:
     }
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_pickle_in_place_of_a_file_is_not_executed(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
-    class Payload:
-        def __reduce__(self) -> object:
-            return (Path.touch, (tmp_path / "executed",))
-
-    newest = folder.folders()[0]
-    (newest / file).write_bytes(pickle.dumps(Payload()))
-    if file != "MANIFEST.json":
-        sign(newest)
-    found = folder.load()
-    assert found is not None and found.step == 20
-    assert isinstance(folder.report, Messages)
-    assert re.search(
-        rf"{file} (is not (a safetensors file|the state) of a checkpoint|cannot be read)", folder.report[0]
-    )
-    assert not (tmp_path / "executed").exists()
-
-
 def test_files_outside_the_manifest_are_not_read(folder: CheckpointDir) -> None:
     """Files that the manifest does not name are ignored."""
     shutil.copy(folder.path / "step-00000010" / FILES[1], folder.folders()[0] / "shard.00002-of-00002.safetensors")
     assert load_tensors(folder.path)["rows"].eq(30).all()
 
 
-def test_copies_of_a_run_do_not_share_checkpoints(folder: CheckpointDir, tmp_path: Path) -> None:
-    shutil.copytree(folder.path, tmp_path / "copy")
-    run = make_writer(tmp_path / "copy", keep_last=1, comm=SINGLE_RANK)
-    run.save(50, tensors(50), {})
-    run.close()
-    assert len(folder.folders()) == 3
-
-
 # ------------------------------------------------------------------------------------------------------- writing
 
 
-@pytest.mark.parametrize("sizes", [(), (0,), (1,), (8, 0, 3), (5, (9 << 20) + 1)])
-@pytest.mark.parametrize("most", [1 << 30, 1 << 20])
+@pytest.mark.parametrize(("sizes", "most"), [((), 1 << 30), ((8, 0, 3), 2), ((5, (9 << 20) + 1), 1 << 20)])
 def test_a_file_has_the_contents_in_turn_and_their_hash(
     sizes: tuple[int, ...], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

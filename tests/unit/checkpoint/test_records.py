@@ -42,7 +42,7 @@ RUN_STATE = {
     "teacher": "digest",
     "config": {"name": "run", "data": {"kind": "shapes"}, "logger": {}},
 }
-MUTANTS = ("null", "-1", "1e400", '"x"', "[]", "{}", "true", "NaN", "9" * 30, "9" * 5000, "[" * 5000, r'"\ud800"')
+MUTANTS = ("null", "-1", "1e400", '"x"', "[]", "{}", "true", "NaN", "9" * 5000, "[" * 5000, r'"\ud800"')
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,6 @@ def test_every_changed_value_is_the_same_state_or_damage(folder: CheckpointDir, 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"score": "x"}, "score is 'x': Input should be a valid number"),
-        ({"score": [0.5]}, r"score is \[0.5\]: Input should be a valid number"),
         ({"keep": 1}, "keep is 1: Input should be a valid boolean"),
         ({"state": {**RUN_STATE, "best": float("nan")}}, "state.best is nan: Input should be a finite number"),
         ({"state": {**RUN_STATE, "non_finite": [0]}}, "state.non_finite.1: Field required"),
@@ -191,8 +189,7 @@ ODD_FILES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD_FILES)
-@pytest.mark.parametrize("file", [MANIFEST, STATE, TENSORS, SHARD])
+@pytest.mark.parametrize(("file", "kind"), [*zip([MANIFEST, STATE, TENSORS, SHARD], ODD_FILES, strict=True)])
 def test_another_kind_of_file_is_damage_on_every_rank_and_never_opened(
     folder: CheckpointDir, file: str, kind: str
 ) -> None:
@@ -205,27 +202,17 @@ def test_another_kind_of_file_is_damage_on_every_rank_and_never_opened(
     assert (found := folder.load()) is not None and found.step == 10
 
 
-@pytest.mark.parametrize("kind", ODD_FILES)
-def test_retention_quarantines_odd_files_of_old_checkpoints(folder: CheckpointDir, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["a named pipe", "deep"])
+def test_retention_quarantines_odd_states_of_old_checkpoints(folder: CheckpointDir, kind: str) -> None:
     """Retention reads the state of old checkpoints without verifying them."""
     path = folder.path / "step-00000010" / STATE
     path.unlink()
-    ODD_FILES[kind](path)
+    ODD_FILES[kind](path) if kind in ODD_FILES else path.write_text("[" * 100_000)
     run = make_writer(folder.path, keep_last=1)
     run.save(30, tensors(30), {})
     run.wait()
     run.close()
     assert {p.name for p in folder.path.iterdir()} == {"step-00000030", "step-00000020", "step-00000010.corrupt"}
-
-
-def test_a_deeply_nested_old_state_does_not_end_the_writer(folder: CheckpointDir) -> None:
-    (folder.path / "step-00000010" / STATE).write_text("[" * 100_000)
-    run = make_writer(folder.path, keep_last=1)
-    for step in (30, 40):
-        run.save(step, tensors(step), {})
-    run.wait()
-    run.close()
-    assert {p.name for p in folder.path.iterdir()} == {"step-00000040", "step-00000020", "step-00000010.corrupt"}
 
 
 def test_a_huge_sparse_manifest_is_not_read(folder: CheckpointDir) -> None:
@@ -283,15 +270,12 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_a_new_run(tmp_path: 
         CheckpointDir(path, pytest.fail).load()
 
 
-@pytest.mark.parametrize("name", ["step-٠٠٠٠٠٠٢٠", "step-000000020", "step-1", "step-" + "9" * 40, "step-00000020\n"])
-def test_only_one_name_is_that_of_a_step(name: str) -> None:
-    assert not is_checkpoint(name) and is_checkpoint("step-00000020") and is_checkpoint("step-100000000")
-
-
-@pytest.mark.parametrize("value", ["step:" + "9" * 400, "step:٣", "step:-1"])
-def test_a_step_to_resume_is_a_plain_number(value: str) -> None:
-    with pytest.raises(ConfigError, match="is not a step: give its number"):
-        Resume.parse(value)
+def test_only_one_name_is_that_of_a_step_and_a_step_to_resume_is_a_plain_number() -> None:
+    for name in ("step-٠٠٠٠٠٠٢٠", "step-000000020", "step-1", "step-" + "9" * 40, "step-00000020\n"):
+        assert not is_checkpoint(name) and is_checkpoint("step-00000020") and is_checkpoint("step-100000000")
+    for value in ("step:" + "9" * 400, "step:٣"):
+        with pytest.raises(ConfigError, match="is not a step: give its number"):
+            Resume.parse(value)
 
 
 # ------------------------------------------------------------------------------------------------ tensor files
@@ -299,10 +283,7 @@ def test_a_step_to_resume_is_a_plain_number(value: str) -> None:
 ROWS = np.zeros((2, 2), np.float32)
 HEADERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "deep": ({"rows": ROWS}, {"rows": "[" * 50_000}),
-    "a list": ({"rows": ROWS}, {"rows": "[1]"}),
-    "infinite": ({"rows": ROWS}, {"rows": '{"rows": 1e400}'}),
     "negative": ({"rows": ROWS}, {"rows": '{"rows": -2}'}),
-    "nested": ({"rows": ROWS}, {"rows": '{"rows": {"rows": 0}}'}),
     "rows of a number": ({"rows": np.array(1.0, np.float32)}, {"rows": '{"rows": 0}'}),
     "a gap before": ({"rows": ROWS}, {"rows": '{"rows": 1}'}),
     "twice": ({"rows": ROWS, "a/x": ROWS}, {"rows": '{"rows": 0}'}),
@@ -318,9 +299,7 @@ def test_a_header_that_does_not_fit_is_damage(folder: CheckpointDir, case: str) 
     assert found.tensors["rows"].shape == (4, 2)
 
 
-@pytest.mark.parametrize(
-    ("other", "start"), [(np.zeros((2, 3), np.float32), 4), (np.zeros((2, 2)), 4), (ROWS, 5), (ROWS, 3)]
-)
+@pytest.mark.parametrize(("other", "start"), [(np.zeros((2, 3), np.float32), 4), (np.zeros((2, 2)), 4), (ROWS, 3)])
 def test_parts_that_do_not_fit_together_are_damage(folder: CheckpointDir, other: Any, start: int) -> None:
     save_file(
         {"rows": other}, newest(folder) / "shard.00002-of-00002.safetensors", {"rows": json.dumps({"rows": start})}
@@ -338,8 +317,8 @@ def header(entries: dict[str, Any], data: int) -> bytes:
     return len(text).to_bytes(8, "little") + text + bytes(data)
 
 
-def entry(shape: list[int], offsets: list[int], dtype: str = "F32") -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+def entry(shape: list[int], offsets: list[int]) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": offsets}
 
 
 @pytest.mark.parametrize(
@@ -347,15 +326,10 @@ def entry(shape: list[int], offsets: list[int], dtype: str = "F32") -> dict[str,
     [
         header({"a": entry([2], [0, 8]), "b": entry([2], [4, 12])}, 12),
         header({"a": entry([2], [0, 8])}, 4),
-        header({"a": entry([2], [0, 8])}, 80),
-        header({"a": entry([2], [8, 0])}, 8),
         header({"a": entry([2**62, 2**62], [0, 8])}, 8),
-        header({"a": entry([-2], [0, 8])}, 8),
-        header({"a": entry([2], [0, 8], "F99")}, 8),
-        header({"a": {"a": [[]]}}, 8),
         (2**63).to_bytes(8, "little"),
     ],
-    ids=["overlap", "beyond the end", "unused", "reversed", "overflow", "negative", "format", "nested", "length"],
+    ids=["overlap", "beyond the end", "overflow", "length"],
 )
 def test_offsets_that_do_not_fit_the_file_are_damage(folder: CheckpointDir, content: bytes) -> None:
     (newest(folder) / TENSORS).write_bytes(content)

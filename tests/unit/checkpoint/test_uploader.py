@@ -29,7 +29,7 @@ from clipx.checkpoint.uploader import Uploader
 from clipx.storage.remote import StorageFolder
 
 
-@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_a_step_saved_again_replaces_its_upload(run_dir: Path, url: str, tmp_path: Path) -> None:
     upload(run_dir, url, save(run_dir, 10, shards=3))
     folder = save(run_dir, 10, b"other", shards=1)
@@ -79,7 +79,7 @@ def test_finish_uploads_the_final_versions_of_small_files(run_dir: Path, local_u
 # -------------------------------------------------------------------------------------------------------- retention
 
 
-@pytest.mark.parametrize("url", ["file", "s3"], indirect=True)
+@pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_the_retention_policy_applies_at_the_url(run_dir: Path, url: str) -> None:
     with closing(
         Uploader(run_dir, url, UploadEvents(), keep=functools.partial(steps_to_keep, keep_last=2))
@@ -94,13 +94,6 @@ def test_the_retention_policy_applies_at_the_url(run_dir: Path, url: str) -> Non
     assert {name.split("/")[1] for name in StorageFolder(url).files("checkpoints")} == {
         f"step-000000{k}0" for k in (1, 3, 4)
     }
-
-
-def test_a_new_process_applies_the_policy_to_existing_uploads(run_dir: Path, local_url: str) -> None:
-    upload(run_dir, local_url, save(run_dir, 10, keep=True), save(run_dir, 20), save(run_dir, 30))
-    shutil.rmtree(run_dir / "checkpoints")
-    upload(run_dir, local_url, save(run_dir, 40), keep=functools.partial(steps_to_keep, keep_last=1))
-    assert steps(local_url) == [40, 10]
 
 
 def test_after_an_outage_only_retained_checkpoints_are_uploaded(run_dir: Path, local_url: str, tmp_path: Path) -> None:
@@ -184,7 +177,7 @@ def test_abandoned_multipart_uploads_are_aborted(
         ("status", 400),
         *(
             pytest.param(mode, amount, marks=pytest.mark.slow)
-            for mode, amount in [("hang", 0), ("cut", 100), ("status", 503), ("some", 3)]
+            for mode, amount in [("hang", 0), ("status", 503), ("some", 3)]
         ),
     ],
 )
@@ -218,24 +211,15 @@ def test_an_outage_only_delays_uploads(
     assert found is not None and same_files(found, folder)
 
 
-@pytest.mark.parametrize("mode", slow_except(["down", "hang"], "down"))
 def test_an_upload_interrupted_within_a_file_is_restarted(
-    run_dir: Path,
-    own_bucket: str,
-    proxy: FaultyProxy,
-    endpoint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    mode: str,
+    run_dir: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
-    if mode == "hang":  # a part makes progress when it is complete, after at least 1.6 s
-        monkeypatch.setattr("clipx.storage.remote._STALL_S", 10.0)
     folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), UploadEvents()
     proxy.set("slow", 0.02)  # per 64 KiB
     with closing(Uploader(run_dir, own_bucket, events)) as uploader:
         wait_until(lambda: bool(admin(endpoint).list_multipart_uploads(own_bucket.removeprefix("s3://"))))
-        proxy.set(mode)
+        proxy.set("down")
         events.wait_for("upload_failed")
         assert manifests_at(endpoint, own_bucket) == []
         proxy.set("up")
@@ -261,28 +245,6 @@ def test_a_checkpoint_deleted_before_its_upload_is_skipped(run_dir: Path, own_bu
         proxy.set("up")
         assert uploader.finish(600)
     assert steps(own_bucket) == [10]
-
-
-def test_finish_returns_false_after_its_timeout(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
-    proxy.set("hang")
-    uploader = Uploader(run_dir, own_bucket, UploadEvents())
-    uploader.submit(save(run_dir, 10))
-    start = time.monotonic()
-    assert not uploader.finish(0.7), "without a limit it would wait for ever"
-    assert time.monotonic() - start > 0.6
-    uploader.close()
-    uploader._thread.join(600)
-    assert not uploader._thread.is_alive()
-
-
-def test_a_failed_event_does_not_stop_uploads(run_dir: Path, local_url: str) -> None:
-    def event(kind: str, **facts: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    with closing(Uploader(run_dir, local_url, event)) as uploader:
-        uploader.submit(save(run_dir, 10))
-        assert uploader.finish(600)
-    assert steps(local_url) == [10]
 
 
 class Disturbed(LocalFileSystem):  # type: ignore[misc]
@@ -328,6 +290,7 @@ def test_a_checkpoint_replaced_during_its_upload_is_uploaded_again(
 
 # ------------------------------------------------------------------------------------------------------- processes
 
+Start = Callable[[str], subprocess.Popen[str]]
 UPLOAD = """
 import sys, time
 from pathlib import Path
@@ -339,7 +302,7 @@ exec(sys.argv[3])
 
 
 @pytest.fixture
-def process(run_dir: Path, own_bucket: str) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+def process(run_dir: Path, own_bucket: str) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def start(then: str) -> subprocess.Popen[str]:
@@ -355,12 +318,7 @@ def process(run_dir: Path, own_bucket: str) -> Iterator[Callable[[str], subproce
 
 @pytest.mark.slow
 def test_a_kill_between_files_leaves_no_listed_checkpoint(
-    run_dir: Path,
-    own_bucket: str,
-    endpoint: str,
-    proxy: FaultyProxy,
-    process: Callable[[str], subprocess.Popen[str]],
-    tmp_path: Path,
+    run_dir: Path, own_bucket: str, endpoint: str, proxy: FaultyProxy, process: Start, tmp_path: Path
 ) -> None:
     first = save(run_dir, 10)
     upload(run_dir, own_bucket)
@@ -381,22 +339,21 @@ def test_a_kill_between_files_leaves_no_listed_checkpoint(
     assert found is not None and same_files(found, folder)
 
 
-@pytest.mark.parametrize("then", ["time.sleep(1)", "time.sleep(1); raise RuntimeError('by the training')"])
 @pytest.mark.parametrize("mode", slow_except(["hang", "down"], "down"))
 def test_a_process_exits_immediately_during_an_outage(
-    run_dir: Path, proxy: FaultyProxy, process: Callable[[str], subprocess.Popen[str]], then: str, mode: str
+    run_dir: Path, proxy: FaultyProxy, process: Start, mode: str
 ) -> None:
     save(run_dir, 10, bytes(4 << 20))
     proxy.set(mode)
-    uploader = process(then)
+    uploader = process("time.sleep(1); raise RuntimeError('by the training')")
     assert uploader.stdout is not None
     while uploader.stdout.readline() != "begun\n":
         assert uploader.poll() is None
     said, _ = uploader.communicate(timeout=600)  # without a limit it would wait for ever
-    assert uploader.returncode == ("raise" in then), said
+    assert uploader.returncode == 1, said
 
 
-@pytest.mark.parametrize("damage", ["missing", "a manifest of another type", "a file outside"])
+@pytest.mark.parametrize("damage", ["missing", "a file outside"])
 def test_a_damaged_checkpoint_of_an_earlier_process_is_skipped_and_blocks_nothing(
     run_dir: Path, local_url: str, damage: str
 ) -> None:
@@ -407,8 +364,7 @@ def test_a_damaged_checkpoint_of_an_earlier_process_is_skipped_and_blocks_nothin
     if damage == "missing":
         (damaged / TENSORS).unlink()
     else:
-        name = "../../../outside"
-        (damaged / MANIFEST).write_text("[]" if damage == "a manifest of another type" else f'{{"{name}": "x"}}')
+        (damaged / MANIFEST).write_text('{"../../../outside": "x"}')
     events = upload(run_dir, local_url)
     assert steps(local_url) == [20] and events.of("upload_skipped") == ["step-00000010"]
     assert not [p for p in run_dir.parent.rglob("outside") if p.parent != run_dir.parent]

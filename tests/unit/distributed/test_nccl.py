@@ -27,13 +27,10 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
     ("spec", "device", "version", "before", "after"),
     [
         (DdpSpec(), CUDA, "2.15.0+cu130", None, "0"),
-        (DdpSpec(backend="nccl"), CUDA, "2.15.1", None, "0"),
         (DdpSpec(backend="cpu:gloo,cuda:nccl"), CUDA, "2.15.0", None, "0"),
         (DdpSpec(), CUDA, "2.15.0", "1", "1"),
         (DdpSpec(), CUDA, "2.14.1", None, None),
-        (DdpSpec(), CUDA, "2.16.0", None, None),
         (DdpSpec(), CPU, "2.15.0", None, None),
-        (DdpSpec(backend="nccl-legacy"), CUDA, "2.15.0", None, None),
         (DdpSpec(backend="gloo"), CUDA, "2.15.0", None, None),
         (FsdpSpec(), CUDA, "2.15.0", None, None),
     ],

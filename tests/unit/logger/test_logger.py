@@ -22,14 +22,6 @@ def row(step: int) -> dict[str, float]:
     return {"step": step, "samples": step * 10, "epoch": 0.1, "seconds": 1.0, "train/loss": 1 / step}
 
 
-def test_logged_rows_are_read_back(tmp_path: Path) -> None:
-    sink = Jsonl(tmp_path / "metrics.jsonl", 0)
-    for step in (1, 2):
-        sink.log(row(step))
-    sink.close()
-    assert read_rows(tmp_path / "metrics.jsonl") == [row(1), row(2)]
-
-
 def test_a_resumed_run_drops_rows_after_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(row(step)) + "\n" for step in (1, 2, 3, 4)))
@@ -37,12 +29,6 @@ def test_a_resumed_run_drops_rows_after_its_step(tmp_path: Path) -> None:
     sink.log(row(3))
     sink.close()
     assert [r["step"] for r in read_rows(path)] == [1, 2, 3]
-
-
-def test_a_truncated_last_line_is_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(row(1)) + '\n{"step": 2, "sam')
-    assert read_rows(path) == [row(1)]
 
 
 def test_an_incomplete_line_loses_no_other_object(tmp_path: Path) -> None:
@@ -117,13 +103,8 @@ def test_a_failing_sink_does_not_affect_the_others(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("logged") / "run"
-    loggers = (
-        "logger=[tensorboard,wandb]",
-        "logger.wandb.mode=offline",
-        "evaluator=[retrieval]",
-        "checkpoint.every=2st",
-    )
-    Trainer(small(path, *loggers)).fit()
+    loggers = ("logger=[tensorboard,wandb]", "logger.wandb.mode=offline", "evaluator=[retrieval]")
+    Trainer(small(path, *VIT, *loggers)).fit()
     return path
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.documentation import blocks
-from helpers.runs import SMALL, VIT, compose, events, rows, run, torchrun
+from helpers.runs import SMALL, VIT, events, rows, run, torchrun
 
 from clipx.config.typed import last_of_each
 from clipx.errors import ConfigError
@@ -60,12 +60,14 @@ def test_trackio_contains_rows_and_configuration_and_a_resumed_run_continues(
     import trackio
 
     spec = TrackioSpec(project="resumed")
-    log(spec.build(tmp_path, "mine", CONFIG, 0), row(1), row(2), row(2, **{"eval/a@1": 0.5}), row(3))
+    infinite = row(2, **{"eval/a@1": 0.5, "b": math.nan, "c": -math.inf})
+    log(spec.build(tmp_path, "mine", CONFIG, 0), row(1), row(2), infinite, row(3))
     log(spec.build(tmp_path, "mine", {**CONFIG, "notes": ""}, 2), row(3), row(3, **{"eval/a@1": 0.25}), row(4))
     ((name, stored),) = trackio_runs("resumed").items()
     assert name == "mine"
     assert [r["train/loss"] for r in stored if "train/loss" in r] == [1, 0.5, 1 / 3, 0.25]
     assert [(r["step"], r["eval/a@1"]) for r in stored if "eval/a@1" in r] == [(2, 0.5), (3, 0.25)]
+    assert [(math.isnan(r["b"]), r["c"]) for r in stored if "b" in r] == [(True, -math.inf)]
     (found,) = trackio.Api().runs("resumed")
     assert found.config is not None and found.config["model.name"] == "tiny" and found.config["model.size"] == [1, 2]
     assert capsys.readouterr().out == ""
@@ -91,12 +93,6 @@ def test_a_new_run_with_a_used_name_gets_a_number(tmp_path: Path) -> None:
     assert sorted(trackio_runs("numbered")) == ["mine", "mine-2"]
 
 
-def test_trackio_stores_values_that_are_not_finite(tmp_path: Path) -> None:
-    log(TrackioSpec(project="infinite").build(tmp_path, "mine", {}, 0), row(1, a=math.nan, b=math.inf, c=-math.inf))
-    (stored,) = trackio_runs("infinite")["mine"]
-    assert math.isnan(stored["a"]) and (stored["b"], stored["c"]) == (math.inf, -math.inf)
-
-
 def test_rows_that_trackio_drops_are_reported(tmp_path: Path) -> None:
     from trackio.utils import TRACKIO_DIR as database
 
@@ -111,16 +107,20 @@ def test_rows_that_trackio_drops_are_reported(tmp_path: Path) -> None:
     assert event["logger"] == "trackio" and "trackio failed to log metrics" in event["message"]
 
 
-@pytest.mark.parametrize("variable", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
-def test_trackio_sends_nothing_to_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
-    monkeypatch.setenv(variable, "org/space")
-    with pytest.raises(ConfigError, match=f"{variable} names a server: unset it"):
-        TrackioSpec().build(tmp_path, "mine", {}, 0)
-
-
-def test_a_project_that_trackio_refuses_is_an_error_of_one_line(tmp_path: Path) -> None:
+def test_a_server_a_refused_project_and_a_missing_package_are_errors_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"logger=\[mlflow\] needs the package no_such: pip install 'clipx\[mlflow\]'"
+    ):
+        require_package("no_such", "mlflow")
     with pytest.raises(ConfigError, match="logger.trackio.project=registry-x is refused by trackio"):
         TrackioSpec(project="registry-x").build(tmp_path, "mine", {}, 0)
+    for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.setenv(variable, "org/space")
+        with pytest.raises(ConfigError, match=f"{variable} names a server: unset it"):
+            TrackioSpec().build(tmp_path, "mine", {}, 0)
+        monkeypatch.delenv(variable)
 
 
 @pytest.mark.slow
@@ -163,18 +163,6 @@ except Exception:
 # ------------------------------------------------------------------------------------------------------------ MLflow
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("train/loss", "train/loss"),
-        ("eval/retrieval/text_to_image/recall@10", "eval/retrieval/text_to_image/recall_at_10"),
-        ("eval/zeroshot/größe (x)", "eval/zeroshot/gr__e _x_"),
-    ],
-)
-def test_names_in_mlflow(name: str, expected: str) -> None:
-    assert mlflow_name(name) == expected
-
-
 @pytest.mark.slow  # 10 s: MLflow creates its tables
 def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_path: Path) -> None:
     spec = MlflowSpec(tags={"group": "vision"})
@@ -186,6 +174,7 @@ def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_
     assert found.data.params == {"model.name": "tiny", "model.size": "[1, 2]", "notes": "x" * 6000}
     assert found.data.tags["group"] == "vision"
     assert {k: v for k, v in found.data.tags.items() if "resumed" in k} == {"resumed/model.name": "vit"}
+    assert mlflow_name("eval/zeroshot/größe (x)") == "eval/zeroshot/gr__e _x_"
     history = {
         name: client.get_metric_history(found.info.run_id, name) for name in ("train/loss", "a", "b", "eval/a_at_1")
     }
@@ -197,24 +186,6 @@ def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_
         ConfigError, match=r"tracking_uri=null cannot continue the run named in .*mlflow_id .*remove the file"
     ):
         spec.build(tmp_path, "mine", CONFIG, 4)
-
-
-def test_an_invalid_option_of_a_tracker_is_an_error_of_one_line() -> None:
-    uri = "http://user:secret@host:5000"
-    with pytest.raises(ConfigError, match="logger.mlflow.tracking_uri=.* was given with a password"):
-        compose("logger=[mlflow]", f"logger.mlflow.tracking_uri={uri}")
-    for word in ("logger.mlflow.experiment=", "logger.mlflow.tracking_uri="):
-        with pytest.raises(ConfigError, match=f"{word} is empty"):
-            compose("logger=[mlflow]", f"{word}''")
-    with pytest.raises(ConfigError, match="logger.trackio.project= is empty"):
-        compose("logger=[trackio]", "logger.trackio.project=''")
-
-
-def test_a_missing_package_is_an_error_with_the_command_that_installs_it() -> None:
-    with pytest.raises(
-        ConfigError, match=r"logger=\[mlflow\] needs the package no_such: pip install 'clipx\[mlflow\]'"
-    ):
-        require_package("no_such", "mlflow")
 
 
 # -------------------------------------------------------------------------------------------------------------- runs

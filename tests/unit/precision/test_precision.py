@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.cases import slow_except
 from helpers.objective_cases import read
 from helpers.runs import VIT, compose, events, interrupt, rows, small, step_losses, tensors, untimed_rows
 from torch import Tensor, nn
@@ -78,23 +79,6 @@ def test_weights_products_and_embeddings_have_the_stated_types(
     assert torch.allclose(norms, torch.ones_like(norms), atol=1e-12 if embeddings == torch.float64 else 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("spec", "least", "most"),
-    [
-        (Fp32Spec(), 0, 1e-5),
-        (AmpFp16Spec(), 1e-5, 0.01),
-        (Fp16Spec(), 1e-5, 0.01),
-        (AmpBf16Spec(), 1e-4, 0.1),
-        (Bf16Spec(), 1e-4, 0.1),
-    ],
-)
-def test_formats_differ_from_float64_only_by_rounding(spec: PrecisionSpec, least: float, most: float) -> None:
-    _, exact, _ = embed_batch(Fp64Spec().build(CPU))
-    _, image_BD, _ = embed_batch(spec.build(CPU))
-    error = (image_BD.double() - exact).abs().max().item()
-    assert least < error < most
-
-
 def test_fp32_disables_tf32() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     Fp32Spec().build(CPU)
@@ -139,7 +123,6 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         (("amp_bf16",), 0.01),
         (("amp_fp16",), 0.002),
         (("bf16",), 0.01),
-        pytest.param(("bf16", "precision.master_weights=false"), 0.1, marks=pytest.mark.slow),
         pytest.param(("fp16",), 0.002, marks=pytest.mark.slow),
         pytest.param(("fp16", "precision.master_weights=false"), 0.1, marks=pytest.mark.slow),
         (("float8", "precision.emulate=true", "precision.min_width=16"), 0.05),
@@ -159,16 +142,9 @@ def test_the_loss_curve_stays_close_to_float32(
 
 # State that a skipped step must not change: BatchNorm, dropout, u of each sample, the weight average.
 STATEFUL = (
-    "precision=amp_fp16",
-    "objective=fastclip_v3",
-    "objective.rho=1",
-    "optimizer.ema_decay=0.5",
-    "optimizer.clip_norm=0.5",
-    "+model.image.options={drop_path_rate:0.3}",
-    "model.image.size=16",
-    "data.micro_batches=2",
-    "data.batch_size=8",
-    "checkpoint=none",
+    *("precision=amp_fp16", "objective=fastclip_v3", "objective.rho=1", "optimizer.ema_decay=0.5"),
+    *("optimizer.clip_norm=0.5", "+model.image.options={drop_path_rate:0.3}", "model.image.size=16"),
+    *("data.micro_batches=2", "data.batch_size=8", "checkpoint=none"),
 )
 
 
@@ -202,10 +178,8 @@ def test_a_skipped_step_leaves_the_state_unchanged(tmp_path: Path) -> None:
         read(fits.learner.objective, 256).nan_to_num(), read(overflows.learner.objective, 256).nan_to_num()
     )
     told = [untimed_rows(tmp_path / name) for name in ("fits", "overflows")]
-    assert [row["train/skipped_steps"] for row in (told[0][-1], told[1][-1])] == [
-        0,
-        overflows.learner.loss_scale.skipped,
-    ]
+    skipped = overflows.learner.loss_scale.skipped
+    assert [row["train/skipped_steps"] for row in (told[0][-1], told[1][-1])] == [0, skipped]
     for row in (*told[0], *told[1]):
         del row["train/skipped_steps"], row["train/loss_scale"]
     assert told[0] == told[1]  # the learning rate, the norm before clipping, the samples seen
@@ -223,11 +197,8 @@ def test_the_loss_scale_resumes_exactly(tmp_path: Path) -> None:
     whole = train_small(tmp_path / "whole", *growing)
     interrupt(Trainer(small(tmp_path / "parts", *VIT, *growing)), 2)
     again = train_small(tmp_path / "parts", *growing, "resume=auto")
-    assert (
-        again.learner.loss_scale.state()
-        == whole.learner.loss_scale.state()
-        == {"scale": 2048.0, "steps": 1, "skipped": 0}
-    )
+    assert again.learner.loss_scale.state() == {"scale": 2048.0, "steps": 1, "skipped": 0}
+    assert again.learner.loss_scale.state() == whole.learner.loss_scale.state()
     assert differing_names(weights(again), weights(whole)) == []
 
 
@@ -236,15 +207,14 @@ def test_a_gradient_that_overflows_at_every_scale_raises_the_non_finite_error(tm
     trainer.learner.model.text.projection.weight.register_hook(lambda gradient: gradient * math.inf)
     with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower optimizer.lr"):
         trainer.fit()
-    assert (
-        trainer.learner.loss_scale.skipped == 3
-    )  # at scales 8, 4 and 2; at scale 1 the loss scale cannot be the cause
+    # at scales 8, 4 and 2; at scale 1 the loss scale cannot be the cause
+    assert trainer.learner.loss_scale.skipped == 3
 
 
 # ------------------------------------------------------------------------------------------------- master weights
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", slow_except(["bf16", "fp16"], "bf16"))
 def test_checkpoints_hold_master_weights_and_resume_in_any_format(precision: str, tmp_path: Path) -> None:
     trainer = train_small(tmp_path / "run", f"precision={precision}", "duration=2st")
     narrow = trainer.learner.precision.dtype
@@ -269,12 +239,8 @@ def test_checkpoints_hold_master_weights_and_resume_in_any_format(precision: str
 
 def test_small_updates_accumulate_only_with_master_weights(tmp_path: Path) -> None:
     tiny = (
-        "precision=bf16",
-        "optimizer.lr=1e-7",
-        "optimizer.weight_decay=0",
-        "schedule=constant",
-        "schedule.warmup=0st",
-        "checkpoint=none",
+        *("precision=bf16", "optimizer.lr=1e-7", "optimizer.weight_decay=0"),
+        *("schedule=constant", "schedule.warmup=0st", "checkpoint=none"),
     )
     found = []
     for masters in ("true", "false"):
@@ -288,22 +254,18 @@ def test_small_updates_accumulate_only_with_master_weights(tmp_path: Path) -> No
 
 def test_batch_norm_stays_in_float32_and_shares_its_statistics(tmp_path: Path) -> None:
     """Model, optimizer copy and checkpoint of the default image tower share the BatchNorm statistics."""
-    short = ("precision=bf16", "checkpoint.every=1st", "optimizer.ema_decay=0.9")
+    short = ("precision=bf16", "checkpoint.every=1st", "optimizer.ema_decay=0.9", "data.batch_size=8")
     trainer = Trainer(small(tmp_path / "run", *short, "duration=2st"))
     norms = [m for m in trainer.learner.model.modules() if isinstance(m, nn.BatchNorm2d)]
     assert norms and {t.dtype for m in norms for t in (m.weight, m.running_var)} == {torch.float32}
     trainer.fit()
-    moved = [
-        name
-        for name, buffer in trainer.learner.weights.named_buffers()
-        if "running_mean" in name and buffer.abs().sum() > 0
-    ]
+    buffers = trainer.learner.weights.named_buffers()
+    moved = [name for name, buffer in buffers if "running_mean" in name and buffer.abs().sum() > 0]
     assert len(moved) == len(norms)
     saved = tensors(tmp_path / "run", 2)
     assert all(torch.equal(saved[f"model/{name}"], trainer.learner.model.get_buffer(name)) for name in moved)
-    assert trainer.learner.average is not None and {p.dtype for p in trainer.learner.average.model.parameters()} == {
-        torch.float32
-    }
+    assert trainer.learner.average is not None
+    assert {p.dtype for p in trainer.learner.average.model.parameters()} == {torch.float32}
 
 
 def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) -> None:
@@ -364,35 +326,29 @@ def test_the_startup_summary_lists_the_converted_layers(tmp_path: Path) -> None:
 
 def test_a_model_without_layers_to_convert_raises_an_error() -> None:
     with pytest.raises(
-        ConfigError,
-        match=r"^precision=float8 and int8 have no effect on this model: .* precision\.min_width=1024, .*: use amp_bf16, or",
+        ConfigError, match=r"^precision=float8 and int8 have no effect on this model: .*min_width=1024,"
     ):
         Float8Spec(emulate=True).convert({"block": nn.Linear(768, 3072)})
     with pytest.raises(ConfigError, match="no linear layer of a block"):
         Float8Spec(emulate=True, min_width=16).convert({"block": nn.Linear(16, 36)})
-    with pytest.raises(ConfigError, match=r"precision\.min_width=8 must be at least 16"):
-        Int8Spec(min_width=8)
-
-
-def test_a_missing_torchao_raises_an_error_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=r"^precision=int8 needs torchao, .*: pip install 'clipx\[quantized\]', or use"
-    ):
-        Int8Spec().build(CPU)
 
 
 @pytest.mark.parametrize(("spec", "least"), [(Float8Spec(), "8.9"), (Int8Spec(), "8.0")], ids=["float8", "int8"])
-def test_a_device_without_support_raises_an_error(
+def test_a_device_or_a_package_without_support_raises_an_error(
     spec: PrecisionSpec, least: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        ConfigError, match=rf"needs an NVIDIA device of compute capability {least}, not cpu: use amp_bf16, or"
+        ConfigError, match=rf"needs an NVIDIA device of compute capability {least}, not cpu: use amp_bf16"
     ):
         spec.build(CPU)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Tesla T4")
     with pytest.raises(
-        ConfigError, match=rf"^precision={spec.kind} needs compute capability {least}, and Tesla T4 has 7\.5: use"
+        ConfigError, match=rf"^precision={spec.kind} needs compute capability {least}, and Tesla T4 has 7"
     ):
         spec.build(torch.device("cuda"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=rf"^precision={spec.kind} needs torchao, .*: pip install 'clipx\[quantized\]'"
+    ):
+        spec.build(CPU)

@@ -101,11 +101,6 @@ def test_a_device_without_virtual_memory_management_gets_the_default_allocator(
     assert allocator == ["expandable_segments:True", "expandable_segments:False"]
 
 
-def test_torch_accepts_the_allocator_setting() -> None:
-    backends.set_allocator("expandable_segments:True")
-    backends.set_allocator("expandable_segments:False")
-
-
 def test_a_deterministic_run_needs_the_workspace_of_cublas_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     prepare_backends(False)
@@ -118,10 +113,9 @@ def test_a_deterministic_run_needs_the_workspace_of_cublas_before_cuda_starts(mo
         prepare_backends(True)
 
 
-@pytest.mark.parametrize("packed", ["true", "false"])
-def test_a_deterministic_run_on_the_cpu_equals_an_ordinary_one(packed: str, tmp_path: Path) -> None:
+def test_a_deterministic_run_on_the_cpu_equals_an_ordinary_one(tmp_path: Path) -> None:
     """All operations of a step and of an evaluation have a deterministic algorithm, else they raise."""
-    chosen = (*VIT, f"model.text.packed={packed}", "evaluator=[zeroshot,retrieval]", "checkpoint=none")
+    chosen = (*VIT, "duration=2st", "evaluator=[zeroshot,retrieval]", "checkpoint=none")
     for name in ("false", "true"):
         trainer = Trainer(small(tmp_path / name, *chosen, f"deterministic={name}"))
         trainer.fit()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.runs import SMALL, VIT, events, small, torchrun
 
-from clipx.trainer.profiler import breakdown, union
+from clipx.trainer.profiler import breakdown
 from clipx.trainer.trainer import Trainer
 
 PARTS = ("computation_ms", "communication_ms", "overlap_ms", "other_ms")
@@ -56,10 +56,6 @@ def test_kernels_are_classified_by_name_and_clipped_to_the_steps() -> None:
     assert found == pytest.approx(
         {"step_ms": 1.0, "computation_ms": 0.35, "communication_ms": 0.2, "overlap_ms": 0.05, "other_ms": 0.4}
     )
-
-
-def test_touching_spans_are_merged() -> None:
-    assert union([(5, 6), (0, 2), (1, 3), (3, 4), (7, 7)]) == [(0, 4), (5, 6)]
 
 
 def test_a_run_that_ends_within_the_profiled_steps_leaves_no_trace(tmp_path: Path) -> None:

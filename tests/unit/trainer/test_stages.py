@@ -32,13 +32,6 @@ def plan(stages: str, *overrides: str, total: int = 1000, epoch: int = 500) -> S
 # -------------------------------------------------------------------------------------------- plan of stages
 
 
-def test_a_run_without_stages_has_only_whole_steps() -> None:
-    alone = plan("[]", total=1005)
-    assert (alone.total, alone.steps(alone.total), alone.varying) == (1000, 100, Varying())
-    assert list(alone.remaining(990)) == [(alone.stages[0], range(990, 1000))]
-    assert alone.row(0) == {}
-
-
 def test_stages_cover_all_samples_with_ends_rounded_up_to_whole_steps() -> None:
     made = plan("[{until:33.3%,batch_size:40,image_size:96},{until:1ep,lr_scale:0.5},{batch_size:64}]")
     assert [(stage.start, stage.end) for stage in made.stages] == [(0, 360), (360, 500), (500, 948)]
@@ -51,17 +44,14 @@ def test_stages_cover_all_samples_with_ends_rounded_up_to_whole_steps() -> None:
 
 
 def test_rate_size_and_patch_dropout_follow_the_stage() -> None:
+    whole = plan("[{until:50%,image_size:96},{}]", "model.patch_dropout=0.5", "model.patch_dropout_final=10%")
+    assert [whole.patch_dropout(seen) for seen in (0, 500, 890, 900)] == [0.5, 0.5, 0.5, 0]
     made = plan("[{until:50%,image_size:96,lr_scale:0.5,patch_dropout:0.6},{until:80%,patch_dropout:0.3},{}]")
     rate = made.scaled(lambda seen: 2.0)
     assert [rate(seen) for seen in (0, 490, 500, 990)] == [1, 1, 2, 2]
     assert [made.patch_dropout(seen) for seen in (490, 500, 800, 1000)] == [0.6, 0.3, 0, 0]
     assert made.varying == Varying(patch_dropout=True, sizes=(96,))
     assert made.row(500) == {"train/image_size": 224, "train/batch_size": 10, "train/patch_dropout": 0.3}
-
-
-def test_a_schedule_of_patch_dropout_can_span_all_stages() -> None:
-    made = plan("[{until:50%,image_size:96},{}]", "model.patch_dropout=0.5", "model.patch_dropout_final=10%")
-    assert [made.patch_dropout(seen) for seen in (0, 500, 890, 900)] == [0.5, 0.5, 0.5, 0]
 
 
 def test_stages_that_do_not_fit_data_or_ranks_are_rejected_before_training() -> None:
@@ -89,13 +79,8 @@ def test_an_unsupported_image_size_is_rejected_by_tower_name(name: str, size: in
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        ("vit_base_patch32_clip_224", 96),
-        ("eva02_tiny_patch14_224", 112),
-        pytest.param("resnet50_clip", 160, marks=pytest.mark.slow),
-        pytest.param("convnext_tiny", 100, marks=pytest.mark.slow),
-    ],
-)
+    [("eva02_tiny_patch14_224", 112), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("resnet50_clip", 160), ("convnext_tiny", 100)))],
+)  # fmt: skip
 def test_towers_for_several_image_sizes_have_the_same_weights(name: str, size: int) -> None:
     both, alone = tower(name, 224, size), tower(name, 224)
     assert both(torch.empty(1, 3, size, size, device="meta")).shape == (1, 16)
@@ -180,7 +165,7 @@ def test_the_rate_is_the_schedule_by_samples_times_the_stages_scale(uninterrupte
     assert [row["train/lr"] for row in rows(run_dir) if "train/loss" in row] == expected
 
 
-@pytest.mark.parametrize("step", slow_except([2, 4, 8], 4))
+@pytest.mark.parametrize("step", slow_except([2, 4], 4))
 def test_a_run_resumes_in_any_stage_bit_for_bit(tmp_path: Path, uninterrupted: tuple[Path, Watched], step: int) -> None:
     run_dir = tmp_path / "resumed"
     shutil.copytree(uninterrupted[0], run_dir)

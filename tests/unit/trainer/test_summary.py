@@ -52,18 +52,15 @@ def test_batchnorm_is_not_reported_where_the_split_has_no_effect(overrides: tupl
     assert line(*overrides, ranks=ranks) is None
 
 
-def test_the_start_of_a_run_reports_what_auto_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_start_of_a_run_reports_what_auto_chose_and_batchnorm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("clipx.data.spec.cores", lambda: 8)
-    trainer = Trainer(small(tmp_path, "compile.towers=auto", "data.workers=auto"))
+    trainer = Trainer(small(tmp_path, MICRO, "compile.towers=auto", "data.workers=auto"))
     lines = facts(trainer)
     assert lines["device"] == (
         "cpu; precision=auto chose fp32; compile.towers=auto chose false; data.workers=auto chose 7"
     )
     assert "compile" not in lines
-    trainer.close()
-
-
-def test_the_start_of_a_run_reports_batchnorm(tmp_path: Path) -> None:
-    trainer = Trainer(small(tmp_path, MICRO))
-    assert facts(trainer)["norm"].startswith("BatchNorm normalizes 8 samples at a time")
+    assert lines["norm"].startswith("BatchNorm normalizes 8 samples at a time")
     trainer.close()
