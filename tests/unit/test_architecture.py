@@ -85,15 +85,6 @@ def is_key(word: str) -> bool:
     return group in CLASSES["RunSpec"] and key in fields
 
 
-def test_each_life_has_a_step_for_each_of_ten_lines() -> None:
-    sections = (ROOT / "docs/architecture/life.md").read_text(encoding="utf-8").split("\n## ")[1:]
-    assert [section.partition("\n")[0] for section in sections] == ["A batch", "A run", "A checkpoint", "A sweep"]
-    for section in sections:
-        assert len(re.findall(r"^\d+\. ", section, re.MULTILINE)) in (10, 11)
-        functions = [word for word in named(section) if exists(word)]
-        assert len(functions) >= 8
-
-
 def test_a_name_that_does_not_exist_is_found() -> None:
     assert exists("Trainer.fit") and exists("train_loader") and exists("DistributedSpec.build")
     assert not exists("Trainer.fits") and not exists("Trainers") and not exists("trainer.fit")

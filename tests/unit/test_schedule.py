@@ -19,9 +19,6 @@ from clipx.trainer.trainer import Trainer
 EPOCH, BATCH = 6400, 64  # 100 steps per epoch
 
 
-# ------------------------------------------------------------------------------------------------- durations
-
-
 @pytest.mark.parametrize(
     ("text", "samples"),
     [
@@ -50,9 +47,6 @@ def test_an_invalid_duration_is_rejected_with_examples(text: str) -> None:
 def test_a_duration_too_long_to_count_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^duration=.* is too long: give at most 1e\+15(sa|ep|st)$"):
         Duration.parse(text, "duration")
-
-
-# --------------------------------------------------------------------------------------------------- cadences
 
 
 def due_samples(cadence: Cadence, batch: int, total: int) -> list[int]:
@@ -84,9 +78,6 @@ def test_an_invalid_cadence_is_rejected_with_and_without_the_data() -> None:
     for text in ("0st", "0.001sa"):
         with pytest.raises(ConfigError, match=rf"^checkpoint\.every={text} is less than one sample: give a longer"):
             Cadence.parse(text, "checkpoint.every", Length(EPOCH, BATCH))
-
-
-# ---------------------------------------------------------------------------------------------- learning rates
 
 
 @pytest.mark.parametrize("min_lr", [0.0, 1e-5])
@@ -210,9 +201,6 @@ def test_warm_up_and_cool_down_fill_a_run_that_drops_a_partial_batch() -> None:
     spec.check_fits("1ep", length)
     rate = spec.build(1e-3, length)
     assert rate(0) == 1e-3 and rate(50) == 1e-3 and rate(64) == 0
-
-
-# ------------------------------------------------------------------------------------------------ fit into the run
 
 
 @pytest.mark.parametrize("name", ["cosine", "constant", "constant_cooldown"])

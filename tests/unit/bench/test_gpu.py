@@ -14,7 +14,6 @@ from typing import cast
 
 import pytest
 import torch
-from helpers import ROOT
 from helpers.runs import compose, run
 from torch._dynamo.utils import counters
 
@@ -207,16 +206,13 @@ def test_a_device_is_known_by_its_name(name: str, device: str | None) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "verdicts"),
     [
-        ("step vit_b32 2048 clipx / open_clip", 1.8, ("as expected", "as expected")),
         ("step vit_b32 2048 clipx / open_clip", 1.65, ("look", "look")),
         ("step vit_b32 2048 clipx / open_clip", 1.1, ("read kernels_ms of both rows",) * 2),
         ("step vit_b32 2048 compiled", 9800.0, ("as expected", "read kernels_ms of the row")),
         ("step vit_l14 384 compiled", 900.0, (None, "as expected")),
         ("copy on the device", 4.3, ("scale the steps by it", "as expected")),
         ("decode=gpu 256", 9000.0, ("slower than 14 loader processes: keep data.decode=cpu",) * 2),
-        ("step vit_b32 2048 compiled idle", 0.04, ("host reads, or lengths of the batches",) * 2),
         ("step vit_b32 256 compiled idle", 0.6, ("as expected",) * 2),
-        ("step vit_l14 256 float8 / compiled", 0.92, ("slower: keep amp_bf16",) * 2),
     ],
 )
 def test_a_verdict_compares_a_number_with_that_expected_of_the_device(
@@ -245,16 +241,6 @@ def test_the_table_has_what_is_expected_of_the_device_or_nothing(
     (table,) = spec("parts=[kernels]", f"run_dir={tmp_path}").run(lambda text: None).tables
     assert (table.title, table.columns[4]) == (title.format(device), column)
     assert table.rows == [("kernels", "copy on the device", "3", "TB/s", *cells)]
-
-
-def test_the_steps_expected_of_an_h100_are_those_that_were_measured() -> None:
-    measured = Measurements.read(str(ROOT / "docs/benchmarks/h100.json"))
-    rates = {(step.model, step.batch, step.name): step.samples_per_second for step in measured.details.steps}
-    for model, batch in (("vit_b32", 2048), ("vit_b16", 1024), ("vit_l14", 256)):
-        compiled, _, _, bf16 = STEPS["H100"][f"{model} {batch}"]
-        assert (compiled, bf16) == pytest.approx(
-            (rates[model, batch, "compiled"], rates[model, batch, "bf16"]), rel=1e-3
-        )
 
 
 @pytest.mark.parametrize(("seconds", "idle"), [(0.020, 16.0), (0.003, 0.0)], ids=["host", "device"])

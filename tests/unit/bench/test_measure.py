@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,30 +48,6 @@ def fail_on(comm: Comm, rank: int) -> None:
     comm.barrier()
 
 
-class _LateError(BenchError):
-    """An error that is sent to the parent only after another rank has failed because of it."""
-
-    def __init__(self, consequence: Path) -> None:
-        super().__init__("the cause")
-        self.consequence = consequence
-
-    def __reduce__(self) -> tuple[type[BenchError], tuple[str]]:
-        while not self.consequence.exists():
-            time.sleep(0.05)
-        return BenchError, (str(self),)
-
-
-def fail_late(comm: Comm, consequence: Path) -> None:
-    try:
-        comm.barrier()  # both ranks have joined
-        if comm.rank == 1:
-            raise _LateError(consequence)
-        comm.barrier()
-    finally:
-        if comm.rank == 0:
-            consequence.touch()
-
-
 def end_without_a_word(comm: Comm, rank: int) -> None:
     if comm.rank == rank:
         os._exit(1)
@@ -86,12 +61,6 @@ def test_peak_memory_counts_the_tensors_alive_at_once() -> None:
 def test_an_error_of_one_rank_is_raised() -> None:
     with pytest.raises(BenchError, match="^rank 1 fails$"):
         Processes("cpu", 1).run(fail_on, 1, ranks=2)
-
-
-@pytest.mark.slow
-def test_the_error_that_made_other_ranks_fail_is_raised(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match="^the cause$"):
-        Processes("cpu", 1).run(fail_late, tmp_path / "consequence", ranks=2)
 
 
 def test_a_killed_rank_is_named_before_the_ranks_that_lost_it() -> None:

@@ -89,21 +89,6 @@ def test_background_and_foreground_saves_write_equal_bytes(tmp_path: Path) -> No
     assert b"shard.00001-of-00001.safetensors" in manifests[0]
 
 
-def test_the_buffer_is_allocated_once(tmp_path: Path) -> None:
-    run = make_writer(tmp_path)
-    places = set()
-    for step in (1, 2, 3):
-        run.save(step, tensors(step), {})
-        assert run._replicated._memory is not None
-        places.add(run._replicated._memory.tensor.data_ptr())
-    assert len(places) == 1
-    run.save(4, tensors(4, size=5000), {})  # an optimizer's state grows with its first step
-    run.save(5, tensors(5), {})
-    run.wait()
-    assert len(load_tensors(tmp_path, 4)["a/x"]) == 5000 and len(load_tensors(tmp_path, 5)["a/x"]) == 1000
-    run.close()
-
-
 def test_the_buffer_is_allocated_before_the_first_save(tmp_path: Path) -> None:
     written: list[Path] = []
     run = make_writer(tmp_path, hooks={"on_commit": written.append})
@@ -139,9 +124,6 @@ def test_every_dtype_and_shape_is_readable_by_safetensors(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="a/z has dtype torch.complex64, which safetensors does not support"):
         run.save(1, {"a/z": torch.zeros(1, dtype=torch.complex64)}, {})
     run.close()
-
-
-# -------------------------------------------------------------------------------------------------- failed writes
 
 
 def _limit_file_size(bytes_: int) -> None:
@@ -223,9 +205,6 @@ def test_a_full_disk_deletes_old_checkpoints_but_keeps_two(small_disk: Path) -> 
     assert not list((small_disk / "run").glob("tmp.*"))
     for step in (5, 4, 1):
         assert load_tensors(small_disk / "run", step)["a/n"] == step
-
-
-# ------------------------------------------------------------------------------------------------- several ranks
 
 
 def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], EventLog]:

@@ -22,8 +22,6 @@ from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
 from clipx.errors import CheckpointError, ConfigError, StorageError
 from clipx.storage.remote import StorageFolder
 
-# ------------------------------------------------------------------------------------------------------- round trip
-
 
 def test_fetched_checkpoints_equal_the_saved_ones(run_dir: Path, url: str, tmp_path: Path) -> None:
     folders = [save(run_dir, 10), save(run_dir, 20, os.urandom(100_000))]
@@ -71,9 +69,6 @@ def test_local_checkpoints_are_not_fetched_again(run_dir: Path, local_url: str) 
     (run_dir / "metrics.jsonl").write_text("newer than the upload\n")
     fetch_history(local_url, run_dir)
     assert (run_dir / "metrics.jsonl").read_text() == "newer than the upload\n"
-
-
-# --------------------------------------------------------------------------------------------------------- damage
 
 
 def _flip(path: Path) -> None:
@@ -133,9 +128,6 @@ def test_a_full_disk_during_a_fetch_is_not_reported_as_damage(run_dir: Path, loc
     assert list((tmp_path / "into").iterdir()) == []
 
 
-# ---------------------------------------------------------------------------------------------------------- outages
-
-
 def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
     folder = save(run_dir, 10, os.urandom(200_000))
     upload(run_dir, own_bucket)
@@ -164,9 +156,6 @@ def test_an_unreachable_storage_is_an_error(own_bucket: str, proxy: FaultyProxy,
             call(retry_s=1.0)
     with pytest.raises(StorageError):
         check_writable(own_bucket, retry_s=1.0)
-
-
-# ------------------------------------------------------------------------------------------------------------- errors
 
 
 def test_an_unwritable_url_is_rejected_before_training(url: str, own_bucket: str, tmp_path: Path) -> None:

@@ -67,9 +67,6 @@ def test_saving_a_step_again_replaces_it(folder: CheckpointDir) -> None:
     assert {p.name for p in folder.path.iterdir()} == {"step-00000010", "step-00000020", "step-00000030"}
 
 
-# ------------------------------------------------------------------------------------------------------- damage
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -168,9 +165,6 @@ def test_files_outside_the_manifest_are_not_read(folder: CheckpointDir) -> None:
     """Files that the manifest does not name are ignored."""
     shutil.copy(folder.path / "step-00000010" / FILES[1], folder.folders()[0] / "shard.00002-of-00002.safetensors")
     assert load_tensors(folder.path)["rows"].eq(30).all()
-
-
-# ------------------------------------------------------------------------------------------------------- writing
 
 
 @pytest.mark.parametrize(("sizes", "most"), [((), 1 << 30), ((8, 0, 3), 2), ((5, (9 << 20) + 1), 1 << 20)])

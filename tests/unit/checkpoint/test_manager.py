@@ -38,9 +38,6 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-# ------------------------------------------------------------------------------------------ cadence and retention
-
-
 def test_keep_every_between_two_saves_keeps_the_next_even_after_a_resume(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     policy = ("checkpoint.every=2st", "checkpoint.keep_last=1", "checkpoint.keep_every=3st")
@@ -97,9 +94,6 @@ def test_a_cadence_in_minutes_is_due_when_the_time_has_passed(tmp_path: Path, mo
     now += 1
     assert checkpoints.due(20, 30)
     assert checkpoints.at_end
-
-
-# -------------------------------------------------------------------------------------------------- copies at a URL
 
 
 @pytest.fixture
@@ -216,9 +210,6 @@ def test_an_outage_at_the_start_does_not_begin_a_new_run(
     shutil.rmtree("run/checkpoints")
     with pytest.raises(StorageError):
         here.fetch(Resume.parse("auto"))
-
-
-# ---------------------------------------------------------------------------------------------------- real processes
 
 
 def started(run_dir: Path, *overrides: str) -> Fork:

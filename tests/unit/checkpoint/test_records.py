@@ -179,8 +179,6 @@ def test_duplicate_keys_are_damage(folder: CheckpointDir) -> None:
         shutil.copytree(folder.path / "step-00000010", newest(folder), dirs_exist_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------ kinds of files
-
 ODD_FILES: dict[str, Callable[[Path], object]] = {
     "a named pipe": lambda path: os.mkfifo(path),
     "a link": lambda path: path.symlink_to("/etc/passwd"),
@@ -278,8 +276,6 @@ def test_only_one_name_is_that_of_a_step_and_a_step_to_resume_is_a_plain_number(
             Resume.parse(value)
 
 
-# ------------------------------------------------------------------------------------------------ tensor files
-
 ROWS = np.zeros((2, 2), np.float32)
 HEADERS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "deep": ({"rows": ROWS}, {"rows": "[" * 50_000}),
@@ -310,29 +306,3 @@ def test_parts_that_do_not_fit_together_are_damage(folder: CheckpointDir, other:
         isinstance(folder.report, Messages)
         and "the parts of the tensor 'rows' in its files do not fit" in folder.report[0]
     )
-
-
-def header(entries: dict[str, Any], data: int) -> bytes:
-    text = json.dumps(entries).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(data)
-
-
-def entry(shape: list[int], offsets: list[int]) -> dict[str, Any]:
-    return {"dtype": "F32", "shape": shape, "data_offsets": offsets}
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        header({"a": entry([2], [0, 8]), "b": entry([2], [4, 12])}, 12),
-        header({"a": entry([2], [0, 8])}, 4),
-        header({"a": entry([2**62, 2**62], [0, 8])}, 8),
-        (2**63).to_bytes(8, "little"),
-    ],
-    ids=["overlap", "beyond the end", "overflow", "length"],
-)
-def test_offsets_that_do_not_fit_the_file_are_damage(folder: CheckpointDir, content: bytes) -> None:
-    (newest(folder) / TENSORS).write_bytes(content)
-    sign(newest(folder))
-    assert (found := folder.load()) is not None and found.step == 10
-    assert isinstance(folder.report, Messages) and f"{TENSORS} is not a safetensors file of a" in folder.report[0]

@@ -76,9 +76,6 @@ def test_finish_uploads_the_final_versions_of_small_files(run_dir: Path, local_u
     assert (tmp_path / "far" / "report.html").read_text() == "the report"
 
 
-# -------------------------------------------------------------------------------------------------------- retention
-
-
 @pytest.mark.parametrize("url", ["s3"], indirect=True)
 def test_the_retention_policy_applies_at_the_url(run_dir: Path, url: str) -> None:
     with closing(
@@ -164,9 +161,6 @@ def test_abandoned_multipart_uploads_are_aborted(
     monkeypatch.setattr("clipx.checkpoint.uploader._ORPHAN_S", -2.0)  # the server rounds the start up to a second
     upload(run_dir, f"{own_bucket}/one", save(run_dir, 30))
     assert begun() == ["one2/checkpoints/y"], "the upload of another run"
-
-
-# ---------------------------------------------------------------------------------------------------------- faults
 
 
 @pytest.mark.usefixtures("impatient")
@@ -287,8 +281,6 @@ def test_a_checkpoint_replaced_during_its_upload_is_uploaded_again(
     found = fetch_newest(local_url, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, run_dir / "checkpoints" / "step-00000010")
 
-
-# ------------------------------------------------------------------------------------------------------- processes
 
 Start = Callable[[str], subprocess.Popen[str]]
 UPLOAD = """

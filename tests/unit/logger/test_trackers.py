@@ -51,9 +51,6 @@ def mlflow_run(run_dir: Path) -> tuple[Any, Any]:
     return client, found
 
 
-# ----------------------------------------------------------------------------------------------------------- trackio
-
-
 def test_trackio_contains_rows_and_configuration_and_a_resumed_run_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,9 +157,6 @@ except Exception:
     assert requests == ["/api/whoami-v2"]
 
 
-# ------------------------------------------------------------------------------------------------------------ MLflow
-
-
 @pytest.mark.slow  # 10 s: MLflow creates its tables
 def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_path: Path) -> None:
     spec = MlflowSpec(tags={"group": "vision"})
@@ -186,9 +180,6 @@ def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_
         ConfigError, match=r"tracking_uri=null cannot continue the run named in .*mlflow_id .*remove the file"
     ):
         spec.build(tmp_path, "mine", CONFIG, 4)
-
-
-# -------------------------------------------------------------------------------------------------------------- runs
 
 
 @pytest.mark.slow

@@ -132,9 +132,6 @@ def test_groups_carry_names_and_objective_parameters_never_decay() -> None:
     assert {name for group in run.optimizer.param_groups for name in group["param_names"]} == rates.keys()
 
 
-# --------------------------------------------------------------------------------------------- exempt by pattern
-
-
 def test_patterns_exempt_further_parameters_from_decay() -> None:
     pattern = ["text.token_embedding.*", "image.*.conv1.weight"]
     model = ours("tiny")
@@ -176,9 +173,6 @@ def test_muon_leaves_adapters_to_adamw_and_needs_another_matrix() -> None:
         adapted_groups("optimizer=muon")
     found = muon_matrices(adapted_groups("optimizer=muon", "model.text.lora.rank=0"))
     assert found and not any("lora" in name or name.startswith("model.image") for name in found)
-
-
-# ----------------------------------------------------------------------------------------------- learning rates
 
 
 def test_each_tower_has_a_separate_learning_rate_scale() -> None:
@@ -260,9 +254,6 @@ def test_a_tower_without_known_blocks_raises_an_error_only_if_they_are_needed(as
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- muon
-
-
 def muon_matrices(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:
     return {name: p for group in groups if group.get("use_muon") for name, p in group["params"]}
 
@@ -287,9 +278,6 @@ def test_muon_uses_the_matrices_inside_the_blocks(name: str, image: int) -> None
     assert not [
         leaf for leaf in matrices if any(word in leaf for word in ("stem", "conv_dw", "embed", "head", "projection"))
     ]
-
-
-# ------------------------------------------------------------------------------------------------------- options
 
 
 def test_defaults_of_the_models_are_the_reference_recipes() -> None:

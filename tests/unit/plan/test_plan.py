@@ -64,9 +64,6 @@ def test_plan_and_train_compose_the_same_run() -> None:
         assert field.name == "kind" or getattr(own, field.name) == getattr(trained, field.name), field.name
 
 
-# ---------------------------------------------------------------------------------------------------------- counts
-
-
 def test_parameters_match_the_published_model(vit_b32: Plan) -> None:
     assert vit_b32.parameters == {"image": 87_849_216, "text": 63_428_096, "objective": 1}
 
@@ -194,9 +191,6 @@ def test_predicted_memory_matches_a_real_step() -> None:
     assert found.peak == pytest.approx(measured, rel=0.15), found
 
 
-# ------------------------------------------------------------------------------------------------------- the machine
-
-
 def test_vit_b32_on_a100_is_as_fast_as_published_runs(vit_b32: Plan) -> None:
     """Published: 36 hours on 128 A100, 634 to 850 samples/s of one, with 7 % more FLOPs for all tokens of the last blocks."""
     spec = replace(vit_b32.spec, gpu="A100")
@@ -244,9 +238,6 @@ def test_a_plan_for_an_unknown_device_with_its_numbers_composes() -> None:
     typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192", "mfu=0.3", "loss_tflops=40", "ranks=16")
     spec = planned(*typed)
     assert (spec.memory_gb, tower_speed(spec).flops) == (192, (0.3 * 1307e12,) * 2)
-
-
-# ------------------------------------------------------------------------------------------------------- conclusions
 
 
 def test_rows_of_a_table_are_counted(tmp_path: Path) -> None:
@@ -354,9 +345,6 @@ def test_several_captions_are_planned_with_their_texts() -> None:
     width = 4 * 128 + 13  # embeddings, statistics; and index and digests
     assert three.traffic.loss["all_gather"] == (3, 64 * (4 * width + 8 * 4))
     assert ("texts per image", "3") in _model(three)
-
-
-# -------------------------------------------------------------------------------------------------------- command
 
 
 def test_the_command_prints_tables_or_json(capsys: pytest.CaptureFixture[str], vit_b32: Plan) -> None:

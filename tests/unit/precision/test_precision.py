@@ -86,9 +86,6 @@ def test_fp32_disables_tf32() -> None:
     assert torch.backends.cudnn.allow_tf32 is False
 
 
-# ------------------------------------------------------------------------------------------------------ whole runs
-
-
 def train_small(run_dir: Path, *overrides: str) -> Trainer:
     """Trains a run of the small ViT and returns its trainer."""
     trainer = Trainer(small(run_dir, *VIT, *overrides))
@@ -137,8 +134,6 @@ def test_the_loss_curve_stays_close_to_float32(
     differences = [abs(a - b) for a, b in zip(found, curve, strict=True)]
     assert 0 < max(differences) < tolerance
 
-
-# ------------------------------------------------------------------------------------------------------ loss scale
 
 # State that a skipped step must not change: BatchNorm, dropout, u of each sample, the weight average.
 STATEFUL = (
@@ -211,9 +206,6 @@ def test_a_gradient_that_overflows_at_every_scale_raises_the_non_finite_error(tm
     assert trainer.learner.loss_scale.skipped == 3
 
 
-# ------------------------------------------------------------------------------------------------- master weights
-
-
 @pytest.mark.parametrize("precision", slow_except(["bf16", "fp16"], "bf16"))
 def test_checkpoints_hold_master_weights_and_resume_in_any_format(precision: str, tmp_path: Path) -> None:
     trainer = train_small(tmp_path / "run", f"precision={precision}", "duration=2st")
@@ -273,9 +265,6 @@ def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == []
     Fp16Spec(master_weights=False).build(CPU)
     assert "gradients and moments below 6e-8 become 0" in caplog.messages[0]
-
-
-# ------------------------------------------------------------------------------------------- float8 and int8 layers
 
 
 # The text tower is 16 wide, so that its square projections are too narrow.

@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import os
 import pty
-import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-from helpers.runs import SMALL, VIT, run
+from helpers.runs import SMALL, VIT, run, small
 from rich.console import Console
 
 import clipx
 import clipx_launch
-from clipx.config.typed import last_of_each
 from clipx.report.console import Screen, format_clock, format_value, stdout_console, text_table
+from clipx.trainer.trainer import Trainer
 
 COMMAND = (sys.executable, "-m", "clipx.train", *SMALL, *VIT, "checkpoint=none", "evaluator=[zeroshot,retrieval]")
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(0, "00:00"), (61.4, "01:01"), (3723, "1:02:03"), (-5, "00:00")])
-def test_clock_is_formatted(seconds: float, shown: str) -> None:
-    assert format_clock(seconds) == shown
 
 
 @pytest.mark.parametrize(
     ("name", "value", "shown"),
     [
-        ("eval/zeroshot/top1", 0.5, "50.00%"),
-        ("eval/x/recall@5", 1.0, "100.00%"),
-        ("eval/x/median_rank", 12.0, "12"),
-        ("samples", 107776.0, "107,776"),
-        ("train/loss", 0.51823, "0.5182"),
-        ("train/loss", 12345.6, "12,346"),
-        ("train/loss", -0.25, "-0.25"),
-        ("train/lr", 0.0001, "1e-4"),
-        ("train/lr", 1e30, "1e30"),
-        ("train/loss", float("nan"), "nan"),
-        ("train/loss", float("inf"), "inf"),
+        ("eval/zeroshot/top1", 0.5, "50.00%"), ("eval/x/recall@5", 1.0, "100.00%"), ("eval/x/median_rank", 12.0, "12"),
+        ("samples", 107776.0, "107,776"), ("train/loss", 0.51823, "0.5182"), ("train/loss", -0.25, "-0.25"),
+        ("train/lr", 0.0001, "1e-4"), ("train/lr", 1e30, "1e30"), ("train/loss", float("nan"), "nan"),
     ],
-)
+)  # fmt: skip
 def test_values_are_formatted_by_metric(name: str, value: float, shown: str) -> None:
     assert format_value(name, value) == shown
+    assert list(map(format_clock, (0, 61.4, 3723, -5))) == ["00:00", "01:01", "1:02:03", "00:00"]
 
 
 def test_a_pipe_gets_plain_lines_with_all_values(tmp_path: object) -> None:
@@ -59,23 +48,26 @@ def test_a_pipe_gets_plain_lines_with_all_values(tmp_path: object) -> None:
     assert out.endswith("/run: metrics.jsonl, checkpoints/\n"), "no report was requested"
 
 
-def test_a_terminal_gets_a_live_line(tmp_path: object) -> None:
+def test_a_terminal_gets_a_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main_end, process_end = pty.openpty()
-    process = subprocess.Popen(
-        last_of_each([*COMMAND, f"run_dir={tmp_path}/run"]), stdout=process_end, stderr=process_end, stdin=process_end,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "180", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    os.close(process_end)
-    shown = b""
-    try:
-        while chunk := os.read(main_end, 65536):
-            shown += chunk
-    except OSError:  # the other end is closed
-        pass
-    assert process.wait(timeout=600) == 0
-    text = shown.decode()
-    assert "\x1b[" in text, "the line must be redrawn in place"
-    assert "samples/s" in text
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):  # the other end is closed
+            while True:
+                shown.append(os.read(main_end, 65536))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "180")
+    with os.fdopen(process_end, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        Trainer(small(tmp_path / "run", *VIT, "checkpoint=none")).fit()
+    reader.join()
+    os.close(main_end)
+    assert b"\x1b[" in b"".join(shown), "the line must be redrawn in place"
+    assert b"samples/s" in b"".join(shown)
 
 
 ODD = ("evaluator=[zeroshot]", "[/x] [bold]", "a :smile: b", "[link=file:///etc]x[/link]")
@@ -90,12 +82,7 @@ def test_text_of_users_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -
     screen.print(ODD[1])
     screen.table("[/title]", {"eval/[red]/top1": 0.5})
     shown = capsys.readouterr().out
-    for text in (
-        *(text for odd in ODD for text in (odd, odd.upper())),
-        "[/] of a :cat:",
-        "[/title]",
-        "eval/[red]/top1",
-    ):
+    for text in (*ODD, *(odd.upper() for odd in ODD), "[/] of a :cat:", "[/title]", "eval/[red]/top1"):
         assert text in shown
 
 
@@ -108,16 +95,7 @@ def test_a_table_is_literal_on_any_console() -> None:
 
 
 # Names of rich that read markup in strings by default. `Live` shows what a console prints.
-MARKUP = {
-    "rich.console",
-    "rich.table",
-    "rich.progress",
-    "rich.markup",
-    "rich.panel",
-    "rich.prompt",
-    "rich.text",
-    "rich",
-}
+MARKUP = {"rich", *(f"rich.{name}" for name in "console table progress markup panel prompt text".split())}
 PACKAGES = [Path(clipx.__file__).parent, Path(clipx_launch.__file__).parent]
 
 

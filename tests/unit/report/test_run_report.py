@@ -57,17 +57,15 @@ def test_labels_of_a_logarithmic_axis_are_numbers(monkeypatch: pytest.MonkeyPatc
     assert {"1e-6", "1e-4", "0.01"} < shown and not [text for text in shown if "$" in text]
 
 
-@pytest.mark.parametrize("rows", [[], ROWS[:1], ROWS[-1:]])
+@pytest.mark.parametrize("rows", [[], ROWS[:1]])
 def test_a_run_with_few_or_no_rows_can_be_drawn(rows: list[dict[str, float]]) -> None:
     assert pixels(draw("run", panels(rows)[0])).shape[2] == 3
 
 
-@pytest.mark.parametrize("name", [r"$\frac{$", "$$", "[x]", "日本"])
+@pytest.mark.parametrize("name", [r"$\frac{$", "$$"])
 def test_names_are_drawn_literally(name: str) -> None:
     """TeX in a name is no error, and is not set as a formula."""
-    metric = f"eval/{name}/top1"
-    other = f"eval/{name}/b/top1"
-    charts = panels([*ROWS, {"samples": 29, metric: 0.9, other: 0.5}])[0]
+    charts = panels([*ROWS, {"samples": 29, f"eval/{name}/top1": 0.9, f"eval/{name}/b/top1": 0.5}])[0]
     drawn = pixels(draw(name, charts))
     if name == "$$":
         assert (drawn != pixels(draw("", charts))).any()
@@ -201,25 +199,3 @@ def test_bad_samples_are_listed_by_reason(tmp_path: Path) -> None:
     bad = [BadCount("caption is empty", draws=30, samples=10, exact=False)]
     _, page = written(tmp_path, record(bad=bad))
     assert "caption is emptyat least 1030" in page.text
-
-
-@pytest.mark.slow
-def test_the_report_of_100000_rows_is_small_and_shows_each_spike(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    names = ["loss", "lr", "temperature", "grad_norm", "grad_norm_image", "grad_norm_text", "update_image", "update_text",
-             "samples_per_second", "data_wait_share", "host_memory_gb", "mfu", "bias", "gamma", "log_u", "tokens_per_second"]  # fmt: skip
-    values = random.normal(3, 0.1, (100_000, len(names)))
-    spike = 54_321
-    values[spike, 0] = 77.7
-    rows = [
-        {"step": k, "samples": 4096 * k, "epoch": k / 1e4, "seconds": 1.7e9 + k, **{f"train/{n}": v for n, v in zip(names, row, strict=True)}}
-        for k, row in enumerate(values.tolist(), start=1)
-    ]  # fmt: skip
-    write_report(tmp_path, record(rows=rows))
-    page = Page((tmp_path / "report.html").read_text())
-    assert (tmp_path / "report.html").stat().st_size < 2e6
-    (loss,) = charts(page)["Loss"]["series"]
-    assert max(loss["y"]) == 77.7 and loss["x"][loss["y"].index(77.7)] == 4096 * (spike + 1)
-    assert min(loss["y"]) == pytest.approx(values[:, 0].min(), rel=1e-4)
-    assert (loss["x"][0], loss["x"][-1], loss["of"]) == (4096, 409_600_000, 100_000)
-    assert np.mean(loss["mean_y"]) == pytest.approx(values[:, 0].mean(), rel=1e-4)

@@ -129,9 +129,6 @@ def test_a_run_ends_before_it_opens_its_data(own_bucket: str, proxy: FaultyProxy
         Trainer(compose(*data, f"checkpoint.remote={own_bucket}"))
 
 
-# ------------------------------------------------------------------------------------------- renewed credentials
-
-
 def test_renewed_credentials_are_used_by_a_patient_read(
     own_bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,9 +157,6 @@ def test_renewed_credentials_are_used_by_a_patient_read(
     assert attempts == 1
     assert retry(own_bucket, 20, call, patient=True) == b"content"
     assert attempts >= 3
-
-
-# ---------------------------------------------------------------------------------------- exceptions of libraries
 
 
 class _HttpError(Exception):

@@ -176,9 +176,6 @@ def test_generated_code_matches_eager_mode() -> None:
         torch.testing.assert_close(gradients(model)[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
 
 
-# -------------------------------------------------------------------------------------------------- towers=auto
-
-
 @pytest.fixture
 def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Returns a device of compute capability 9.0 on a machine with all that inductor needs. Nothing runs there."""

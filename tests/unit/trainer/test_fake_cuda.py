@@ -130,9 +130,6 @@ def test_blocks_are_compiled_by_default() -> None:
     assert all(block._compiled_call_impl is not None for block in named_blocks(learner.model).values())
 
 
-# ------------------------------------------------------------------------------------------------- of the helper
-
-
 def test_a_mix_of_devices_raises_an_error() -> None:
     with fake_cuda():
         there = torch.ones(3, device="cuda")

@@ -71,7 +71,6 @@ def test_packing_in_the_loader_changes_no_gradient(
         assert torch.equal(found[name], gradient), name
 
 
-# ------------------------------------------------------------------------------ exactness tests, with every objective
 # Small towers, eight samples; three micro-batches have 3, 3 and 2. Test 3, two ranks with two micro-batches each compared
 # with one process, is in integration/test_ranks.py.
 
@@ -205,9 +204,6 @@ def test_9_exact_and_official_temperature_gradients_differ_only_in_the_inner_par
         torch.testing.assert_close(official[name], exact[name], rtol=0, atol=1e-12)
     for found, choice in ((exact, "fastclip_v3"), (official, "fastclip_v3 official tau")):
         torch.testing.assert_close(found[f"0 {own}"], whole_batch(choice)[f"0 {own}"], rtol=0, atol=1e-10)
-
-
-# ----------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import SMALL, VIT, run, small
+from helpers.runs import VIT, small
 
+from clipx.data.shapes import ShapesSpec
 from clipx.distributed.comm import Comm
-from clipx.errors import ConfigError, Exit
+from clipx.errors import ConfigError
 from clipx.trainer import host_memory
 from clipx.trainer.host_memory import available_memory, check_batches
+from clipx.trainer.trainer import Trainer
 
 GB = 10**9
 SAMPLE = 3 * 48**2 + 8 * 20  # bytes of the pixels and tokens of the model tiny
@@ -137,12 +138,9 @@ def test_stored_features_and_patches_count_with_their_own_bytes(
                 assert not fits
 
 
-def test_a_run_ends_before_any_data_is_opened_or_a_process_started(tmp_path: Path) -> None:
-    if available_memory() is None:
-        pytest.skip("this system does not tell its memory")
-    words = ("-m", "clipx.train", *SMALL, *VIT, f"run_dir={tmp_path / 'run'}", "name=run")
-    done = run(sys.executable, *words, "data.workers=1", "data.prefetch=1000000000000", check=False)
-    assert done.returncode == Exit.CONFIGURATION
-    assert done.stderr.startswith("error: data.batch_size=32, data.workers=1 and data.prefetch=1000000000000 take ")
-    assert done.stderr.count("\n") == 1
+def test_a_run_ends_before_any_data_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_available(monkeypatch, 22_100_000_000)
+    monkeypatch.setattr(ShapesSpec, "open", lambda *_: pytest.fail("the data is opened"))
+    with pytest.raises(ConfigError, match="^data.batch_size=32, data.workers=1 and data.prefetch=1000000000000 take "):
+        Trainer(small(tmp_path / "run", *VIT, "data.workers=1", "data.prefetch=1000000000000"))
     assert not (tmp_path / "run").exists()

@@ -118,9 +118,6 @@ def test_a_metric_of_some_steps_is_averaged_over_these_steps() -> None:
     assert found["checkpoint_s"] > 0 and "checkpoint_s" not in again and again["loss"] == 7.0
 
 
-# ----------------------------------------------------------------------------------------------------- whole runs
-
-
 Logged = tuple[Trainer, list[dict[str, float]], list[bool]]
 
 

@@ -29,9 +29,6 @@ def plan(stages: str, *overrides: str, total: int = 1000, epoch: int = 500) -> S
     return StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(epoch, 10, total))
 
 
-# -------------------------------------------------------------------------------------------- plan of stages
-
-
 def test_stages_cover_all_samples_with_ends_rounded_up_to_whole_steps() -> None:
     made = plan("[{until:33.3%,batch_size:40,image_size:96},{until:1ep,lr_scale:0.5},{batch_size:64}]")
     assert [(stage.start, stage.end) for stage in made.stages] == [(0, 360), (360, 500), (500, 948)]
@@ -91,8 +88,6 @@ def tower(name: str, size: int, *others: int) -> ImageTower:
     with torch.device("meta"):
         return ImageTower(ImageTowerSpec(timm=name, size=size), 16, False, Varying(sizes=others))
 
-
-# ------------------------------------------------------------------------------------------------------ runs
 
 # Four steps of 16, three of 24 and two of 32, in epochs of 75 samples: a stage ends within an epoch. Dropout draws
 # random numbers.

@@ -88,9 +88,6 @@ def test_losses_match_the_golden_curve(uninterrupted: Path) -> None:
     assert [r["train/loss"] for r in rows(uninterrupted) if "train/loss" in r] == pytest.approx(golden, rel=1e-2)
 
 
-# ---------------------------------------------------------------------------------------------------- errors
-
-
 def test_a_directory_that_holds_a_run_is_not_overwritten(uninterrupted: Path) -> None:
     with pytest.raises(CheckpointError, match="already holds a run: continue it with resume=auto, or give .* name="):
         Trainer(small(uninterrupted, *TWENTY))
