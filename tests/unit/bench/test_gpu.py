@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from contextlib import nullcontext
@@ -86,18 +85,6 @@ def test_results_have_the_steps_the_parts_and_what_is_missing(dry: tuple[Path, s
     steps = Measurements.read(str(folder / "results.json")).details.steps  # as clipx.plan does
     assert [step.implementation for step in steps] == ["clipx", "open_clip"]
     assert {"date", "command", "machine", "versions"} <= results.keys()
-
-
-def test_a_second_call_continues_with_the_missing_parts(dry: tuple[Path, str], tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    shutil.copytree(dry[0], folder)
-    for name in PARTS.keys() - set(MAIN):
-        Record(name, "done", 1.0, []).write(folder)
-    before = Record.path(folder, "kernels").stat().st_mtime_ns
-    done = run(*BENCH, "tiny=true", f"run_dir={folder}")
-    assert "kernels: measured before" in done.stdout
-    assert Record.path(folder, "kernels").stat().st_mtime_ns == before
-    assert json.loads(done.stdout.splitlines()[-1])["missing"] == []
 
 
 def test_a_call_without_time_names_what_is_missing(tmp_path: Path) -> None:

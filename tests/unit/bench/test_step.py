@@ -27,7 +27,6 @@ from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops
 from clipx.model.packer import TextPacker
-from clipx.model.packing import Packing
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.learner import Learner
 
@@ -144,12 +143,6 @@ def test_the_next_batch_in_memory_is_copied_on_a_side_stream_after_the_launch_of
         monkeypatch.undo()
     copy = ["side", "copy", "compute"]
     assert log == [*copy, *(["step", *copy] * 3)]
-
-
-def test_a_step_in_memory_packs_no_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    contender = clipx_in_memory(course().runs["step"], 4, HERE, 0)
-    monkeypatch.setattr(Packing, "of", lambda *_, **__: pytest.fail("the step packs texts"))
-    contender.lap(1)
 
 
 def test_open_clip_starts_from_the_text_lengths_and_micro_batches_of_the_run() -> None:

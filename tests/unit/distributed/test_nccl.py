@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.runs import compose
 
 from clipx.distributed import rendezvous
 from clipx.distributed.ddp import DdpSpec
@@ -68,11 +67,6 @@ else:
     env = {name: value for name, value in os.environ.items() if name != NCCL2}
     found = subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "_create_nccl_process_group"
-
-
-@pytest.mark.parametrize("backend", ["nccl-legacy", "cpu:gloo,cuda:nccl-legacy"])
-def test_a_backend_may_have_a_hyphen(backend: str) -> None:
-    assert compose(f"distributed.backend='{backend}'").distributed.backend == backend
 
 
 @pytest.mark.parametrize(("backend", "sent"), [("auto", "GPU-4f"), ("nccl-legacy", "GPU-4f"), ("gloo", None)])

@@ -37,9 +37,7 @@ def no_free_file() -> Iterator[None]:
 def test_a_port_in_use_is_told_from_other_faults() -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(
-            ConfigError, match=f"^MASTER_PORT={port} cannot be bound on .*: another process listens there"
-        ):
+        with pytest.raises(ConfigError, match=f"^MASTER_PORT={port} cannot be bound on .*: another process listens"):
             _start_store(LaunchEnv(0, 2, port=port))
     with no_free_file(), pytest.raises(ConfigError) as raised:
         _start_store(LaunchEnv(0, 2, port=port))

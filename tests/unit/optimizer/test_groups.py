@@ -49,9 +49,8 @@ def reference_groups(model: nn.Module, rule: DecayRule) -> tuple[dict[str, Tenso
             return p.ndim <= 1 or name in exempt
         return p.ndim < 2 or "bn" in name or "ln" in name or "bias" in name or "logit_scale" in name
 
-    parameters = {
-        name: p for name, p in model.named_parameters() if name != "logit_scale"
-    }  # clipx keeps it in the objective
+    # clipx keeps the scale in the objective
+    parameters = {name: p for name, p in model.named_parameters() if name != "logit_scale"}
     decay = {name: p for name, p in parameters.items() if not kept(name, p)}
     return decay, {name: p for name, p in parameters.items() if name not in decay}
 
@@ -276,7 +275,7 @@ def test_muon_uses_the_matrices_inside_the_blocks(name: str, image: int) -> None
     assert text == {f"model.text.blocks.{n}.{leaf}.weight" for n in range(layers) for leaf in of_a_block}
     assert len(matrices) - len(text) == image
     assert not [
-        leaf for leaf in matrices if any(word in leaf for word in ("stem", "conv_dw", "embed", "head", "projection"))
+        leaf for leaf in matrices for word in ("stem", "conv_dw", "embed", "head", "projection") if word in leaf
     ]
 
 

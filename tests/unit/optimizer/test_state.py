@@ -107,16 +107,11 @@ def test_plain_numbers_in_optimizer_state_keep_value_and_type(tmp_path: Path) ->
 @pytest.mark.parametrize("option", slow_except(["lamb", "muon"], "lamb"))
 def test_a_run_resumes_bit_for_bit_with_another_optimizer(option: str, tmp_path: Path) -> None:
     """With a drop of the rate and clipping."""
-    overrides = (
-        *VIT,
-        f"optimizer={option}",
-        "optimizer.clip_norm=1.0",
-        "schedule=constant_cooldown",
-        "checkpoint.every=2st",
-    )
+    overrides = (*VIT, f"optimizer={option}", "optimizer.clip_norm=1.0", "checkpoint.every=2st")
+    falling = ("schedule=constant_cooldown", "schedule.warmup=1st")
     ends = []
     for _ in range(2):
-        trainer = Trainer(small(tmp_path / "run", *overrides, "schedule.warmup=1st", "resume=auto"))
+        trainer = Trainer(small(tmp_path / "run", *overrides, *falling, "resume=auto"))
         assert trainer.steps_done == 2 * len(ends)
         trainer.fit()
         found = CheckpointDir(tmp_path / "run" / "checkpoints", pytest.fail).load(4)
@@ -129,9 +124,7 @@ def test_a_run_resumes_bit_for_bit_with_another_optimizer(option: str, tmp_path:
 
 def test_resuming_with_another_optimizer_raises_an_error(tmp_path: Path) -> None:
     Trainer(small(tmp_path / "run", *VIT, "duration=2st")).fit()
-    with pytest.raises(
-        CheckpointError, match=r"belongs to another run \(optimizer.kind: adamw -> lion\): resume it with"
-    ):
+    with pytest.raises(CheckpointError, match=r"belongs to another run \(optimizer.kind: adamw -> lion\): resume it"):
         Trainer(small(tmp_path / "run", *VIT, "resume=auto", "optimizer=lion"))
     assert Trainer(small(tmp_path / "run", *VIT, "resume=auto", "optimizer=adamw_convnet")).steps_done == 2
 

@@ -26,7 +26,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "batch": 2048,
         "samples_per_second": 13_000.0,
         "tflops_packed": 420.0,
-        "tflops_padded": 577.0,  # as other numbers of the benchmark, not read
+        "tflops_padded": 577.0,  # the last as other numbers of the benchmark, not read
         **changes,
     }
 
@@ -74,11 +74,7 @@ def test_a_step_compiled_as_the_run_on_a_gpu_is_preferred_to_a_faster_one(
 @pytest.mark.parametrize(
     ("steps", "words", "message"),
     [
-        (
-            [row()],
-            ["model=vit_l14"],
-            "has no step of model=vit_l14 precision=amp_bf16: it has model=vit_b32 precision=",
-        ),
+        ([row()], ["model=vit_l14"], "has no step of model=vit_l14 precision=amp_bf16: it has model=vit_b32 "),
         ([row()], ["precision=bf16"], "has no step of model=vit_b32 precision=bf16"),
         ([row()], ["gpu=A100"], "was measured on NVIDIA H200, not on gpu=A100"),
         ([{"name": "x"}], [], "is not results.json of `clipx.bench step` or `clipx.bench gpu` (details.steps.0."),

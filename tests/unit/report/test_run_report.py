@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.html_page import Page
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from PIL import Image
 
 from clipx.data.bad_samples import BadCount
-from clipx.report import run_report
 from clipx.report.run_panels import panels
 from clipx.report.run_report import RunRecord, draw, write_report
 
@@ -40,21 +37,6 @@ def test_the_picture_shows_the_curves() -> None:
     changed = (picture != other).any(2)
     assert changed[: height // 2, : width // 3].sum() > 500
     assert not changed[height // 2 + 20 :, :].any()
-
-
-def test_labels_of_a_logarithmic_axis_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Text] = []
-    to_png = run_report.to_png
-
-    def kept(figure: Figure) -> bytes:
-        encoded = to_png(figure)
-        drawn.extend(figure.findobj(Text))
-        return encoded
-
-    monkeypatch.setattr(run_report, "to_png", kept)
-    draw("run", panels([{**row, "train/lr": 10 ** -row["step"]} for row in ROWS[:6]])[0])
-    shown = {text.get_text() for text in drawn}
-    assert {"1e-6", "1e-4", "0.01"} < shown and not [text for text in shown if "$" in text]
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])

@@ -45,9 +45,7 @@ def test_a_missing_bucket_is_one_line_at_once(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     call, error_type = USES[use]
-    with pytest.raises(
-        error_type, match=r"s3://\S+-none\S* cannot be .+ \(NoSuchBucket: .+\): create the bucket"
-    ) as raised:
+    with pytest.raises(error_type, match=r"s3://\S+-none\S* cannot be .+ \(NoSuchBucket: .+\): create the") as raised:
         call(f"{own_bucket}-none")
     assert f"AWS_ENDPOINT_URL={proxy.endpoint}" in str(raised.value) and "\n" not in str(raised.value)
     assert proxy.requests < 10
@@ -61,9 +59,7 @@ def test_a_wrong_secret_is_one_line_that_names_the_settings(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")
     forget_sessions()
     call, error_type = USES[use]
-    with pytest.raises(
-        error_type, match=r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or renew the"
-    ) as raised:
+    with pytest.raises(error_type, match=r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or") as raised:
         call(own_bucket)
     assert "from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and" in str(raised.value)
     assert "WRONG-SECRET" not in str(raised.value)
@@ -98,9 +94,7 @@ def test_missing_credentials_and_profiles_are_named(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     forget_sessions()
-    with pytest.raises(
-        StorageRefused, match=r"\(NoCredentialsError: .+\): .+ since AWS_ACCESS_KEY_ID and AWS_PROFILE are not set"
-    ):
+    with pytest.raises(StorageRefused, match=r"\(NoCredentialsError: .+\): .+ since AWS_ACCESS_KEY_ID and AWS_PROFILE"):
         read_file(f"{own_bucket}/x", 20)
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     forget_sessions()

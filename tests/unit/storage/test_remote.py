@@ -10,7 +10,7 @@ import pytest
 from fsspec.asyn import get_loop
 from helpers.s3_server import admin
 
-from clipx.storage.remote import file_system, read_file
+from clipx.storage.remote import read_file
 
 CONNECTIONS = 8
 
@@ -41,9 +41,3 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_open(own_bucket: 
     child.join()
     assert child.exitcode == 0
     assert read_in_parallel(url) == [b"content"] * CONNECTIONS
-
-
-def test_a_process_opens_one_session(own_bucket: str) -> None:
-    first, _ = file_system(own_bucket)
-    assert first.exists(own_bucket)
-    assert file_system(own_bucket)[0] is first

@@ -62,11 +62,7 @@ def test_the_run_evaluates_once_saves_and_reports_at_its_early_end(
     assert (tmp_path / "run/report.html").is_file()
     message = f"no improvement on {final[METRIC]:.6g} of {METRIC} in 2 evaluations"
     found = {event["event"]: event for event in events(tmp_path / "run")}
-    assert {key: found["early_stopped"][key] for key in ("step", "ending", "message")} == {
-        "step": 6,
-        "ending": "patience",
-        "message": message,
-    }
+    assert [found["early_stopped"][key] for key in ("step", "ending", "message")] == [6, "patience", message]
     assert f"stopped early after step 6: {message}\n" in capsys.readouterr().out
     assert early_end(tmp_path / "run") == (Ending.patience, message)
 

@@ -98,17 +98,6 @@ def test_texts_are_padded_where_flash_attention_is_not_supported(
     assert attend.called is packed
 
 
-def test_embedding_reads_nothing_from_the_device() -> None:
-    with fake_cuda() as device:
-        with device.allowed():
-            learner = fake_learner(*SHALLOW, "precision=amp_bf16")
-        batch = host_batch(learner.spec).to(CUDA)
-        learner.model.eval()
-        with torch.no_grad(), learner.precision.autocast():
-            image, text = learner.model(batch.image, batch.tokens)
-        assert image.device == text.device == CUDA
-
-
 def test_norms_of_offloaded_shards_and_of_the_device_are_joined_on_the_device() -> None:
     """distributed.cpu_offload: the gradients of the model are shards on the host, the temperature's on the device."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -174,16 +173,6 @@ def test_4_batch_norm_attributes_are_restored_after_the_step() -> None:
         forward_backward(model, build("infonce"), broken, 4, ONE, FP64)
     assert [m.momentum for m in norms] == [0.1, 0.1]
     assert all(m.num_batches_tracked is not None for m in norms)
-
-
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_5_the_rng_state_is_that_after_one_forward_of_each_micro_batch(micro_batches: int) -> None:
-    """The generators of Python and NumPy are not used."""
-    before = random.getstate()
-    found = steps("fastclip_v3", micro_batches, towers={"dropout": 0.4})["random"]
-    expected = steps("fastclip_v3", micro_batches, step=with_all_graphs_alive, towers={"dropout": 0.4})["random"]
-    assert torch.equal(found, expected)
-    assert random.getstate() == before
 
 
 def test_6_the_objective_is_called_once_per_step_with_all_embeddings() -> None:

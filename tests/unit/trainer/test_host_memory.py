@@ -48,26 +48,15 @@ MEMINFO = {"proc/meminfo": "MemTotal:       20000000 kB\nMemAvailable:    800000
         ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", "max", GB, 0)}, 8_192_000_000),
         ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", 4 * GB, 3 * GB, GB)}, 2 * GB),
         ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", 4 * GB, 5 * GB, 0)}, 0),
-        (
-            {
-                "proc/self/cgroup": "0::/job/step\n",
-                **group("sys/fs/cgroup/job", 6 * GB, GB, 0),
-                **group("sys/fs/cgroup/job/step", "max", GB, 0),
-            },
-            5 * GB,
-        ),
-        (
-            {
-                **MEMINFO,
-                "proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/docker/ab\n",  # a container that sees only its group
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GB}\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{2 * GB}\n",
-                "sys/fs/cgroup/memory/memory.stat": f"active_file 7\ntotal_active_file {GB // 2}\ntotal_inactive_file 0\n",
-            },
-            3 * GB // 2,
-        ),
+        ({"proc/self/cgroup": "0::/job/step\n", **group("sys/fs/cgroup/job", 6 * GB, GB, 0),
+          **group("sys/fs/cgroup/job/step", "max", GB, 0)}, 5 * GB),
+        ({**MEMINFO, "proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/docker/ab\n",  # a container that sees only its group
+          "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{3 * GB}\n",
+          "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{2 * GB}\n",
+          "sys/fs/cgroup/memory/memory.stat": f"active_file 7\ntotal_active_file {GB // 2}\ntotal_inactive_file 0\n"},
+         3 * GB // 2),
     ],
-)
+)  # fmt: skip
 def test_the_available_memory_is_the_least_that_the_system_tells(
     files: dict[str, str], expected: int | None, tmp_path: Path
 ) -> None:

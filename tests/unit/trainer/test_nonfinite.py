@@ -96,13 +96,8 @@ def test_too_many_nonfinite_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
 
 
 def test_counts_of_nonfinite_steps_are_restored_at_resume(tmp_path: Path) -> None:
-    overrides = (
-        *VIT,
-        "optimizer.non_finite=skip",
-        "optimizer.non_finite_limit=2",
-        "checkpoint.every=1st",
-        "duration=8st",
-    )
+    skip = ("optimizer.non_finite=skip", "optimizer.non_finite_limit=2", "checkpoint.every=1st")
+    overrides = (*VIT, *skip, "duration=8st")
     interrupt(poisoned(Trainer(small(tmp_path / "run", *overrides)), 1, 2), 3)
     again = poisoned(Trainer(small(tmp_path / "run", *overrides, "resume=auto")), 3)
     assert (again.learner.non_finite.total, again.learner.non_finite.consecutive) == (2, 2)

@@ -25,7 +25,7 @@ COOL = "schedule=constant_cooldown"
         (COOL, "duration=0.3ep", "schedule.warmup=0.1ep", "schedule.cooldown=0.2ep"),  # 0.1 + 0.2 > 0.3
         (COOL, "duration=1ep", "schedule.warmup=10000st"),
         (COOL, "data=csv", "duration=300st", "schedule.cooldown=95%"),  # with the default warm-up
-        ("debug=overfit", "objective=dcl", "max_final_loss=null"),
+        ("debug=overfit", "objective=dcl", "max_final_loss=null", "distributed.backend='cpu:gloo,cuda:nccl-legacy'"),
     ],
 )  # fmt: skip
 def test_limits_of_ranges_and_compatible_fields_compose(overrides: tuple[str, ...]) -> None:

@@ -54,9 +54,7 @@ def test_rate_size_and_patch_dropout_follow_the_stage() -> None:
 def test_stages_that_do_not_fit_data_or_ranks_are_rejected_before_training() -> None:
     spec = compose("stages=[{until:50%,batch_size:100},{}]", "data.micro_batches=2", "data.batch_size=96")
     check_ranks(spec.stages, spec.data, 2)
-    with pytest.raises(
-        ConfigError, match=r"^stages.0.batch_size=100 is not divisible by 3 ranks x 2 micro-batches: use 96"
-    ):
+    with pytest.raises(ConfigError, match=r"^stages.0.batch_size=100 is not divisible by 3 ranks x 2 micro-batches"):
         check_ranks(spec.stages, spec.data, 3)
     with pytest.raises(ConfigError, match=r"^stages.1.until=1ep is not after stages.0.until=60%"):
         plan("[{until:60%,batch_size:20},{until:1ep},{lr_scale:2}]")
@@ -177,9 +175,7 @@ def test_only_future_stages_can_be_changed_at_resume(tmp_path: Path, uninterrupt
     run_dir = tmp_path / "changed"
     shutil.copytree(uninterrupted[0], run_dir)
     later = [word for word in NINE if not word.startswith("stages=")]
-    with pytest.raises(
-        CheckpointError, match=r"is of step 9 after 200 samples, but .* now give step 6: do not change the ends"
-    ):
+    with pytest.raises(CheckpointError, match=r"is of step 9 after 200 samples, but .* now give step 6: do not change"):
         Trainer(small(run_dir, *later, "resume=auto"))
     longer = STAGES.replace("{}", "{until:200sa},{batch_size:24}")
     trainer = Trainer(small(run_dir, *later, longer, "duration=230sa", "resume=auto"))
