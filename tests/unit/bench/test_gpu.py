@@ -230,7 +230,7 @@ def test_the_table_has_what_is_expected_of_the_device_or_nothing(
     assert table.rows == [("kernels", "copy on the device", "3", "TB/s", *cells)]
 
 
-@pytest.mark.parametrize(("seconds", "idle"), [(0.020, 16.0), (0.003, 0.0)], ids=["host", "device"])
+@pytest.mark.parametrize(("seconds", "idle"), [(0.020, 16.0), (0.003, 0.0)])
 def test_idle_is_what_the_kernels_leave_of_a_step_without_the_profiler(
     monkeypatch: pytest.MonkeyPatch, seconds: float, idle: float
 ) -> None:

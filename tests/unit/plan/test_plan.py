@@ -62,11 +62,7 @@ def test_plan_and_train_compose_the_same_run() -> None:
         assert field.name == "kind" or getattr(own, field.name) == getattr(trained, field.name), field.name
 
 
-def test_parameters_match_the_published_model(vit_b32: Plan) -> None:
-    assert vit_b32.parameters == {"image": 87_849_216, "text": 63_428_096, "objective": 1}
-
-
-def test_flops_match_the_formula(vit_b32: Plan) -> None:
+def test_parameters_match_the_published_model_and_flops_the_formula(vit_b32: Plan) -> None:
     """Linear layers of 12·width² per block and token, attention of 2·tokens·width; 2 operations each. The last block
     computes 2·width² (keys and values) or 3·width² for all tokens, the others for one."""
 
@@ -74,6 +70,7 @@ def test_flops_match_the_formula(vit_b32: Plan) -> None:
         last = 2 * width**2 * (of_all * tokens + 12 - of_all)
         return 2 * (layers - 1) * tokens * (12 * width**2 + 2 * tokens * width) + last
 
+    assert vit_b32.parameters == {"image": 87_849_216, "text": 63_428_096, "objective": 1}
     image = transformer(50, 768, 12, 2) + 2 * 49 * 3 * 32 * 32 * 768 + 2 * 768 * 512
     assert vit_b32.forward.image == pytest.approx(image, rel=0.01)
     text = transformer(77, 512, 12, 3)

@@ -41,10 +41,6 @@ def test_the_difference_is_that_of_means_over_the_pooled_deviation(n: int, m: in
     assert found.paired.deviation == pytest.approx(both.std(ddof=1))
 
 
-def test_runs_without_a_common_seed_are_not_paired() -> None:
-    assert difference({"0": 1.0, "1": 2.0}, {"2": 1.0, "3": 2.0}).paired is None
-
-
 def test_a_mean_curve_has_the_places_of_all_runs_and_no_infinite_values() -> None:
     curves = [[(1.0, 1.0), (2.0, 2.0), (3.0, math.nan), (4.0, 4.0)], [(1.0, 3.0), (2.0, 2.0), (3.0, 3.0), (5.0, 4.0)]]
     assert mean_curve(curves) == [CurvePoint(1.0, 2.0, pytest.approx(math.sqrt(2))), CurvePoint(2.0, 2.0, 0.0)]

@@ -41,10 +41,9 @@ def test_rows_after_a_resume_inside_a_log_interval_equal_the_uninterrupted_ones(
     Trainer(small(tmp_path / "straight", *options)).fit()
     expected = untimed_rows(tmp_path / "straight")
     assert [row["step"] for row in expected] == [3, 6]
-    for step in (2, 4):
-        shutil.copytree(tmp_path / "straight", tmp_path / f"from-{step}")
-        Trainer(small(tmp_path / f"from-{step}", *options, f"resume=step:{step}")).fit()
-        assert untimed_rows(tmp_path / f"from-{step}") == expected
+    shutil.copytree(tmp_path / "straight", tmp_path / "resumed")
+    Trainer(small(tmp_path / "resumed", *options, "resume=step:4")).fit()
+    assert untimed_rows(tmp_path / "resumed") == expected
     state = tmp_path / "straight/checkpoints/step-00000004/state.json"
     saved = json.loads(state.read_text())
     assert saved["state"]["interval"]["loss"][1] == 1

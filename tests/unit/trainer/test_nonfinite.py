@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.runs import VIT, events, interrupt, rows, small, torchrun
 
 from clipx.checkpoint.state import add_prefix
@@ -149,7 +150,7 @@ def test_stop_ends_the_run_before_any_state_changes(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["step-00000001", "step-00000002"]
 
 
-@pytest.mark.parametrize("policy", ["skip", "rollback"])
+@pytest.mark.parametrize("policy", slow_except(["skip", "rollback"], "skip"))
 def test_all_ranks_skip_a_step_that_is_nonfinite_on_one_rank(tmp_path: Path, policy: str) -> None:
     torchrun(2, str(SCRIPTS / "nonfinite_rank.py"), str(tmp_path), policy)
     told = [json.loads((tmp_path / f"{policy}.{rank}.json").read_text()) for rank in range(2)]
