@@ -125,7 +125,7 @@ def test_rollback_continues_with_the_weights_of_the_last_checkpoint(tmp_path: Pa
 def test_reading_the_decision_a_step_later_changes_nothing(tmp_path: Path, policy: str, optimizer: str) -> None:
     """A log after each step reads it at once. Without a log it is read in the next step, here of index 3 and 5."""
     options = (
-        *(*VIT, "objective=fastclip_v3", "objective.rho=2", f"optimizer={optimizer}", f"optimizer.non_finite={policy}"),
+        *("objective=fastclip_v3", "objective.rho=2", f"optimizer={optimizer}", f"optimizer.non_finite={policy}"),
         *("optimizer.ema_decay=0.9", "checkpoint.every=2st", "checkpoint.keep_last=9", "duration=7st"),
     )
     found = []
