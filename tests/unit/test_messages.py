@@ -130,5 +130,5 @@ def test_messages(
 def test_each_row_is_typed_once_and_says_something() -> None:
     rows = [row for path in FILES for row in table(path)]
     assert all(row.parts() and all(row.parts()) for row in rows)
-    typed = Counter((row.command, row.when, line) for row in rows for line in row.lines())
+    typed = Counter((row.command, row.when, line, str(row.files)) for row in rows for line in row.lines())
     assert typed and [words for words, times in typed.items() if times > 1] == []

@@ -13,8 +13,7 @@ import pytest
 import torch
 import yaml
 from helpers.cases import slow_except
-from helpers.runs import NEEDED
-from helpers.runs import compose as quick_compose
+from helpers.runs import NEEDED, compose
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -26,7 +25,7 @@ import clipx.wise_ft  # noqa: F401
 from clipx.cli import cli
 from clipx.config.duration import Length, check_cadence
 from clipx.config.registry import CONF_DIR
-from clipx.config.renamed import REMOVED, RENAMED, current_name, group_key
+from clipx.config.renamed import RENAMED, current_name, group_key
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, removed_values, save, to_dict
 from clipx.data.spec import Classes, Dataset
@@ -36,7 +35,8 @@ from clipx.evaluate import EvaluateSpec
 from clipx.objective.base import Objective, StepInputs
 from clipx.optimizer.groups import parameter_groups
 from clipx.trainer.saved_run import load_run
-from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.spec import RunSpec
+from clipx.trainer.spec import compose as real_compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = Length(10_000, 100, 100_000)
@@ -184,8 +184,7 @@ def test_every_option_composes_into_a_typed_spec_and_back(group: str, name: str)
     spec = composed(group, name)
     part = getattr(spec, group)
     assert list(part) == [name] if group in LISTS else dataclasses.is_dataclass(part)
-    again = from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(spec))))
-    assert again == spec
+    assert from_dict(RunSpec, json.loads(json.dumps(to_dict(spec)))) == spec
     node = OmegaConf.structured(spec)
     assert json.dumps(to_dict(spec)) == json.dumps(OmegaConf.to_container(node, enum_to_str=True))
 
@@ -319,15 +318,6 @@ def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
     assert spec.evaluator == {}  # the data set has no held-out samples
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [("csv", "data.path"), ("parquet", "data.path"), ("hf", "data.path"), ("webdataset", "data.shards")],
-)
-def test_user_data_requires_its_path(name: str, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key} has no value: give .* e\.g\. .?{key}="):
-        composed("data", name).data.open()
-
-
 # -------------------------------------------------------------------------------------------- composition of a run
 
 
@@ -357,7 +347,7 @@ def test_overrides_set_the_fields_of_the_spec() -> None:
     ],
 )
 def test_a_pattern_of_shards_needs_no_quotes(typed: str, value: str) -> None:
-    assert to_dict(compose("data=webdataset", typed))["data"]["shards"] == value
+    assert to_dict(real_compose("data=webdataset", typed))["data"]["shards"] == value
 
 
 @pytest.mark.parametrize(
@@ -370,7 +360,7 @@ def test_a_pattern_of_shards_needs_no_quotes(typed: str, value: str) -> None:
     ],
 )
 def test_timm_options_are_set_without_a_plus(typed: str, options: dict[str, int]) -> None:
-    assert compose("model=vit_s16", typed).model.image.options == options
+    assert real_compose("model=vit_s16", typed).model.image.options == options
 
 
 def test_resume_of_a_run_directory_sets_run_dir() -> None:
@@ -408,7 +398,7 @@ def test_the_configuration_of_an_evaluation_composes() -> None:
 
 
 def test_specs_of_two_compositions_share_nothing() -> None:
-    first, second = compose(), compose()
+    first, second = real_compose(), real_compose()
     first.data.crop_scale.append(9.0)
     assert second.data.crop_scale == [0.9, 1.0]
 
@@ -450,74 +440,12 @@ def test_a_user_defined_option_composes_and_builds(folder: Path) -> None:
     assert from_dict(RunSpec, to_dict(spec)) == spec
 
 
-def test_a_user_defined_model_without_a_text_tower_raises_an_error(folder: Path) -> None:
-    path = folder / "model/mine.yaml"
-    for tower in ("text: {width: 64}\n", ""):
-        path.write_text(MODEL.replace(", text: clip_512", "").replace(MODEL.splitlines()[-1] + "\n", tower))
-        with pytest.raises(
-            ConfigError, match=r"^model\.text is not selected: add an option of model/text to the defaults"
-        ):
-            compose("model=mine", config_dir=folder)
-
-
 def test_a_user_defined_experiment_is_overridden_by_the_command_line(folder: Path) -> None:
     spec = compose("experiment=large", config_dir=folder)
     assert (spec.model.name, spec.data.name) == ("vit_b32", "laion400m")
     assert (spec.duration, spec.data.batch_size) == ("12.8e9sa", 65536)
     spec = compose("experiment=large", "model=rn50", "data.batch_size=64", config_dir=folder)
     assert (spec.model.name, spec.data.batch_size, spec.duration) == ("rn50", 64, "12.8e9sa")
-
-
-def test_user_defined_options_are_listed_in_errors(folder: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"choose one of .*convnext_base_w, mine, naflex_tiny, rn101.*\(did you mean mine\?\)$"
-    ):
-        compose("model=mien", config_dir=folder)
-    with pytest.raises(ConfigError, match=r"choose one of .*convnext_base_w, mine, naflex_tiny, rn101"):
-        compose("model=null", config_dir=folder)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            MODEL.replace("embed_dim", "embd_dim"),
-            "model.embd_dim is not a key here: the keys are name, image, text, weights, patch_dropout, patch_dropout_schedule, "
-            "patch_dropout_end, patch_dropout_final, embed_dim, quick_gelu (did you mean embed_dim?) (in model/mine.yaml)",
-        ),
-        (
-            MODEL.replace("embed_dim: 64", "embed_dim: wide"),
-            "model.embed_dim=wide: Value 'wide' of type 'str' could not be converted to Integer (in model/mine.yaml)",
-        ),
-        (
-            MODEL.replace("/clip@", "/clpi@"),
-            "schema/model=clpi is not an option: choose one of clip, coca (did you mean clip?) (in model/mine.yaml)",
-        ),
-        (
-            "defaults: [vit_b23]",
-            "model=vit_b23 is not an option: choose one of coca_tiny, coca_vit_b32, convnext_base_w, naflex_tiny, rn101, "
-            "rn50, stored_features, tiny, vit_b16, vit_b16_siglip, vit_b16_siglip2_naflex, vit_b32, vit_b32_quickgelu, vit_bigg14, vit_g14, vit_h14, vit_l14, vit_m16, "
-            "vit_s16, vit_s32 (did you mean vit_b32?) "
-            "(in model/mine.yaml)",
-        ),
-        ("name: mine", "model has no kind: begin its YAML file with defaults: [/schema/model/KIND@_here_]"),
-        (
-            MODEL.replace("timm: resnet18, ", ""),
-            "model.image.timm has no value: it is required, add model.image.timm=…",
-        ),
-    ],
-)
-def test_an_error_in_a_user_defined_file_names_the_file(folder: Path, text: str, message: str) -> None:
-    (folder / "model" / "mine.yaml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        compose("model=mine", config_dir=folder)
-    assert str(caught.value) == message
-
-
-def test_invalid_yaml_is_reported_with_file_and_line(folder: Path) -> None:
-    (folder / "model" / "mine.yaml").write_text("name: [mine\n")
-    with pytest.raises(ConfigError, match=r'^YAML cannot be read: .*model/mine\.yaml", line 1.*: correct the file$'):
-        compose("model=mine", config_dir=folder)
 
 
 def test_a_missing_config_dir_is_rejected(tmp_path: Path) -> None:
@@ -537,9 +465,9 @@ def other(tmp_path: Path) -> Path:
 def test_composing_inside_another_hydra_app_does_not_change_it(other: Path) -> None:
     with initialize_config_dir(str(other), version_base="1.2"):
         outer = GlobalHydra.instance().hydra
-        assert compose("seed=5").seed == 5
+        assert real_compose("seed=5").seed == 5
         with pytest.raises(ConfigError):
-            compose("seed=x")
+            real_compose("seed=x")
         assert GlobalHydra.instance().hydra is outer
         assert str(getbase()) == "1.2"
         assert dict(hydra_compose("train")) == {"answer": 42}
@@ -549,7 +477,7 @@ def test_composing_inside_another_hydra_app_does_not_change_it(other: Path) -> N
 def test_composing_leaves_no_global_hydra_state() -> None:
     setbase("1.2")
     GlobalHydra.instance().clear()
-    assert compose("seed=5").seed == 5
+    assert real_compose("seed=5").seed == 5
     assert not GlobalHydra.instance().is_initialized()
     assert str(getbase()) == "1.2"
 
@@ -627,35 +555,6 @@ def test_a_saved_spec_of_an_earlier_version_gets_new_defaults() -> None:
 
 SAVED_BY_8DDB223 = Path(__file__).with_name("run_saved_by_8ddb223.yaml")
 
-RENAMED_TYPED = [
-    (("model.image.squash=true",), "model.image.squash is now model.image.stretch: write model.image.stretch=…"),
-    (("+model.image.squash=true",), "model.image.squash is now model.image.stretch: write model.image.stretch=…"),
-    (("evaluator.zeroshot.own=false",), "evaluator.zeroshot.own is now evaluator.zeroshot.held_out: write evaluator.zeroshot.held_out=…"),
-    (
-        ("+evaluator@evaluator.mine=retrieval", "evaluator.mine.repeated=apart"),
-        "evaluator.mine.repeated is now evaluator.mine.duplicate_captions: write evaluator.mine.duplicate_captions=…",
-    ),
-    (("checkpoint.fail_after=1",), "checkpoint.fail_after is now checkpoint.max_failures: write checkpoint.max_failures=…"),
-    (("distributed=fsdp", "distributed.gathered=bfloat16"), "distributed.gathered is now distributed.param_dtype: write distributed.param_dtype=…"),
-    (("distributed=fsdp", "distributed.reduced=float32"), "distributed.reduced is now distributed.reduce_dtype: write distributed.reduce_dtype=…"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("typed", "message"), RENAMED_TYPED, ids=str)
-def test_a_renamed_key_is_rejected_with_its_new_name(typed: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*typed)
-    assert str(caught.value) == message
-
-
-@pytest.mark.parametrize("name", ["fastclip_v2", "isogclr"])
-@pytest.mark.parametrize("add", ["", "+"])
-def test_a_removed_key_is_rejected_with_the_reason(name: str, add: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(f"objective={name}", f"{add}objective.tau_gradient=official")
-    reason = REMOVED["objective.tau_gradient"].reason
-    assert str(caught.value) == f"objective.tau_gradient no longer exists: {reason}; remove it"
-
 
 def test_a_removed_key_of_a_saved_configuration_is_ignored() -> None:
     spec = compose("objective=fastclip_v2")
@@ -666,18 +565,6 @@ def test_a_removed_key_of_a_saved_configuration_is_ignored() -> None:
     values["objective"]["tau_gradient"] = "exact"
     assert removed_values(values) == {}
     assert removed_values(to_dict(compose("objective=fastclip_v3", "objective.tau_gradient=official"))) == {}
-
-
-@pytest.mark.parametrize(("old", "new"), [("zero", "base"), ("fine", "finetuned"), ("choose", "select")])
-def test_a_renamed_key_of_another_command_is_rejected_with_its_new_name(old: str, new: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{old} is now {new}: write {new}=…$"):
-        compose(f"{old}=x", config_name="wise_ft")
-
-
-def test_a_renamed_key_in_a_file_is_reported_with_the_file(folder: Path) -> None:
-    (folder / "model" / "mine.yaml").write_text(MODEL.replace("timm: resnet18", "timm: resnet18, squash: true"))
-    with pytest.raises(ConfigError, match=r"^model.image.squash is now .*=… \(in model/mine.yaml\)$"):
-        compose("model=mine", config_dir=folder)
 
 
 @pytest.mark.parametrize(
@@ -738,126 +625,14 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- errors
 
-RUN_KEYS = (
-    "the keys are name, run_dir, seed, deterministic, duration, resume, log_every, evaluate, report, max_final_loss, device_peak_tflops, profiler, "
-    "early_stopping, stages, model, data, objective, optimizer, schedule, precision, distributed, checkpoint, compile, teacher, evaluator, logger"
-)
-OBJECTIVE_KEYS = "the keys are tile, products, temperature, init_temperature, max_scale, same_caption"
-READ = "write key=value, a list as key=[a,b], and special characters as key='…'"
-OPTIONS_FIRST = "choose options by evaluator=[…] and set their values by evaluator.OPTION.KEY=…"
 
-REFUSED = [
-    # keys
-    ("bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
-    ("+bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
-    ("++bogus=1", f"bogus is not a key here: {RUN_KEYS}"),
-    ("modl=tiny", f"modl is not a key here: {RUN_KEYS} (did you mean model?)"),
-    ("objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
-    ("+objective.bogus=1", f"objective.bogus is not a key here: {OBJECTIVE_KEYS}"),
-    ("objective.tiel=1", f"objective.tiel is not a key here: {OBJECTIVE_KEYS} (did you mean tile?)"),
-    ("model.image.sise=1", "model.image.sise is not a key here: the keys are timm, features, size, native, max_tokens, stretch, interpolation, projection, weights, head_blocks, head_drop_path, patch_bias, options, mean, std, checkpointing, lock, lock_norms, lora (did you mean size?)"),
-    ("evaluator.zerosht.every=1ep", "evaluator.zerosht is not a key here: the keys are zeroshot, retrieval (did you mean zeroshot?); choose options by evaluator=[…]"),
-    ("~nope", "Could not delete from config. 'nope' does not exist."),
-    ("+seed=1", "Could not append to config. An item is already at 'seed'. Either remove + prefix: 'seed=1' Or add a second + to add or override 'seed': '++seed=1'"),
-    ("kind=other", "kind=other cannot be set: remove it"),
-    ("objective.kind=other", "objective.kind=other cannot be set: choose an option of the group, objective=…"),
-    # types
-    ("seed=abc", "seed=abc: Value 'abc' of type 'str' could not be converted to Integer"),
-    ("seed=1.5", "seed=1.5: Value '1.5' of type 'float' could not be converted to Integer"),
-    ("seed=[1]", "seed=[1]: Value '[1]' of type 'list' could not be converted to Integer"),
-    ("data.batch_size=", "data.batch_size=: Value '' of type 'str' could not be converted to Integer"),
-    ("optimizer.lr=fast", "optimizer.lr=fast: Value 'fast' of type 'str' could not be converted to Float"),
-    ("report=maybe", "report=maybe: Value 'maybe' is not a valid bool (type str)"),
-    ("optimizer.betas=0.9", "optimizer.betas=0.9: Invalid value assigned: float is not a ListConfig, list or tuple."),
-    ("optimizer.betas=[a,b]", "optimizer.betas[0]=a: Value 'a' of type 'str' could not be converted to Float"),
-    ("model.image.options=3", "model.image.options=3: Cannot assign int to Dict[str, Any]: set its values by model.image.options.KEY=…"),
-    ("model.image=tiny", "model.image=tiny: Invalid type assigned: str is not a subclass of ImageTowerSpec. value: tiny: set its values by model.image.KEY=…"),
-    ("name=[1]", "name=[1]: Cannot convert 'list' to string: '[1]'"),
-    ("optimizer.decay_rule=none", "optimizer.decay_rule=none: Invalid value 'none', expected one of [published, current]"),
-    ("evaluator.zeroshot=3", f"evaluator.zeroshot=3: Invalid type assigned: int is not a subclass of EvaluatorSpec. value: 3: {OPTIONS_FIRST}"),
-    ("+evaluator.mine.kind=zeroshot", "Error merging override +evaluator.mine.kind=zeroshot: Invalid type assigned: dict is not a subclass of EvaluatorSpec. value: {}: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv"),
-    ("optimizer.no_decay.deep.er=1", "optimizer.no_decay.deep.er=1 sets a part of a list: give the whole list, optimizer.no_decay=[a,b]"),
-    ("seed.x=1", "seed is a single value, which has no keys: write seed=VALUE"),
-    ("++optimizer.betas.x.y=1", "++optimizer.betas.x.y=1 sets a part of a list: give the whole list, optimizer.betas=[a,b]"),
-    ("stages.first=1", "stages.first=1 sets a part of a list: give the whole list, stages=[a,b]"),
-    ("optimizer.betas.5=1", "optimizer.betas[5]: list index out of range"),
-    # options
-    ("schedule=cosin", "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
-    ("schedule=", "schedule= is not an option: choose one of constant, constant_cooldown, cosine"),
-    ("schedule=null", "schedule=null is not an option: choose one of constant, constant_cooldown, cosine"),
-    ("schedule=3", "schedule=3 is not an option: choose one of constant, constant_cooldown, cosine"),
-    ("schedule=[constant,cosine]", "schedule=[constant,cosine] is not an option: choose one of constant, constant_cooldown, cosine"),
-    ("precision=amp", "precision=amp is not an option: choose one of amp_bf16, amp_fp16, auto, bf16, float8, fp16, fp32, fp64, int8 (did you mean amp_bf16 or amp_fp16?)"),
-    ("evaluator=[zeroshot,nope]", "evaluator=nope is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
-    ("evaluator=null", "evaluator=null is not an option: choose any of linear_probe, retrieval, zeroshot; for none write evaluator=[]"),
-    ("~evaluator", "~evaluator cannot delete a list of options: write evaluator=[] for none"),
-    ("+schedule=constant", "+schedule=constant adds a second schedule, and a run has one: write schedule=constant"),
-    ("++schedule=constant", "force-add of config groups is not supported: '++schedule=constant'"),
-    ("+nothing=here", f"nothing is not a key here: {RUN_KEYS}"),
-    ("model/image=vit", f"model/image is not a key here: {RUN_KEYS}"),
-    # missing and null values
-    ("~objective", "objective has no value: it is required, add objective=…"),
-    ("data.batch_size='???'", "data.batch_size has no value: it is required, add data.batch_size=…"),
-    ("seed=null", "seed=null: field 'seed' is not Optional"),
-    ("data.name=null", "data.name=null: field 'data.name' is not Optional"),
-    ("model.image=null", "model.image=null: field 'model.image' is not Optional: set its values by model.image.KEY=…"),
-    ("optimizer.betas=[null,1]", "optimizer.betas[0]=null: Invalid type assigned: NoneType is not a subclass of float. value: None"),
-    ("evaluator.retrieval=null", f"evaluator.retrieval=null: field 'evaluator.retrieval' is not Optional: {OPTIONS_FIRST}"),
-    ("name=", "name= is empty: give a value, or remove it"),
-    ("run_dir=", "run_dir= is empty: give a value, or remove it"),
-    ("resume=", "resume= is empty: give a value, or remove it"),
-    ("data.name=${nope}", "name: Interpolation key 'nope' not found"),
-    ("seed=${oc.env:CLIPX_NOPE}", "seed: KeyError raised while resolving interpolation: \"Environment variable 'CLIPX_NOPE' not found\""),
-    # invalid overrides
-    ("seed", f"seed cannot be parsed: {READ}"),
-    ("=3", f"=3 cannot be parsed: {READ}"),
-    ("seed=1 2=", f"seed=1 2= cannot be parsed: {READ}"),
-    ("data.crop_scale=[0.9", f"data.crop_scale=[0.9 cannot be parsed: {READ}"),
-    ("run_dir=${name", f"run_dir=${{name cannot be parsed: {READ}"),
-    ("schedule=cosine,constant", "Ambiguous value for argument 'schedule=cosine,constant' 1. To use it as a list, use key=[value1,value2] 2. To use it as string, quote the value: key='value1,value2' 3. To sweep over it, add --multirun to your command line"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("override", "message"), REFUSED, ids=[override for override, _ in REFUSED])
-def test_invalid_overrides_raise_a_one_line_error(override: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        quick_compose(override)
-    assert str(caught.value) == message
-
-
-def test_a_long_list_of_keys_is_shortened() -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("data=webdataset", "data.held_out_shard=x")
-    assert str(caught.value) == (
-        "data.held_out_shard is not a key here: the keys are held_out_shards, held_out_share, samples_per_shard and "
-        "36 others, which --help data lists (did you mean held_out_shards?)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("override", "group"), [("precision.x=1", "precision"), ("+precision.x.y=1", "precision"), ("++data.x=1", "data")]
-)
-def test_a_key_of_a_group_without_an_option_raises_a_one_line_error(override: str, group: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("run=outputs/x", override, config_name="evaluate")
-    assert str(caught.value) == f"{override} sets a key of {group}, which is null: choose an option first, {group}=…"
-
-
-@pytest.mark.parametrize(
-    "override", slow_except((override for override, _ in REFUSED[::5]), *(override for override, _ in REFUSED[::15]))
-)
-def test_the_command_prints_the_same_error_and_exits_with_2(
-    override: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_command_prints_the_error_and_exits_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["clipx-train", override])
+    """The message of tests/messages, in one line."""
+    monkeypatch.setattr("sys.argv", ["clipx-train", "schedule=cosin"])
     with pytest.raises(SystemExit) as caught:
         cli(lambda spec: pytest.fail("composed"), "train")()
     assert caught.value.code == 2
-    assert capsys.readouterr().err == f"error: {dict(REFUSED)[override]}\n"
-
-
-def test_an_unknown_model_lists_all_models() -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("model=vit_b23")
-    known = ", ".join(names("model"))
-    assert str(caught.value) == f"model=vit_b23 is not an option: choose one of {known} (did you mean vit_b32?)"
+    options = "constant, constant_cooldown, cosine (did you mean cosine?)"
+    assert capsys.readouterr().err == f"error: schedule=cosin is not an option: choose one of {options}\n"
