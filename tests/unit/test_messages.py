@@ -84,7 +84,8 @@ def _go_on(row: Row, words: list[str]) -> None:
     """Composes, and goes on up to the step that must fail."""
     small = (*SMALL, *VIT, "run_dir=run", "name=run") if row.when == "started" else ()
     command_of(row)
-    spec = compose(*small, *words, config_name=row.command, config_dir="conf" if Path("conf").is_dir() else None)
+    name = row.command.rpartition(".")[2]
+    spec = compose(*small, *words, config_name=name, config_dir="conf" if Path("conf").is_dir() else None)
     if row.when == "opened":
         spec.data.open()
     elif row.when == "built":

@@ -1,12 +1,25 @@
-"""Fixture of the tests of data that is cached on this machine."""
+"""Fixtures of the tests of data that is cached on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from helpers.s3_server import clear_caches
+
+
+@pytest.fixture
+def processes() -> None:
+    """Lets a test index and write shards in processes."""
+
+
+@pytest.fixture(autouse=True)
+def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes and writes shards in threads, which start faster than processes."""
+    if "processes" not in request.fixturenames:
+        monkeypatch.setattr("clipx.data.shards.write.ProcessPoolExecutor", ThreadPoolExecutor)
 
 
 @pytest.fixture

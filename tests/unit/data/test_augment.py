@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import runpy
 from collections import Counter
@@ -27,7 +26,6 @@ from clipx.data.loader import SecondView, eval_loader, train_loader
 from clipx.data.order import Order
 from clipx.data.transform import random_box
 from clipx.data.views import ImageView, view_of
-from clipx.errors import ConfigError
 from clipx.model.tokenizer import Tokenizer
 
 SIDE, FILL = 48, (122, 117, 104)
@@ -257,10 +255,6 @@ def test_images_depend_on_their_position_alone(augmented: Tensor) -> None:
     assert not torch.equal(images(batches(ALL, seed=4)), augmented)
 
 
-def test_loader_processes_make_the_same_images(augmented: Tensor) -> None:
-    assert torch.equal(images(batches(ALL, workers=2)), augmented)
-
-
 def test_augmentation_changes_neither_crops_nor_captions() -> None:
     plain, flipped = batches(None), batches(AugmentSpec(flip=0.5))
     same = 0
@@ -314,70 +308,3 @@ def test_the_picture_of_the_guide_is_that_of_its_script() -> None:
     assert drawn.size == stored.size
     difference = np.abs(np.asarray(drawn, dtype=int) - np.asarray(stored, dtype=int)).mean()
     assert difference < 6, "python docs/guides/augmentation.py draws it again"
-
-
-# --------------------------------------------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("flip=1.5",), "data.augment.flip=1.5 must be a probability in [0, 1]: 0 for never"),
-        (("flip=-1",), "data.augment.flip=-1.0 must be a probability"),
-        (("grayscale=nan",), "data.augment.grayscale=nan is not a finite number"),
-        (("erase=2",), "data.augment.erase=2.0 must be a probability"),
-        (("color_jitter.probability=2",), "data.augment.color_jitter.probability=2.0 must be a probability"),
-        (("color_jitter={probability:1,hue:0.6}",), "data.augment.color_jitter.hue=0.6 must be in [0, 0.5]"),
-        (("color_jitter={probability:1,contrast:-1}",), "data.augment.color_jitter.contrast=-1.0 must be in [0, 10]"),
-        (
-            ("color_jitter={probability:1,brightness:0,contrast:0,saturation:0,hue:0}",),
-            "data.augment.color_jitter.probability=1.0 has no effect with all strengths 0: give one, or remove it",
-        ),
-        (
-            ("color_jitter.hue=0.2",),
-            "data.augment.color_jitter={hue:0.2} has no effect with probability=0: give "
-            "data.augment.color_jitter.probability, or remove it",
-        ),
-        (
-            ("rand_augment.magnitude=12",),
-            "data.augment.rand_augment={magnitude:12} has no effect with operations=0: give "
-            "data.augment.rand_augment.operations, or remove it",
-        ),
-        (("rand_augment.operations=15",), "data.augment.rand_augment.operations=15 must be in [0, 14]"),
-        (("rand_augment={operations:2,magnitude:31}",), "data.augment.rand_augment.magnitude=31 must be in [0, 30]"),
-    ],
-    ids=str,
-)
-def test_an_invalid_option_raises_a_one_line_error(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compose(*(f"data.augment.{override}" for override in overrides))
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("value", ["[0.5]", "[0,1]", "[2,1]", "[0.5,1000]"])
-def test_an_invalid_ratio_raises_a_one_line_error(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^data\.crop_ratio=\[.*\] must be \[low, high\] with 0\.01 ≤ low ≤ high"):
-        compose(f"data.crop_ratio={value}")
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("data.augment.flip=0.5", "data.augment.flip=0.5"),
-        ("data.augment.color_jitter.probability=0.5", "data.augment.color_jitter.probability=0.5"),
-        ("data.crop_ratio=[1,1]", "data.crop_ratio=[1.0, 1.0]"),
-    ],
-)
-def test_stored_features_are_not_augmented(override: str, key: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compose("model=stored_features", "data=csv", "data.path=a.csv", "model.image.features=8", override)
-    assert str(error.value).startswith(f"{key} has no effect on stored features")
-
-
-def test_sources_of_a_mixture_and_sets_are_not_augmented() -> None:
-    mixture = ("data=mixture", "+data@data.sources.a=shapes")
-    with pytest.raises(ConfigError, match=r"^data\.sources\.a\.augment\.flip=0\.5 has no effect on a source of a mix"):
-        compose(*mixture, "data.sources.a.augment.flip=0.5")
-    assert math.isclose(compose(*mixture, "data.augment.flip=0.5").data.augment.flip, 0.5)
-    with pytest.raises(ConfigError, match=r"\.augment\.erase=1\.0 has no effect on a set, which is evaluated"):
-        compose("+data@evaluator.retrieval.sets.a=shapes", "evaluator.retrieval.sets.a.augment.erase=1")

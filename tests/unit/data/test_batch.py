@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cases import slow_except
 from helpers.samples import Numbers
 from helpers.waiting import wait_until
 from torch import Tensor
@@ -100,9 +99,8 @@ def whole() -> list[Batch]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("part", slow_except([1, 3, 7, 23, 24, PART_SAMPLES], 1, 7, PART_SAMPLES))
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("part", [1, 7, PART_SAMPLES])
 def test_batches_do_not_depend_on_the_size_of_their_parts(whole: list[Batch], part: int, workers: int) -> None:
     found = list(loader(part=part, workers=workers, micro_batches=2))
     assert len(found) == len(whole) == 4
@@ -276,12 +274,11 @@ def test_images_of_joined_parts_are_copied_once_into_pinned_memory(pinned: list[
 # ----------------------------------------------------------------------------------------------------------- packing
 
 
-@pytest.mark.parametrize("part", [8, 24])
 @pytest.mark.parametrize(
     "packer", [PACKED, TextPacker(packed=False), TextPacker(False, TextEnd(None)), CaptionPacker(True)]
 )
-def test_each_micro_batch_is_packed_as_the_model_packs_it(packer: TextPacker, part: int) -> None:
-    for batch in loader(packer=packer, micro_batches=3, part=part, workers=1):
+def test_each_micro_batch_is_packed_as_the_model_packs_it(packer: TextPacker) -> None:
+    for batch in loader(packer=packer, micro_batches=3, part=8):
         assert len(batch.packing) == len(batch.second_packing) == 3
         assert batch.second_tokens is not None
         for found, tokens in zip(batch.packing, batch.tokens.chunk(3), strict=True):

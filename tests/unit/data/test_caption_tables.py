@@ -17,7 +17,7 @@ from helpers.samples import captions, img2dataset, write_tar
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ConfigError, DataError
+from clipx.errors import DataError
 
 KEY = {"txt": 0.25, "table.recaption": 0.75}
 MISSING = (3, 25)  # samples without a row, and 7 and 27 without a usable caption
@@ -153,18 +153,3 @@ def test_a_table_without_texts_in_the_column_raises_an_error(folder: Path, key: 
 def test_a_missing_table_raises_an_error(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"table .*/00000\.parquet of .*/00000\.tar does not exist: write it"):
         opened(folder, caption_table=str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("key", "place", "message"),
-    [
-        ("table.recaption", "shards", "data.caption_key=table.recaption has no caption in the shards, which a sample needs"),
-        (KEY, None, "data.caption_key={'txt': 0.25, 'table.recaption': 0.75} needs the table of table.recaption: give"),
-        ("txt", "shards", "data.caption_table=shards has no effect without a column: add table.COLUMN to data.caption_key"),
-        ({"txt": 1, "table.a": 0}, "shards", "data.caption_key.table.a=0 must be a finite number above 0"),
-    ],
-)  # fmt: skip
-def test_invalid_options_raise_an_error(key: Any, place: str | None, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        WebDatasetSpec(name="mine", shards="x.tar", caption_key=key, caption_table=place)
-    assert str(caught.value).startswith(message)

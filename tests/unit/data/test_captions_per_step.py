@@ -176,8 +176,7 @@ def test_digests_are_of_whole_captions_whatever_a_mask_keeps() -> None:
         assert torch.equal(shown.captions, whole.captions)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize("changed", [{"part": 5}, {"part": 1, "workers": 3}, {"workers": 3}])
+@pytest.mark.parametrize("changed", [{"part": 5}, {"part": 1, "workers": 2}])
 def test_batches_do_not_depend_on_parts_and_processes(changed: dict[str, Any]) -> None:
     assert_same(batches(2, most=2, **changed), batches(2, most=2))
 
@@ -222,32 +221,6 @@ def test_each_source_of_a_mixture_has_its_sub_captions() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["data.captions_per_step=0"], "data.captions_per_step=0 must be at least 1"),
-        (["data.sub_captions=-1"], "data.sub_captions=-1 is negative: give 0 for no limit, or more"),
-        (["data.captions_per_step=2", "objective=dcl"], "captions_per_step=2 needs a loss with several right captions, and objective=dcl has one: choose objective=infonce or siglip"),
-        (["data.captions_per_step=2", "objective=fastclip_v3"], "captions_per_step=2 needs a loss with several right captions, and objective=fastclip_v3"),
-        (["data.captions_per_step=2", "model=coca_tiny", "objective=coca"], "captions_per_step=2 needs a loss with several right captions, and objective=coca"),
-        (["data.captions_per_step=2", "objective=distillation", "teacher.weights=t"], "captions_per_step=2 needs a loss with several right captions, and objective=distillation"),
-        (["objective=neuclip", "objective.same_caption=mask"], "objective.same_caption is not a key here"),
-        (["objective.products=fused", "objective.same_caption=positive"], "same_caption=positive does not support objective.products=fused"),
-        (["objective.products=fused", "data.captions_per_step=2"], "captions_per_step=2 does not support objective.products=fused"),
-        (["objective.same_caption=positive", "max_final_loss=0.1"], "max_final_loss=0.1 has no meaning for objective=infonce"),
-        (["data.captions_per_step=2", "debug=overfit"], "max_final_loss=0.05 has no meaning for objective=infonce"),
-        (["data.sub_captions=1", "objective=classification", "model.weights=w", "model.text.lock=all"], "data.sub_captions=1 has no effect on objective=classification"),
-        (["data.sub_captions=1", "objective=distillation", "teacher.embeddings=e"], "data.sub_captions=1 draws parts of captions, and teacher.embeddings=e"),
-        (["data=mixture", "+data@data.sources.a=shapes", "data.sources.a.captions_per_step=2"], "data.sources.a.captions_per_step=2 has no effect on a source"),
-        (["data=mixture", "+data@data.sources.a=shapes", "data.sub_captions=2"], "data.sub_captions=2 has no effect on a mixture"),
-        (["data=mixture", "+data@data.sources.a=shapes", "data.sources.a.sub_captions=2", "objective=distillation", "teacher.embeddings=e"], "data.sources.a.sub_captions=2 draws parts"),
-    ],
-)  # fmt: skip
-def test_invalid_options_raise_a_one_line_error(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(*words)
 
 
 def test_valid_combinations_compose() -> None:

@@ -18,10 +18,7 @@ def test_imagenet_names_equal_open_clip() -> None:
 
 @pytest.mark.parametrize(
     ("name", "theirs"),
-    [
-        ("openai_imagenet", open_clip.OPENAI_IMAGENET_TEMPLATES),
-        ("simple", open_clip.SIMPLE_IMAGENET_TEMPLATES),
-    ],
+    [("openai_imagenet", open_clip.OPENAI_IMAGENET_TEMPLATES), ("simple", open_clip.SIMPLE_IMAGENET_TEMPLATES)],
 )
 def test_templates_equal_open_clip(name: str, theirs: list[object]) -> None:
     filled = [template.replace("{}", "cat") for template in read_templates(name, "x")]
@@ -31,11 +28,6 @@ def test_templates_equal_open_clip(name: str, theirs: list[object]) -> None:
 def test_lines_of_a_file_are_stripped_and_empty_lines_skipped(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text(" red \n\ngreen\r\n")
     assert read_names(f"{tmp_path}/names.txt", "x") == ["red", "green"]
-
-
-def test_templates_accept_the_placeholder_of_clip_benchmark(tmp_path: Path) -> None:
-    (tmp_path / "templates.txt").write_text("a {c}\n{} in the wild\n")
-    assert read_templates(f"{tmp_path}/templates.txt", "x") == ["a {}", "{} in the wild"]
 
 
 @pytest.mark.parametrize(

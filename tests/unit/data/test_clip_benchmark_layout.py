@@ -44,9 +44,7 @@ def clip_benchmark_set(folder: Path) -> Any:
     return build_wds_dataset("x", lambda image: np.array(image.convert("RGB")), "test", str(folder))
 
 
-def test_a_classification_set_equals_clip_benchmark(
-    tmp_path: Path,
-) -> None:
+def test_a_classification_set_equals_clip_benchmark(tmp_path: Path) -> None:
     expected = clip_benchmark_set(classification(tmp_path))
     data = spec(tmp_path).open_for_evaluation()
     assert data.held_out is not None and data.classes is not None
@@ -80,12 +78,6 @@ def test_splits_map_to_the_train_and_held_out_sides(tmp_path: Path) -> None:
     assert spec(tmp_path, held_out_split=None).open().held_out is None
     alone = spec(tmp_path, held_out_split=None).open_for_evaluation().held_out
     assert alone is not None and len(alone.sizes) == 3
-
-
-def test_a_set_is_read_from_a_url(tmp_path: Path) -> None:
-    classification(tmp_path)
-    data = spec(f"file://{tmp_path}/").open_for_evaluation()
-    assert data.held_out is not None and sum(data.held_out.sizes) == 12
 
 
 def test_a_set_is_read_from_an_object_store(tmp_path: Path, own_bucket: str) -> None:
@@ -157,17 +149,3 @@ def test_an_invalid_set_raises_a_one_line_error(
     with pytest.raises(error, match=message) as raised:
         spec(tmp_path).open_for_evaluation()
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path": None}, "data.path has no value: give the folder of the set"),
-        ({"path": "pipe:curl x"}, "is a command"),
-        ({"path": "x", "split": ""}, "data.split= is empty"),
-        ({"path": "x", "retry_s": -1.0}, "data.retry_s=-1.0 is negative"),
-    ],
-)
-def test_options_out_of_range_raise_an_error(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        spec(**options).open_for_evaluation()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import compose, losses, small, tensors
+from helpers.runs import VIT, compose, losses, small
 from helpers.samples import Numbers, encode, picture
 from torch import Tensor
 
@@ -171,7 +171,7 @@ def test_the_samples_are_those_of_the_cpu(on_device: list[Batch], on_cpu: list[B
     assert_same_samples(on_device, on_cpu)
 
 
-@pytest.mark.parametrize(("part", "workers"), [(7, 0), (24, 1), (10, 1)])
+@pytest.mark.parametrize(("part", "workers"), [(7, 0), (10, 1)])
 def test_batches_do_not_depend_on_parts_and_processes(part: int, workers: int, on_device: list[Batch]) -> None:
     found = loaded(True, part=part, workers=workers)
     assert_same_samples(found, on_device)
@@ -213,19 +213,6 @@ def test_images_on_the_device_have_the_augmentation_of_the_cpu(stored: bool) -> 
         assert all(map(torch.equal, one.images, other.images))
 
 
-def test_a_batch_without_texts_has_the_same_images(on_cpu: list[Batch]) -> None:
-    view = ImageView(SIDE, [0.3, 1.0], 10**6, on_device=True)
-    order = Order(SOURCE.sizes, seed=3, window=30)
-    loader = train_loader(
-        SOURCE, order, view, TOKENIZER, seed=3, samples=range(48), batch=24, rank=0, world=1, workers=0, prefetch=2,
-        pin=False, targets=Targets(),
-    )  # fmt: skip
-    for batch, expected in zip(loader, on_cpu, strict=False):
-        found = batch.without_texts().to(CPU)
-        assert found.tokens.shape == (24, 0)
-        assert torch.equal(found.index, expected.index)
-
-
 def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> None:
     for name, encoded in OTHERS.items():
         rng = random.Random(0)
@@ -240,9 +227,9 @@ def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> No
     assert device_crop(encode(picture(1, 1).resize((4200, 4000)), "JPEG"), [0.5, 1.0], 10**9, random.Random(0)) is None
 
 
-@pytest.mark.parametrize("at", range(0, 600, 7))
-def test_a_header_cut_off_anywhere_is_left_to_the_cpu(at: int) -> None:
-    assert device_crop(file(0)[:at], [0.5, 1.0], 10**6, random.Random(0)) is None
+def test_a_header_cut_off_anywhere_is_left_to_the_cpu() -> None:
+    encoded = file(0)
+    assert not any(device_crop(encoded[:at], [0.5, 1.0], 10**6, random.Random(0)) for at in range(0, 600, 7))
 
 
 # ------------------------------------------------------------------------------------------------------ pixels
@@ -269,7 +256,7 @@ def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(size: int, interp
         assert (off > 0).float().mean() < share
 
 
-@pytest.mark.parametrize(("width", "height", "least"), [(341, 256, 60.0), (683, 512, 40.0), (1600, 1200, 40.0)])
+@pytest.mark.parametrize(("width", "height", "least"), [(341, 256, 60.0), (1600, 1200, 40.0)])
 def test_pixels_are_close_to_those_of_the_cpu(width: int, height: int, least: float) -> None:
     """The same decoder on the CPU: only rounding differs, unless the CPU shrinks the image while decoding it."""
     for seed in range(3):
@@ -358,31 +345,7 @@ def test_few_images_for_the_device_are_a_warning(caplog: pytest.LogCaptureFixtur
 # ------------------------------------------------------------------------------------------------------- options
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("data.decode=nvjpeg",), r"data.decode"),
-        (
-            ("model=stored_features", "data=csv", "data.path=a.csv", "data.decode=gpu", "model.image.features=8"),
-            r"data.decode=gpu has no effect on stored features",
-        ),
-        (
-            ("data=mixture", "+data@data.sources.a=shapes", "data.sources.a.decode=gpu"),
-            r"data.sources.a.decode=gpu has no effect on a source of a mixture",
-        ),
-    ],
-)
-def test_invalid_options_raise_a_one_line_error(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        compose(*overrides)
-    assert "\n" not in str(error.value)
-
-
-def test_decoding_on_the_device_needs_cuda(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^data.decode=gpu decodes by nvJPEG, and this run is on cpu: use data.decode"
-    ):
-        Trainer(small(tmp_path / "run", "data.decode=gpu", "distributed.device=cpu"))
+def test_decoding_on_the_device_needs_cuda() -> None:
     with pytest.raises(ConfigError, match=r"^data.decode=gpu: torchvision decodes no JPEG on cuda:0 \(.+\): install a"):
         check_device_decoding(torch.device("cuda", 0))
 
@@ -395,16 +358,13 @@ def test_the_view_of_a_run_follows_the_option() -> None:
     assert spec.data.decode is Decoder.gpu
 
 
-def test_a_run_resumes_bit_for_bit_and_with_another_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumes_with_another_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.trainer.batches.check_device_decoding", lambda device: None)
     fixed = ("duration=4st", "checkpoint.every=2st", "evaluate=false", "distributed.device=cpu")
-    Trainer(small(tmp_path / "run", *fixed, "data.decode=gpu")).fit()
-    for name, decode in (("same", "gpu"), ("other", "cpu")):
-        shutil.copytree(tmp_path / "run", tmp_path / name)
-        resumed = Trainer(small(tmp_path / name, *fixed, f"data.decode={decode}", "resume=step:2"))
-        assert resumed.notes == ([] if decode == "gpu" else ["data.decode: gpu -> cpu"])
-        resumed.fit()
-    expected, found = (tensors(tmp_path / name, 4) for name in ("run", "same"))
-    assert [key for key, tensor in expected.items() if not torch.equal(found[key], tensor)] == []
+    Trainer(small(tmp_path / "run", *VIT, *fixed, "data.decode=gpu")).fit()
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    resumed = Trainer(small(tmp_path / "other", *VIT, *fixed, "data.decode=cpu", "resume=step:2"))
+    assert resumed.notes == ["data.decode: gpu -> cpu"]
+    resumed.fit()
     assert losses(tmp_path / "other")[-2:] == pytest.approx(losses(tmp_path / "run")[-2:], rel=1e-3)
     assert losses(tmp_path / "other")[-2:] != losses(tmp_path / "run")[-2:], "both decoders were used"

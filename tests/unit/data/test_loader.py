@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from helpers.waiting import wait_until
 from PIL import Image
 
 from clipx.data.batch import Batch
-from clipx.data.csv import CsvSpec
 from clipx.data.loader import EvalBatch, eval_loader, train_loader
 from clipx.data.loader_processes import exit_with_trainer
 from clipx.data.order import Order
@@ -94,25 +92,14 @@ def test_batches_are_the_same_for_any_number_of_workers(reference_run: list[Batc
     assert_same(batches(SOURCE, 0, 240, workers=workers), reference_run)
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_batches_of_the_ranks_concatenate_to_the_global_batch(reference_run: list[Batch], world: int) -> None:
-    ranks = [batches(SOURCE, 0, 240, rank=rank, world=world, workers=rank % 2) for rank in range(world)]
-    for step, whole in enumerate(reference_run):
-        parts = [rank[step] for rank in ranks]
-        assert_same(
-            [
-                Batch(
-                    torch.cat([p.image for p in parts]),
-                    torch.cat([p.tokens for p in parts]),
-                    torch.cat([p.index for p in parts]),
-                    [bad for p in parts for bad in p.bad],
-                )
-            ],
-            [whole],
-        )
+def test_batches_of_the_ranks_concatenate_to_the_global_batch(reference_run: list[Batch]) -> None:
+    ranks = [batches(SOURCE, 0, 240, rank=rank, world=4, workers=rank % 2) for rank in range(4)]
+    for *parts, whole in zip(*ranks, reference_run, strict=True):
+        joined = (torch.cat([getattr(part, name) for part in parts]) for name in ("image", "tokens", "index"))
+        assert_same([Batch(*joined, [bad for part in parts for bad in part.bad])], [whole])
 
 
-@pytest.mark.parametrize("step", range(0, 20, 3))
+@pytest.mark.parametrize("step", [0, 7, 18])
 def test_starting_at_any_step_equals_an_uninterrupted_run(reference_run: list[Batch], step: int) -> None:
     assert_same(batches(SOURCE, 12 * step, 240), reference_run[step:])
 
@@ -131,21 +118,7 @@ def test_starting_late_reads_no_earlier_sample(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_another_seed_changes_crops_and_captions(reference_run: list[Batch]) -> None:
-    order = Order(SOURCE.sizes, seed=3, window=30)  # the same order of samples: only crops and captions differ
-    other = train_loader(
-        SOURCE,
-        order,
-        VIEW,
-        TOKENIZER,
-        seed=4,
-        samples=range(120),
-        batch=12,
-        rank=0,
-        world=1,
-        workers=0,
-        prefetch=2,
-        pin=False,
-    )
+    other = batches(SOURCE, 0, 120, seed=4)  # the same order of samples: only crops and captions differ
     for one, two in zip(reference_run[:10], other, strict=True):
         assert not torch.equal(one.image, two.image)
     assert any(not torch.equal(one.tokens, two.tokens) for one, two in zip(reference_run, other, strict=False))
@@ -163,30 +136,11 @@ def test_all_captions_of_a_sample_are_drawn_and_views_differ_between_epochs() ->
     assert {len(texts) for texts in tokens.values()} == {2}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 6])
+@pytest.mark.parametrize("world", [1, 3])
 def test_every_sample_is_seen_once_per_epoch_with_uneven_shards(world: int) -> None:
     source = Numbers([7, 0, 1, 22, 6])  # 36 = 3 steps of 12
     seen = [b.index for rank in range(world) for b in batches(source, 36, 72, rank=rank, world=world)]
     assert sorted(torch.cat(seen).tolist()) == list(range(36))
-
-
-def test_len_of_a_loader_is_its_number_of_steps() -> None:
-    order = Order([50], 0, 50)
-    loader = train_loader(
-        UNEVEN,
-        order,
-        VIEW,
-        TOKENIZER,
-        seed=0,
-        samples=range(24, 120),
-        batch=12,
-        rank=1,
-        world=2,
-        workers=0,
-        prefetch=2,
-        pin=False,
-    )
-    assert len(loader) == 8
 
 
 # ------------------------------------------------------------------------------------------------- bad samples
@@ -206,12 +160,8 @@ def test_a_bad_sample_is_reported_and_replaced_by_a_good_sample(reference_run: l
 
 def test_replacements_are_deterministic_and_vary(reference_run: list[Batch]) -> None:
     order = Order(SOURCE.sizes, seed=3, window=30)
-    taken = [
-        index
-        for step, batch in enumerate(reference_run)
-        for place, index in enumerate(batch.index.tolist())
-        if order(12 * step + place) in BROKEN
-    ]
+    found = torch.cat([batch.index for batch in reference_run]).tolist()
+    taken = [index for position, index in enumerate(found) if order(position) in BROKEN]
     assert len(set(taken)) > len(taken) // 2, "replacements vary"
     again = batches(SOURCE, 0, 240, window=30)
     assert [b.index.tolist() for b in again] == [b.index.tolist() for b in reference_run]
@@ -239,8 +189,8 @@ def eval_batches(source: Source, **options: Any) -> list[EvalBatch]:
     return list(eval_loader(source, VIEW, **settings))
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("samples", [1, 6, 7, 8, 101])
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("samples", [1, 7, 8, 101])
 def test_evaluation_batches_are_the_same_for_any_number_of_ranks(samples: int, world: int) -> None:
     source = Numbers([samples])
     ranks = [eval_batches(source, rank=rank, world=world) for rank in range(world)]
@@ -278,25 +228,6 @@ def test_an_evaluation_batch_may_hold_only_bad_samples() -> None:
 # ------------------------------------------------------------------------------------------------- real files
 
 
-def test_a_csv_of_jpeg_png_and_webp_is_loaded_and_a_missing_image_reported(tmp_path: Path) -> None:
-    rows = ["filepath,caption"]
-    for i in range(12):
-        kind = ("JPEG", "PNG", "WEBP")[i % 3]
-        rows.append(f"{i}.{kind.lower()},picture {i}")
-        if i != 4:
-            image = picture(30, 20, i).convert(("RGB", "RGBA", "L")[i % 3 - 1] if kind != "JPEG" else "CMYK")
-            (tmp_path / f"{i}.{kind.lower()}").write_bytes(encode(image, kind))
-    path = tmp_path / "table.csv"
-    path.write_text("\n".join(rows))
-    source = CsvSpec(name="mine", path=str(path), held_out_share=0.0).open().train
-    (batch,) = batches(source, 0, 12, workers=1)
-    assert [(Path(b.key).name, b.reason) for b in batch.bad] == [
-        ("4.png", "image cannot be read: No such file or directory")
-    ]
-    assert set(batch.index.tolist()) >= set(range(12)) - {4}
-    assert 4 not in batch.index.tolist()
-
-
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_shards_are_loaded_by_several_workers(tmp_path: Path) -> None:
     for k, (start, stop) in enumerate(((0, 5), (5, 6), (6, 24))):
@@ -309,11 +240,6 @@ def test_shards_are_loaded_by_several_workers(tmp_path: Path) -> None:
     for batch in alone:
         expected = TOKENIZER([f"caption {i}" for i in batch.index.tolist()])
         assert torch.equal(batch.tokens, expected)
-
-
-def test_a_batch_survives_pickling_and_moving_to_a_device(reference_run: list[Batch]) -> None:
-    batch = reference_run[0]
-    assert_same([pickle.loads(pickle.dumps(batch)), batch.to(torch.device("cpu"))], [batch, batch])
 
 
 @pytest.mark.parametrize("seen", ["before", "afterwards"])

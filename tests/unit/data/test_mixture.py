@@ -24,7 +24,7 @@ from clipx.data.mixture import MixedOrder, Mixture, _common_classes
 from clipx.data.order import Order
 from clipx.data.spec import Classes
 from clipx.data.views import ImageView
-from clipx.errors import CheckpointError, ConfigError, DataError
+from clipx.errors import CheckpointError, ConfigError
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.trainer import Trainer
@@ -108,17 +108,6 @@ def test_sources_of_equal_size_are_shuffled_differently() -> None:
     assert sum(a == b for a, b in zip(*own, strict=True)) < 25  # 1 position in a window of 6 agrees by chance
 
 
-def test_far_positions_are_computed_directly() -> None:
-    order = mixed_order()
-    assert [0 <= order(position) < order.samples for position in (10**9, 10**12, 10**15)] == [True] * 3
-
-
-def test_a_mixture_of_a_single_source_equals_that_source() -> None:
-    order = mixed_order(("3",), sizes=([5, 6],))
-    alone = Order([5, 6], 3, 6, stream=(1,))
-    assert [order(p) for p in range(40)] == [alone(p) for p in range(40)]
-
-
 # -------------------------------------------------------------------------------------------------------- source
 
 
@@ -147,22 +136,6 @@ def test_a_bad_sample_is_replaced_from_the_same_source() -> None:
         assert abs((batch.index < 40).sum().item() - 3) <= 1
         assert not (batch.index < 20).any()
     assert sum(len(batch.bad) for batch in batches) >= 20
-
-
-@pytest.mark.parametrize(("world", "workers"), [(1, 2), (3, 0), (4, 1)])
-def test_ranks_and_workers_share_one_stream(world: int, workers: int) -> None:
-    sizes = ([7, 0, 5], [30])
-    mixture = Mixture.of({"a": Numbers(sizes[0]), "b": Numbers(sizes[1], broken=frozenset({3}))})
-
-    def read(rank: int, world: int, workers: int) -> torch.Tensor:
-        loader = train_loader(
-            mixture, mixed_order(("1", "0.4"), sizes=sizes), ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
-            seed=0, samples=range(12, 132), batch=12, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
-        )  # fmt: skip
-        return torch.stack([batch.index for batch in loader])
-
-    together = torch.cat([read(rank, world, workers) for rank in range(world)], dim=1)
-    assert torch.equal(together, read(0, 1, 0))
 
 
 def test_classes_are_defined_only_if_all_held_out_sources_agree() -> None:
@@ -199,80 +172,6 @@ def test_a_mixture_can_be_a_user_defined_option(tmp_path: Path) -> None:
     assert weights == {"cc": 3.0, "own": 2.0}
 
 
-REFUSED = [
-    (
-        ["data.sources.big.kind=csv"],
-        "data.sources.big.kind=csv cannot be set: choose an option of the group, data@data.sources.big=…",
-    ),
-    (["data.sources.big.weight=0"], "data.sources.big.weight=0 must be above 0: to draw nothing from it, remove it"),
-    (
-        ["data.sources.big.weight=-1.5"],
-        "data.sources.big.weight=-1.5 must be above 0: to draw nothing from it, remove it",
-    ),
-    (["data.sources.big.weight=much"], "data.sources.big.weight=much: Value 'much' of type 'str' could not be converted to Float"),
-    (
-        ["data.sources.smal.weight=2"],
-        "data.sources.smal is not a key here: the keys are big, small (did you mean small?); add it by +data@data.sources.smal=…",
-    ),
-    (
-        ["+data.sources.new=csv"],
-        "Error merging override +data.sources.new=csv: Invalid type assigned: str is not a subclass of DataSpec. value: csv: add an option of a group by +GROUP@KEY=OPTION, e.g. +data@data.sources.NAME=csv",
-    ),
-    (
-        ["data.held_out=smal"],
-        "data.held_out=smal is not a source: choose one of big, small, or null for all (did you mean small?)",
-    ),
-    (
-        ["data.shuffle_window=9"],
-        "data.shuffle_window=9 has no effect on a mixture: set it for a source, data.sources.NAME.shuffle_window",
-    ),
-    (
-        ["data.weight=3"],
-        "data.weight=3.0 has no effect on a mixture: set it for a source, data.sources.NAME.weight",
-    ),
-    *(
-        (
-            [f"data.sources.big.{key}={value}"],
-            f"data.sources.big.{key}={value} has no effect on a source of a mixture: remove it, and set {key} on "
-            "data itself",
-        )
-        for key, value in {
-            "batch_size": 128, "micro_batches": 2, "workers": 0, "prefetch": 5, "crop_scale": [0.5, 1.0],
-            "max_pixels": 1000, "max_bad_share": 0.5,
-        }.items()
-    ),
-    (
-        ["data.sources.big.shuffle_window=-1"],
-        "data.sources.big.shuffle_window=-1 must be at least 1 sample",
-    ),
-    (
-        ["data.sources.small.batch_size=101", "data.sources.small.micro_batches=2"],
-        "data.sources.small.batch_size=101 is not divisible by data.sources.small.micro_batches=2: use a batch of 100 "
-        "or 102, or 1 or 101 micro-batches",
-    ),
-    (
-        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.min_side=-4"],
-        "data.sources.inner.sources.x.min_side=-4 is negative: give 0 for no limit, or more",
-    ),
-    (
-        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.weight=0"],
-        "data.sources.inner.sources.x.weight=0 must be above 0: to draw nothing from it, remove it",
-    ),
-    (
-        [f"{ADD}inner=mixture", "+data@data.sources.inner.sources.x=csv", "data.sources.inner.sources.x.workers=9"],
-        "data.sources.inner.sources.x.workers=9 has no effect on a source of a mixture: remove it, and set workers "
-        "on data itself",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("overrides", "message"), REFUSED, ids=[overrides[-1] for overrides, _ in REFUSED])
-def test_invalid_overrides_raise_a_one_line_error(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*TWO, *overrides)
-    assert str(caught.value) == message
-
-
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF_DIR / "data").glob("*.yaml")))
 def test_every_option_can_be_a_source(name: str) -> None:
     spec = compose("data=mixture", f"{ADD}a={name}")
@@ -295,19 +194,6 @@ def test_each_source_uses_its_replacement_and_window() -> None:
         own[order(position) // 100].append(order(position))
     assert len(set(own[0])) < 80
     assert own[1] == list(range(100, 200)), "a window of 1 in a single shard keeps the order"
-
-
-def test_a_weight_without_a_mixture_raises_an_error() -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("data.weight=3")
-    assert str(caught.value) == "data.weight=3 has no effect outside a mixture: give data.sources.NAME.weight"
-
-
-def test_errors_on_missing_or_unopenable_sources_name_the_override_keys() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.sources is empty: add each source by \+data@data\.sources\.NAME="):
-        compose("data=mixture").data.open()
-    with pytest.raises(ConfigError, match=r"^data\.sources\.x\.path has no value: .* e\.g\. data\.sources\.x\.path="):
-        compose("data=mixture", f"{ADD}x=csv").data.open()
 
 
 # ------------------------------------------------------------------------------------------------------- held out
@@ -398,9 +284,3 @@ def test_per_sample_state_resumes_with_another_number_of_ranks(tmp_path: Path, t
     losses = [[r["train/loss"] for r in rows(d) if "train/loss" in r] for d in (straight, elastic)]
     assert losses[1] == pytest.approx(losses[0], abs=1e-9)
     assert all(math.isfinite(loss) for loss in losses[0])
-
-
-def test_a_source_without_samples_raises_an_error_with_its_table(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("filepath,caption\n")
-    with pytest.raises(DataError, match=r"t\.csv has no row"):
-        compose("data=mixture", f"{ADD}x=csv", f"data.sources.x.path={tmp_path}/t.csv").data.open()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import sys
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +35,6 @@ def test_packed_values_equal_the_original_list() -> None:
     for place in (len(VALUES), -len(VALUES) - 1):
         with pytest.raises(IndexError):
             packed[place]
-
-
-@pytest.mark.slow
-def test_a_value_takes_ten_bytes_more_than_its_text() -> None:
-    texts = (f"images/{i:09d}.jpg" for i in range(50_000))
-    gc.collect()
-    tracemalloc.start()
-    packed = Packed.of(texts)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < 50_000 * (len(packed[0]) + 2 + 8) * 1.05
 
 
 SHARED = """

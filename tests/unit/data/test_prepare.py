@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 import io
 import json
-import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,9 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset
-from helpers.runs import compose, rows, run
-from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
-from helpers.waiting import wait_until
+from helpers.runs import compose, run
+from helpers.samples import captions, encode, jpeg, picture, read_all, write_tar
 from PIL import Image
 
 from clipx.data.csv import CsvSpec
@@ -76,7 +72,7 @@ def dropped(out: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------ sources
 
 
-@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+@pytest.mark.parametrize("ending", ["tsv", "parquet"])
 def test_a_table_is_written_into_shards(tmp_path: Path, ending: str) -> None:
     paths = write_images(tmp_path / "images")
     source = prepare_shards(
@@ -86,15 +82,6 @@ def test_a_table_is_written_into_shards(tmp_path: Path, ending: str) -> None:
     assert captions(source) == [f"picture {i:03d}" for i in range(7)]
     assert [sample.image for sample in read_all(source)] == [path.read_bytes() for path in paths]
     assert dropped(tmp_path / "out") == {}
-
-
-@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
-def test_a_table_is_read_directly_as_data(tmp_path: Path, ending: str) -> None:
-    paths = write_images(tmp_path)
-    path = table(tmp_path, [(p.name, f"picture {p.stem}") for p in paths], ending)
-    source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
-    assert captions(source) == [f"picture {i:03d}" for i in range(7)]
-    assert [sample.image for sample in read_all(source)] == [p.read_bytes() for p in paths]
 
 
 def test_a_folder_of_images_with_captions_is_written_into_shards(tmp_path: Path) -> None:
@@ -110,8 +97,7 @@ def test_a_folder_of_images_with_captions_is_written_into_shards(tmp_path: Path)
     assert read_all(both.open().train)[3].captions == ["first 3", "second 3"]
 
 
-@pytest.mark.parametrize("kind", ["bytes", "struct"])
-@pytest.mark.parametrize("row_group", [2, 100])
+@pytest.mark.parametrize(("kind", "row_group"), [("bytes", 2), ("struct", 100)])
 def test_parquet_with_embedded_images_is_written_into_shards(tmp_path: Path, kind: str, row_group: int) -> None:
     content = [jpeg(i) for i in range(8)]
     column: list[Any] = content if kind == "bytes" else [{"bytes": c, "path": "x"} for c in content]
@@ -226,25 +212,6 @@ def test_plain_webdataset_and_open_clip_read_the_shards(tmp_path: Path, monkeypa
     assert texts == [f"picture {p.stem}" for p in paths]
 
 
-def test_output_of_img2dataset_trains_unchanged(tmp_path: Path) -> None:
-    """Trains on a folder in img2dataset's layout: shards, *_stats.json and *.parquet side by side."""
-    for k in range(2):
-        write_tar(tmp_path / "data" / f"{k:05d}.tar", img2dataset(range(40 * k, 40 * k + 40)))
-        (tmp_path / "data" / f"{k:05d}_stats.json").write_text(json.dumps({"count": 44, "successes": 40}))
-        pq.write_table(pa.table({"url": ["x"]}), tmp_path / "data" / f"{k:05d}.parquet")
-    words = ["data=webdataset", f"data.shards={tmp_path}/data/*.tar", "data.batch_size=16", "data.workers=0"]
-    words += [
-        "duration=2st",
-        "schedule.warmup=1st",
-        "logger=[]",
-        "evaluator=[]",
-        f"run_dir={tmp_path}/run",
-        "log_every=1st",
-    ]
-    run(sys.executable, "-m", "clipx.train", *words)
-    assert rows(tmp_path / "run")[-1]["train/bad_samples"] == 0
-
-
 # ---------------------------------------------------------------------------------------------------- the command
 
 
@@ -285,47 +252,6 @@ def test_the_printed_command_trains_on_all_captions_and_the_labels(
     assert manifest["fingerprint"] == source.fingerprint, "the manifest is of the same data"
 
 
-def test_the_same_source_gives_identical_shards(tmp_path: Path) -> None:
-    paths = write_images(tmp_path)
-    path = table(tmp_path, [(p.name, "a picture") for p in paths])
-    for out, processes in (("a", 1), ("b", 2)):
-        prepare_shards(path, tmp_path / out, processes=processes, resize=Resize.center_crop, size=16)
-    tars = [[p.read_bytes() for p in sorted((tmp_path / out).glob("*.tar"))] for out in "ab"]
-    assert len(tars[0]) == 3
-    assert tars[0] == tars[1]
-
-
-HELD = """
-import itertools, runpy, time
-from clipx.data.prepare import prepare
-
-real, images = prepare.shard_image, itertools.count()
-prepare.shard_image = lambda *a: time.sleep(600) if next(images) == 30 else real(*a)
-runpy.run_module("clipx.data.prepare", run_name="__main__")
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_without_rewriting_finished_shards(tmp_path: Path) -> None:
-    paths = write_images(tmp_path / "in", 60, (400, 400))
-    path = table(tmp_path, [(f"in/{p.name}", f"picture {p.stem}") for p in paths])
-    out = tmp_path / "out"
-    words = [f"source={path}", f"out={out}", "samples_per_shard=3", "resize=border", "size=200", "processes=1"]
-    process = subprocess.Popen([sys.executable, "-c", HELD, *words], start_new_session=True, stderr=subprocess.DEVNULL)
-    wait_until(lambda: len(list(out.glob("*_stats.json"))) == 10)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    done = {p: p.stat().st_mtime_ns for p in out.glob("*.tar") if p.with_name(f"{p.stem}_stats.json").exists()}
-    assert len(done) == 10
-    (out / ".00019.tar.abcdef").write_bytes(b"left by a killed run")
-    run(sys.executable, "-m", "clipx.data.prepare", *words)
-    assert captions(open_shards(out)) == [f"picture {p.stem}" for p in paths]
-    assert {p: p.stat().st_mtime_ns for p in done} == done, "complete shards are not rewritten"
-    assert not list(out.glob(".0*"))
-    straight = prepare_shards(path, tmp_path / "straight", resize=Resize.border, size=200)
-    assert open_shards(out).fingerprint == straight.fingerprint
-
-
 def test_a_second_process_writing_the_same_folder_raises_an_error(tmp_path: Path) -> None:
     import fcntl
 
@@ -350,33 +276,6 @@ def test_another_source_or_other_options_require_another_folder(tmp_path: Path) 
     write_tar(tmp_path / "mine" / "a.tar", [])
     with pytest.raises(ConfigError, match=r"holds shards that prepare did not write"):
         prepare_shards(path, tmp_path / "mine")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"source": "nowhere.csv"}, r"source=nowhere.csv is neither a file nor a folder: check the path"),
-        ({"source": "{}"}, r"source=\S+ holds no .jpg, .jpeg, .png, .webp, .csv, .tsv, .parquet file: give a folder that does"),
-        ({"size": 64}, r"size=64, only_shrink=True and quality=95 have no effect with resize=no, which stores images unchanged"),
-        ({"size": 0}, r"size=0 must be at least 1 pixel"),
-        ({"quality": 0}, r"quality=0 must be in \[1, 100\]"),
-        ({"samples_per_shard": 0}, r"samples_per_shard=0 must be at least 1"),
-        ({"retry_s": -1.0}, r"retry_s=-1.0 is negative: give 0 to disable retries"),
-        ({"source": "{}/*.nosuch"}, r"source=\S+/\*.nosuch matches no file: check the path"),
-        ({"source": "::"}, r"source=:: names no file: give paths or quoted patterns"),
-        ({"processes": -1}, r"processes=-1 is negative"),
-        ({"separator": "::"}, r"separator='::' must be one character"),
-        ({"source": "{}/table.csv", "caption_column": "text"}, r"^caption_column=text is not a column of \S+: it has filepath, caption; name one"),
-        ({"source": "{}/b.parquet"}, r"^image_column=filepath is not a column of \S+: it has image, caption; name one"),
-    ],
-)  # fmt: skip
-def test_invalid_options_raise_an_error(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    if options.get("source", "").endswith((".csv", ".parquet")):
-        table(tmp_path, [("000.jpg", "a")])
-        pq.write_table(pa.table({"image": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
-    values = {"source": "a.csv", **options}
-    with pytest.raises(ConfigError, match=message):
-        prepare(PrepareSpec(**{**values, "source": values["source"].format(tmp_path)}, out=str(tmp_path / "out")))
 
 
 def test_csv_data_on_parquet_with_embedded_images_raises_an_error_with_the_fix(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.cases import slow_except
 from helpers.s3_server import FaultyProxy, admin
 from helpers.samples import jpeg
 
@@ -73,16 +72,10 @@ def expected_captions(size: int = 4) -> list[list[str]]:
 # ------------------------------------------------------------------------------------------------------- patterns
 
 
-@pytest.mark.parametrize(
-    "written",
-    slow_except(
-        ["{}/*.parquet", "{}/train-{{00000..00004}}-of-00005.parquet", "{}", "@{}/list.txt", "{}/train-00000*::{}/train-0000[1-4]*"],
-        "{}/*.parquet", "@{}/list.txt",
-    ),
-)  # fmt: skip
+@pytest.mark.parametrize("written", ["{}/*.parquet", "@{}/list.txt"])
 def test_samples_are_numbered_over_all_files(hub: Path, tmp_path: Path, written: str) -> None:
     (hub / "list.txt").write_text("# all\n" + "\n".join(path.name for path in sorted(hub.glob("*.parquet"))))
-    assert prepared_captions(written.format(hub, hub), tmp_path / "out", **INSIDE) == expected_captions()
+    assert prepared_captions(written.format(hub), tmp_path / "out", **INSIDE) == expected_captions()
 
 
 def test_files_of_all_types_are_combined_in_order(tmp_path: Path) -> None:
@@ -116,7 +109,7 @@ def test_skipped_tables_in_a_folder_of_images_are_reported(tmp_path: Path, capsy
 # ----------------------------------------------------------------------------------------------- shard boundaries
 
 
-@pytest.mark.parametrize("size", [1, 2, 5, 13, 100])
+@pytest.mark.parametrize("size", [1, 5, 100])
 def test_shards_span_file_boundaries(hub: Path, size: int) -> None:
     shards = open_raw(f"{hub}/*.parquet", OPTIONS).shards(size)
     found = [[_text(read()) for piece in pieces for _, read in piece.samples()] for pieces in shards]
@@ -145,6 +138,7 @@ def test_only_a_single_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
         assert len(pickle.dumps(pieces)) < 2000
 
 
+@pytest.mark.usefixtures("processes")
 def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub: Path, tmp_path: Path) -> None:
     def content(out: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / out).glob("*.tar")}
@@ -155,10 +149,12 @@ def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     (tmp_path / "a" / "00001_stats.json").unlink()
     (tmp_path / "a" / "00001.tar").write_bytes(b"half")
+    (tmp_path / "a" / ".00001.tar.abcdef").write_bytes(b"left by a killed run")
     prepared_captions(str(hub), tmp_path / "a", **INSIDE)
     assert content("a") == content("b")
     again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     assert [name for name in times if times[name] != again[name]] == ["00001.tar"]
+    assert not list((tmp_path / "a").glob(".0*"))
 
 
 def test_changed_files_require_another_output_folder(hub: Path, tmp_path: Path) -> None:

@@ -66,18 +66,10 @@ def test_each_format_has_the_same_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "kind", "message"),
     [
-        (("top=0.3",), ConfigError, "top=0.3 needs a column: give by=similarity"),
-        (("top=0", "by=words"), ConfigError, "top=0.0 must be in (0, 1]"),
-        (("by=words",), ConfigError, "by=words has no effect without top or without=…"),
-        (("per_cluster=true",), ConfigError, "per_cluster=true has no effect without top"),
-        (("least=3",), ConfigError, "least=3 must be a number for each column"),
-        (("without=[all]",), ConfigError, "without=[…,all] must be in exact, near"),
         (("least={width:3}",), ConfigError, "has no column width, only index, key"),
         (("least={script:3}",), ConfigError, "column script has no numbers but string"),
         (("least={words:9}",), DataError, "no sample meets the conditions (7 usable, 0 with words ≥ 9): relax them"),
         (("within=nowhere.npy",), DataError, "within=nowhere.npy cannot be read"),
-        (("scores=nowhere",), DataError, "nowhere cannot be read"),
-        (("out=ids.csv",), ConfigError, "out=ids.csv must end in .npy, .parquet, .txt"),
     ],
 )
 def test_invalid_options_raise_an_error(

@@ -278,7 +278,7 @@ def boxes(size: tuple[int, int], scale: tuple[float, float], n: int) -> tuple[np
 
 
 @pytest.mark.parametrize("scale", SCALES, ids=str)
-@pytest.mark.parametrize("size", [(500, 375), (375, 500), (240, 240), (1000, 480)], ids=str)
+@pytest.mark.parametrize("size", [(500, 375), (240, 240), (480, 1000)], ids=str)
 def test_random_boxes_follow_the_distribution_of_torchvision(size: tuple[int, int], scale: tuple[float, float]) -> None:
     measures = {
         "area": lambda x, y, w, h: w * h,
@@ -286,7 +286,7 @@ def test_random_boxes_follow_the_distribution_of_torchvision(size: tuple[int, in
         "left": lambda x, y, w, h: x,
         "top": lambda x, y, w, h: y,
     }
-    ours, theirs = boxes(size, scale, 3000)
+    ours, theirs = boxes(size, scale, 2000)
     for name, measure in measures.items():
         one, other = measure(*ours.T), measure(*theirs.T)
         if len({*one, *other}) > 1:
@@ -300,10 +300,6 @@ def test_boxes_of_extreme_aspect_ratios_equal_torchvision(size: tuple[int, int])
         assert (ours == theirs).all()
     assert (ours[:, 2:] >= 1).all()
     assert (ours[:, :2] + ours[:, 2:] <= size).all() and (ours >= 0).all()
-
-
-def test_equal_seeds_give_equal_boxes() -> None:
-    assert random_box((500, 375), (0.5, 1.0), random.Random(7)) == random_box((500, 375), (0.5, 1.0), random.Random(7))
 
 
 def train_view(encoded: bytes, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
@@ -334,13 +330,13 @@ def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float,
 @pytest.mark.parametrize(("kind", "target"), [("PNG", 32), ("PNG", 224), ("JPEG", 224)])
 def test_a_training_crop_equals_torchvision(size: tuple[int, int], kind: str, target: int) -> None:
     encoded = encode(picture(*size), kind)
-    for seed in range(10):
+    for seed in range(4):
         difference = np.abs(train_view(encoded, target, seed) - by_torchvision(decode(encoded, LIMIT), target, seed))
         assert difference.max() <= 2  # the filters of torch and Pillow round at different steps
         assert difference.mean() < 0.3
 
 
-@pytest.mark.parametrize("size", [(900, 600), (1100, 1500), (2048, 2048)], ids=str)
+@pytest.mark.parametrize("size", [(900, 600), (1100, 1500)], ids=str)
 def test_reduced_jpeg_decoding_is_close_to_full_decoding(size: tuple[int, int]) -> None:
     """Differences: box filters of 2, 4 or 8 pixels before the bicubic one; a crop in whole small-image pixels."""
     y, x = np.mgrid[: size[1], : size[0]] / 40
@@ -383,10 +379,7 @@ def exif_of(orientation: int) -> bytes:
             jpeg_segment(0xFE, b"\xff\xda") + jpeg_segment(0xE1, exif_of(6)), id="behind what looks like a scan"
         ),
         pytest.param(b"\xff\xff" + jpeg_segment(0xE1, exif_of(6)), id="behind padding"),
-        pytest.param(
-            jpeg_segment(0xE1, b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'),
-            id="xmp",
-        ),
+        pytest.param(jpeg_segment(0xE1, b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'), id="xmp"),
     ],
 )
 def test_the_orientation_is_found_at_any_place_of_the_header(header: bytes) -> None:
@@ -425,7 +418,7 @@ def reference_view(image: Image.Image, size: int, mode: InterpolationMode = Inte
 def test_the_evaluation_view_equals_resize_and_centre_crop_of_torchvision(size: tuple[int, int], target: int) -> None:
     image = picture(*size)
     found = eval_transform(image, target)
-    assert found.shape == (target, target, 3)
+    assert (found.shape, found.dtype) == ((target, target, 3), np.uint8)
     assert (found == reference_view(image, target)).all()
 
 
@@ -453,11 +446,6 @@ def test_the_evaluation_view_of_a_panorama_is_its_centre(size: tuple[int, int]) 
     assert difference.mean() < 0.1 * np.abs(eval_transform(image.rotate(180), 32) - reference_view(image, 32)).mean()
 
 
-def test_an_image_of_the_target_size_is_unchanged() -> None:
-    image = picture(32, 32)
-    assert (eval_transform(image, 32) == np.asarray(image)).all()
-
-
 @pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)], ids=str)
 def test_of_an_extreme_panorama_only_the_middle_is_resized(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
@@ -478,12 +466,6 @@ def test_a_stretched_view_equals_the_squash_mode_of_open_clip(size: tuple[int, i
     theirs = image_transform(32, is_train=False, mean=(0, 0, 0), std=(1, 1, 1), resize_mode="squash")(image)
     found = eval_transform(image, 32, stretch=True)
     assert (found == (255 * theirs).round().numpy().transpose(1, 2, 0)).all()
-
-
-def test_the_evaluation_view_is_uint8_of_the_requested_size() -> None:
-    view = eval_transform(picture(40, 30), 24)
-    assert view.dtype == np.uint8
-    assert view.shape == (24, 24, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -121,7 +121,7 @@ def batches(source: Numbers, **options: Any) -> list[Batch]:
     return list(loader)
 
 
-@pytest.mark.parametrize("options", [{}, {"workers": 2}, {"part": 5}, {"workers": 1, "part": 5}])
+@pytest.mark.parametrize("options", [{}, {"workers": 1, "part": 5}])
 def test_a_batch_has_the_features_of_its_samples(options: dict[str, Any]) -> None:
     source = Stored([17, 13], images={4: npy(np.zeros(WIDTH + 1)), 9: jpeg()})
     found = batches(source, **options)

@@ -83,19 +83,6 @@ def test_bad_samples_are_skipped_up_to_the_share_of_the_data() -> None:
         list(_texts(dataset, 0.1))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("size=3",), "size=3 must be at least 4: three special tokens and one word"),
-        (("out=words.txt",), r"out=words.txt must be a file name that ends in \.json"),
-        (("data=shapes", "data.batch_size=8"), r"data\.batch_size=8 has no effect on the words of captions: remove it"),
-    ],
-)
-def test_invalid_options_are_rejected(options: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        compose(*options, config_name="vocabulary")
-
-
 def test_a_vocabulary_needs_data_and_words() -> None:
     with pytest.raises(ConfigError, match="^data has no value: give the data whose captions are read"):
         vocabulary(compose(config_name="vocabulary"))

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.runs import compose, run
@@ -107,30 +106,6 @@ def test_held_out_samples_are_excluded_from_the_epoch(shards: Path, capsys: pyte
     assert cells(capsys.readouterr().out)[4] == "10 samples (3 held out)"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"part": "0/4"}, r"part=0/4 must be k/N with 1 ≤ k ≤ N, e.g. part=3/16"),
-        ({"part": "5/4"}, r"part=5/4 must be"),
-        ({"part": "a"}, r"part=a must be"),
-        ({"part": "1/4", "manifest": "m.json"}, r"manifest=m.json lists all shards, part=1/4 reads a share"),
-        ({"caption_key": "caption"}, r"caption_key=caption is not a member"),
-        ({"held_out_share": 0.7}, r"held_out_share=0.7 must be in"),
-    ],
-)
-def test_invalid_options_raise_an_error(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        IndexSpec(shards="a.tar", **options)
-
-
-def test_errors_of_the_command_are_one_line(shards: Path) -> None:
-    code, out, err = command("shards=/nowhere/*.tar", check=False)
-    assert (code, out) == (2, "")
-    assert err == "error: shards=/nowhere/*.tar matches no shard: check the path, and quote braces and * in the shell\n"
-    assert command(check=False)[2] == "error: shards has no value: it is required, add shards=…\n"
-    assert command("shards=a", "parts=1/2", check=False)[2].startswith("error: parts is not a key here: the keys are ")
-
-
 def test_composing_index_and_prepare_imports_no_torch() -> None:
     code = """
 import sys
@@ -180,15 +155,6 @@ def test_a_run_logs_the_notes_of_its_data_once(shards: Path, caplog: pytest.LogC
     assert [record.getMessage() for record in caplog.records] == [
         f"mine: 4 × shard has 3 samples, but sizes.json lists 4; those in the shard are used: {shards}/00000.tar …"
     ]
-
-
-def test_sizes_json_is_a_cross_check(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (shards / "sizes.json").write_text(json.dumps({f"{k:05d}.tar": 4 for k in range(5)}))
-    index(IndexSpec(shards=f"{shards}/*.tar"))
-    out = capsys.readouterr().out
-    assert cells(out)[3] == "0"
-    line = "4 × shard has 3 samples, but sizes.json lists 4; those in the shard are used: "
-    assert line in out, "reported once, with the number of shards"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"{}"])
@@ -256,6 +222,7 @@ def test_the_table_holds_offset_and_size_of_each_member(shards: Path) -> None:
         assert content[offset : offset + 3] == b"\xff\xd8\xff"
 
 
+@pytest.mark.usefixtures("processes")
 def test_a_killed_indexing_process_raises_a_clear_error(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
         os.kill(os.getpid(), 9)
@@ -280,26 +247,8 @@ def test_a_list_file_expands_to_shards(shards: Path, monkeypatch: pytest.MonkeyP
     assert [Path(url).name for url in expand("@list.txt", "shards")] == names
     (shards / "globs.txt").write_text("000*[34].tar")
     assert [Path(url).name for url in expand("00000.tar::@globs.txt", "shards")] == ["00000.tar", *names[2:4]]
+    (shards / "other.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"data.shards=@other.txt cannot be read \(it is not UTF-8\)"):
+        expand("@other.txt", "data.shards")
     data = compose("data=webdataset", "data.shards=@list.txt", "data.held_out_share=0").data
     assert sum(data.open().train.sizes) == sum(SIZES)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (
-            None,
-            r"data.shards=@\S+/list.txt cannot be read \(.*No such file.*\): give a text file with one URL per line",
-        ),
-        (b"\xff\xfe", r"data.shards=@\S+ cannot be read \(it is not UTF-8\)"),
-        (b"\n# nothing\n", r"data.shards=@\S+ is empty: write one path or URL"),
-        (b"@other.txt", r"data.shards=@\S+ names another list, @other.txt: write all URLs into one list"),
-        (b"*.nosuch", r"data.shards=@\S+/list.txt=\S+/\*.nosuch matches no shard"),
-        (b"00000.tar\n00000.tar", r"names \S+/00000.tar more than once: name each shard once"),
-    ],
-)
-def test_an_invalid_list_file_raises_an_error(shards: Path, content: bytes | None, message: str) -> None:
-    if content is not None:
-        (shards / "list.txt").write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        expand(f"@{shards}/list.txt", "data.shards")

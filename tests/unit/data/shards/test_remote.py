@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +20,6 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 from helpers.cases import slow_except
-from helpers.runs import rows, run
 from helpers.s3_server import FaultyProxy, admin, clear_caches
 from helpers.samples import captions, img2dataset, read_all, write_tar
 from helpers.waiting import wait_until
@@ -74,9 +72,8 @@ def run_later(seconds: float, call: functools.partial[None]) -> None:
 # ------------------------------------------------------------------------------------------------------ reading
 
 
-@pytest.mark.parametrize("pattern", ["{00000..00002}.tar", "*.tar"])
-def test_shards_on_s3_equal_local_shards(bucket: str, tmp_path: Path, pattern: str) -> None:
-    far, near = open_train(f"{bucket}/{pattern}"), open_train(f"{tmp_path}/local/*.tar")
+def test_shards_on_s3_equal_local_shards(bucket: str, tmp_path: Path) -> None:
+    far, near = open_train(f"{bucket}/*.tar"), open_train(f"{tmp_path}/local/*.tar")
     assert read_all(far) == read_all(near)
     assert (far.sizes, far.fingerprint) == (near.sizes, near.fingerprint)
     assert far.key(0) == f"{bucket}/00000.tar:000000000.jpg"
@@ -87,11 +84,7 @@ def test_a_list_file_on_s3_expands_to_shards(bucket: str, endpoint: str) -> None
     assert open_train(f"@{bucket}/list.txt").sizes == [6, 5]
 
 
-def test_index_command_indexes_shards_on_s3(bucket: str) -> None:
-    done = run(sys.executable, "-m", "clipx.data.index", f"shards={bucket}/*.tar")
-    assert "│      3 │      20 │" in done.stdout
-
-
+@pytest.mark.usefixtures("processes")
 def test_many_shards_on_s3_are_indexed_in_parallel_processes(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.data.shards.index._REMOTE", 2)
     assert captions(open_train(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
@@ -196,19 +189,15 @@ def remote_file(bucket: str, **access: float) -> ShardFile:
     return ShardFile(f"{bucket}/00001.tar", Path(found.table).stem, found.size, Access(**{"retry_s": 600.0, **access}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("mode", "amount"), [("some", 3), ("some", 4)])
-def test_sporadic_request_failures_are_retried(bucket: str, proxy: FaultyProxy, mode: str, amount: int) -> None:
-    proxy.set(mode, amount)
+def test_sporadic_request_failures_are_retried(bucket: str, proxy: FaultyProxy) -> None:
+    proxy.set("some", 3)
     assert captions(open_train(f"{bucket}/*.tar")) == [f"caption {i}" for i in range(sum(SIZES))]
 
 
 OUTAGES = [
     ("down", 0),
     ("cut", 700),
-    *(
-        pytest.param(mode, amount, marks=pytest.mark.slow)
-        for mode, amount in [("status", 500), ("status", 503), ("hang", 0)]
-    ),
+    *(pytest.param(mode, amount, marks=pytest.mark.slow) for mode, amount in [("status", 503), ("hang", 0)]),
 ]
 
 
@@ -350,16 +339,12 @@ def equal_batches(found: list[Batch], expected: list[Batch]) -> bool:
     return all(bool((a.image == b.image).all()) and a.index.tolist() == b.index.tolist() for a, b in pairs)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("cache_gb", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-def test_workers_read_the_same_stream_despite_faults(
-    bucket: str, tmp_path: Path, proxy: FaultyProxy, workers: int, cache_gb: float
-) -> None:
+def test_workers_read_the_same_stream_despite_faults(bucket: str, tmp_path: Path, proxy: FaultyProxy) -> None:
     expected = list(batches(open_train(f"{tmp_path}/local/*.tar")))
-    source = open_train(f"{bucket}/*.tar", cache_gb=cache_gb)
+    source = open_train(f"{bucket}/*.tar", cache_gb=1.0)
     source.read(0)  # opens the connection before the workers are forked
     proxy.set("some", 3)
-    found = list(batches(source, workers))
+    found = list(batches(source, workers=2))
     assert equal_batches(found, expected)
     assert not [bad for batch in found for bad in batch.bad]
 
@@ -387,11 +372,10 @@ def test_a_permanent_outage_ends_the_stream_with_a_one_line_error(bucket: str, p
         list(stream)
 
 
-@pytest.mark.parametrize("workers", slow_except([0, 2], 2))
 def test_expired_credentials_end_the_stream_with_their_reason_and_no_bad_sample(
-    bucket: str, proxy: FaultyProxy, workers: int
+    bucket: str, proxy: FaultyProxy
 ) -> None:
-    stream = batches(open_train(f"{bucket}/*.tar", retry_s=1.0), workers)
+    stream = batches(open_train(f"{bucket}/*.tar", retry_s=1.0), workers=2)
     found = [next(stream)]
     proxy.set("status", 400)
     with pytest.raises(DataError, match=rf"^{bucket}/0000\d.tar cannot be used \(ExpiredToken: .+\): correct or renew"):
@@ -405,22 +389,6 @@ def test_credentials_renewed_within_retry_s_lose_no_sample(bucket: str, proxy: F
     proxy.set("status", status)
     run_later(0.7, functools.partial(proxy.set, "up"))
     assert captions(source) == [f"caption {i}" for i in range(sum(SIZES))]
-
-
-def test_a_run_trains_on_s3_despite_faults(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    proxy.set("some", 4)
-    words = ["data=webdataset", f"data.shards={bucket}/*.tar", "data.batch_size=8", "data.workers=2", "data.cache_gb=1"]
-    words += [
-        "duration=4st",
-        "schedule.warmup=1st",
-        "logger=[]",
-        "evaluator=[]",
-        f"run_dir={tmp_path}/run",
-        "log_every=1st",
-    ]
-    run(sys.executable, "-m", "clipx.train", *words)
-    last = rows(tmp_path / "run")[-1]
-    assert (last["step"], last["train/bad_samples"]) == (4, 0)
 
 
 # ----------------------------------------------------------------------------------------------------- shard cache
@@ -544,12 +512,6 @@ def test_a_cache_smaller_than_the_shards_of_a_window_raises_an_error(bucket: str
     with pytest.raises(ConfigError, match=message):
         open_train(f"{bucket}/*.tar", cache_gb=1e-5)
     assert sum(open_train(f"{tmp_path}/local/*.tar", cache_gb=1e-5).sizes) == 20, "local shards are not cached"
-
-
-@pytest.mark.parametrize("option", ["retry_s", "cache_gb"])
-def test_negative_limits_raise_an_error(option: str) -> None:
-    with pytest.raises(ConfigError, match=f"data.{option}=-1 is negative: give 0 to disable "):
-        WebDatasetSpec(name="x", shards="a.tar", **{option: -1})
 
 
 def test_a_remote_source_survives_pickling(bucket: str) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import io
 import json
 import os
 import pickle
-import shlex
 import shutil
 import tarfile
 from pathlib import Path
@@ -16,20 +14,14 @@ from typing import Any
 
 import pytest
 import webdataset
-from helpers.runs import compose
 from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
-from PIL import Image
 
-from clipx.data.shapes import make_sample
 from clipx.data.shards.index import index_shards
-from clipx.data.shards.shards import Shards
 from clipx.data.shards.tar import scan
-from clipx.data.shards.urls import expand
-from clipx.data.shards.write import ensure_shards
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ConfigError, DataError
+from clipx.errors import DataError
 
 
 def spec(shards: Path | str | None, **options: Any) -> WebDatasetSpec:
@@ -48,16 +40,6 @@ def reasons(source: Source) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- layouts
 
 
-def test_img2datasets_layout_is_read(tmp_path: Path) -> None:
-    source = open_train(write_tar(tmp_path / "00000.tar", img2dataset(range(5))))
-    samples = read_all(source)
-    assert source.sizes == [5]
-    assert [s.captions for s in samples] == [[f"caption {i}"] for i in range(5)]
-    assert [s.image for s in samples] == [jpeg(i) for i in range(5)]
-    assert [s.label for s in samples] == [None] * 5
-    assert source.bad == []
-
-
 def test_images_dropped_for_dots_in_their_names_are_counted(tmp_path: Path) -> None:
     members = [
         *(("img.v1.jpg", jpeg()), ("img.v1.txt", b"one"), ("b.3.PNG", jpeg()), ("b.3.txt", b"two")),
@@ -72,14 +54,6 @@ def test_images_dropped_for_dots_in_their_names_are_counted(tmp_path: Path) -> N
     alone = write_tar(tmp_path / "b.tar", members[:2])
     with pytest.raises(DataError, match="have no sample .*b.tar: 1 images are not read because of the dots"):
         spec(alone).open()
-
-
-@pytest.mark.parametrize("blanks", [b" ", b"\n\t  \r\n", b" " * 512])
-def test_a_caption_of_blanks_is_missing(tmp_path: Path, blanks: bytes) -> None:
-    members = [("a.jpg", jpeg()), ("a.txt", blanks), ("b.jpg", jpeg()), ("b.txt", b" b ")]
-    source = open_train(write_tar(tmp_path / "x.tar", members))
-    assert captions(source) == ["b"]
-    assert reasons(source) == {"x.tar:a": "caption is missing or empty"}
 
 
 @pytest.mark.parametrize("ending", ["jpg", "jpeg", "JPG", "png", "webp", "PNG"])
@@ -302,67 +276,6 @@ def test_file_urls_equal_local_paths(three: Path) -> None:
     assert source.fingerprint == local.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("", r"data.shards= names no shard: give paths"),
-        ("::", r"data.shards=:: names no shard"),
-        ("/nowhere/*.tar", r"data.shards=/nowhere/\*.tar matches no shard: check the path, and quote"),
-        ("/nowhere/{0000..0123.tar", r"data.shards=\S+ is not a valid pattern \(Unbalanced braces"),
-    ],
-)
-def test_a_pattern_without_a_match_raises_an_error(pattern: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        spec(pattern).open()
-
-
-def test_every_part_of_a_pattern_must_match(three: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data.held_out_shards=/nowhere/\*.tar matches no shard"):
-        spec(f"{three}/0000.tar", held_out_shards=f"{three}/*.tar::/nowhere/*.tar").open()
-
-
-def test_a_duplicate_shard_raises_an_error(three: Path) -> None:
-    with pytest.raises(ConfigError, match=r"names \S+/0001.tar more than once: name each shard once"):
-        expand(f"{three}/*.tar::{three}/0001.tar", "data.shards")
-
-
-def test_the_error_without_shards_gives_a_working_example() -> None:
-    with pytest.raises(ConfigError, match=r"data.shards has no value: give the shards of mine, e.g. ") as caught:
-        spec(None).open()
-    (typed,) = shlex.split(str(caught.value).partition("e.g. ")[2])
-    composed = compose("data=webdataset", typed).data
-    assert isinstance(composed, WebDatasetSpec) and composed.shards == "/data/{00000..01242}.tar"
-
-
-def test_a_missing_shard_raises_an_error_with_its_path(three: Path) -> None:
-    with pytest.raises(DataError, match=r"shard \S+/0003.tar does not exist: check the path"):
-        spec(f"{three}/{{0000..0004}}.tar").open()
-
-
-def test_a_folder_as_shard_raises_an_error(three: Path) -> None:
-    with pytest.raises(DataError, match=r"shard \S+ is a folder: give its tar files, e.g. \S+/\*.tar"):
-        spec(three).open()
-
-
-@pytest.mark.parametrize("url", ["nosuch://bucket/a.tar", "nosuch://cat a.tar"])
-def test_an_unknown_file_system_raises_a_one_line_error(url: str) -> None:
-    with pytest.raises(DataError, match=r"^shard .* (cannot be opened \(.+\): .+|does not exist: check the path)$"):
-        spec(url).open()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("caption_key", "caption", "data.caption_key=caption is not a member that can be read: give txt, or json.KEY"),
-        ("label_key", "label", "data.label_key=label is not a member that can be read: give cls, or json.KEY"),
-        ("held_out_share", 0.9, r"data.held_out_share=0.9 must be in \[0, 0.5\]"),
-    ],
-)
-def test_options_out_of_range_raise_an_error(option: str, value: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        spec("a.tar", **{option: value})
-
-
 # --------------------------------------------------------------------------------------------------- held out
 
 
@@ -389,25 +302,15 @@ def test_incomplete_samples_are_skipped_and_reported_by_name(tmp_path: Path) -> 
         *(("a.jpg", jpeg()), ("a.json", b"{}")),
         *(("b.txt", b"no image"), ("c.jpg", jpeg()), ("c.txt", b"good")),
         *(("d.jpg", b""), ("d.txt", b"empty image"), ("e.jpg", jpeg()), ("e.txt", b"")),
+        *(("f.jpg", jpeg()), ("f.txt", b"\n\t  \r\n"), ("g.jpg", jpeg()), ("g.txt", b" " * 512)),
         ("readme.md", b"no sample at all"),
     ]
     source = open_train(write_tar(tmp_path / "x.tar", members))
     assert captions(source) == ["good"]
-    assert reasons(source) == {
-        "x.tar:a": "caption is missing or empty",
-        "x.tar:b": "image is missing or empty",
-        "x.tar:d": "image is missing or empty",
-        "x.tar:e": "caption is missing or empty",
-    }
-
-
-def test_a_caption_that_is_not_utf8_is_a_bad_sample(tmp_path: Path) -> None:
-    members = [("a.jpg", jpeg()), ("a.txt", "café".encode("latin-1")), ("b.jpg", jpeg()), ("b.txt", b"good")]
-    source = open_train(write_tar(tmp_path / "x.tar", members))
-    with pytest.raises(BadSample, match="caption is not UTF-8"):
-        source.read(0)
-    assert source.key(0) == f"{tmp_path}/x.tar:a.jpg"
-    assert source.read(1).captions == ["good"]
+    without_image = dict.fromkeys(["x.tar:b", "x.tar:d"], "image is missing or empty")
+    assert reasons(source) == without_image | dict.fromkeys(
+        map("x.tar:{}".format, "aefg"), "caption is missing or empty"
+    )
 
 
 def damage_shard(path: Path, how: str) -> None:
@@ -481,19 +384,6 @@ def test_samples_before_a_damaged_pax_header_are_used(tmp_path: Path, name: str)
     assert len(record.reason) < 300
 
 
-@pytest.mark.parametrize("length", [b"7777777777777777777777 comment=x\n", b"0 comment=x\n", b"-5 a=b\n", b"a=b\n"])
-def test_a_pax_record_of_a_wrong_length_is_damage(tmp_path: Path, length: bytes) -> None:
-    path = write_tar(tmp_path / "x.tar", img2dataset(range(5)))
-    with tarfile.open(path, "a") as tar:
-        info = tarfile.TarInfo("header")
-        info.type, info.size = tarfile.XHDTYPE, len(length)
-        tar.addfile(info, io.BytesIO(length))
-        tar.addfile(tarfile.TarInfo("000000005.txt"))
-    source = open_train(path)
-    assert captions(source) == [f"caption {i}" for i in range(5)]
-    assert len(source.bad) == 1
-
-
 def test_any_changed_byte_of_a_header_is_damage_and_no_error(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for name, more in (("a.jpg", {}), ("b.jpg", {"GNU.sparse.map": "0,3", "GNU.sparse.size": "3"}), ("c.jpg", {})):
@@ -541,24 +431,11 @@ def test_a_file_that_is_not_a_tar_is_reported_and_other_shards_are_used(
         open_train(tmp_path / "b.tar")
 
 
-def test_a_compressed_tar_is_not_unpacked(tmp_path: Path) -> None:
-    inside = write_tar(tmp_path / "inside.tar", img2dataset(range(3)))
-    (tmp_path / "bomb.tar").write_bytes(gzip.compress(inside.read_bytes()))
-    with pytest.raises(DataError, match="cannot be read as an uncompressed tar"):
-        open_train(tmp_path / "bomb.tar")
-
-
 def test_tars_without_samples_raise_an_error(tmp_path: Path) -> None:
     write_tar(tmp_path / "empty.tar", [])
     write_tar(tmp_path / "other.tar", [("readme.txt", b"hello"), ("data.npy", b"x")])
     with pytest.raises(DataError, match=r"2 shards, from .*empty.tar, have no sample .*\(data.caption_key=txt\)"):
         open_train(f"{tmp_path}/*.tar")
-
-
-def test_the_error_without_samples_names_the_caption_key_and_an_example(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg()), ("x.txt", b"only text")])
-    with pytest.raises(DataError, match=r"data.caption_key=json.caption\); .*a.tar:x: caption is missing or empty"):
-        open_train(shard, caption_key="json.caption")
 
 
 # --------------------------------------------------------------------------------------------------------- index
@@ -589,13 +466,6 @@ def test_a_changed_shard_is_reindexed(tmp_path: Path) -> None:
     after = open_train(path)
     assert captions(after) == [f"caption {i}" for i in range(5, 9)]
     assert after.fingerprint != before.fingerprint
-
-
-def test_each_caption_key_has_a_separate_index(tmp_path: Path) -> None:
-    members = [("a.jpg", jpeg()), ("a.txt", b"txt"), ("b.jpg", jpeg()), ("b.json", b'{"caption": "json"}')]
-    path = write_tar(tmp_path / "a.tar", members)
-    assert captions(open_train(path)) == ["txt"]
-    assert captions(open_train(path, caption_key="json.caption")) == ["json"]
 
 
 def test_an_index_with_a_missing_file_is_rebuilt(tmp_path: Path) -> None:
@@ -662,37 +532,3 @@ def test_a_source_survives_pickling(tmp_path: Path) -> None:
     source = open_train(write_tar(tmp_path / "a.tar", img2dataset(range(3))))
     source.read(0)  # opens the file
     assert read_all(pickle.loads(pickle.dumps(source))) == read_all(source)
-
-
-def test_an_unwritable_cache_raises_an_error_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(
-        ConfigError, match=r"the cache folder \S+ cannot be created .*: set CLIPX_CACHE to a writable folder"
-    ):
-        open_train(shard)
-
-
-# -------------------------------------------------------------------------------------------------- other readers
-
-
-def test_plain_webdataset_reads_shards_of_clipx() -> None:
-    make = functools.partial(make_sample, seed=1, held_out=False, pixels=32)
-    urls = ensure_shards("for-webdataset", make, 25, per_shard=10, what="a test")
-    pipeline = webdataset.DataPipeline(  # the pipeline of open_clip
-        webdataset.SimpleShardList(urls),
-        webdataset.tarfile_to_samples(),
-        webdataset.decode("pilrgb"),
-        webdataset.rename(image="jpg;png;jpeg;webp", text="txt"),
-        webdataset.to_tuple("image", "text", "json"),
-    )
-    found = list(pipeline)
-    assert len(found) == 25
-    ours = read_all(Shards.open(urls, "json.captions", "json.label"))
-    for (image, text, meta), sample in zip(found, ours, strict=True):
-        assert isinstance(image, Image.Image)
-        assert image.size == (32, 32)
-        assert image.tobytes() == decode(sample.image, 10**6).tobytes()
-        assert text == sample.captions[0]
-        assert (meta["captions"], meta["label"]) == (list(sample.captions), sample.label)

@@ -38,7 +38,8 @@ def pop_created(note: Path) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(("samples", "sizes"), [(25, [10, 10, 5]), (20, [10, 10]), (1, [1])])
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(("samples", "sizes"), [(25, [10, 10, 5]), (1, [1])])
 def test_samples_are_written_in_shards(note: Path, samples: int, sizes: list[int]) -> None:
     urls = ensure_shards("folder", functools.partial(make_and_note, note=note), samples, per_shard=10, what="a test")
     assert [Path(url).name for url in urls] == [f"{k:06d}.tar" for k in range(len(sizes))]
@@ -129,6 +130,7 @@ def fail(item: int) -> None:
         raise DataError("two is bad")
 
 
+@pytest.mark.usefixtures("processes")
 def test_pool_work_is_logged_and_its_error_is_raised_unchanged(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match="^two is bad$"):
         run_in_pool(fail, [1, 2, 3], "counting")
