@@ -1,4 +1,4 @@
-"""What rows of the run matrix start from: trained runs, weights, shards, configurations. Each is made when it is named."""
+"""Starts of the rows of the run matrix: trained runs, weights, shards, configurations. Each is made when it is named."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _run(folder: Path, inputs: Inputs) -> str:
 
 
 def _embeddings(folder: Path, inputs: Inputs) -> str:
-    """What the model of `run` makes of their images and captions."""
+    """Embeddings of their images and captions by the model of `run`."""
     wide = ("dtype=float64", "precision=fp64")
     embed(compose(f"run={inputs['run']}", f"out={folder}/out", *wide, config_name="embed"))  # type: ignore[arg-type]
     return str(folder / "out")
