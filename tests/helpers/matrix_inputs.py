@@ -7,7 +7,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import timm
+from pyarrow import parquet
 
 from clipx.data.vocabulary import vocabulary
 from clipx.embed import embed
@@ -87,6 +89,23 @@ def _aspects(folder: Path, inputs: Inputs) -> str:
     return str(folder / "00000.tar")
 
 
+def _table(folder: Path, inputs: Inputs) -> str:
+    """A table of 40 images."""
+    for i in range(40):
+        (folder / f"{i}.jpg").write_bytes(jpeg(i))
+    lines = [f"{i}.jpg,picture number {i}" for i in range(40)]
+    (folder / "table.csv").write_text("\n".join(["filepath,caption", *lines]))
+    return str(folder / "table.csv")
+
+
+def _parquet(folder: Path, inputs: Inputs) -> str:
+    """95 images with their captions, in row groups of 10."""
+    images = [{"bytes": jpeg(i)} for i in range(95)]
+    table = pyarrow.table({"image": images, "caption": [f"picture number {i}" for i in range(95)]})
+    parquet.write_table(table, folder / "a.parquet", row_group_size=10)
+    return str(folder / "a.parquet")
+
+
 MAKE = {
     "run": _run,
     "embeddings": _embeddings,
@@ -94,5 +113,7 @@ MAKE = {
     "words": _words,
     "trunk": _trunk,
     "aspects": _aspects,
+    "table": _table,
+    "parquet": _parquet,
     **{kind.replace("-", "_"): _text(kind) for kind in ("xlm-roberta", "qwen3", "mt5")},
 }

@@ -9,8 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
-from helpers.runs import VIT, compose, interrupt, tensors
 from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import jpeg
 
@@ -20,7 +18,6 @@ from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
 from clipx.errors import ConfigError, DataError
 from clipx.storage.traffic import take_traffic
-from clipx.trainer.trainer import Trainer
 
 GROUP = 10  # rows of a row group
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -276,16 +273,3 @@ def test_a_row_group_is_read_during_an_outage_and_a_long_one_is_an_error(bucket:
 
 
 # --------------------------------------------------------------------------------------------------------- runs
-
-
-def test_a_resumed_run_in_streams_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.parquet", [row(i) for i in range(120)])
-    options = [*VIT, "data=parquet", f"data.path={file}", "data.batch_size=16", "data.shuffle_window=40"]
-    options += ["data.streams=4", "data.workers=0", "schedule=constant", "checkpoint.every=3st", "duration=6st"]
-    options += ["log_every=1st", "logger=[]", "evaluator=[]", "report=false", "resume=auto"]
-    Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
-    interrupt(Trainer(compose(*options, f"run_dir={tmp_path}/parts")), 4)
-    Trainer(compose(*options, f"run_dir={tmp_path}/parts")).fit()
-    one, other = tensors(tmp_path / "whole", 6), tensors(tmp_path / "parts", 6)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
