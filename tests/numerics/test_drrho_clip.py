@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from clipx.config.duration import Length
-from clipx.errors import ConfigError
 from clipx.objective.base import Objective, StepInputs
 
 B, N, WIDTH = 6, 30, 9  # the width of the reference differs from the model's
@@ -249,25 +248,6 @@ def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ((), "objective=drrho_clip needs a teacher: give teacher.weights=…"),
-        (("teacher.embeddings=a", "teacher.temperature=0.01"), "teacher.temperature=0.01 has no effect: objective=drrho_clip"),
-        (("teacher.embeddings=a", "objective.temperature=constant", "objective.rho=4"), "objective.rho=4.0 has no effect with"),
-        (("teacher.embeddings=a", "objective.temperature=constant", "objective.temperature_lr=1e-3"),
-         "objective.temperature_lr=0.001 has no effect with objective.temperature=constant: remove it"),
-        (("teacher.embeddings=a", "objective.rho=0"), "objective.rho=0.0 must be above 0"),
-        (("teacher.embeddings=a", "objective.init_temperature=2"), "objective.init_temperature=2.0 must be in [0.01, 1]"),
-        (("teacher.embeddings=a", "objective.tau_gradient=exact"), "objective.tau_gradient"),
-    ],
-)  # fmt: skip
-def test_wrong_options_raise_an_error(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("objective=drrho_clip", *overrides)
-    assert message in str(caught.value)
 
 
 @both

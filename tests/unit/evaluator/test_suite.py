@@ -19,7 +19,6 @@ from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.evaluator.base import Embedder
-from clipx.evaluator.linear_probe import LinearProbeSpec
 from clipx.evaluator.retrieval import RetrievalSpec
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
@@ -226,19 +225,6 @@ def test_a_set_name_equal_to_a_class_subset_raises_an_error(tmp_path: Path) -> N
     assert held.classes is CLASSES
 
 
-def test_training_options_on_a_set_raise_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a.batch_size=64 has no effect on a set"):
-        ZeroShotSpec(kind="zeroshot", sets={"a": FolderSpec(name="x", batch_size=64)})
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a.held_out_share=0.5 has no effect on a set"):
-        ZeroShotSpec(kind="zeroshot", sets={"a": FolderSpec(name="x", held_out_share=0.5)})
-    LinearProbeSpec(kind="linear_probe", sets={"a": FolderSpec(name="x", held_out_share=0.5)})
-
-
-def test_a_set_name_invalid_in_metric_names_raises_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.sets.a/b becomes a part of metric names"):
-        ZeroShotSpec(kind="zeroshot", sets={"a/b": FolderSpec(name="x")})
-
-
 # -------------------------------------------------------------------------------------------------- configuration
 
 
@@ -248,18 +234,3 @@ def test_sets_survive_overriding_saving_and_loading() -> None:
     assert spec.evaluator["zeroshot"].sets["v2"].kind == "benchmark"
     assert set(spec.evaluator) == {"zeroshot", "retrieval"}, "a set does not select evaluators"
     assert from_dict(RunSpec, to_dict(spec)) == spec
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("+data@evaluator.zeroshot.sets.a=nope",), "is not an option: choose one of benchmark, cc12m"),
-        (("evaluator.zeroshot.sets.a.path=x",), "evaluator.zeroshot.sets.a is not a key here: there are none yet; add it by +data@evaluator.zeroshot.sets.a=…"),
-        (("+data@evaluator.zeroshot.sets.a=folder", "evaluator.zeroshot.sets.a.held_out_share=2"), "evaluator.zeroshot.sets.a.held_out_share=2.0 must be in [0, 0.5]"),
-    ],
-)  # fmt: skip
-def test_errors_in_overrides_name_the_set(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        compose(*overrides)
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)

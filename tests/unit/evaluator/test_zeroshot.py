@@ -110,22 +110,6 @@ def test_missing_class_names_raise_an_error() -> None:
         ZeroShotSpec(kind="zeroshot").check(dataset(colours=["red"], labels=[0], classes=None))
 
 
-def test_a_missing_class_names_file_raises_an_error_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluator.zeroshot.classnames=.*none.txt cannot be read"):
-        ZeroShotSpec(kind="zeroshot", classnames=f"{tmp_path}/none.txt").check(
-            dataset(colours=["red"], labels=[0], classes=None)
-        )
-
-
-def test_a_template_without_a_placeholder_raises_an_error(tmp_path: Path) -> None:
-    (tmp_path / "templates.txt").write_text("a photo\n")
-    classes = Classes(("red",), ("{}",))
-    with pytest.raises(ConfigError, match="'a photo' has no {} for the class name"):
-        ZeroShotSpec(kind="zeroshot", templates=f"{tmp_path}/templates.txt").check(
-            dataset(colours=["red"], labels=[0], classes=classes)
-        )
-
-
 def test_imagenet_names_and_templates_are_selected_by_name() -> None:
     spec = ZeroShotSpec(kind="zeroshot", classnames="imagenet", templates="openai_imagenet")
     classes = spec._classes(dataset(colours=["red"], labels=[0]))

@@ -181,30 +181,6 @@ def test_checkpointing_does_not_change_the_state_dict() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ("model.image.checkpointing=0",),
-            "model.image.checkpointing=0 is not a choice: give none, selective, tower, or a number of at least 1, such",
-        ),
-        (("model.text.checkpointing=all",), "model.text.checkpointing=all is not a choice: give none"),
-        (
-            ("model.text.checkpointing=3",),
-            "model.text.checkpointing=3 has no effect on 2 blocks: give at most 2, or none",
-        ),
-        (
-            ("model.image.timm=nf_resnet26", "model.image.checkpointing=50"),
-            "model.image.checkpointing=50 has no effect on 8 blocks: give at most 8, or none",
-        ),
-    ],
-)
-def test_values_without_effect_raise_an_error(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*overrides).model.build(torch.device("meta"), torch.float32)
-    assert str(caught.value).startswith(message)
-
-
 def test_a_tower_without_known_blocks_supports_only_the_tower_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.model.vision.image_blocks", lambda trunk: {})
     with pytest.raises(

@@ -105,60 +105,6 @@ def test_the_projection_is_one_of_the_parameter_groups(projection: str) -> None:
     assert ("model.image.projection.weight" in names) == (projection == "linear")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("model.image.features=0",), r"model\.image\.features=0 must be at least 1"),
-        (("model.image.timm=resnet18",), r"model\.image\.timm=resnet18 has no effect with model\.image\.features=24, "),
-        (("model.image.size=48",), r"model\.image\.size=48 has no effect with model\.image\.features=24, "),
-        (("model.image.stretch=true",), r"model\.image\.stretch=True has no effect with model\.image\.features=24, "),
-        (("model.image.options={depth: 3}",), r"model\.image\.options=\{'depth': 3\} has no effect with "),
-        (("model.image.mean=[0,0,0]",), r"model\.image\.mean=\[0\.0, 0\.0, 0\.0\] has no effect with "),
-        (("model.image.checkpointing=1",), r"model\.image\.checkpointing=1 has no effect with "),
-        (("model.image.lock=all", "model.weights=x"), r"model\.image\.lock=all has no effect with "),
-        (("model.image.projection=head",), r"model\.image\.projection=head is timm's classifier, which "),
-        (("model.patch_dropout=0.5",), r"model\.patch_dropout=0\.5 has no effect with model\.image\.features=24, which "),
-        (("model.image.features=null",), r"model\.image\.timm has no value: it is required, add model\.image\.timm="),
-        (("data.min_side=9",), r"data\.min_side=9 has no effect on stored features \(model\.image\.features\): remove"),
-        (("data.crop_scale=[1,1]",), r"data\.crop_scale=\[1\.0, 1\.0\] has no effect on stored features "),
-        (("data.max_pixels=9",), r"data\.max_pixels=9 has no effect on stored features "),
-        (
-            ("+data@evaluator.retrieval.sets.x=csv", "evaluator.retrieval.sets.x.max_pixels=9"),
-            r"evaluator\.retrieval\.sets\.x\.max_pixels=9 has no effect on stored features ",
-        ),
-        (
-            ("stages=[{until: 50%, image_size: 32},{batch_size: 64}]",),
-            r"stages\.0\.image_size=32 has no effect with model\.image\.features=24: remove it",
-        ),
-        (
-            ("stages=[{until: 50%, patch_dropout: 0.5},{batch_size: 64}]",),
-            r"stages\.0\.patch_dropout=0\.5 has no effect with model\.image\.features=24: remove it",
-        ),
-        (
-            ("objective=distillation", "teacher.weights=x"),
-            r"teacher\.weights=x embeds images, and model\.image\.features=24 reads none: give ",
-        ),
-        (
-            ("model.image.projection=none", "optimizer.image_lr_scale=0.5"),
-            r"optimizer\.image_lr_scale=0\.5 has no effect with model\.image\.projection=none: remove one of them",
-        ),
-        (
-            ("model.image.projection=none", "model.text.lock=all", "model.weights=x"),
-            r"model\.image\.projection=none and model\.text\.lock=all leave no trainable weights",
-        ),
-    ],
-)  # fmt: skip
-def test_options_of_images_are_rejected(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        compose(*MODEL, *overrides)
-
-
-def test_options_of_images_are_rejected_in_the_sources_of_a_mixture() -> None:
-    mixture = ("data=mixture", "+data@data.sources.a=csv", "data.sources.a.path=x", "data.sources.a.min_side=9")
-    with pytest.raises(ConfigError, match=r"^data\.sources\.a\.min_side=9 has no effect on stored features "):
-        compose(*MODEL, *mixture)
-
-
 def test_coca_and_another_width_are_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^model\.image\.features=9 cannot be combined with model\.kind=coca"):
         replace(compose("model=coca_tiny", "objective=coca").model, image=ImageTowerSpec(features=9))

@@ -141,30 +141,6 @@ def test_an_invalid_tokenizer_file_raises_an_error(content: str | None, folder: 
         tokenizer(folder)
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("model.text.vocabulary=32000", "model.text.tokenizer=clip needs vocabulary=49408 and clean=clip, not"),
-        ("model.text.clean=canonical", "model.text.tokenizer=clip needs vocabulary=49408 and clean=clip, not"),
-        (
-            "model.text.tokenizer=x.json",
-            "model.text.pool=end with model.text.tokenizer=x.json needs the id of its end token: give model.text.end_id",
-        ),
-        ("model.text.tokenizer=pipe:cat", "model.text.tokenizer=pipe:cat is a command"),
-        ("model.text.pool=last", "model.text.packed=true skips the padding, which model.text.pool=last reads: give"),
-        ("model.text.norm_eps=0", "model.text.norm_eps=0.0 must be above 0"),
-    ],
-)
-def test_incompatible_options_raise_an_error(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose("model=vit_b32", override)
-
-
-def test_quick_gelu_excludes_another_gelu() -> None:
-    with pytest.raises(ConfigError, match=r"model\.text\.gelu=tanh has no effect with model\.quick_gelu=true"):
-        compose("model=vit_b32", "model.text.gelu=tanh", "model.quick_gelu=true")
-
-
 def test_a_siglip_model_trains_and_evaluates_with_its_file_tokenizer(folder: Path, tmp_path: Path) -> None:
     model = (
         *("model=vit_b16_siglip", "model.embed_dim=16", f"model.text.tokenizer={folder / 'tokenizer.json'}"),

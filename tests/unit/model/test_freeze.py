@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cases import slow_except
-from helpers.runs import VIT, compose, events, small, tensors
-from torch import Tensor, nn
+from helpers.runs import VIT, compose, events, small
+from torch import Tensor
 
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ConfigError
@@ -99,34 +99,6 @@ def test_norms_of_a_locked_tower_can_learn() -> None:
     learns = {name for name in trainable_names(model) if name.startswith("image.")}
     assert len(learns) == 2 * 6  # two norms in each of two blocks, one before and one after the blocks
     assert all(name.startswith(tuple(norms)) for name in learns)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ("model.image.lock=half",),
-            "model.image.lock=half is not a choice: give none, norms, all, or the number of highest blocks",
-        ),
-        (("model.text.lock=-1",), "model.text.lock=-1 is not a choice"),
-        (("model.image.lock_norms=false",), "model.image.lock_norms=false has no effect with model.image.lock=none"),
-        (
-            ("model.image.lock=all", "model.image.checkpointing=1"),
-            "model.image.checkpointing=1 has no effect with model.image.lock=all",
-        ),
-        (("model.text.lock=all", "model.text.checkpointing=tower"), "model.text.checkpointing=tower has no effect"),
-        (
-            ("model.image.lock=all", "optimizer.image_lr_scale=0.1"),
-            "optimizer.image_lr_scale=0.1 has no effect with model.image.lock=all",
-        ),
-        (("model.image.lock=all", "model.text.lock=all"), "leave no trainable weights: lock one tower only"),
-        (("model.image.lock=1", "model.weights=null"), "model.image.lock=1 freezes randomly initialized weights"),
-    ],
-)
-def test_an_invalid_lock_raises_an_error_at_composition(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compose("model.weights=somewhere", *overrides)
-    assert message in str(error.value)
 
 
 def test_more_blocks_than_the_tower_has_raise_an_error() -> None:
@@ -286,29 +258,10 @@ def test_gradients_of_a_locked_model_equal_those_of_the_unlocked_model(
                 torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)
 
 
-def test_a_locked_run_resumes_bit_for_bit(weights: dict[str, Path], tmp_path: Path) -> None:
-    """Resumes with the same lock; another lock cannot be resumed, as the optimizer has no state for it."""
-    words = options(weights, "resnet", "model.image.lock=2", "model.text.lock=all", "checkpoint.every=2st")
-    Trainer(small(tmp_path / "whole", *words)).fit()
-    halves = tmp_path / "halves"
-    t = Trainer(small(halves, *words))
-    for batch, _ in zip(t._batches(), range(2), strict=False):
-        t.step(batch)
-    t._save({})
-    t.checkpoints.wait()
-    t.close()
-    Trainer(small(halves, *words, "resume=latest")).fit()
-    assert all(torch.equal(x, tensors(halves, 4)[n]) for n, x in tensors(tmp_path / "whole", 4).items())
-
-
 def test_a_run_reports_its_locks(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=1", "model.text.lock=all"))).fit()
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("locked "))
     assert line.endswith("parameters are frozen: image.lock=1, text.lock=all")
-
-
-def test_norms_exclude_linear_and_convolution_layers() -> None:
-    assert not any(issubclass(norm, nn.Linear | nn.Conv2d) for norm in NORMS)
 
 
 def test_a_fully_locked_tower_counts_only_forward_flops() -> None:

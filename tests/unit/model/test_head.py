@@ -7,7 +7,7 @@ import torch
 from helpers.runs import compose
 from timm.models.vision_transformer import Block
 
-from clipx.errors import CheckpointError, ConfigError
+from clipx.errors import CheckpointError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
@@ -78,29 +78,6 @@ def test_the_head_is_trained_above_a_locked_trunk_in_evaluation_mode() -> None:
     image_BCSS = torch.rand(2, 3, 56, 56)
     model.encode_image(image_BCSS).sum().backward()
     assert all(p.grad is not None for p in (*model.image.head.parameters(), *model.image.projection.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("model.image.head_blocks=-1",), "model.image.head_blocks=-1 is negative"),
-        (("model.image.head_drop_path=1.0",), "model.image.head_drop_path=1.0 must be in [0, 1)"),
-        (("model.image.head_blocks=0", "model.image.head_drop_path=0.1"), "model.image.head_drop_path=0.1 has no effect without blocks"),
-        (("model.image.projection=head",), "model.image.projection=head is timm's classifier, which does not read the tokens"),
-        (("model.image.projection=none",), "model.image.projection=none needs model.embed_dim=96"),
-        (("model.image.options.global_pool=avg",), "model.image.head_blocks=2 needs a ViT that timm pools at its class token, which vit_small_patch14_reg4_dinov2 is not"),
-        (("model.image.timm=vit_base_patch16_siglip_224", "model.image.size=64"), "which vit_base_patch16_siglip_224 is not"),
-    ],
-)  # fmt: skip
-def test_invalid_heads_are_rejected(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        build(*words)
-    assert message in str(error.value)
-
-
-def test_coca_has_no_head_blocks() -> None:
-    with pytest.raises(ConfigError, match="model.image.head_blocks=1 cannot be combined with model.kind=coca"):
-        compose("model=coca_tiny", "objective=coca", "model.image.head_blocks=1")
 
 
 def test_open_clip_has_no_such_tower() -> None:

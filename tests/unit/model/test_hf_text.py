@@ -134,24 +134,3 @@ def test_layers_are_numbered_from_the_embeddings_to_the_projection(tmp_path: Pat
     assert text["transformer.encoder.layer.0.attention.self.query.weight"] == (1, 4)
     assert text["transformer.encoder.layer.2.output.dense.bias"] == (3, 4)
     assert text["projection.weight"] == (4, 4)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.text.source=nowhere"], r"model\.text\.source=nowhere is not a folder with a config\.json"),
-        (["model.text.options.depth=3"], r"model\.text\.options\.depth=3 is not an entry of the config\.json"),
-        (["model.text.context_length=89"], r"context_length=89 is more than the 88 positions of .*: give at most"),
-        (["model.text.packed=true", "model.text.source=MT5"], r"packed=true is not possible for mt5, only for bert"),
-        (["model.text.projection=none"], r"projection=none needs model\.embed_dim=32, the width of the text tower"),
-        (["model.text.width=3"], r"model\.text\.width is not a key here: the keys are"),
-        (["model.text.end_id=2", "model.text.pad_id=1"], r"pad_id=1 has no effect with model\.text\.end_id=2"),
-        (["model.text.checkpointing=4"], r"model\.text\.checkpointing=4 has no effect on 3 blocks"),
-    ],
-)
-def test_what_does_not_fit_is_an_error(overrides: list[str], message: str, tmp_path: Path) -> None:
-    roberta, mt5 = save_config(tmp_path / "roberta", "roberta"), save_config(tmp_path / "mt5", "mt5")
-    given = [f"model.text.source={roberta}", *(text.replace("MT5", mt5) for text in overrides)]
-    usual = {override.partition("=")[0]: override for override in given}
-    with pytest.raises(ConfigError, match=message):
-        compose("model=tiny", "model/text=hf", *usual.values()).model.build(torch.device("meta"), torch.float32)

@@ -311,43 +311,6 @@ def test_adapters_that_do_not_fit_the_configuration_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("model.image.lora.rank=-1",), "model.image.lora.rank=-1 must be at least 0: 8 is usual"),
-        (("model.text.lora.alpha=8",), "model.text.lora.alpha=8.0 has no effect with model.text.lora.rank=0"),
-        (("model.image.lora.dora=true",), "model.image.lora.dora=true has no effect with model.image.lora.rank=0"),
-        (("model.image.lora.layers=[attn.*]",), "model.image.lora.layers=[attn.*] has no effect with"),
-        (("model.image.lora.rank=4", "model.image.lora.alpha=0"), "model.image.lora.alpha=0.0 must be above 0"),
-        (("model.image.lora.rank=4", "model.image.lora.dropout=1"), "model.image.lora.dropout=1.0 must be in [0, 1)"),
-        (("model.image.lora.rank=4", "model.image.lora.layers=[]"), "model.image.lora.layers=[] selects no layer"),
-        (("model.image.lora.rank=4", "model.image.lora.last=0"), "model.image.lora.last=0 must be at least 1 block"),
-        (
-            ("model.text.lora.rank=4", "model.text.lock=2"),
-            "model.text.lock=2 cannot be combined with model.text.lora.rank=4, which freezes all weights of the tower",
-        ),
-        (
-            ("model.text.lora.rank=4", "model.weights=null"),
-            "model.text.lora.rank=4 adapts randomly initialized weights: give model.weights=… or model.text.weights=…, or",
-        ),
-        (
-            ("model.text.lora.rank=4", "precision=float8"),
-            "precision=float8 replaces linear layers, which model.image.lora and model.text.lora adapt",
-        ),
-        (
-            ("model=stored_features", "model.image.features=96", "model.image.lora.rank=2"),
-            "model.image.lora.rank=2 has no effect with model.image.features=96, which has no blocks",
-        ),
-    ],
-)
-def test_invalid_options_are_rejected_at_composition(overrides: tuple[str, ...], message: str) -> None:
-    words = NARROW[2:] if "model=stored_features" in overrides else NARROW
-    words = tuple(word for word in words if word.split("=")[0] not in {o.split("=")[0] for o in overrides})
-    with pytest.raises(ConfigError) as error:
-        compose(*words, *overrides)
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
         (
             ("model.image.lora.layers=[attn.q]",),
             "model.image.lora.layers=[attn.q] matches no linear layer of the adapted blocks: give names or patterns of "

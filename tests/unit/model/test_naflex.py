@@ -19,7 +19,6 @@ from transformers.models.siglip2.image_processing_siglip2 import (
     get_image_size_for_max_num_patches,
 )
 
-from clipx.errors import ConfigError
 from clipx.model.clip import CLIP, empty_input, row_shape
 from clipx.model.image_packing import ImagePacking, PackedImages
 from clipx.model.patches import grid_of, patchify, read_grids, write_image
@@ -259,55 +258,6 @@ def test_weights_of_a_fixed_size_vit_load_by_timms_conversion() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ errors
-
-INVALID = [
-    (("model.image.timm=vit_base_patch16_224",), "needs a tower for images of any aspect ratio"),
-    (("model.image.size=256",), "model.image.size=256 has no effect with model.image.native=true"),
-    (("model.image.stretch=true",), "model.image.stretch=true has no effect with model.image.native=true"),
-    (("model.image.patch_bias=false",), "model.image.patch_bias=false has no effect"),
-    (("model.image.max_tokens=0",), r"model.image.max_tokens=0 must be in \[1, 65535\]"),
-    (("model.image.native=false",), "model.image.max_tokens=36 has no effect with model.image.native=false"),
-    (("model.patch_dropout=0.5",), "model.patch_dropout=0.5 cannot be combined with model.image.native=true"),
-    (("model.image.options.patch_size=1",), r"patch_size=1 must be a number in \[2, 256\]"),
-    (("data.decode=gpu",), "data.decode=gpu resizes images to squares"),
-    (("precision=int8",), "precision=int8 searches kernels for each number of tokens"),
-    (("objective=distillation", "teacher.weights=outputs/x"), "teacher.weights=outputs/x reads square images"),
-    (("stages=[{until:50%,image_size:32},{}]",), "stages.0.image_size=32 cannot be combined"),
-    (("stages=[{until:50%,patch_dropout:0.5},{}]",), "stages.0.patch_dropout=0.5 cannot be combined"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "message"), INVALID)
-def test_invalid_options_raise_a_one_line_error(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        compose("model=naflex_tiny", *overrides)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("further", "message"),
-    [
-        (",rope_type:axial", "rotary positions"),
-        (",swiglu_mlp:true", "blocks of EVA"),
-        (",drop_path_rate:0.1", "stochastic depth"),
-        (",attn_drop_rate:0.1", "dropout of attention"),
-        (",patch_drop_rate:0.1", "patch dropout"),
-        (",embed_proj_type:conv", "a convolution"),
-        (",pos_embed_use_grid_sample:true", "grid_sample"),
-        (",global_pool:''", "no pool"),
-        (",depths:3", "do not fit timm's"),
-    ],
-)
-def test_unsupported_parts_of_timm_raise_a_one_line_error(further: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        build(spec(further))
-    assert "\n" not in str(error.value)
-
-
-def test_captioning_models_are_refused() -> None:
-    image = "{timm:naflexvit_base_patch16_siglip,native:true,size:224,options:{}}"
-    with pytest.raises(ConfigError, match="cannot be combined with model.kind=coca"):
-        compose("model=coca_tiny", "objective=coca", f"model.image={image}")
 
 
 def test_images_of_another_shape_are_refused() -> None:

@@ -9,7 +9,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from clipx.errors import ConfigError
 from clipx.model import packing as packing_module
 from clipx.model.text import TextPool, TextTower
 from clipx.model.text_spec import ClipTextSpec, Mlp, Norm, Pool, Positions, TextProjection
@@ -110,29 +109,3 @@ def test_pools_read_the_tokens_of_the_text() -> None:
     expected |= {Pool.mean: [x.mean(0) for x in of_text], Pool.max: [x.amax(0) for x in of_text]}
     for pool, rows in expected.items():
         torch.testing.assert_close(TextPool(pool, WIDTH, HEADS)(x_TW, packing), torch.stack(rows))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pool": Pool.cls}, r"model\.text\.pool=cls reads the first token, .*: give model\.text\.causal=false"),
-        ({"end_id": None}, r"model\.text\.pool=end with .* needs the id of its end token: give model\.text\.end_id"),
-        ({"end_id": 99}, r"model\.text\.end_id=99 must be in \[0, model\.text\.vocabulary=99\)"),
-        ({"pool": Pool.last, "end_id": None}, r"packed=true skips the padding, .*: give model\.text\.packed=false"),
-        ({"pool": Pool.last, "packed": False}, r"model\.text\.end_id=2 has no effect with .*: remove it"),
-        ({"rotary_base": 5.0}, r"model\.text\.rotary_base=5 must be above 1, and 10000 with .*positions=learned"),
-        ({"positions": Positions.rotary, "width": 6}, r"needs an even width of a head, not 3, which is .*width=6"),
-        ({"mlp": Mlp.swiglu, "gelu": "tanh"}, r"model\.text\.gelu=tanh has no effect with model\.text\.mlp=swiglu"),
-        ({"projection": TextProjection.none, "projection_bias": True}, r"projection_bias=true has no effect with"),
-        ({"tokenizer": "clip", "end_id": None, "vocabulary": 49408, "strip_separator": True}, "has no separator"),
-    ],
-)  # fmt: skip
-def test_options_that_do_not_fit_raise_an_error(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ClipTextSpec(**{**SMALL, **options})
-
-
-def test_no_projection_needs_the_width_of_the_embedding() -> None:
-    spec = ClipTextSpec(projection=TextProjection.none)
-    with pytest.raises(ConfigError, match=r"projection=none needs model\.embed_dim=512, model\.text\.width, not 24"):
-        spec.check_model(24, quick_gelu=False)

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.runs import VIT, compose, rows, small, tensors
-from torch import Tensor
 
 from clipx.config.duration import Length
 from clipx.data.labels import Labels
@@ -21,7 +20,6 @@ from clipx.evaluator.base import Embedder
 from clipx.objective.base import StepInputs
 from clipx.objective.classification import ClassificationSpec
 from clipx.objective.losses.classification import Classification
-from clipx.trainer.gradcache import forward_backward
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))
@@ -79,26 +77,6 @@ def test_the_head_is_initialized_as_the_zero_shot_classifier(start: Path, tmp_pa
     assert found["zeroshot"][0] == found["zeroshot"][1] == found["random"][1] != found["random"][0]
 
 
-def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
-    batch = next(iter(t._batches()))
-    for module in (t.learner.model, t.learner.objective):
-        module.zero_grad()
-    loss, metrics = forward_backward(
-        t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision
-    )
-    named = (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
-    return {"loss": loss, "top1": metrics["top1"], **{n: p.grad.clone() for n, p in named if p.grad is not None}}
-
-
-def test_gradients_of_micro_batches_equal_the_whole_batch(start: Path, tmp_path: Path) -> None:
-    t = finetune(start, tmp_path / "x", "precision=fp64", "checkpoint=none")
-    whole = gradients(t, 1)
-    images = {n for n, _ in t.learner.model.named_parameters() if n.startswith("image.")}
-    assert whole.keys() == {"loss", "top1", "head_CD", "temperature.log_scale"} | images
-    for name, value in gradients(t, 4).items():
-        torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-10, msg=name)
-
-
 def test_the_text_tower_is_not_computed(start: Path, tmp_path: Path) -> None:
     t = finetune(start, tmp_path / "x")
 
@@ -127,21 +105,6 @@ def test_the_head_learns_the_digits_and_zero_shot_still_works(start: Path, tmp_p
 
 def max_step(run_dir: Path) -> int:
     return max(int(path.name.removeprefix("step-")) for path in (run_dir / "checkpoints").glob("step-*"))
-
-
-def test_a_resumed_run_equals_an_uninterrupted_run_bit_for_bit(start: Path, tmp_path: Path) -> None:
-    words = ("checkpoint.every=2st",)
-    finetune(start, tmp_path / "whole", *words).fit()
-    t = finetune(start, tmp_path / "halves", *words)
-    for batch, _ in zip(t._batches(), range(2), strict=False):
-        t.step(batch)
-    t._save({})
-    t.checkpoints.wait()
-    t.close()
-    finetune(start, tmp_path / "halves", *words, "resume=latest").fit()
-    whole, halves = tensors(tmp_path / "whole", 4), tensors(tmp_path / "halves", 4)
-    assert "objective/head_CD" in whole
-    assert all(torch.equal(x, halves[n]) for n, x in whole.items())
 
 
 # ----------------------------------------------------------------------------------------------------------- errors
@@ -174,26 +137,6 @@ def test_class_names_must_exist_and_match_the_data(tmp_path: Path) -> None:
     module = replace(spec, classnames=str(names)).build(ONE, Length(10, 10, 10))
     module.prepare(None, 4)
     assert isinstance(module, Classification) and module.head_CD.shape == (3, 4)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ("model.text.lock=none",),
-            "objective=classification gives the text tower no gradient: add model.text.lock=all",
-        ),
-        (("model.text.lock_norms=false",), "objective=classification gives the text tower no gradient"),
-        (("model.weights=null",), "model.text.lock=all freezes randomly initialized weights"),
-        (("objective.label_smoothing=1",), "objective.label_smoothing=1.0 must be in [0, 1)"),
-        (("objective.init_temperature=0.001",), "objective.init_temperature=0.001 must be in [1/max_scale, 1]"),
-        (("objective.head=random", "objective.templates=simple"), "has no effect on objective.head=random"),
-    ],
-)
-def test_invalid_options_raise_an_error_at_composition(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compose("model.weights=somewhere", *FINE, *overrides)
-    assert message in str(error.value)
 
 
 def test_both_towers_can_be_locked_under_the_head(start: Path, tmp_path: Path) -> None:

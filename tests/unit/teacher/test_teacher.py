@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import random
-import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.runs import SMALL, VIT, compose, losses, run, small, tensors, torchrun, untimed_rows
+from helpers.runs import SMALL, VIT, compose, losses, small, tensors, untimed_rows
 from helpers.samples import Numbers, encode, picture
 from PIL import Image
 from safetensors.torch import save_file
@@ -164,15 +161,6 @@ def test_a_student_learns_from_a_teacher_of_another_architecture(trained: Path, 
     )
 
 
-def test_two_ranks_with_micro_batches_equal_a_single_process(trained: Path, tmp_path: Path) -> None:
-    """Compares the losses of three steps, and so the gradients of two, in float64 to 1e-9."""
-    options = (*SMALL, *VIT, *DATA, *OTHER, "objective=distillation", f"teacher.weights={trained}", "precision=fp64")
-    command = ("-m", "clipx.train", *options, "checkpoint=none")
-    run(sys.executable, *command, f"run_dir={tmp_path}/one")
-    torchrun(2, *command, "data.micro_batches=2", "teacher.micro_batches=3", f"run_dir={tmp_path}/two")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
-
-
 def test_the_distance_from_the_start_of_fine_tuning_begins_at_zero(trained: Path, tmp_path: Path) -> None:
     """The teacher is the model with which the run starts. A weight keeps the embeddings near it."""
     start = (f"model.weights={trained}", f"teacher.weights={trained}")
@@ -265,34 +253,6 @@ def test_the_targets_of_drrho_clip_are_similarities(stored: Path, trained: Path)
     image, text = found.rows(0, sample, sample.captions[0])
     assert image.norm().item() == pytest.approx(1, abs=1e-3) and text.norm().item() == pytest.approx(1, abs=1e-3)
     assert Teacher.build(TeacherSpec(weights=str(trained)), ONE, FP64, 1, logits=False).scale == 1.0
-
-
-def test_a_run_with_drrho_clip_resumes_bit_for_bit(stored: Path, tmp_path: Path) -> None:
-    options = (
-        *SMALL,
-        *VIT,
-        *DATA,
-        *DRRHO,
-        f"teacher.embeddings={stored}",
-        "checkpoint.every=1st",
-        "checkpoint.keep_last=9",
-    )
-    Trainer(compose(*options, "duration=4st", f"run_dir={tmp_path}/run", "name=run")).fit()
-    expected = tensors(tmp_path / "run", 4)
-    shutil.copytree(tmp_path / "run", tmp_path / "again")
-    Trainer(compose(*options, "duration=4st", f"run_dir={tmp_path}/again", "name=run", "resume=step:2")).fit()
-    found = tensors(tmp_path / "again", 4)
-    assert found.keys() == expected.keys() and any(name.startswith("objective") for name in found)
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-@pytest.mark.slow
-def test_stored_embeddings_work_with_loader_processes_on_several_ranks(stored: Path, tmp_path: Path) -> None:
-    options = (*SMALL, *VIT, *DATA, "objective=distillation", f"teacher.embeddings={stored}", "precision=fp64")
-    command = ("-m", "clipx.train", *options, "checkpoint=none")
-    run(sys.executable, *command, f"run_dir={tmp_path}/one")
-    torchrun(2, *command, "data.micro_batches=2", "data.workers=1", f"run_dir={tmp_path}/two")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
 
 
 def open_stored(stored: Path, temperature: float | None = None) -> tuple[StoredTeachers, Source]:
@@ -401,44 +361,6 @@ def test_embeddings_of_other_data_raise_an_error_before_training(stored: Path, t
 # ------------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["objective=distillation"], "objective=distillation needs a teacher: give teacher.weights=…"),
-        (["teacher.weights=a"], "teacher.weights=a has no effect with objective=infonce, which uses no teacher: choose"),
-        (["teacher.embeddings=a"], "teacher.embeddings=a has no effect with objective=infonce"),
-        (["objective=drrho_clip", "teacher.weights=a", "teacher.temperature=0.1"],
-         "teacher.temperature=0.1 has no effect: objective=drrho_clip with these options does not use the temperature of a"),
-        (["objective=distillation", "teacher.weights=a", "teacher.temperature=0.1", "objective.distill_weight=0",
-          "objective.embedding_weight=1"], "teacher.temperature=0.1 has no effect: objective=distillation with these"),
-        (["teacher.temperature=0.1"], "teacher.temperature=0.1 has no effect without a teacher"),
-        (["teacher.precision=bf16"], "teacher.precision=bf16 has no effect without teacher.weights: drop it"),
-        (["objective=distillation", "teacher.embeddings=a", "teacher.micro_batches=2"],
-         "teacher.micro_batches=2 has no effect without teacher.weights: drop it"),
-        (["objective=distillation", "teacher.weights=a", "teacher.embeddings=b"],
-         "teacher.weights=a and teacher.embeddings=b are two teachers: give one"),
-        (["objective=distillation", "teacher.weights=a", "teacher.temperature=0"], "teacher.temperature=0 must be above 0"),
-        (["objective=distillation", "teacher.weights=a", "teacher.micro_batches=0"],
-         "teacher.micro_batches=0 must be at least 1"),
-        (["objective=distillation", "teacher.weights="], "teacher.weights= is empty: give a value, or drop it"),
-        (["objective=distillation", "teacher.embeddings=s3://bucket/a"],
-         "teacher.embeddings=s3://bucket/a is a URL: give a local path, and copy between it and the URL"),
-        (["objective=distillation", "teacher.weights=a", "teacher.precision=int4"],
-         "teacher.precision=int4: Invalid value 'int4', expected one of [run, fp32, bf16, fp16]"),
-    ],
-)  # fmt: skip
-def test_invalid_teacher_options_raise_an_error_at_composition(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*overrides)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
-
-
-def test_a_path_without_weights_raises_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ClipxError, match=f"^teacher.weights={re.escape(str(tmp_path))}/nothing"):
-        distillation_trainer(tmp_path / "run", f"teacher.weights={tmp_path}/nothing")
-    assert not (tmp_path / "run").exists()
-
-
 def test_weights_without_a_configuration_raise_an_error(trained: Path, tmp_path: Path) -> None:
     model = {name.removeprefix("model/"): t for name, t in tensors(trained, 3).items() if name.startswith("model/")}
     save_file(model, tmp_path / "bare.safetensors")
@@ -454,11 +376,3 @@ def test_a_teacher_without_a_learned_temperature_requires_the_option(tmp_path: P
         distillation_trainer(tmp_path / "run", f"teacher.weights={tmp_path}/teacher")
     found = training_rows(tmp_path / "run", f"teacher.weights={tmp_path}/teacher", "teacher.temperature=0.05")
     assert math.isfinite(found[-1]["train/distill_loss"])
-
-
-@pytest.mark.parametrize(("objective", "instead"), [("distillation", "infonce"), ("drrho_clip", "fastclip_v3")])
-def test_a_plan_with_a_teacher_raises_an_error(objective: str, instead: str) -> None:
-    importlib.import_module("clipx.plan.spec")
-    message = f"^objective={objective} needs a teacher, whose time and memory a plan does not count: plan with objective={instead} "
-    with pytest.raises(ConfigError, match=message):
-        compose(f"objective={objective}", "teacher.weights=a", config_name="plan")

@@ -23,7 +23,7 @@ from clipx.data.transform import random_box
 from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 from clipx.embed import embed
-from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError
+from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.precision.spec import Precision
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherSpec
@@ -159,12 +159,6 @@ def test_a_run_on_views_of_an_ensemble_resumes_bit_for_bit(
         Trainer(compose(*options, f"teacher.embeddings=[{other[0]},{other[1]}]", *again))
 
 
-def test_the_reference_of_drrho_clip_has_views(stored: dict[str, Path], tmp_path: Path) -> None:
-    options = (*SMALL, *VIT, *DATA, "objective=drrho_clip", "objective.rho=2", "schedule.warmup=1st", "duration=2st")
-    Trainer(compose(*options, f"teacher.embeddings={stored['a']}", f"run_dir={tmp_path}/run", "name=run")).fit()
-    assert len(losses(tmp_path / "run")) == 2
-
-
 @pytest.mark.slow
 def test_ranks_and_loader_processes_equal_a_single_process(stored: dict[str, Path], tmp_path: Path) -> None:
     both = f"teacher.embeddings=[{stored['a']},{stored['b']}]"
@@ -248,44 +242,6 @@ def test_damaged_views_raise_an_error(stored: dict[str, Path], tmp_path: Path, d
     with pytest.raises(DataError) as caught:
         opened(folder)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["teacher.embeddings=[a,b]", "objective=drrho_clip"],
-         "teacher.embeddings=[a,b] are 2 teachers, and objective=drrho_clip has one reference: give one folder"),
-        (["teacher.embeddings=[a,a]"], "teacher.embeddings=[a,a] has a twice: give each teacher once"),
-        (["teacher.embeddings=[]"], "teacher.embeddings=[] is empty: give a value, or drop it"),
-        (["teacher.embeddings=[a,7]"], "teacher.embeddings=[a,7] must be a folder, or a list of folders"),
-        (["teacher.embeddings={a:b}"], "teacher.embeddings={'a': 'b'} must be a folder, or a list of folders"),
-        (["teacher.embeddings=[a,b]", "teacher.temperature=[0.1]"],
-         "teacher.temperature=[0.1] has 1 temperatures for 2 teachers: give one for each, or a single number for all"),
-        (["teacher.embeddings=a", "teacher.temperature=hot"], "teacher.temperature=hot must be above 0"),
-        (["teacher.embeddings=[a,b]", "teacher.temperature=[0.1,0]"], "teacher.temperature=[0.1,0] must be above 0"),
-        (["teacher.weights=[a,b]"], "teacher.weights=['a', 'b']: "),
-    ],
-)  # fmt: skip
-def test_invalid_ensembles_raise_an_error_at_composition(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose("objective=distillation", *overrides)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["views=-1"], "views=-1 must be in [0, 256]: the crops of an image are embedded in one batch of batch_size"),
-        (["views=9", "batch_size=8"], "views=9 must be in [0, 8]"),
-        (["views=2", "format=parquet"], "views=2 needs format=npy, not parquet: remove one of them"),
-        (["seed=3"], "seed=3 has no effect without views: give views, or remove it"),
-        (["views=2", "seed=-3"], "seed=-3 must be at least 0"),
-    ],
-)
-def test_invalid_options_of_views_raise_an_error(overrides: list[str], message: str) -> None:
-    with pytest.raises(ClipxError) as caught:
-        compose("run=x", "out=y", *overrides, config_name="embed")
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
 def test_a_list_of_one_folder_is_one_teacher(stored: dict[str, Path]) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clipx.config.saved import to_dict
-from clipx.errors import CheckpointError, ClipxError, ConfigError
+from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
@@ -288,57 +288,6 @@ def test_a_truncated_file_raises_an_error(name: str, share: float, state: State,
 def test_a_file_without_a_state_dict_raises_an_error(content: Any, message: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "weights.pt")
     assert message in load_error(tmp_path / "weights.pt")
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda path: None, "does not exist: give a run directory, a folder with open_clip_config.json, or a file"),
-        (lambda path: path.mkdir(), "holds no weights: give a run directory"),
-        (
-            lambda path: path.write_text("hi"),
-            "is not a file of weights: give one that ends in .safetensors, .pt, .pth, .bin",
-        ),
-        (lambda path: (path / "checkpoints").mkdir(parents=True), "holds no checkpoint: check the path"),
-    ],
-)
-def test_a_path_without_weights_raises_an_error(make: Callable[[Path], object], message: str, tmp_path: Path) -> None:
-    make(tmp_path / "place")
-    assert message in load_error(tmp_path / "place")
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        (CONFIG, "{", f"{CONFIG} cannot be read ("),
-        (CONFIG, "[1]", f"{CONFIG} is not a JSON object: restore it"),
-        (CONFIG, '{"model_cfg": {"embed_dim": 8}}', "model_cfg.vision_cfg is missing in the configuration: restore it"),
-        ("open_clip_model.safetensors", None, "has no file of weights: give a model in open_clip's form"),
-    ],
-)
-def test_an_incomplete_folder_raises_an_error(
-    name: str, content: str | None, message: str, state: State, tmp_path: Path
-) -> None:
-    folder = write_folder(tmp_path / "model", state)
-    (folder / name).unlink() if content is None else (folder / name).write_text(content)
-    assert message in load_error(folder)
-
-
-def test_a_url_without_weights_raises_an_error() -> None:
-    assert "model.weights=memory://nowhere/weights.pt cannot be read" in load_error("memory://nowhere/weights.pt")
-    assert (
-        load_error("memory://nowhere/run") == "memory://nowhere/run holds no checkpoint and no weights: check the URL"
-    )
-
-
-def test_urls_with_commands_secrets_or_archives_raise_an_error() -> None:
-    for place in (
-        "pipe:cat weights.pt",
-        "https://host/weights.pt?key=123456789",
-        "zip://weights.pt::s3://bucket/a.zip",
-    ):
-        with pytest.raises(ConfigError, match=r"model\.weights="):
-            load_weights(place)
 
 
 # ---------------------------------------------------------------------------------------- weights of another model

@@ -118,18 +118,3 @@ def test_weights_without_text_positions_are_rejected(short: Path) -> None:
     spec = load_with_spec(str(short), "run")[1]
     with pytest.raises(CheckpointError, match=r"has no text.positional_embedding for model.text.stretch_keep=5"):
         load_into(model.build(torch.device("cpu"), torch.float32), LoadedWeights("w", bare, spec), initial=True)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.text.stretch_keep=5"], "model.text.stretch_keep=5 stretches the text positions of weights, and model.weights=null"),
-        (["model.text.stretch_keep=-1", "model.weights=w"], r"model.text.stretch_keep=-1 must be in \[0, model.text.context_length=20\)"),
-        (["model.text.stretch_keep=20", "model.weights=w"], r"stretch_keep=20 must be in \[0, model.text.context_length=20\)"),
-        (["model.text.stretch_keep=5", "model.weights=w", "model.text.positions=rotary"], "stretch_keep=5 has no effect with model.text.positions=rotary"),
-        (["model=coca_tiny", "objective=coca", "model.text.stretch_keep=5", "model.weights=w"], "stretch_keep=5 cannot be combined with model.kind=coca"),
-    ],
-)  # fmt: skip
-def test_invalid_options_raise_a_one_line_error(words: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        compose(*words)

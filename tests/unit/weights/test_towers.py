@@ -253,28 +253,6 @@ def cached(hub: Path, repository: str, files: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("model.image.weights=timm:resnet50",), "model.image.weights=timm:resnet50 are of another architecture than model.image.timm=vit_tiny_patch16_224: give model.image.timm=resnet50, or model.image.weights=timm"),
-        (("model.image.weights=timm:",), "names no model: give timm:NAME.TAG"),
-        (("model.image.weights=",), "is empty"),
-        (("model.text.weights=timm:bert",), "model.text.weights=timm:bert names weights of timm, which has no text towers"),
-        (("model.image.weights=pipe:cat",), "is a command, which clipx does not run"),
-        (("model.image.weights=timm", "model.image.lock=all"), "model.image.lock=all freezes the randomly initialized projection, which model.image.weights=timm does not have: give model.image.lock=0"),
-        (("model.image.weights=x", "model.weights=y"), "model.image.weights=x and model.weights=y both initialize the image tower: remove one of them"),
-        (("model.text.weights=x", "model.weights=y"), "model.text.weights=x and model.weights=y both initialize the text tower"),
-        (("model.image.weights=x", "model.text.lock=1"), "model.text.lock=1 freezes randomly initialized weights: give model.weights=… or model.text.weights=…"),
-        (("model.image.weights=x", "resume=state.pt"), "model.image.weights=x has no effect with resume=state.pt, which contains weights"),
-        (("model=stored_features", "model.image.timm=null", "model.image.features=8", "model.image.weights=x"), "model.image.weights=x has no effect with model.image.features=8"),
-    ],
-)  # fmt: skip
-def test_invalid_options_are_rejected_at_composition(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compose("model=tiny", "model.image.timm=vit_tiny_patch16_224", *words)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("place", "message"),
     [
         ("timm:vit_tiny_patch16_224.none", "timm has no weights of vit_tiny_patch16_224.none: give one of vit_tiny_patch16_224.augreg_in21k"),
