@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from helpers import SCRIPTS
 from helpers.hub_server import hub_cache
 from helpers.open_clip_models import SMALL, trained
 from helpers.payloads import Flag
-from helpers.runs import run, small, torchrun
-from helpers.s3_server import admin
+from helpers.ranks import Ranks
+from helpers.runs import small
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -27,6 +25,7 @@ from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
 from clipx.trainer.trainer import Trainer
+from clipx.weights.download import fetched
 from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import from_open_clip, spec_of
 
@@ -157,17 +156,18 @@ def test_an_incomplete_download_is_no_file(state: State, tmp_path: Path, monkeyp
     assert not [path for path in cache_folder("weights").rglob("*open_clip*") if path.stat().st_size == 3]
 
 
-def test_concurrent_ranks_fetch_a_file_from_s3_once(
-    state: State, spec: ModelSpec, wanted: State, own_bucket: str, endpoint: str, tmp_path: Path
-) -> None:
-    save_file(state, tmp_path / "weights.safetensors")
-    admin(endpoint).put_file(str(tmp_path / "weights.safetensors"), f"{own_bucket}/weights.safetensors")
-    before = set(cache_folder("weights").rglob("weights.safetensors"))
-    place = f"{own_bucket}/weights.safetensors"
-    said = torchrun(2, str(SCRIPTS / "fetch_url.py"), place).stdout.splitlines()
-    (made,) = set(cache_folder("weights").rglob("weights.safetensors")) - before
-    assert said == 2 * [f"{made} {made.stat().st_mtime_ns}"]
-    check_filled(place, spec, wanted)
+def fetch(url: str) -> tuple[Path, int]:
+    """Returns the path of a copy, and the time of its modification."""
+    path = fetched(url)
+    return path, path.stat().st_mtime_ns
+
+
+def test_concurrent_ranks_fetch_a_file_once(state: State, two_ranks: Ranks, tmp_path: Path) -> None:
+    save_file(state, tmp_path / "of_ranks.safetensors")
+    found = two_ranks.call(fetch, f"file://{tmp_path}/of_ranks.safetensors")
+    (made,) = cache_folder("weights").rglob("of_ranks.safetensors")
+    assert found == 2 * [(made, made.stat().st_mtime_ns)]
+    assert made.read_bytes() == (tmp_path / "of_ranks.safetensors").read_bytes()
 
 
 def test_a_run_and_its_checkpoints_load_from_a_path_and_a_url(tmp_path: Path) -> None:
@@ -185,28 +185,18 @@ def test_a_run_and_its_checkpoints_load_from_a_path_and_a_url(tmp_path: Path) ->
         check_filled(f"memory://runs/run{below}", newest.spec, dict(local.model))
 
 
-@pytest.mark.slow
 def test_a_hub_repository_is_read_from_the_cache_and_named_if_unreachable(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub_cache(tmp_path / "home", write_folder(tmp_path / "model", state), "org/vit")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code = (
-        "from clipx.errors import DataError\n"
-        "from clipx.weights.load import load_weights\n"
-        "found = load_weights('hf-hub:org/vit')\n"
-        "print(found.spec.name, found.spec.image.size, len(found.model))\n"
-        "try:\n    load_weights('hf-hub:org/none')\n"
-        "except DataError as error:\n    print(error)\n"
-    )
-    lines = run(sys.executable, "-c", code).stdout.splitlines()
-    assert lines[0] == f"vit 32 {len(state) - 1}"
-    assert lines[1].startswith(
-        "hf-hub:org/none: open_clip_config.json cannot be downloaded from the Hugging Face hub ("
-    )
-    assert lines[1].endswith("or download the repository elsewhere and give its folder")
-    assert len(lines) == 2
+    hub_cache(tmp_path, write_folder(tmp_path / "model", state), "org/vit")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    found = load_weights("hf-hub:org/vit")
+    assert found.spec is not None
+    assert (found.spec.name, found.spec.image.size, len(found.model)) == ("vit", 32, len(state) - 1)
+    said = load_error("hf-hub:org/none")
+    assert said.startswith("hf-hub:org/none: open_clip_config.json cannot be downloaded from the Hugging Face hub (")
+    assert said.endswith("or download the repository elsewhere and give its folder")
 
 
 # -------------------------------------------------------------------------------------------- rejected weights
@@ -229,20 +219,13 @@ def flag(tmp_path: Path) -> Flag:
     ("payload", "name"),
     [
         (Flag.pickled, "weights.pt"),
-        pytest.param(Flag.saved, "weights.pth", marks=pytest.mark.slow),
-        pytest.param(Flag.saved_of_old, "pytorch_model.bin", marks=pytest.mark.slow),
+        (Flag.saved_of_old, "pytorch_model.bin"),
     ],
 )
 def test_a_pickle_with_code_raises_an_error_without_running_it(
     payload: Callable[[Flag], bytes], name: str, flag: Flag, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(payload(flag))
-    assert flag.is_made_by(
-        "import pickle, sys, torch\n"
-        "try:\n    torch.load(sys.argv[1], weights_only=False)\n"
-        "except Exception:\n    pickle.load(open(sys.argv[1], 'rb'))",
-        str(tmp_path / name),
-    )
     said = load_error(tmp_path / name)
     assert flag.absent
     assert "could run any code" in said
@@ -266,7 +249,7 @@ def test_a_torchscript_archive_raises_an_error_with_the_conversion(tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.999])
 def test_a_truncated_file_raises_an_error(name: str, share: float, state: State, tmp_path: Path) -> None:
     path = tmp_path / name
     save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
@@ -325,19 +308,23 @@ def test_another_normalisation_than_in_training_raises_an_error(state: State, sp
         load_into_model(str(folder), spec)
 
 
-def test_bare_weights_of_another_shape_raise_an_error_with_the_shape(spec: ModelSpec, tmp_path: Path) -> None:
-    config = {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}}
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}},
+            r"does not fit: missing nothing; .* shape text\.positional_embedding \[16, 32\] against \[12, 32\]",
+        ),
+        (
+            SMALL["convnext"],
+            r"do not fit model vit: missing visual\.trunk\.blocks\.0\..* and \d+ more; unexpected visual\.trunk\..* more",
+        ),
+    ],
+)
+def test_bare_weights_of_another_model_raise_an_error_with_the_tensors(
+    config: dict[str, Any], message: str, spec: ModelSpec, tmp_path: Path
+) -> None:
     torch.save(trained(config).state_dict(), tmp_path / "weights.pt")
-    message = r"does not fit: missing nothing; .* shape text\.positional_embedding \[16, 32\] against \[12, 32\]"
-    with pytest.raises(CheckpointError, match=message):
-        load_into_model(str(tmp_path / "weights.pt"), spec)
-
-
-def test_bare_weights_of_another_architecture_raise_an_error_with_the_tensors(spec: ModelSpec, tmp_path: Path) -> None:
-    torch.save(trained(SMALL["convnext"]).state_dict(), tmp_path / "weights.pt")
-    message = (
-        r"do not fit model vit: missing visual\.trunk\.blocks\.0\..* and \d+ more; unexpected visual\.trunk\..* more"
-    )
     with pytest.raises(CheckpointError, match=message):
         load_into_model(str(tmp_path / "weights.pt"), spec)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.cases import slow_except
 from helpers.hf_models import PACKED, VOCABULARY, save_config
 from helpers.open_clip_models import CONTEXT, PUBLISHED, SMALL, built, check_features, published, trained
 from helpers.runs import compose
@@ -38,15 +37,7 @@ def test_features_equal_open_clip(name: str) -> None:
     check_features(ours(spec_of(SMALL[name], name), twin), twin)
 
 
-def test_features_of_an_open_clip_resnet_are_equal() -> None:
-    text = {"context_length": CONTEXT, "width": 32, "heads": 2, "layers": 2}
-    config = {**published("rn50"), "embed_dim": 24, "text_cfg": text}
-    config["vision_cfg"] = {**config["vision_cfg"], "image_size": 64}
-    twin = trained(config)
-    check_features(ours(spec_of(config, "rn50"), twin), twin)
-
-
-@pytest.mark.parametrize("name", slow_except(SMALL, "vit", "siglip"))
+@pytest.mark.parametrize("name", ["vit", "siglip", "averaged", "classifier"])
 def test_weights_and_configuration_survive_a_round_trip(name: str) -> None:
     spec = spec_of(SMALL[name], name)
     twin = trained(SMALL[name])
@@ -110,42 +101,13 @@ def test_a_text_tower_of_transformers_equals_open_clip(name: str, options: dict[
 # ----------------------------------------------------------------------------------------- published models
 
 
-@pytest.mark.parametrize("name", slow_except(PUBLISHED, "rn50", "vit_b32", "vit_b16_siglip"))
-def test_names_and_shapes_of_published_models_equal_open_clip(name: str) -> None:
-    spec, config = compose(f"model={name}").model, published(name)
-    with META:
-        theirs = built(config).state_dict()
-    mine = spec.build(META, torch.float32).state_dict()
-    found = from_open_clip(spec, theirs)
-    assert {key: t.shape for key, t in found.items()} == {key: t.shape for key, t in mine.items()}
-    back = to_open_clip(spec, mine)
-    assert {key: t.shape for key, t in back.items()} == {k: t.shape for k, t in theirs.items() if k not in NOT_IN_MODEL}
-
-
-@pytest.mark.parametrize("name", slow_except(PUBLISHED, "rn50", "vit_b32", "vit_b16_siglip"))
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_configurations_of_published_models_equal_open_clip(name: str) -> None:
     spec, config = compose(f"model={name}").model, published(name)
     config.pop("init_logit_bias", None)  # belongs to the objective
     config["vision_cfg"].pop("timm_drop", None)  # belongs to training
     assert config_of(spec) == config
     assert config_of(spec_of(published(name), name)) == config
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_features_of_published_models_equal_open_clip(name: str) -> None:
-    twin = trained(published(name))
-    check_features(ours(compose(f"model={name}").model, twin), twin)
-
-
-def test_siglip_has_the_parameter_count_of_open_clip() -> None:
-    with META:
-        twin = built(published("vit_b16_siglip"))
-    mine = compose("model=vit_b16_siglip").model.build(META, torch.float32)
-    scale_and_bias = 2  # parameters that belong to the objective
-    assert sum(p.numel() for p in twin.parameters()) == 203_155_970
-    assert sum(p.numel() for p in mine.parameters()) + scale_and_bias == 203_155_970
-    assert len(mine.state_dict()) + scale_and_bias == len(twin.state_dict()) == 314
 
 
 # ---------------------------------------------------------------------------------------- conversion and errors

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.hf_models import save_tokenizer
-from helpers.hub_server import hub_cache
-from helpers.runs import compose, run, small
+from helpers.runs import compose, small
 from helpers.samples import encode, picture
 from safetensors.torch import load_file, save_file
 from transformers import Siglip2Config, Siglip2Model
@@ -131,15 +128,6 @@ def test_the_model_of_conf_has_the_form_of_the_published_base_model() -> None:
     assert {name: tensor.shape for name, tensor in converted.items()} == shapes
 
 
-def test_the_so400m_model_is_that_of_timm() -> None:
-    size = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16}
-    config = Siglip2Config(vision_config=size, text_config={**size, "vocab_size": 256_000}).to_dict()
-    spec = spec_of(config, "so400m", "tokenizer.json")
-    assert spec.image.timm == "naflexvit_so400m_patch16_siglip" and not spec.image.options
-    model = spec.build(torch.device("meta"), torch.float32)
-    assert model.image.trunk.blocks[0].mlp.fc1.out_features == model.text.blocks[0].mlp.fc1.out_features == 4304
-
-
 @pytest.mark.parametrize(
     ("tower", "key", "value", "message"),
     [
@@ -185,22 +173,3 @@ def test_missing_tensors_and_other_shapes_are_refused_in_one_line(
     (tmp_path / "0" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="has no file of weights"):
         load_weights(str(tmp_path / "0"))
-
-
-@pytest.mark.slow
-def test_a_hub_repository_is_read_from_the_cache(
-    saved: tuple[Path, Siglip2Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(saved[0], tmp_path / "model")
-    hub_cache(tmp_path / "home", tmp_path / "model", "org/siglip2")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code = (
-        "from clipx.weights.load import load_weights\n"
-        "found = load_weights('hf-hub:org/siglip2')\n"
-        "print(found.spec.name, found.spec.image.native, len(found.model))\n"
-        "print(found.spec.text.build_tokenizer()(['a photo of a red star']).shape)\n"
-    )
-    lines = run(sys.executable, "-c", code).stdout.splitlines()
-    weights = load_weights(str(saved[0]))
-    assert lines == [f"siglip2 True {len(weights.model)}", "torch.Size([1, 12])"]

@@ -11,7 +11,6 @@ import pytest
 import timm
 import torch
 import transformers
-from helpers.cases import slow_except
 from helpers.hf_models import CONFIGS, PACKED
 from helpers.open_clip_models import SMALL as OPEN_CLIP
 from helpers.open_clip_models import filled, trained
@@ -90,8 +89,9 @@ def check_trunk(model: CLIP, twin: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------- timm
 
 
-@pytest.mark.parametrize("name", TIMM)
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("vit_tiny_patch16_224", ".pth"), *((name, ".safetensors") for name in TIMM)]
+)
 def test_a_file_of_a_timm_model_gives_the_features_of_timm(name: str, suffix: str, tmp_path: Path) -> None:
     size, options = TIMM[name]
     twin, place = timm_model(name, size, **options), tmp_path / f"weights{suffix}"
@@ -141,7 +141,7 @@ def test_original_layouts_are_converted(tmp_path: Path) -> None:
     check_trunk(model, twin)
 
 
-@pytest.mark.parametrize("name", slow_except([*timm.list_models("test_*"), "swin_tiny_patch4_window7_224"], "test_vit"))
+@pytest.mark.parametrize("name", ["test_vit", "test_efficientnet", "swin_tiny_patch4_window7_224"])
 def test_conversions_of_timm_accept_the_weights_of_its_own_models(name: str) -> None:
     """The trunk of the conversion has no memory: no tensor of the result comes from it."""
     convert = TimmFilter.of(compose("model=tiny", f"model.image.timm={name}", "model.image.size=224").model.image)
@@ -150,19 +150,20 @@ def test_conversions_of_timm_accept_the_weights_of_its_own_models(name: str) -> 
     assert expected.keys() == {name for name in found if name in expected or not convert.is_classifier(name)}
 
 
-def timm_folder(folder: Path, model: Any) -> Path:
-    """Writes a folder by timm's function for the hub."""
-    timm.models.save_for_hf(model, folder, safe_serialization=True)
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder by timm's function for the hub."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    timm.models.save_for_hf(timm_model("vit_tiny_patch16_224", 64, depth=2), folder, safe_serialization=True)
     return folder
 
 
 TINY = image_words("vit_tiny_patch16_224", 64, {"depth": 2})
 
 
-@pytest.mark.parametrize("given", [(), ("mean",), ("mean", "std")])
-def test_pixels_follow_a_folder_of_timm(given: tuple[str, ...], tmp_path: Path) -> None:
-    twin = timm_model("vit_tiny_patch16_224", 64, depth=2)
-    place = timm_folder(tmp_path / "model", twin)
+@pytest.mark.parametrize("given", [(), ("mean",)])
+def test_pixels_follow_a_folder_of_timm(given: tuple[str, ...], tiny_folder: Path) -> None:
+    twin, place = timm_model("vit_tiny_patch16_224", 64, depth=2), tiny_folder
     model, lines = loaded(*TINY, *(f"model.image.{key}=[0.5,0.5,0.5]" for key in given), f"model.image.weights={place}")
     check_trunk(model, twin)
     assert lines[1] == f"pixels are normalized by {HALF}, as in the training of these weights"
@@ -171,7 +172,6 @@ def test_pixels_follow_a_folder_of_timm(given: tuple[str, ...], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("given", "differences"),
     [
-        (("mean=[0.4,0.5,0.5]",), "mean=[0.5,0.5,0.5], not model.image.mean=[0.4,0.5,0.5]"),
         (("std=[0.1,0.5,0.5]",), "std=[0.5,0.5,0.5], not model.image.std=[0.1,0.5,0.5]"),
         (
             ("mean=[0.4,0.5,0.5]", "std=[0.1,0.5,0.5]"),
@@ -180,9 +180,9 @@ def test_pixels_follow_a_folder_of_timm(given: tuple[str, ...], tmp_path: Path) 
     ],
 )
 def test_pixels_that_conflict_with_those_of_the_weights_are_rejected(
-    given: tuple[str, ...], differences: str, tmp_path: Path
+    given: tuple[str, ...], differences: str, tiny_folder: Path
 ) -> None:
-    place = timm_folder(tmp_path / "model", timm_model("vit_tiny_patch16_224", 64, depth=2))
+    place = tiny_folder
     with pytest.raises(ConfigError) as error:
         loaded(*TINY, *(f"model.image.{value}" for value in given), f"model.image.weights={place}")
     fix = " ".join(f"model.image.{value.partition('=')[0]}=[0.5,0.5,0.5]" for value in given)
@@ -201,10 +201,9 @@ def test_pixels_that_conflict_with_those_of_the_weights_are_rejected(
         (("model.image.options={depth:2,embed_dim:96}",), "different shape trunk.blocks.0"),
     ],
 )  # fmt: skip
-def test_weights_of_another_timm_model_are_rejected(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    place = timm_folder(tmp_path / "model", timm_model("vit_tiny_patch16_224", 64, depth=2))
+def test_weights_of_another_timm_model_are_rejected(words: tuple[str, ...], message: str, tiny_folder: Path) -> None:
     with pytest.raises(ClipxError) as error:
-        loaded(*TINY, f"model.image.weights={place}", *words)
+        loaded(*TINY, f"model.image.weights={tiny_folder}", *words)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -255,9 +254,7 @@ def cached(hub: Path, repository: str, files: Mapping[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("timm:vit_tiny_patch16_224.none", "timm has no weights of vit_tiny_patch16_224.none: give one of vit_tiny_patch16_224.augreg_in21k"),
         ("timm:vit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k: model.safetensors cannot be downloaded from the Hugging Face hub"),
-        ("nowhere.safetensors", "model.image.weights=nowhere.safetensors does not exist"),
         ("hf-hub:org/none", "hf-hub:org/none: config.json cannot be downloaded"),
     ],
 )  # fmt: skip
@@ -290,8 +287,9 @@ def clip_words(spec: ModelSpec) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize("name", ["vit", "vit_quickgelu", "convnext", "classifier", "clipa"])
-@pytest.mark.parametrize("bare", [False, True], ids=["folder", "state_dict"])
+@pytest.mark.parametrize(
+    ("name", "bare"), [("vit", True), *((name, False) for name in ("vit_quickgelu", "convnext", "classifier", "clipa"))]
+)
 def test_the_image_tower_of_an_open_clip_model_is_loaded_with_its_projection(
     name: str, bare: bool, tmp_path: Path
 ) -> None:
@@ -341,7 +339,6 @@ def test_a_projection_to_another_embedding_is_initialized_randomly(tmp_path: Pat
         (("model.image.size=40",), "image.trunk.pos_embed was interpolated from 4x4 positions to 5x5"),
         (("model.image.options.depth=3",), "model.image.layers=2, expected 3"),
         (("model.image.options.act_layer=quick_gelu",), "model.image.activation=GELU, expected QuickGELU"),
-        (("model.image.mean=[0.5,0.5,0.5]",), "were trained on images with mean=[0.48145466,0.4578275,0.40821073], not model.image.mean=[0.5,0.5,0.5]: give model.image.mean="),
         (("model.image.stretch=true",), "stretch=false, not model.image.stretch=true: give model.image.stretch=false"),
     ],
 )  # fmt: skip
@@ -427,8 +424,10 @@ def hf_words(folder: Path, name: str) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize("headed", [False, True], ids=["encoder", "with a head"])
-@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "qwen3", "mt5", "m2m_100"])
+@pytest.mark.parametrize(
+    ("name", "headed"),
+    [("bert", True), ("xlm-roberta", False), ("qwen3", False), ("qwen3", True), ("mt5", True), ("m2m_100", False)],
+)
 def test_a_folder_of_transformers_gives_its_features(name: str, headed: bool, tmp_path: Path) -> None:
     twin = hf_folder(tmp_path, name, headed)
     model, lines = loaded(*hf_words(tmp_path, name), f"model.text.weights={tmp_path}")
@@ -499,10 +498,8 @@ def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:
     weights, spec = load_with_spec(str(tmp_path), "run")
     assert spec.image.mean == [0.5, 0.4, 0.3] and weights.log_scale is not None
     words = (*clip_words(spec), "model.embed_dim=24", "model.text.context_length=12", "model.text.width=48")
-    words += ("model.text.heads=4", "model.text.layers=2", f"model.text.mlp_ratio={100.5 / 48}")
-    text = spec.text
-    assert isinstance(text, ClipTextSpec)
-    words = (*words[:-1], f"model.text.mlp_ratio={text.mlp_ratio!r}")
+    assert isinstance(spec.text, ClipTextSpec)
+    words += ("model.text.heads=4", "model.text.layers=2", f"model.text.mlp_ratio={spec.text.mlp_ratio!r}")
     model, lines = loaded(*words, f"model.image.weights={tmp_path}", f"model.text.weights={tmp_path}")
     assert lines == [
         f"image tower: {tmp_path}",
