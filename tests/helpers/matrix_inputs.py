@@ -48,6 +48,15 @@ def _embeddings(folder: Path, inputs: Inputs) -> str:
     return str(folder / "out")
 
 
+def _views(folder: Path, inputs: Inputs) -> str:
+    """Two folders of stored views of their images, of two teachers: a list of teacher.embeddings."""
+    words = ("data=shapes", *DATA, "data.crop_scale=[0.3,1.0]", "views=3", "seed=5")
+    for name, size in (("a", 40), ("b", 32)):
+        given = (f"run={inputs['run']}", f"out={folder}/{name}", f"samples_per_shard={size}", *words)
+        embed(compose(*given, config_name="embed"))  # type: ignore[arg-type]
+    return f"[{folder}/a,{folder}/b]"
+
+
 def _features(folder: Path, inputs: Inputs) -> str:
     """Features of the image trunk of `run` in shards, and a tokenizer of the words of the captions."""
     for split in ("train", "held_out"):
@@ -109,6 +118,7 @@ def _parquet(folder: Path, inputs: Inputs) -> str:
 MAKE = {
     "run": _run,
     "embeddings": _embeddings,
+    "views": _views,
     "features": _features,
     "words": _words,
     "trunk": _trunk,

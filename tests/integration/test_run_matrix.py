@@ -88,10 +88,10 @@ ROWS = {
         "objective=distillation teacher.weights=$run",
         "teacher.micro_batches=3",
     ),
-    "stored_teacher": Row(
-        "targets are read by loader processes",
-        "objective=distillation teacher.embeddings=$embeddings",
-        "data.workers=1",
+    "views": Row(
+        "loader processes read the views of an ensemble of teachers, drawn by position",
+        "objective=distillation teacher.embeddings=$views teacher.temperature=[0.1,0.2] data.crop_scale=[0.3,1.0]",
+        f"{FSDP} data.workers=1",
         slow=True,
     ),
     "drrho_clip": Row(
