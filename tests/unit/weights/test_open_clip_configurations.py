@@ -96,10 +96,12 @@ def shapes(state: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
 # ------------------------------------------------------------------------------------------- configurations of all
 
 
-def test_each_configuration_is_read_and_written(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_each_configuration_is_read(tmp_path: Path) -> None:
     for name in READ:
-        back = config_of(spec_of(config(name, tmp_path), name))
-        assert config_of(spec_of(back, name)) == back, name
+        found = config(name, tmp_path)
+        spec = spec_of(found, name)
+        assert (spec.name, spec.embed_dim) == (name, found["embed_dim"])
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -149,6 +151,8 @@ def test_names_shapes_and_features_of_each_form_equal_open_clip(name: str, tmp_p
         check_features(model, twin)
     back = to_open_clip(spec, model.state_dict())
     assert all(torch.equal(back[key], tensor) for key, tensor in twin.state_dict().items() if key in back)
+    written = config_of(spec)
+    assert config_of(spec_of(written, name)) == written
     with META:
-        again = model_of(config_of(spec)).state_dict()
+        again = model_of(written).state_dict()
     assert shapes(back) == shapes(again)
