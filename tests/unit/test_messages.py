@@ -28,8 +28,8 @@ FILES = sorted(Path(__file__).parents[1].glob("messages/*.yaml"))
 class Row:
     """One line of a table.
 
-    `typed`: words as after the command in a shell; several lines must give the same message. `says`: what the message
-    contains; several parts are in this order. A part that ends with ⏎ ends the message. `files`: text of files in the
+    `typed`: words as after the command in a shell; several lines must give the same message, each with the key of
+    its last word. `says`: what the message contains; several parts are in this order. A part that ends with ⏎ ends the message. `files`: text of files in the
     current folder; those under conf/ are composed by --config-dir=conf. `when` the error is raised: `composed`,
     `opened` (the data), `built` (the model), `started` (the trainer of a small run), `run` (by the command, which
     prints it). `error`: its class.
@@ -68,11 +68,12 @@ def message(row: Row, line: str, capsys: pytest.CaptureFixture[str], monkeypatch
     if row.when == "run":
         entry = command_of(row).main
         monkeypatch.setattr("sys.argv", [f"clipx-{row.command}", *words])
-        with pytest.raises(SystemExit) as ended:
+        try:
             entry()
-        expected = getattr(errors, row.error).exit_code
-        text = capsys.readouterr().err
-        return text.removeprefix("error: ").rstrip("\n") if ended.value.code == expected else f"exit {ended.value.code}"
+        except SystemExit as end:
+            text = capsys.readouterr().err.removeprefix("error: ").rstrip("\n")
+            return text if end.code == getattr(errors, row.error).exit_code else f"exit code {end.code}: {text}"
+        return "no error"
     try:
         _go_on(row, words)
     except ClipxError as error:
@@ -96,12 +97,16 @@ def _go_on(row: Row, words: list[str]) -> None:
         Trainer(spec).close()
 
 
-def fault(found: str, parts: list[str]) -> str | None:
-    """Returns what is wrong with a message, if anything."""
+def fault(row: Row, line: str, found: str) -> str | None:
+    """Returns what is wrong with the message of a line, if anything."""
     if "\n" in found:
         return "is several lines"
+    if len(row.lines()) > 1:
+        key = shlex.split(line)[-1].partition("=")[0].rpartition(".")[2]
+        if key not in found:
+            return f"lacks the key {key!r} of the last word"
     place = 0
-    for part in parts:
+    for part in row.parts():
         at = f"{found}⏎".find(part, place)
         if at < 0:
             return f"lacks {part!r}"
@@ -123,7 +128,7 @@ def test_messages(
         monkeypatch.chdir(folder)
         for line in row.lines():
             found = message(row, line, capsys, monkeypatch)
-            if what := fault(found, row.parts()):
+            if what := fault(row, line, found):
                 wrong.append(f"{row.command} {line}\n  {found}\n  {what}")
     assert not wrong, f"{path.name}: {len(wrong)} messages\n" + "\n".join(wrong)
 
