@@ -13,6 +13,8 @@ import pytest
 import yaml
 from helpers.runs import SMALL, VIT, rows, run
 
+from clipx.cli import cli
+
 TRAIN = (sys.executable, "-m", "clipx.train")
 EVALUATE = (sys.executable, "-m", "clipx.evaluate")
 SCRIPT = str(Path(sys.executable).with_name("clipx-train"))
@@ -71,25 +73,9 @@ def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
 # ---------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["seed=-1"], "seed=-1 must be in [0, 2^63): give 0 or more"),
-        (["schedule.wramup=1st"], "schedule.wramup is not a key here: the keys are warmup, min_lr (did you mean warmup?)"),
-        (["data.batch_size=big"], "data.batch_size=big: Value 'big' of type 'str' could not be converted to Integer"),
-        (["schedule=cosin"], "schedule=cosin is not an option: choose one of constant, constant_cooldown, cosine (did you mean cosine?)"),
-        (["duration=1ep", "schedule.warmup=2ep"], "schedule.warmup=2ep is longer than duration=1ep: shorten the warm-up or train longer"),
-        (["data=csv"], "data.path has no value: give the table of images and captions, e.g. data.path=train.csv"),
-        (["--config-dir=/nowhere"], "--config-dir=/nowhere is not a folder: give a folder that contains config groups"),
-        (["--cfg", "job", "-m"], "Only one of --run, --multirun, --cfg, --info and --shell_completion can be specified"),
-    ],
-    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
-)  # fmt: skip
-def test_configuration_errors_are_one_line_with_exit_code_2(arguments: list[str], line: str, tmp_path: Path) -> None:
-    run_dir = [] if "--cfg" in arguments else [f"run_dir={tmp_path / 'run'}"]
-    done = run(*TRAIN, *arguments, *run_dir, check=False)
-    assert done.stderr == f"error: {line}\n"
-    assert done.returncode == 2
+def test_configuration_errors_are_one_line_with_exit_code_2(tmp_path: Path) -> None:
+    done = run(*TRAIN, "seed=-1", f"run_dir={tmp_path}/run", check=False)
+    assert (done.returncode, done.stderr) == (2, "error: seed=-1 must be in [0, 2^63): give 0 or more\n")
     assert not (tmp_path / "run").exists()
 
 
@@ -98,17 +84,6 @@ def test_options_are_accepted_between_overrides(tmp_path: Path) -> None:
     (tmp_path / "optimizer/mine.yaml").write_text("defaults: [adamw]\nlr: 0.5\n")
     words = ("seed=3", "--cfg", "job", "optimizer=mine", "--config-dir", str(tmp_path), "name=a", "-p", "optimizer")
     assert "lr: 0.5\n" in run(*TRAIN, *words, "run_dir=b").stdout
-
-
-def test_a_missing_run_is_a_configuration_error() -> None:
-    done = run(*EVALUATE, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: run has no value: it is required, add run=…\n")
-
-
-def test_other_errors_exit_with_code_1(tmp_path: Path) -> None:
-    done = run(*EVALUATE, f"run={tmp_path}/none", check=False)
-    assert done.stderr == f"error: run={tmp_path}/none holds no run (no config.yaml): check the path\n"
-    assert done.returncode == 1
 
 
 def test_hydra_full_error_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +102,6 @@ def test_errors_of_a_job_name_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stderr == "error (rank 3): seed=-1 must be in [0, 2^63): give 0 or more\n"
 
 
-def test_an_unknown_flag_prints_the_usage() -> None:
-    done = run(*TRAIN, "--cfgg", "job", check=False)
-    assert done.returncode == 2
-    assert "--cfgg is neither a flag of this command" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 # -------------------------------------------------------------------------------------- a reader that ends, as `head`
 
 CODE = """
@@ -149,9 +117,7 @@ print("more")
     ("arguments", "code"),
     [
         (("-m", "clipx.train", "--help"), 141),
-        (("-m", "clipx.train", "--cfg", "job"), 141),
         (("-m", "clipx_launch", "script", "--help"), 141),
-        (("-m", "clipx.bench"), 141),
         (("-c", CODE), 0),  # the output of a run is discarded, and the run continues
     ],
 )
@@ -197,10 +163,9 @@ def test_bash_completes_groups_options_and_keys(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("command", ["install", "uninstall"])
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_commands_exit_with_0(command: str, shell: str) -> None:
-    done = run(SCRIPT, "-sc", f"{command}={shell}")
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_commands_exit_with_0(shell: str) -> None:
+    done = run(SCRIPT, "-sc", f"install={shell}")
     assert "hydra" in done.stdout
     assert done.stderr == ""
 
@@ -236,17 +201,14 @@ def test_a_failed_point_is_named_and_the_others_are_trained(tmp_path: Path) -> N
     assert [row["step"] for row in rows(tmp_path / "sweep" / "1")] == [1, 2]
 
 
-def test_a_sweep_uses_explicit_run_directories(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom clipx.cli import cli\n"
-        f"sys.argv = ['x', '-m', 'seed=3,4', 'run_dir={tmp_path}/s${{seed}}', 'hydra.sweep.dir={tmp_path}/sweep']\n"
-        "cli(lambda spec: print('in', spec.run_dir), 'train')()"
-    )
-    done = run(sys.executable, "-c", code)
-    assert [line for line in done.stdout.splitlines() if line.startswith("in ")] == [
-        f"in {tmp_path}/s3",
-        f"in {tmp_path}/s4",
-    ]
+def test_a_sweep_uses_explicit_run_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("-m", "seed=3,4", f"run_dir={tmp_path}/s${{seed}}", f"hydra.sweep.dir={tmp_path}/sweep")
+    monkeypatch.setattr("sys.argv", ["clipx-train", *words])
+    cli(lambda spec: print("in", spec.run_dir), "train")()
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("in ")]
+    assert printed == [f"in {tmp_path}/s3", f"in {tmp_path}/s4"]
 
 
 # ------------------------------------------------------------------------------------------------------ from Python
