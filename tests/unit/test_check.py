@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.runs import SMALL, rows, run
+from helpers.runs import SMALL, compose, rows, run
 
 import clipx.check
 from clipx.check import CheckSpec
 from clipx.errors import ClipxError
+from clipx.evaluate import evaluate
+from clipx.trainer.trainer import Trainer
 
 CHECK = (sys.executable, "-m", "clipx.check")
 TRAINED = (*SMALL, "evaluator=[retrieval]")
@@ -27,7 +29,7 @@ METRIC = "eval/retrieval/image_to_text/recall@5"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("check") / "run"
-    run(sys.executable, "-m", "clipx.train", *TRAINED, f"run_dir={run_dir}", "seed=3")
+    Trainer(compose(*TRAINED, f"run_dir={run_dir}", "seed=3")).fit()
     return run_dir
 
 
@@ -130,16 +132,8 @@ def test_a_missing_metric_names_the_command_and_the_nearest_name(trained: Path, 
 
 def test_metrics_of_clipx_evaluate_and_means_count(trained: Path, tmp_path: Path, check: Check) -> None:
     copy = shutil.copytree(trained, tmp_path / "copy")
-    run(
-        sys.executable,
-        "-m",
-        "clipx.evaluate",
-        f"run={copy}",
-        "evaluator=[zeroshot]",
-        "data=digits",
-        "data.name=other",
-        "data.workers=0",
-    )
+    words = (f"run={copy}", "evaluator=[zeroshot]", "data=digits", "data.name=other", "data.workers=0")
+    evaluate(compose(*words, config_name="evaluate"))  # type: ignore[arg-type]
     found = json.loads((copy / "evaluation-other-step-4.json").read_text())
     names = ["eval/zeroshot/other/chance", METRIC]
     mean = (found["eval/zeroshot/chance"] + reached(trained)) / 2

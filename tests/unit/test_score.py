@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.runs import SMALL, VIT, compose, run, torchrun
+from helpers.cases import slow_except
+from helpers.ranks import Ranks
+from helpers.runs import SMALL, VIT, compose, run
 from helpers.samples import jpeg, write_tar
 from PIL import Image
 
@@ -25,6 +27,7 @@ from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.score.__main__ import score
 from clipx.score.groups import duplicate_columns, semantic_columns
 from clipx.score.samples import SIGNATURE
+from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_into, load_weights, save_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
@@ -37,7 +40,7 @@ KILLED = (str(SCRIPTS / "killed_at_rename.py"), "score")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("score") / "run"
-    run(sys.executable, "-m", "clipx.train", *TRAIN, f"run_dir={run_dir}")
+    Trainer(compose(*TRAIN, f"run_dir={run_dir}")).fit()
     rng = np.random.default_rng(0)
     (run_dir / "entries.txt").write_text("circle\na red\nsmall\nnowhere\n")
     np.savez(run_dir / "head.npz", weight=rng.normal(size=(1, 128)), bias=np.array([0.5]))
@@ -93,15 +96,15 @@ def test_similarity_and_head_equal_the_definition(trained: Path, uninterrupted: 
     assert pq.ParquetFile(uninterrupted / "scores.parquet").num_row_groups == 3
 
 
-@pytest.mark.parametrize("number", [2, 7, 15])
+@pytest.mark.parametrize("number", slow_except([2, 7, 15], 7))
 def test_two_ranks_continue_a_killed_command_with_identical_files(
-    trained: Path, uninterrupted: Path, tmp_path: Path, number: int
+    trained: Path, uninterrupted: Path, tmp_path: Path, two_ranks: Ranks, number: int
 ) -> None:
     """Kills after the rename of 2, 7 and 15 of the 16 files: in a part, in another part, before the manifest."""
     done = run(sys.executable, *KILLED, str(number), *options(trained, tmp_path), check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "manifest.json").exists()
-    torchrun(2, "-m", "clipx.score", *options(trained, tmp_path))
+    two_ranks.call(scored, tmp_path, *options(trained, tmp_path)[:-1])
     assert contents(tmp_path) == contents(uninterrupted)
 
 
@@ -236,29 +239,6 @@ def test_k_means_finds_separate_groups() -> None:
     found = semantic_columns(image_ND.astype(np.float16), 12, 0, torch.device("cpu"))["cluster"].to_numpy()
     groups = [set(found[start : start + 30]) for start in range(0, 120, 30)]
     assert sum(map(len, groups)) == len(set.union(*groups)), "a cluster has members of two groups"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (("scores=[]",), "scores=[] is empty"),
-        (("scores=[similarity]",), "scores=[…,similarity] needs a model: give run=…"),
-        (("run=x",), "run=x has no effect without similarity, aesthetic, semantic in scores"),
-        (("scores=[aesthetic]", "run=x"), "scores=[…,aesthetic] needs a linear head: give head=FILE"),
-        (("scores=[entries]",), "scores=[…,entries] needs a metadata list: give entries=FILE"),
-        (("entries=x.txt",), "entries=x.txt has no effect without entries in scores"),
-        (("scores=[entries]", "entries=x.csv"), "entries=x.csv must end in .txt or .json"),
-        (("scores=[entries]", "entries=nowhere.txt"), "entries=nowhere.txt cannot be read"),
-        (("scores=[caption]", "near_bits=2"), "near_bits=2 has no effect without duplicates in scores"),
-        (("seed=1",), "seed=1 has no effect without data.mismatched"),
-        (("data.crop_scale=[0.5,1]",), "data.crop_scale=[0.5, 1.0] has no effect on scores: remove it"),
-        (("samples_per_part=0",), "samples_per_part=0 must be at least 1"),
-    ],
-)
-def test_invalid_options_raise_a_one_line_error(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        scored(tmp_path / "out", *DATA, *overrides)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_another_plan_other_weights_and_another_head_are_errors(
