@@ -35,6 +35,7 @@ class Ranks:
         self.world, self.folder = world, folder
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
+        self._port = 0
 
     def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Returns the results of all ranks. Fails with the traceback and the output of a rank that fails.
@@ -44,8 +45,9 @@ class Ranks:
         if not self._processes:
             self._start()
         printed = {path: path.stat().st_size for path in self._outputs()}
-        for connection in self._connections:
-            connection.send((function, args))
+        for rank, connection in enumerate(self._connections):
+            # The environment and the folder of the test that calls, not of the first one.
+            connection.send((function, args, rank_environment(rank, self.world, self._port), os.getcwd()))  # noqa: PTH109
         results: dict[int, tuple[str, Any]] = {}
         while len(results) < self.world:
             failed = any(kind == "error" for kind, _ in results.values())
@@ -58,8 +60,9 @@ class Ranks:
                 results[rank] = self._received(rank)
         errors = [f"rank {rank}: {text}" for rank, (kind, text) in sorted(results.items()) if kind == "error"]
         if errors:
+            told = [path.read_text()[printed.get(path, 0) :] for path in self._outputs()]
             self.close()
-            pytest.fail("\n".join([*errors, *(path.read_text()[printed.get(path, 0) :] for path in self._outputs())]))
+            pytest.fail("\n".join([*errors, *told]))
         return [results[rank][1] for rank in range(self.world)]
 
     def _outputs(self) -> list[Path]:
@@ -70,14 +73,15 @@ class Ranks:
             process.kill()
             process.join()
         self._processes, self._connections = [], []
+        for path in self._outputs():
+            path.unlink()
 
     def _start(self) -> None:
         forks.start_server()
-        port = free_ports(1)
+        self._port = free_ports(1)
         for rank in range(self.world):
             ours, theirs = forks.CONTEXT.Pipe()
-            place = (rank_environment(rank, self.world, port), os.getcwd(), self.folder / f"rank{rank}.txt")  # noqa: PTH109
-            process = forks.CONTEXT.Process(target=_serve, args=(theirs, *place))
+            process = forks.CONTEXT.Process(target=_serve, args=(theirs, self.folder / f"rank{rank}.txt"))
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -92,19 +96,19 @@ class Ranks:
         return found
 
 
-def _serve(connection: Connection, env: dict[str, str], folder: str, output: Path) -> None:
+def _serve(connection: Connection, output: Path) -> None:
     file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     for number in (1, 2):
         os.dup2(file, number)
-    os.environ.clear()
-    os.environ.update(env)
-    os.chdir(folder)
     multiprocessing.set_start_method(None, force=True)  # as in forks
     while True:
         try:
-            function, args = connection.recv()
+            function, args, env, folder = connection.recv()
         except EOFError:
             os._exit(0)
+        os.environ.clear()
+        os.environ.update(env)
+        os.chdir(folder)
         try:
             answer = "done", function(*args)
         except BaseException:

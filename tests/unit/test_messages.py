@@ -28,11 +28,11 @@ FILES = sorted(Path(__file__).parents[1].glob("messages/*.yaml"))
 class Row:
     """One line of a table.
 
-    `typed`: words as after the command in a shell; several lines must give the same message, each with the key of
-    its last word. `says`: what the message contains; several parts are in this order. A part that ends with ⏎ ends the message. `files`: text of files in the
-    current folder; those under conf/ are composed by --config-dir=conf. `when` the error is raised: `composed`,
-    `opened` (the data), `built` (the model), `started` (the trainer of a small run), `run` (by the command, which
-    prints it). `error`: its class.
+    `typed`: words as after the command in a shell; several lines must give the same message, each with the key of its
+    last word. `says`: what the message contains; several parts are in this order. A part that ends with ⏎ ends the
+    message. `files`: text of files in the current folder; those under conf/ are composed by --config-dir=conf. `when`
+    the error is raised: `composed`, `opened` (the data), `built` (the model), `started` (the trainer of a small run),
+    `run` (by the command, which prints it). `error`: its class.
     """
 
     typed: str | list[str]
@@ -41,6 +41,9 @@ class Row:
     files: dict[str, str] = field(default_factory=dict)
     when: str = "composed"
     error: str = "ConfigError"
+
+    def __post_init__(self) -> None:
+        assert self.when in ("composed", "opened", "built", "started", "run"), self
 
     def lines(self) -> list[str]:
         return [self.typed] if isinstance(self.typed, str) else self.typed
@@ -82,7 +85,7 @@ def message(row: Row, line: str, capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def _go_on(row: Row, words: list[str]) -> None:
-    """Composes, and goes on up to the step that must fail."""
+    """Composes the configuration, then opens, builds or starts what `when` names."""
     small = (*SMALL, *VIT, "run_dir=run", "name=run") if row.when == "started" else ()
     command_of(row)
     name = row.command.rpartition(".")[2]
