@@ -198,6 +198,20 @@ def score(module: Objective, x: Tensor, y: Tensor, index: Tensor, seen: int = 0)
     return Outcome(loss, metrics, x.grad, y.grad, own)
 
 
+def score_taught(
+    module: Objective, x: Tensor, y: Tensor, targets: tuple[Tensor, ...], index: Tensor | None = None, seen: int = 0
+) -> dict[str, Tensor]:
+    """Computes loss, metrics and all gradients of one step with a teacher's embeddings without taking it."""
+    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
+    module.zero_grad()
+    module.before_step(seen)
+    loss, metrics = module(StepInputs(x, y, torch.arange(len(x)) if index is None else index, targets=targets))
+    loss.backward()
+    assert x.grad is not None and y.grad is not None
+    own = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **metrics, **own}
+
+
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], atol: float, rtol: float = 0) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():

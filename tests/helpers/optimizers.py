@@ -19,8 +19,11 @@ from helpers.runs import compose
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 OPTIONS = sorted(path.stem for path in (CONF_DIR / "optimizer").glob("*.yaml"))
-# A ResNet, for its kernels and channels_last weights, and a narrow text tower.
-NARROW = ("model=tiny", "model.embed_dim=32", "model.text.width=32", "model.text.heads=2")
+# A ResNet, for its kernels and channels_last weights, and a narrow text tower with few words.
+NARROW = (
+    *("model=tiny", "model.embed_dim=32", "model.text.width=32", "model.text.heads=2"),
+    *("model.text.tokenizer=none.json", "model.text.vocabulary=99", "model.text.end_id=2"),
+)
 
 
 class Optimizing:

@@ -333,9 +333,12 @@ def test_submitits_runner_starts_a_job_on_slurm(tmp_path: Path, monkeypatch: pyt
         job.cancel(check=False)
 
 
+# After ten seconds in the queue, salloc rings the bell: a character before what the command prints.
 @pytest.mark.usefixtures("slurm")
 @pytest.mark.parametrize(
-    "shell", [("salloc", *TASKS), ("srun", "--pty"), ("srun", *TASKS, "--pty")], ids=["salloc", "pty", "pty of several"]
+    "shell",
+    [("salloc", "--no-bell", *TASKS), ("srun", "--pty"), ("srun", *TASKS, "--pty")],
+    ids=["salloc", "pty", "pty of several"],
 )
 def test_a_command_in_a_shell_of_an_allocation_is_a_single_process(shell: tuple[str, ...]) -> None:
     """The other tasks of `srun --pty` have no terminal: their shells read nothing, and end."""

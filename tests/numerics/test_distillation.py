@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from helpers import objective_reference
 from helpers.largest_result import LargestResult
 from helpers.objective_cases import ONE, assert_same, features, spec
-from helpers.runs import compose, torchrun
-from helpers.scripts import objective_grid
+from helpers.objective_cases import score_taught as score
+from helpers.ranks import Ranks
+from helpers.runs import compose
+from helpers.scripts.objective_grid import assert_same_on_ranks
 from open_clip.loss import DistillClipLoss
-from safetensors.torch import load_file
 from torch import Tensor
 
 from clipx.config.duration import Length
@@ -36,21 +37,24 @@ def teacher_targets(batch: int = B, scale: float = 8.0, dtype: torch.dtype = tor
     return scale * image.detach(), text.detach()
 
 
+def unit_targets(batch: int = B, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Returns unit embeddings of a reference model."""
+    return teacher_targets(batch, 1.0, dtype)
+
+
 def ensemble_targets(batch: int = B, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
     """Returns the embeddings of two teachers of different widths and temperatures."""
     image, text = features(batch, 4, seed=11, dtype=dtype, pull=0.5)
     return *teacher_targets(batch, dtype=dtype), 3 * image.detach(), text.detach()
 
 
-def score(module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Returns loss, metrics and all gradients of a step."""
-    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
-    module.zero_grad()
-    loss, metrics = module(StepInputs(x, y, torch.arange(len(x)), targets=given))
-    loss.backward()
-    assert x.grad is not None and y.grad is not None
-    own = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **metrics, **own}
+DISTANCE = ("objective.embedding_weight=0.8",)
+
+
+def teachers_of_the_same_width(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
+    """Returns the embeddings of two teachers that are as wide as the student."""
+    found = [features(B, seed=seed, dtype=dtype, pull=1.0) for seed in (5, 6)]
+    return tuple(t.detach() for image, text in found for t in (7 * image, text))
 
 
 def cross_entropy(s: objective_reference.Pairs, alpha: Tensor, w: objective_reference.Pairs) -> Tensor:
@@ -66,63 +70,44 @@ def cross_entropy(s: objective_reference.Pairs, alpha: Tensor, w: objective_refe
     return objective_reference.mean(terms)
 
 
-@pytest.mark.parametrize("weights", [(0.7, 1.9), (0.0, 1.0), (1.0, 0.25)])
-@pytest.mark.parametrize("given", [teacher_targets(), ensemble_targets()], ids=["one teacher", "two teachers"])
-def test_value_and_gradients_match_the_definition(weights: tuple[float, float], given: tuple[Tensor, ...]) -> None:
+def cosine_distance(own: Tensor, target: Tensor) -> list[Tensor]:
+    """Returns 1 - cos of each sample, computed scalar by scalar."""
+    products = [
+        sum((a * b for a, b in zip(*rows, strict=True)), torch.zeros(())) for rows in zip(own, target, strict=True)
+    ]
+    return [1 - product / row.square().sum().sqrt() for product, row in zip(products, target, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("contrastive", "distill", "embedding"),
+    [(0.7, 1.9, 0), (0.0, 1.0, 0), (1.0, 0.25, 0), (0.7, 1.9, 0.8), (0.7, 0.0, 0.8), (0.0, 0.0, 0.8)],
+)
+@pytest.mark.parametrize("teachers", [1, 2])
+def test_value_and_gradients_match_the_definition(
+    contrastive: float, distill: float, embedding: float, teachers: int
+) -> None:
     """Compares in float64 to 1e-12, including the gradient of the learned temperature. Of two teachers, the mean of
     their losses."""
-    contrastive, distill = weights
-    module = build(f"objective.contrastive_weight={contrastive}", f"objective.distill_weight={distill}")
+    given = (teachers_of_the_same_width() if embedding else ensemble_targets())[: 2 * teachers]
+    weights = {"contrastive": contrastive, "distill": distill, "embedding": embedding}
+    module = build(*(f"objective.{name}_weight={value}" for name, value in weights.items()))
     x, y = features(B)
     log_scale = module.get_parameter("temperature.log_scale").detach().clone().requires_grad_()
-    alpha = log_scale.exp()
-    s = objective_reference.similarities(x, y)
-    logits = [objective_reference.similarities(*two) for two in zip(given[::2], given[1::2], strict=True)]
-    taught = objective_reference.mean([cross_entropy(s, alpha, w) for w in logits])
-    parts = objective_reference.infonce(x, y, alpha), taught
-    loss = contrastive * parts[0] + distill * parts[1]
-    dx, dy, d = torch.autograd.grad(loss, (x, y, log_scale))
-    expected = {"loss": loss.detach(), "image": dx, "text": dy, "temperature.log_scale": d}
-    expected |= {"contrastive_loss": parts[0].detach(), "distill_loss": parts[1].detach()}
-    assert_same(score(module, x, y, given), {**expected, "temperature": 1 / alpha.detach()}, atol=1e-12)
-
-
-DISTANCE = ("objective.embedding_weight=0.8",)
-
-
-def teachers_of_the_same_width(dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:
-    """Returns the embeddings of two teachers that are as wide as the student."""
-    found = [features(B, seed=seed, dtype=dtype, pull=1.0) for seed in (5, 6)]
-    return tuple(t.detach() for image, text in found for t in (7 * image, text))
-
-
-@pytest.mark.parametrize("teachers", [1, 2])
-@pytest.mark.parametrize("weights", [(0.7, 1.9), (0.7, 0.0), (0.0, 0.0)])
-def test_the_distance_of_embeddings_matches_the_definition(weights: tuple[float, float], teachers: int) -> None:
-    """Adds the mean of 1 - cos over samples, sides and teachers, scalar by scalar, to the losses without it."""
-    contrastive, distill = weights
-    words = (f"objective.contrastive_weight={contrastive}", f"objective.distill_weight={distill}")
-    given = teachers_of_the_same_width()[: 2 * teachers]
-    x, y = features(B)
-    log_scale = build().get_parameter("temperature.log_scale").detach().clone().requires_grad_()
     s, alpha = objective_reference.similarities(x, y), log_scale.exp()
-    logits = [objective_reference.similarities(*two) for two in zip(given[::2], given[1::2], strict=True)]
-    taught = objective_reference.mean([cross_entropy(s, alpha, w) for w in logits])
-    terms = [
-        1
-        - sum((a * b for a, b in zip(own[i], target[i], strict=True)), torch.zeros(()))
-        / target[i].square().sum().sqrt()
-        for image, text in zip(given[::2], given[1::2], strict=True)
-        for own, target in ((x, image), (y, text))
-        for i in range(B)
-    ]
-    distance, infonce = objective_reference.mean(terms), objective_reference.infonce(x, y, alpha)
-    loss = contrastive * infonce + distill * taught + 0.8 * distance
-    dx, dy, d = torch.autograd.grad(loss, (x, y, log_scale))
-    found = score(build(*words, *DISTANCE), x, y, given)
-    assert ("distill_loss" in found) == (distill > 0)
-    expected = {"loss": loss, "image": dx, "text": dy, "temperature.log_scale": d, "embedding_distance": distance}
-    assert_same({name: found[name] for name in expected}, {n: t.detach() for n, t in expected.items()}, atol=1e-12)
+    pairs = list(zip(given[::2], given[1::2], strict=True))
+    parts = {"contrastive_loss": objective_reference.infonce(x, y, alpha)}
+    loss = contrastive * parts["contrastive_loss"]
+    if distill:
+        logits = [objective_reference.similarities(*two) for two in pairs]
+        parts["distill_loss"] = objective_reference.mean([cross_entropy(s, alpha, w) for w in logits])
+        loss = loss + distill * parts["distill_loss"]
+    if embedding:
+        distances = [d for image, text in pairs for d in (*cosine_distance(x, image), *cosine_distance(y, text))]
+        parts["embedding_distance"] = objective_reference.mean(distances)
+        loss = loss + embedding * parts["embedding_distance"]
+    dx, dy, d = torch.autograd.grad(loss, (x, y, log_scale), materialize_grads=True)
+    expected = {"loss": loss, "image": dx, "text": dy, "temperature.log_scale": d, "temperature": 1 / alpha, **parts}
+    assert_same(score(module, x, y, given), {name: t.detach() for name, t in expected.items()}, atol=1e-12)
 
 
 def test_a_student_equal_to_its_teacher_has_no_distance() -> None:
@@ -175,27 +160,6 @@ def test_a_student_equal_to_its_teacher_has_zero_gradients() -> None:
     assert found["distill_loss"] > 0.1, "the loss is the entropy of the teacher's softmaxes"
 
 
-@pytest.mark.parametrize("tile", [1, 3, 1000])
-def test_results_do_not_depend_on_the_tile(tile: int) -> None:
-    x, y = features(B)
-    assert_same(
-        score(build(f"objective.tile={tile}"), x, y, ensemble_targets()),
-        score(build(), x, y, ensemble_targets()),
-        atol=1e-12,
-    )
-
-
-def test_the_loss_is_invariant_to_batch_order_and_swapped_sides() -> None:
-    x, y = features(B)
-    image, text = teacher_targets()
-    module, order = build(), torch.randperm(B, generator=torch.Generator().manual_seed(1))
-    whole = score(module, x, y, (image, text))
-    shuffled = score(module, x[order], y[order], (image[order], text[order]))
-    assert_same(shuffled, {**whole, "image": whole["image"][order], "text": whole["text"][order]}, atol=1e-12)
-    swapped = score(module, y, x, (text, image))
-    assert_same(swapped, {**whole, "image": whole["text"], "text": whole["image"]}, atol=1e-12)
-
-
 @pytest.mark.parametrize("kind", ["all alike", "all opposite", "the teacher is sure and wrong"])
 def test_the_loss_is_finite_and_accurate_at_the_lowest_temperature(kind: str) -> None:
     x, y = (t.detach() for t in features(B, dtype=torch.float32))
@@ -214,38 +178,94 @@ def test_the_loss_is_finite_and_accurate_at_the_lowest_temperature(kind: str) ->
         torch.testing.assert_close(found[name].double(), value, rtol=1e-4, atol=1e-3, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_a_frozen_tower_and_the_teacher_get_no_gradient() -> None:
+# ------------------------------------------------------------------------------- both objectives with a teacher
+
+
+class Taught(NamedTuple):
+    """An objective, and embeddings of its teachers by the number of samples."""
+
+    name: str
+    options: tuple[str, ...]
+    targets: Callable[..., tuple[Tensor, ...]]
+
+    def build(self, *overrides: str, dtype: torch.dtype = torch.float64, batch: int = B) -> Objective:
+        return spec(self.name, *self.options, *overrides).build(ONE, Length(30, batch, 180)).to(dtype)
+
+
+DRRHO = ("objective.init_temperature=0.2", "objective.eps=0.05")
+TAUGHT = {
+    "distillation": Taught("distillation", SETTINGS, ensemble_targets),
+    "drrho_clip": Taught("drrho_clip", (*DRRHO, "objective.rho=1.5"), unit_targets),
+    "drrho_clip constant": Taught("drrho_clip", (*DRRHO, "objective.temperature=constant"), unit_targets),
+}
+every = pytest.mark.parametrize("taught", TAUGHT.values(), ids=TAUGHT)
+
+
+@every
+def test_specs_of_these_tests_equal_composed_ones(taught: Taught) -> None:
+    composed = compose(f"objective={taught.name}", "teacher.embeddings=x", *taught.options).objective
+    assert composed == spec(taught.name, *taught.options)
+
+
+@every
+@pytest.mark.parametrize("tile", [1, 4, 1000])
+def test_results_do_not_depend_on_the_tile(taught: Taught, tile: int) -> None:
     x, y = features(B)
-    image, text = (t.requires_grad_() for t in teacher_targets())
-    whole = score(build(), x, y, (image.detach(), text.detach()))
-    loss, _ = build()(StepInputs(x.detach(), y, torch.arange(B), targets=(image, text)))
+    found = score(taught.build(f"objective.tile={tile}"), x, y, taught.targets())
+    assert_same(found, score(taught.build(), x, y, taught.targets()), atol=1e-12)
+
+
+@every
+def test_the_loss_is_invariant_to_batch_order_and_swapped_sides(taught: Taught) -> None:
+    x, y = features(B)
+    given, order = taught.targets(), torch.randperm(B, generator=torch.Generator().manual_seed(1))
+    whole = score(taught.build(), x, y, given)
+    shuffled = score(taught.build(), x[order], y[order], tuple(t[order] for t in given))
+    assert_same(shuffled, {**whole, "image": whole["image"][order], "text": whole["text"][order]}, atol=1e-12)
+    swapped = tuple(t for image, text in zip(given[::2], given[1::2], strict=True) for t in (text, image))
+    exchanged = {**whole, "image": whole["text"], "text": whole["image"]}
+    assert_same(score(taught.build(), y, x, swapped), exchanged, atol=1e-12)
+
+
+@every
+def test_a_frozen_tower_and_the_teacher_get_no_gradient(taught: Taught) -> None:
+    x, y = features(B)
+    whole = score(taught.build(), x, y, taught.targets())
+    targets = tuple(t.requires_grad_() for t in taught.targets())
+    module = taught.build()
+    module.before_step(0)
+    loss, _ = module(StepInputs(x.detach(), y, torch.arange(B), targets=targets))
     loss.backward()
-    assert image.grad is text.grad is x.grad is None
+    assert x.grad is None and all(t.grad is None for t in targets)
     torch.testing.assert_close(y.grad, whole["text"], rtol=0, atol=0)
 
 
-def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits() -> None:
+@every
+def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits(taught: Taught) -> None:
     x, y = features(B, dtype=torch.float32)
-    given = teacher_targets(dtype=torch.float32)
-    whole = score(build(dtype=torch.float32), x, y, given)
+    given = taught.targets(dtype=torch.float32)
+
+    def scored(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return score(taught.build(dtype=torch.float32), x, y, given)
+
     with torch.autocast("cpu", torch.bfloat16):
-        assert_same(score(build(dtype=torch.float32), x, y, given), whole, atol=0)
+        under = scored(x, y)
+    assert_same(under, scored(x, y), atol=0)
     small = [t.detach().bfloat16() for t in (x, y)]
-    found = score(build(dtype=torch.float32), *small, given)
-    wide = score(build(dtype=torch.float32), *(t.float() for t in small), given)
+    found, wide = scored(*small), scored(small[0].float(), small[1].float())
     assert found["image"].dtype == torch.bfloat16
     torch.testing.assert_close(found["loss"], wide["loss"], rtol=0, atol=0)
     torch.testing.assert_close(found["image"], wide["image"].bfloat16(), rtol=0, atol=0)
 
 
-def test_no_tensor_of_the_size_of_all_pairs_is_allocated() -> None:
+@every
+def test_no_tensor_of_the_size_of_all_pairs_is_allocated(taught: Taught) -> None:
     batch = 256
     x, y = features(batch, 16)
-    module = build("objective.tile=16", batch=batch)
-    given = ensemble_targets(batch)
+    module, given = taught.build("objective.tile=16", batch=batch), taught.targets(batch)
     with LargestResult() as seen:
-        score(module, x, y, given)
-    assert seen.numel <= batch * 16 < batch**2
+        score(module, x, y, given, torch.arange(batch) % 30)
+    assert seen.numel <= batch * (16 if taught.name == "distillation" else 2 * (16 + WIDTH)) < batch**2
 
 
 def test_the_learned_temperature_is_clamped() -> None:
@@ -254,23 +274,6 @@ def test_the_learned_temperature_is_clamped() -> None:
         module.get_parameter("temperature.log_scale").fill_(9.0)
     module.after_step(B)
     assert module.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(100), abs=1e-6)
-
-
-def same_when_compiled(compiler: Callable[[Objective], Objective]) -> None:
-    module = build("objective.tile=3", dtype=torch.float32)
-    x, y = features(B, dtype=torch.float32)
-    expected = score(module, x, y, teacher_targets(dtype=torch.float32))
-    x, y = (t.detach().requires_grad_() for t in (x, y))
-    module.zero_grad()
-    loss, _ = compiler(module)(StepInputs(x, y, torch.arange(B), targets=teacher_targets(dtype=torch.float32)))
-    loss.backward()
-    found = {"loss": loss.detach(), "image": x.grad, "text": y.grad}
-    assert_same(found, {name: expected[name] for name in found}, rtol=1e-5, atol=1e-6)
-
-
-def test_the_compiled_objective_gives_equal_results() -> None:
-    torch._dynamo.reset()
-    same_when_compiled(lambda m: torch.compile(m, backend="aot_eager"))
 
 
 def test_compile_objective_compiles_the_tiles() -> None:
@@ -289,30 +292,10 @@ def test_compile_objective_compiles_the_tiles() -> None:
 KINDS = {"": (), "distance": DISTANCE, "distance alone": (*DISTANCE, "objective.distill_weight=0")}
 
 
-def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
-    """Compares the loss on each rank, metrics and all gradients of two steps with two teachers in float64 to 1e-10."""
-    specs = {
-        tile: {name: spec("distillation", *SETTINGS, f"objective.tile={tile}", *words) for name, words in KINDS.items()}
+def test_ranks_and_micro_batches_equal_a_single_process(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Compares the loss on each rank, metrics and all gradients of two steps with two teachers."""
+    whole, tiled = (
+        {name: spec("distillation", *SETTINGS, f"objective.tile={tile}", *words) for name, words in KINDS.items()}
         for tile in ("auto", "5")
-    }
-    objective_grid.main(tmp_path / "1", specs["auto"], [1, 3])
-    alone = load_file(tmp_path / "1")
-    (tmp_path / "specs").write_bytes(pickle.dumps(specs["5"]))
-    for ranks in (2, 3):
-        torchrun(ranks, objective_grid.__file__, str(tmp_path / str(ranks)), str(tmp_path / "specs"), "1", "2")
-    for found in (alone, *(load_file(tmp_path / str(ranks)) for ranks in (2, 3))):
-        assert len(found) > 40
-        for name, value in found.items():
-            kind, _, what = name.split("/", 2)  # the second part is the number of micro-batches: 1, 2 or 3
-            expected = alone[f"{kind}/1/{what}"]
-            torch.testing.assert_close(
-                value, expected.expand_as(value), rtol=0, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
-            )
-
-
-# ------------------------------------------------------------------------------------------------- bad options
-
-
-def test_specs_of_these_tests_equal_composed_ones() -> None:
-    composed = compose("objective=distillation", "teacher.weights=x", *SETTINGS).objective
-    assert composed == spec("distillation", *SETTINGS)
+    )
+    assert_same_on_ranks(two_ranks, tmp_path, whole, tiled)

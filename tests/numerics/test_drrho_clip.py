@@ -1,19 +1,18 @@
-"""DRRho-CLIP against its definition; limiting cases, invariances, memory, ranks, options."""
+"""DRRho-CLIP against its definition; limiting cases, ranks. test_distillation.py has its invariances."""
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import objective_reference as reference
-from helpers.largest_result import LargestResult
 from helpers.objective_cases import ONE, assert_same, build, features, gamma, read, spec
-from helpers.runs import compose, torchrun
-from helpers.scripts import objective_grid
-from safetensors.torch import load_file
+from helpers.objective_cases import score_taught as score
+from helpers.ranks import Ranks
+from helpers.runs import compose
+from helpers.scripts.objective_grid import assert_same_on_ranks
 from torch import Tensor
 
 from clipx.config.duration import Length
@@ -37,20 +36,6 @@ def reference_model(batch: int = B, seed: int = 5, dtype: torch.dtype = torch.fl
     """Returns unit embeddings of a reference model."""
     image, text = features(batch, WIDTH, seed=seed, dtype=dtype, pull=1.5)
     return image.detach(), text.detach()
-
-
-def score(
-    module: Objective, x: Tensor, y: Tensor, given: tuple[Tensor, Tensor], index: Tensor | None = None, seen: int = 0
-) -> dict[str, Tensor]:
-    """Returns loss, metrics and all gradients of a step."""
-    x, y = (t.detach().clone().requires_grad_() for t in (x, y))
-    module.zero_grad()
-    module.before_step(seen)
-    loss, metrics = module(StepInputs(x, y, torch.arange(len(x)) if index is None else index, targets=given))
-    loss.backward()
-    assert x.grad is not None and y.grad is not None
-    own = {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), "image": x.grad, "text": y.grad, **metrics, **own}
 
 
 def excess(x: Tensor, y: Tensor, given: tuple[Tensor, Tensor]) -> reference.Pairs:
@@ -150,59 +135,11 @@ def test_pairs_that_the_reference_finds_hard_get_less_weight() -> None:
     assert easy[0].item() == pytest.approx(easy[1].item())
 
 
-# ---------------------------------------------------------------------------------------------------- invariances
-
-
-@both
-@pytest.mark.parametrize("tile", [1, 4, 1000])
-def test_results_do_not_depend_on_the_tile(options: tuple[str, ...], tile: int) -> None:
-    x, y = features(B)
-    found = score(drrho(*options, f"objective.tile={tile}"), x, y, reference_model())
-    assert_same(found, score(drrho(*options), x, y, reference_model()), atol=1e-12)
-
-
-def test_the_loss_is_invariant_to_batch_order_and_swapped_sides() -> None:
-    x, y = features(B)
-    image, text = reference_model()
-    order = torch.randperm(B, generator=torch.Generator().manual_seed(1))
-    whole = score(drrho(*LEARNED), x, y, (image, text))
-    shuffled = score(drrho(*LEARNED), x[order], y[order], (image[order], text[order]))
-    assert_same(shuffled, {**whole, "image": whole["image"][order], "text": whole["text"][order]}, atol=1e-12)
-    swapped = score(drrho(*LEARNED), y, x, (text, image))
-    assert_same(swapped, {**whole, "image": whole["text"], "text": whole["image"]}, atol=1e-12)
-
-
-def test_a_frozen_tower_and_the_reference_get_no_gradient() -> None:
-    x, y = features(B)
-    image, text = (t.requires_grad_() for t in reference_model())
-    whole = score(drrho(*LEARNED), x, y, (image.detach(), text.detach()))
-    module = drrho(*LEARNED)
-    module.before_step(0)
-    loss, _ = module(StepInputs(x.detach(), y, torch.arange(B), targets=(image, text)))
-    loss.backward()
-    assert image.grad is text.grad is x.grad is None
-    torch.testing.assert_close(y.grad, whole["text"], rtol=0, atol=0)
-
-
 def test_a_skipped_step_keeps_the_table() -> None:
     module = drrho(*LEARNED)
     score(module, *features(B), reference_model())
     module.after_step(B, torch.ones(()))
     assert read(module, N).isnan().all()
-
-
-def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits() -> None:
-    x, y = features(B, dtype=torch.float32)
-    given = reference_model(dtype=torch.float32)
-    whole = score(drrho(*LEARNED, dtype=torch.float32), x, y, given)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_same(score(drrho(*LEARNED, dtype=torch.float32), x, y, given), whole, atol=0)
-    small = [t.detach().bfloat16() for t in (x, y)]
-    found = score(drrho(*LEARNED, dtype=torch.float32), *small, given)
-    wide = score(drrho(*LEARNED, dtype=torch.float32), *(t.float() for t in small), given)
-    assert found["image"].dtype == torch.bfloat16
-    torch.testing.assert_close(found["loss"], wide["loss"], rtol=0, atol=0)
-    torch.testing.assert_close(found["image"], wide["image"].bfloat16(), rtol=0, atol=0)
 
 
 def test_split_products_are_within_a_thousandth_of_float64() -> None:
@@ -216,44 +153,10 @@ def test_split_products_are_within_a_thousandth_of_float64() -> None:
         assert (found[side].double() - exact[side]).norm() < 1e-3 * exact[side].norm()
 
 
-def test_no_tensor_of_the_size_of_all_pairs_is_allocated() -> None:
-    batch = 256
-    x, y = features(batch, 16)
-    module = drrho(*LEARNED, "objective.tile=16", batch=batch)
-    given = reference_model(batch)
-    with LargestResult() as seen:
-        score(module, x, y, given, torch.arange(batch) % N)
-    assert seen.numel <= 2 * batch * (16 + WIDTH) < batch**2
-
-
-# ------------------------------------------------------------------------------------ ranks and micro-batches
-
-
-def test_ranks_and_micro_batches_equal_a_single_process(tmp_path: Path) -> None:
-    """Compares the loss on each rank, metrics, all gradients of two steps and the table in float64 to 1e-10."""
-    specs = {tile: {"": spec("drrho_clip", *LEARNED, f"objective.tile={tile}")} for tile in ("auto", "5")}
-    objective_grid.main(tmp_path / "1", specs["auto"], [1, 3])
-    alone = load_file(tmp_path / "1")
-    (tmp_path / "specs").write_bytes(pickle.dumps(specs["5"]))
-    for ranks in (2, 3):
-        torchrun(ranks, objective_grid.__file__, str(tmp_path / str(ranks)), str(tmp_path / "specs"), "1", "2")
-    for found in (alone, *(load_file(tmp_path / str(ranks)) for ranks in (2, 3))):
-        assert len(found) > 40
-        for name, value in found.items():
-            _, _, what = name.split("/", 2)  # the second part is the number of micro-batches
-            expected = alone[f"/1/{what}"]
-            torch.testing.assert_close(
-                value, expected.expand_as(value), rtol=0, atol=1e-10, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
-            )
-
-
-# -------------------------------------------------------------------------------------------------------- options
-
-
-@both
-def test_specs_of_these_tests_equal_composed_ones(options: tuple[str, ...]) -> None:
-    composed = compose("objective=drrho_clip", "teacher.embeddings=x", *options).objective
-    assert composed == spec("drrho_clip", *options)
+def test_ranks_and_micro_batches_equal_a_single_process(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Compares the loss on each rank, metrics, all gradients of two steps and the table."""
+    whole, tiled = ({"": spec("drrho_clip", *LEARNED, f"objective.tile={tile}")} for tile in ("auto", "5"))
+    assert_same_on_ranks(two_ranks, tmp_path, whole, tiled)
 
 
 def test_the_temperature_of_an_exported_model() -> None:

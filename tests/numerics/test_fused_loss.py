@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.objective_cases import spec
+from helpers.runs import torchrun
 from helpers.scripts import fused_loss
 
 from clipx.config.duration import Length
@@ -21,21 +19,15 @@ triton = pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize("ranks", slow_except([1, 3], 1))
-def test_the_kernels_match_dense_losses_on_any_number_of_ranks(ranks: int, tmp_path: Path) -> None:
+def test_the_kernels_match_dense_losses_on_any_number_of_ranks(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Odd sizes, several blocks and tiles, tiles of other ranks' samples; InfoNCE, DCL and a moving average.
 
     The gradient of the scale is a small difference of large sums.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    interpreter = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [*command, fused_loss.__file__, str(tmp_path / "errors")],
-        env={**os.environ, **interpreter},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    torchrun(ranks, fused_loss.__file__, str(tmp_path / "errors"))
     errors = json.loads((tmp_path / "errors").read_text())
     assert errors.pop("a tile off the diagonal")["lse"] < 1e-4
     assert len(errors) == 3 * len(fused_loss.CASES)

@@ -140,9 +140,3 @@ def test_the_weights_of_a_row_are_limited(clip: float) -> None:
     assert found.metrics["normaliser_error"] > 20
     assert all(value.isfinite().all() for value in found.tensors.values())
     assert found.image.norm() <= 4 * torch.tensor(clip).exp()
-
-
-def test_no_sample_index_is_read() -> None:
-    x, y = features(B)
-    found = score(build("neuclip"), x, y, torch.full((B,), -1))
-    assert_same(found.tensors, score(build("neuclip"), x, y, torch.arange(B)).tensors, atol=0)

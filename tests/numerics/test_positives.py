@@ -12,7 +12,6 @@ from helpers.objective_cases import assert_same, build, features
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 
-from clipx.errors import ConfigError
 from clipx.objective.base import Objective, StepInputs
 from clipx.objective.losses.contrastive import Tiling
 from clipx.objective.losses.products import SplitProducts
@@ -187,10 +186,3 @@ def test_compiled_tiles_give_the_same_loss_and_gradients() -> None:
     expected = scored(module, x, y, digests, torch.tensor(SAMPLES))
     module.compile_tiles(lambda function: torch.compile(function, backend="aot_eager"))
     assert_same(scored(module, x, y, digests, torch.tensor(SAMPLES)), expected, atol=1e-12)
-
-
-def test_a_batch_of_one_image_is_rejected() -> None:
-    module, (x, y) = build("infonce"), several(2)
-    inputs = StepInputs(x[:1], y[:2], torch.tensor([0]), captions=torch.tensor([[1, 2]]))
-    with pytest.raises(ConfigError, match="a global batch of 1 has no negatives"):
-        module(inputs)

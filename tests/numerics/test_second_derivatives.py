@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SCRIPTS
 from helpers.objective_cases import ONE, POSITIVES, VARIANTS, build, features, spec
-from helpers.runs import torchrun
+from helpers.ranks import Ranks
 from torch import Tensor
 
 import clipx
 from clipx.config.duration import Length
+from clipx.distributed.batchnorm import _Sum
+from clipx.distributed.spec import DistributedSpec
 from clipx.model.varlen import varlen_attention
 from clipx.objective.base import StepInputs
 
@@ -59,8 +60,19 @@ def test_a_second_derivative_of_packed_attention_is_an_error() -> None:
         torch.autograd.grad(first.square().sum(), qkv_T3HK)
 
 
-def test_a_second_derivative_through_the_sum_over_ranks_is_summed_over_ranks() -> None:
-    torchrun(2, str(SCRIPTS / "second_derivative.py"))
+def sum_derivatives() -> tuple[float, float]:
+    """Returns both derivatives of L = 2 S² at S = 1 + 2, of the losses of both ranks together, on this rank."""
+    comm = DistributedSpec(device="cpu").build()
+    x = torch.tensor(1.0 + comm.rank, requires_grad=True)
+    (first,) = torch.autograd.grad(_Sum.apply(x).square(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x)
+    comm.close()
+    return first.item(), second.item()
+
+
+def test_a_second_derivative_through_the_sum_over_ranks_is_summed_over_ranks(two_ranks: Ranks) -> None:
+    """dL/dx = 4 S, and the sum of both ranks' derivatives of it is 8 S' = 8."""
+    assert two_ranks.call(sum_derivatives) == [(12.0, 8.0)] * 2
 
 
 def test_these_tests_cover_each_autograd_function_of_clipx() -> None:

@@ -1,18 +1,14 @@
 """Every objective with several numbers of micro-batches on this rank's share of a global batch, in float64.
 
-    objective_grid.py OUT SPECS MICRO_BATCHES...
-
-Run by torchrun. `SPECS` is a pickle of the objectives' specs by name: composing them in each process would take longer
-than all steps. Two optimizer steps each, on small towers. Rank 0 writes `OUT`: losses on all ranks, every gradient, the
-per-sample state; and `OUT.json`: how often each collective ran in forward and backward of a step, from the process
-group's records.
+`main` is called on each rank. Two optimizer steps each, on small towers. Rank 0 writes `out`: losses on all ranks, every
+gradient, the per-sample state; and `out`.json: how often each collective ran in forward and backward of a step, from
+the process group's records.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import pickle
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +16,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from helpers.objective_cases import FP64, POSITIVES, Towers, inputs, part_of, read, with_captions
-from safetensors.torch import save_file
+from helpers.ranks import Ranks
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -135,5 +132,20 @@ def main(out: Path, specs: dict[str, ObjectiveSpec], micro_batches: list[int]) -
     comm.close()
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), pickle.loads(Path(sys.argv[2]).read_bytes()), [int(number) for number in sys.argv[3:]])
+def assert_same_on_ranks(
+    two_ranks: Ranks, folder: Path, whole: dict[str, ObjectiveSpec], tiled: dict[str, ObjectiveSpec]
+) -> None:
+    """Compares ranks {1, 2, 3} x micro-batches with one pass of one process, to 1e-10. `tiled`: specs on several ranks."""
+    main(folder / "1", whole, [1, 3])
+    two_ranks.call(main, folder / "2", tiled, [1, 2])
+    with contextlib.closing(Ranks(3, folder)) as three:
+        three.call(main, folder / "3", tiled, [1, 2])
+    alone = load_file(folder / "1")
+    for found in (alone, load_file(folder / "2"), load_file(folder / "3")):
+        assert len(found) > 40
+        for name, value in found.items():
+            kind, _, what = name.split("/", 2)  # the second part is the number of micro-batches
+            expected = alone[f"{kind}/1/{what}"].expand_as(value)
+            torch.testing.assert_close(
+                value, expected, rtol=0, atol=1e-10, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            )

@@ -58,14 +58,14 @@ def prepared_twice(comm: Comm) -> tuple[str, str]:
     return prepared(comm, (0, 0)), prepared(comm, (0, 1))
 
 
+def kept_by_type(comm: Comm) -> tuple[tuple[int, int], tuple[int, int]]:
+    return kept_weights(comm), kept_weights(comm, "distributed.param_dtype=float32")
+
+
 def test_blocks_keep_no_rounded_weights_under_autocast(tmp_path: Path) -> None:
-    for kept, matrices in run_in_processes(2, tmp_path, kept_weights):
-        assert (kept, matrices > 0) == (0, True)
-
-
-def test_blocks_keep_the_rounded_weights_of_float32_under_autocast(tmp_path: Path) -> None:
-    for kept, _ in run_in_processes(2, tmp_path, kept_weights, "distributed.param_dtype=float32"):
-        assert kept > 0
+    """Those of float32 are rounded by autocast, and kept."""
+    for (kept, matrices), (of_float32, _) in run_in_processes(2, tmp_path, kept_by_type):
+        assert (kept, matrices > 0, of_float32 > 0) == (0, True, True)
 
 
 def test_copies_of_the_model_have_the_same_weights(tmp_path: Path) -> None:

@@ -124,44 +124,33 @@ def test_selective_stores_matrix_products_and_recomputes_none() -> None:
     assert cost("1")[0] < kept < 0.8 * whole
 
 
-@pytest.mark.parametrize("policy", ["2", "tower"])
-def test_gradients_of_micro_batches_are_unchanged(policy: str, tmp_path: Path) -> None:
+def test_gradients_of_micro_batches_are_unchanged(tmp_path: Path) -> None:
     """Compares the gradients of two micro-batches in float64, with dropout."""
-
-    def found(policy: str) -> dict[str, Tensor]:
-        overrides = (
-            f"model.image.checkpointing={policy}",
-            f"model.text.checkpointing={policy}",
-            *FOUR[:1],
-            DROPOUT,
-            *FOUR[2:],
-        )
-        trainer = Trainer(small(tmp_path / policy, "precision=fp64", "checkpoint=none", *overrides))
-        batch = replace(next(iter(trainer._batches())), packing=())  # packed for data.micro_batches=1
+    found = []
+    for policy in ("none", "2", "tower"):
+        chosen = (f"model.image.checkpointing={policy}", f"model.text.checkpointing={policy}")
+        trainer = Trainer(small(tmp_path / policy, "precision=fp64", "checkpoint=none", *VARIANTS["dropout"], *chosen))
+        learner, batch = (
+            trainer.learner,
+            replace(next(iter(trainer._batches())), packing=()),
+        )  # packed for one micro-batch
         torch.manual_seed(4)
-        forward_backward(
-            trainer.learner.model, trainer.learner.objective, batch, 2, trainer.comm, trainer.learner.precision
-        )
+        forward_backward(learner.model, learner.objective, batch, 2, trainer.comm, learner.precision)
         trainer.close()
-        return {name: p.grad for name, p in trainer.learner.model.named_parameters() if p.grad is not None}
-
-    expected = found("none")
-    for name, gradient in found(policy).items():
-        assert torch.equal(gradient, expected[name]), name
+        found.append({name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None})
+    for other in found[1:]:
+        assert [name for name, gradient in other.items() if not torch.equal(gradient, found[0][name])] == []
 
 
 def test_a_copy_of_the_model_uses_the_copied_weights(tmp_path: Path) -> None:
     """The evaluation of the weights' moving average relies on this."""
-    trainer = Trainer(
-        small(
-            tmp_path,
-            *FOUR,
-            "checkpoint=none",
-            "optimizer.ema_decay=0.9",
-            "model.image.checkpointing=1",
-            "model.text.checkpointing=tower",
-        )
+    chosen = (
+        "checkpoint=none",
+        "optimizer.ema_decay=0.9",
+        "model.image.checkpointing=1",
+        "model.text.checkpointing=tower",
     )
+    trainer = Trainer(small(tmp_path, *FOUR, *chosen))
     assert trainer.learner.average is not None
     copy, batch = trainer.learner.average.model, inputs(trainer.learner.model)
     with torch.no_grad():
@@ -171,14 +160,6 @@ def test_a_copy_of_the_model_uses_the_copied_weights(tmp_path: Path) -> None:
         assert all(map(torch.equal, copy(*batch), before))
         assert not any(map(torch.equal, trainer.learner.model(*batch), before))
     trainer.close()
-
-
-def test_checkpointing_does_not_change_the_state_dict() -> None:
-    assert (
-        list(build_model("1").state_dict())
-        == list(build_model("none").state_dict())
-        == list(build_model("tower").state_dict())
-    )
 
 
 def test_a_tower_without_known_blocks_supports_only_the_tower_policy(monkeypatch: pytest.MonkeyPatch) -> None:

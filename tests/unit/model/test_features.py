@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers.runs import compose
 from torch import nn
 
-from clipx.errors import CheckpointError, ConfigError
+from clipx.errors import CheckpointError
 from clipx.model.features import FeatureTower
 from clipx.model.flops import ForwardFlops
 from clipx.model.layers import blocks_above, hidden_matrices, parameter_layers
@@ -37,26 +34,16 @@ def test_the_embedding_is_the_unit_projection_of_the_features() -> None:
     tokens = torch.randint(1, 40_000, (5, 16))
     image_BD, text_BD = clip(stored_BF, tokens)
     assert torch.equal(image_BD, clip.encode_image(stored_BF)) and torch.equal(text_BD, clip.encode_text(tokens))
-
-
-def test_the_projection_is_initialized_as_that_of_an_image_tower() -> None:
-    torch.manual_seed(0)
-    weight = FeatureTower(ImageTowerSpec(features=400), 300).projection.weight
-    assert weight.shape == (300, 400)
-    assert weight.std().item() == pytest.approx(400**-0.5, rel=0.01) and abs(weight.mean()) < 1e-3
+    assert model(dtype=torch.bfloat16).encode_image(torch.randn(2, 24)).dtype == torch.float32
 
 
 def test_without_projection_the_embedding_is_the_unit_features_and_has_no_parameters() -> None:
-    clip = model("model.image.projection=none", "model.image.features=16")
+    spec = compose(*MODEL, "model.image.features=16", "model.image.projection=none")
+    clip = spec.model.build(CPU, torch.float64)
     stored_BF = torch.randn(3, 16, dtype=torch.float64)
     torch.testing.assert_close(clip.encode_image(stored_BF), F.normalize(stored_BF, dim=-1), rtol=0, atol=1e-12)
     assert not [name for name, _ in clip.named_parameters() if name.startswith("image.")]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_features_take_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
-    found = model(dtype=dtype).encode_image(torch.randn(2, 24))
-    assert found.dtype == torch.float32 and found.shape == (2, 16)
+    assert parameter_groups(clip, nn.Module(), spec.optimizer)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +59,16 @@ def test_other_inputs_are_rejected(stored: torch.Tensor, message: str) -> None:
         model().encode_image(stored)
 
 
-def test_the_tower_has_no_blocks_tokens_and_positional_embeddings() -> None:
-    clip = model()
+def test_the_tower_is_a_projection_above_all_blocks_initialized_as_that_of_an_image_tower() -> None:
+    torch.manual_seed(0)
+    weight = FeatureTower(ImageTowerSpec(features=400), 300).projection.weight
+    assert weight.shape == (300, 400)
+    assert weight.std().item() == pytest.approx(400**-0.5, rel=0.01) and abs(weight.mean()) < 1e-3
+    clip, stored_BF = model(), torch.randn(2, 24, dtype=torch.float64)
     assert clip.positional_embeddings() == {"text.positional_embedding"} and clip.class_tokens() == set()
-    assert isinstance(clip.image.trunk, nn.Identity) and not clip.image.takes_pixels
-    assert clip.trunk_width == 24
-    stored_BF = torch.randn(2, 24, dtype=torch.float64)
+    assert not clip.image.takes_pixels and clip.trunk_width == 24
     assert torch.equal(clip.encode_trunk(stored_BF), stored_BF)
-
-
-def test_muon_and_layer_decay_take_the_projection_as_above_all_blocks() -> None:
-    clip = model()
-    layers = parameter_layers(clip, "optimizer=muon")
-    layer, top = layers["image.projection.weight"]
+    layer, top = parameter_layers(clip, "optimizer=muon")["image.projection.weight"]
     assert layer == top, "not a hidden matrix"
     assert blocks_above(clip, "optimizer.layer_decay")["image.projection.weight"] == 0
     hidden = hidden_matrices(clip, "optimizer=muon")
@@ -95,21 +79,6 @@ def test_flops_of_the_image_tower_are_those_of_the_projection() -> None:
     found = ForwardFlops.of(compose(*MODEL).model)
     assert found.image == 2 * 24 * 16
     assert found.text == ForwardFlops.of(compose(*MODEL, "model.image.features=48").model).text
-
-
-@pytest.mark.parametrize("projection", ["linear", "none"])
-def test_the_projection_is_one_of_the_parameter_groups(projection: str) -> None:
-    spec = compose(*MODEL, "model.image.features=16", f"model.image.projection={projection}")
-    clip = spec.model.build(CPU, torch.float32)
-    names = [name for group in parameter_groups(clip, nn.Module(), spec.optimizer) for name, _ in group["params"]]  # type: ignore[arg-type]
-    assert ("model.image.projection.weight" in names) == (projection == "linear")
-
-
-def test_coca_and_another_width_are_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"^model\.image\.features=9 cannot be combined with model\.kind=coca"):
-        replace(compose("model=coca_tiny", "objective=coca").model, image=ImageTowerSpec(features=9))
-    with pytest.raises(ConfigError, match=r"^model\.image\.projection=none needs model\.embed_dim=24, the number of "):
-        model("model.image.projection=none")
 
 
 def test_stages_with_other_settings_train_and_are_described_without_pixels() -> None:
@@ -123,26 +92,13 @@ def test_stages_with_other_settings_train_and_are_described_without_pixels() -> 
     assert plan.row(0) == {"train/batch_size": 32}
 
 
-def test_open_clip_has_no_such_tower() -> None:
-    with pytest.raises(
-        CheckpointError, match=r"^open_clip has no tower for model\.image\.features=24: use format=safe"
-    ):
-        config_of(compose(*MODEL).model)
-
-
 def test_weights_of_another_input_are_rejected() -> None:
     ours, theirs = compose(*MODEL).model, compose(*MODEL, "model.image.features=32").model
     with pytest.raises(CheckpointError, match=r"model\.image\.features=32, expected 24: choose the model of these"):
         check_same(ours, theirs, "x")
-    images = compose("model=tiny").model
     with pytest.raises(CheckpointError, match=r"model\.image\.features=none, expected 24"):
-        check_same(ours, images, "x")
-
-
-def test_a_saved_run_without_the_option_reads_images(tmp_path: Path) -> None:
-    from clipx.config.saved import from_dict, to_dict
-    from clipx.trainer.spec import RunSpec
-
-    values = to_dict(compose("model=tiny"))
-    del values["model"]["image"]["features"]
-    assert from_dict(RunSpec, values).model.image.features is None
+        check_same(ours, compose("model=tiny").model, "x")
+    with pytest.raises(
+        CheckpointError, match=r"^open_clip has no tower for model\.image\.features=24: use format=safe"
+    ):
+        config_of(ours)

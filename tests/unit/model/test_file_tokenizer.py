@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from helpers.runs import compose, small
+from helpers.runs import small
 from open_clip.tokenizer import HFTokenizer  # type: ignore[import-untyped]
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
@@ -20,25 +20,7 @@ from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights
 
 LENGTH = 12
-WORDS = [
-    "a",
-    "photo",
-    "of",
-    "the",
-    "cat",
-    "dog",
-    "red",
-    "small",
-    "▁a",
-    "▁photo",
-    "▁of",
-    "▁cat",
-    "▁dog",
-    "▁",
-    "e",
-    "s",
-    "t",
-]
+WORDS = "a photo of the cat dog red small ▁a ▁photo ▁of ▁cat ▁dog ▁ e s t".split()
 TEXTS = [
     *("a photo of a cat", "", "  A  Photo, of:\tthe_red-dog!! ", "caf\u00e9 &amp;amp; dogs", "(no) [cats] don't"),
     *("schÃ¶n \u2019quoted\u2019", "the cat " * 40, "</s> cat <pad>", "a\nb\r\nc"),
@@ -91,54 +73,46 @@ def test_padding_and_truncation_follow_tokenizer_config_json(folder: Path) -> No
     assert tokenizer(folder)(TEXTS).tolist() == oracle(TEXTS).tolist()
 
 
-def test_an_empty_list_gives_no_rows_and_a_str_raises_an_error(folder: Path) -> None:
-    assert tokenizer(folder)([]).shape == (0, LENGTH)
+def test_a_tokenizer_is_pickled_decodes_and_is_found_by_its_folder(folder: Path) -> None:
+    made = tokenizer(folder)
+    by_folder = FileTokenizer(str(folder), LENGTH, 99, Clean.canonical)
+    for same in (pickle.loads(pickle.dumps(made)), by_folder):
+        assert same(TEXTS).tolist() == made(TEXTS).tolist()
+    assert made.decode(made(["a photo of cat"])[0].tolist()) == "a photo of cat"
+    assert made([]).shape == (0, LENGTH)
     with pytest.raises(TypeError, match="must be a sequence of str"):
-        tokenizer(folder)("cat")
+        made("cat")
 
 
-def test_a_pickled_tokenizer_gives_equal_ids(folder: Path) -> None:
-    again = pickle.loads(pickle.dumps(tokenizer(folder)))
-    assert again(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
-
-
-def test_decoding_inverts_encoding(folder: Path) -> None:
-    assert tokenizer(folder).decode(tokenizer(folder)(["a photo of cat"])[0].tolist()) == "a photo of cat"
-
-
-def test_a_folder_path_loads_its_tokenizer_json(folder: Path) -> None:
-    found = FileTokenizer(str(folder), LENGTH, 99, Clean.canonical)
-    assert found(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
-
-
-def test_a_model_loads_its_tokenizer_by_path(folder: Path) -> None:
-    spec = compose("model=vit_b16_siglip", f"model.text.tokenizer={folder / 'tokenizer.json'}").model
-    found = spec.text.build_tokenizer()
-    assert found(TEXTS).shape == (len(TEXTS), 64)
+UNREADABLE = r"tokenizer\.json cannot be read \(.*\): give clip, or a tokenizer\.json"
+OTHER_TYPES = "^tokenizer_config.json of model.text.tokenizer=.* is invalid .*: restore it$"
 
 
 @pytest.mark.parametrize(
-    ("config", "vocabulary", "message"),
+    ("config", "content", "message"),
     [
-        ({"pad_token": "</s>"}, 5, "has 19 tokens, more than model.text.vocabulary=5: give the tokenizer"),
-        ({}, 99, "defines no padding token: put its tokenizer_config.json in the same folder"),
-        ({"pad_token": "<other>"}, 99, "defines no padding token"),
+        ({"pad_token": "</s>"}, "", "has 19 tokens, more than model.text.vocabulary=5: give the tokenizer"),
+        ({}, "", "defines no padding token: put its tokenizer_config.json in the same folder"),
+        ({"pad_token": "<other>"}, "", "defines no padding token"),
+        *(({"pad_token": "</s>"}, content, UNREADABLE) for content in (None, "{", '{"model": {"type": "none"}}')),
+        *(
+            ({"pad_token": "</s>", **change}, "", OTHER_TYPES)
+            for change in ({"padding_side": 7}, {"padding_side": "up"}, {"truncation_side": []})
+        ),
     ],
 )
-def test_a_mismatched_tokenizer_raises_an_error(
-    config: dict[str, Any], vocabulary: int, message: str, folder: Path
+def test_an_invalid_or_mismatched_tokenizer_raises_an_error(
+    config: dict[str, Any], content: str | None, message: str, folder: Path
 ) -> None:
+    """`content`: of tokenizer.json; "": as it is."""
     write(folder, config)
-    with pytest.raises(ConfigError, match=message):
-        tokenizer(folder, vocabulary=vocabulary)
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"model": {"type": "none"}}'])
-def test_an_invalid_tokenizer_file_raises_an_error(content: str | None, folder: Path) -> None:
     path = folder / "tokenizer.json"
-    path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(ConfigError, match=r"tokenizer\.json cannot be read \(.*\): give clip, or a tokenizer\.json"):
-        tokenizer(folder)
+    if content is None:
+        path.unlink()
+    elif content:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        tokenizer(folder, vocabulary=5 if "vocabulary=5" in message else 99)
 
 
 def test_a_siglip_model_trains_and_evaluates_with_its_file_tokenizer(folder: Path, tmp_path: Path) -> None:
@@ -152,15 +126,5 @@ def test_a_siglip_model_trains_and_evaluates_with_its_file_tokenizer(folder: Pat
     metrics = Trainer(small(run_dir, *model, "evaluator=[zeroshot]", "duration=2st")).fit()
     assert 0 <= metrics["eval/zeroshot/top1"] <= 1
     found = load_weights(str(run_dir))
-    assert found.bias is not None
-    assert found.spec is not None
+    assert found.bias is not None and found.spec is not None
     assert found.spec.text.build_tokenizer()(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()
-
-
-@pytest.mark.parametrize("change", [{"padding_side": 7}, {"padding_side": "up"}, {"truncation_side": []}])
-def test_a_configuration_of_other_types_is_one_error(folder: Path, change: dict[str, Any]) -> None:
-    write(folder, {"pad_token": "</s>", **change})
-    with pytest.raises(
-        ConfigError, match="^tokenizer_config.json of model.text.tokenizer=.* is invalid .*: restore it$"
-    ):
-        tokenizer(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cases import slow_except
-from helpers.runs import VIT, compose, events, small
+from helpers.runs import VIT, compose, small
 from torch import Tensor
 
 from clipx.checkpoint.state import optimizer_tensors
@@ -101,23 +101,15 @@ def test_norms_of_a_locked_tower_can_learn() -> None:
     assert all(name.startswith(tuple(norms)) for name in learns)
 
 
-def test_more_blocks_than_the_tower_has_raise_an_error() -> None:
+def test_locks_without_effect_raise_an_error(weights: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.text\.lock=3 is more than the 2 blocks of the tower"):
         build_locked("model.text.lock=3")
-
-
-def test_lock_norms_without_locked_norms_raises_an_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"model\.text\.lock_norms=false has no effect with model\.text\.lock=2, which locks no"
+        ConfigError, match=r"text\.lock_norms=false has no effect with model\.text\.lock=2, which locks no"
     ):
         build_locked("model.text.lock=2", "model.text.lock_norms=false")
-
-
-def test_layer_decay_with_a_single_trainable_layer_raises_an_error(weights: dict[str, Path], tmp_path: Path) -> None:
     words = ("model.image.lock=1", "model.text.lock=all", "optimizer.layer_decay=0.5")
-    with pytest.raises(
-        ConfigError, match=r"optimizer\.layer_decay=0\.5 has no effect if only the last block of a tower"
-    ):
+    with pytest.raises(ConfigError, match=r"layer_decay=0\.5 has no effect if only the last block of a tower"):
         Trainer(small(tmp_path / "x", *options(weights, "vit", *words)))
 
 
@@ -155,9 +147,13 @@ def test_a_locked_tower_builds_no_graph_and_locked_lower_blocks_save_nothing() -
         assert kept(tower, f"model.{tower}.lock=1") < 0.8 * kept(tower)
 
 
-def test_the_optimizer_has_no_state_for_locked_parameters(weights: dict[str, Path], tmp_path: Path) -> None:
+def test_the_optimizer_has_no_state_for_locked_parameters(
+    weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     t = Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=all", "model.text.lock=1")))
     t.fit()
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("locked "))
+    assert line.endswith("parameters are frozen: image.lock=all, text.lock=1")
     names = {name.rpartition("/")[0] for name in optimizer_tensors(t.learner.optimizer)}
     assert names == {f"model.{name}" for name in trainable_names(t.learner.model)} | {"objective.temperature.log_scale"}
 
@@ -174,7 +170,7 @@ LOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(LOCKS, "image", "part", "masters"))
+@pytest.mark.parametrize("name", slow_except(LOCKS, "part", "masters"))
 def test_locked_parameters_are_bit_equal_after_training_and_others_change(
     weights: dict[str, Path], tmp_path: Path, name: str
 ) -> None:
@@ -197,8 +193,6 @@ def test_locked_parameters_are_bit_equal_after_training_and_others_change(
                 assert torch.equal(after[n], before[n]), (owner, n)
             elif n in dict(module.named_parameters()):
                 assert not torch.equal(after[n], before[n]), (owner, n)
-    row = [r for r in events(tmp_path / "x") if r["event"] == "end"]
-    assert row, "the run has an end event"
 
 
 def test_unlocked_norms_learn_and_their_statistics_move(weights: dict[str, Path], tmp_path: Path) -> None:
@@ -256,12 +250,6 @@ def test_gradients_of_a_locked_model_equal_those_of_the_unlocked_model(
         for name, p in (*free.learner.model.named_parameters(), *free.learner.objective.named_parameters()):
             if name in found:
                 torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)
-
-
-def test_a_run_reports_its_locks(weights: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Trainer(small(tmp_path / "x", *options(weights, "vit", "model.image.lock=1", "model.text.lock=all"))).fit()
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("locked "))
-    assert line.endswith("parameters are frozen: image.lock=1, text.lock=all")
 
 
 def test_a_fully_locked_tower_counts_only_forward_flops() -> None:

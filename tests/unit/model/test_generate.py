@@ -97,10 +97,6 @@ def test_few_beams_never_score_above_all_beams() -> None:
     assert 0 < missed < 30
 
 
-def test_beam_search_with_a_single_beam_equals_greedy() -> None:
-    assert run_method(BeamSearch(1), LengthBounds(4, 4)) == run_method(greedy, LengthBounds(4, 4))
-
-
 # --------------------------------------------------------------------------------------------- greedy and sampling
 
 
@@ -115,6 +111,13 @@ def test_greedy_takes_the_likeliest_token_and_never_the_start() -> None:
         assert found.log_p == pytest.approx(log_p(image, found.tokens))
 
 
+def test_one_beam_and_sampling_from_a_single_candidate_equal_greedy() -> None:
+    assert run_method(BeamSearch(1), LengthBounds(4, 4)) == run_method(greedy, LengthBounds(4, 4))
+    expected = run_method(greedy, LengthBounds(0, 5))
+    for sampling in (Sampling(top_k=1, seed=3), Sampling(top_p=1e-9, seed=3), Sampling(temperature=1e-3, seed=3)):
+        assert run_method(sampling, LengthBounds(0, 5)) == expected
+
+
 @pytest.mark.parametrize("method", [greedy, BeamSearch(3), Sampling(seed=5)])
 def test_caption_lengths_stay_within_the_bounds(method: Method) -> None:
     lengths = {len(c.tokens) for c in run_method(method, LengthBounds(2, 3), range(40))}
@@ -122,21 +125,15 @@ def test_caption_lengths_stay_within_the_bounds(method: Method) -> None:
     assert {len(c.tokens) for c in run_method(method, LengthBounds(0, 0))} == {0}
 
 
-def test_sampling_from_a_single_candidate_equals_greedy() -> None:
-    assert run_method(Sampling(top_k=1, seed=3), LengthBounds(0, 5)) == run_method(greedy, LengthBounds(0, 5))
-    assert run_method(Sampling(top_p=1e-9, seed=3), LengthBounds(0, 5)) == run_method(greedy, LengthBounds(0, 5))
-    assert run_method(Sampling(temperature=1e-3, seed=3), LengthBounds(0, 5)) == run_method(greedy, LengthBounds(0, 5))
+DRAWN = [0.4, 0.1, 0.3, 0.2]
 
 
 @pytest.mark.parametrize(
     ("options", "p"),
     [
-        ({}, [0.4, 0.1, 0.3, 0.2]),
+        ({}, DRAWN),
         ({"temperature": 0.5}, [0.16 / 0.3, 0.01 / 0.3, 0.09 / 0.3, 0.04 / 0.3]),
-        (
-            {"temperature": 2.0},
-            [math.sqrt(p) / sum(map(math.sqrt, (0.4, 0.1, 0.3, 0.2))) for p in (0.4, 0.1, 0.3, 0.2)],
-        ),
+        ({"temperature": 2.0}, [math.sqrt(p) / sum(map(math.sqrt, DRAWN)) for p in DRAWN]),
         ({"top_k": 2}, [4 / 7, 0, 3 / 7, 0]),
         ({"top_p": 0.75}, [4 / 9, 0, 3 / 9, 2 / 9]),
         ({"top_p": 0.65}, [4 / 7, 0, 3 / 7, 0]),
@@ -147,7 +144,7 @@ def test_draw_frequencies_match_the_softmax(options: dict[str, Any], p: list[flo
     """Draws with 10,000 numbers spaced evenly in [0, 1)."""
     count = 10_000
     u_M = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    scores_MV = torch.tensor([0.4, 0.1, 0.3, 0.2]).log().expand(count, -1)
+    scores_MV = torch.tensor(DRAWN).log().expand(count, -1)
     drawn = Sampling(**options).draw(scores_MV, u_M).bincount(minlength=4) / count
     torch.testing.assert_close(drawn.double(), torch.tensor(p, dtype=torch.float64), rtol=0, atol=2e-4)
 

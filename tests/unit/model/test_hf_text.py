@@ -91,19 +91,15 @@ def alone_of(tower: HfTextTower, tokens_1L: Tensor) -> Tensor:
     return hidden_1LW
 
 
-@pytest.mark.parametrize("policy", ["1", "2", "selective", "tower"])
 @pytest.mark.parametrize("name", ["roberta", "modernbert", "qwen3", "mt5"])
-def test_recomputation_has_the_same_gradients(name: str, policy: str, tmp_path: Path) -> None:
+def test_recomputation_has_the_same_gradients(name: str, tmp_path: Path) -> None:
     found = []
-    for checkpointing in ("none", policy):
-        tower = build(tmp_path, name, checkpointing=checkpointing, options=_NO_DROPOUT[name])
-        tower.train()
+    for policy in ("none", "1", "2", "selective", "tower"):
+        tower = build(tmp_path, name, checkpointing=policy, options=_NO_DROPOUT[name]).train()
         tower(texts(5, 12, 2)).square().sum().backward()
-        found.append({key: p.grad for key, p in tower.named_parameters()})
-    for key, gradient in found[0].items():
-        assert (gradient is None) == (found[1][key] is None), key
-        if gradient is not None:
-            torch.testing.assert_close(found[1][key], gradient, msg=key)
+        found.append({key: p.grad for key, p in tower.named_parameters() if p.grad is not None})
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
 
 
 _DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")

@@ -17,7 +17,6 @@ from clipx.model.spec import Varying
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.summary import metrics_row
 from clipx.trainer.trainer import Trainer
 
 DROPS = Varying(patch_dropout=True)
@@ -111,6 +110,11 @@ def test_the_dropped_share_is_a_function_of_the_samples_seen(overrides: tuple[st
     assert [share(seen) for seen in range(0, 101, 20)] == pytest.approx(expected)
 
 
+def test_the_two_phase_experiment_ends_without_patch_dropout() -> None:
+    share = compose("experiment=patch_dropout_two_phase").model.patch_dropout_over(Length(1000, 10, 1000))
+    assert (share(0), share(949), share(950)) == (0.5, 0.5, 0.0)
+
+
 # --------------------------------------------------------------------------------------------------- training
 
 # Nine patches; a share that falls at each step, the last step without dropout; two micro-batches.
@@ -132,12 +136,6 @@ def reference_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_current_share_is_logged(reference_run: Path) -> None:
     logged = [row["train/patch_dropout"] for row in rows(reference_run) if "train/loss" in row]
     assert logged == pytest.approx([0.8, 0.7, 0.6, 0.5, 0.4, 0])
-
-
-def test_no_share_is_logged_without_patch_dropout(tmp_path: Path) -> None:
-    trainer = Trainer(small(tmp_path, *VIT, "checkpoint=none"))
-    assert "train/patch_dropout" not in metrics_row(trainer, {}, 0)
-    trainer.close()
 
 
 def test_a_resumed_run_can_disable_patch_dropout(tmp_path: Path, reference_run: Path) -> None:
@@ -176,9 +174,3 @@ def test_the_second_forward_of_a_micro_batch_drops_the_same_patches(tmp_path: Pa
         whole = trainer.learner.model.encode_image(chunk)
     assert not torch.allclose(whole, first) and len(kept) == 12
     trainer.close()
-
-
-def test_the_two_phase_experiment_ends_without_patch_dropout() -> None:
-    spec = compose("experiment=patch_dropout_two_phase")
-    share = spec.model.patch_dropout_over(Length(1000, 10, 1000))
-    assert (share(0), share(949), share(950)) == (0.5, 0.5, 0.0)

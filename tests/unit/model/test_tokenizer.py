@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import random
@@ -18,7 +17,6 @@ import open_clip  # type: ignore[import-untyped]
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from clipx.model import tokenizer as module
 from clipx.model.tokenizer import Tokenizer
@@ -113,29 +111,9 @@ def row(text: str, length: int = 77) -> list[int]:
 def captions(n: int) -> list[str]:
     """Generates realistic captions: case, numbers, punctuation, contractions, words missing in the vocabulary."""
     rng = random.Random(7)
-    nouns = [
-        "cat",
-        "dog",
-        "Airplane",
-        "espresso macchiato",
-        "Schnauzer",
-        "iPhone12",
-        "café",
-        "naïveté",
-        "猫",
-        "xylograph",
-    ]
+    nouns = "cat,dog,Airplane,espresso macchiato,Schnauzer,iPhone12,café,naïveté,猫,xylograph".split(",")
     openings = ["a photo of a", "A close-up of the", "there's a", "It's my", "IMG_2041.JPG:", "“best”", "two", "#42"]
-    places = [
-        "on the table.",
-        "in Zürich!",
-        "at 5:30pm",
-        "under £3,999.00",
-        "(2019)",
-        "who's asleep",
-        "🙂",
-        "w/ o'neil",
-    ]
+    places = "on the table.;in Zürich!;at 5:30pm;under £3,999.00;(2019);who's asleep;🙂;w/ o'neil".split(";")
     letters = "abcdefghijklmnopqrstuvwxyzABCDEF'-0123456789"
 
     def caption() -> str:
@@ -170,11 +148,6 @@ def test_reference_vectors() -> None:
     assert cut[76] == 49407
 
 
-def test_constants_describe_the_table() -> None:
-    assert (Tokenizer.vocab_size, Tokenizer.start_id, Tokenizer.end_id, Tokenizer.pad_id) == (49408, 49406, 49407, 0)
-    assert len(module._word_encoder().pieces) == Tokenizer.start_id
-
-
 def test_empty_batch_and_row_that_fits_exactly() -> None:
     empty = Tokenizer(32)([])
     assert empty.shape == (0, 32)
@@ -193,28 +166,19 @@ def test_rows_are_writable_and_not_shared() -> None:
 
 @pytest.mark.parametrize("length", [3, 8, 32, 64, 77, LONG])
 def test_equals_open_clip_at_every_length(length: int) -> None:
-    assert_same([*captions(150), *ODD, *SPECIALS], length)
+    assert_same([*captions(600 if length == 77 else 100), *ODD, *SPECIALS], length)
 
 
-def test_equals_open_clip_on_captions() -> None:
-    assert_same(captions(4000), 77)
-
-
-@pytest.mark.parametrize("name", BLOCKS)
-def test_equals_open_clip_on_random_unicode(name: str) -> None:
-    assert_same(random_strings(BLOCKS[name], 150), LONG)
-
-
-def test_equals_open_clip_on_random_unicode_across_blocks() -> None:
-    rng = random.Random(11)
-    blocks = list(BLOCKS.values())
-    texts = ["".join(chr(rng.randrange(*rng.choice(blocks))) for _ in range(rng.randint(1, 60))) for _ in range(1000)]
-    assert_same(texts, LONG)
+def test_equals_open_clip_on_random_unicode() -> None:
+    """Strings of one block each, and across blocks."""
+    rng, blocks = random.Random(11), list(BLOCKS.values())
+    mixed = ["".join(chr(rng.randrange(*rng.choice(blocks))) for _ in range(rng.randint(1, 60))) for _ in range(300)]
+    assert_same([*(text for block in blocks for text in random_strings(block, 50)), *mixed], LONG)
 
 
 def test_classes_of_code_points_equal_open_clip() -> None:
     """Samples every plane; the split between a letter and a mark reveals the class of the code point."""
-    points = [c for c in range(0, 0x34000, 7) if unicodedata.category(chr(c)) != "Cs"]
+    points = [c for c in range(0, 0x34000, 11) if unicodedata.category(chr(c)) != "Cs"]
     lines = [points[i : i + 32] for i in range(0, len(points), 32)]
     assert_same([" ".join(f"a{chr(c)}!" for c in line) for line in lines], LONG)
 
@@ -222,7 +186,7 @@ def test_classes_of_code_points_equal_open_clip() -> None:
 def test_equals_open_clip_on_html_entities() -> None:
     names = sorted(html5)
     texts = [f"a &{name} b&amp;{name}c <i>&{name}" for name in names] + [f"x &{name.upper()} &{name}" for name in names]
-    assert_same(texts[::3], LONG)
+    assert_same(texts[::7], LONG)
 
 
 def test_equals_open_clip_on_very_long_texts() -> None:
@@ -272,23 +236,13 @@ def test_decode_inverts_encode(text: str, expected: str) -> None:
 
 def test_decode_keeps_every_character_of_words() -> None:
     tokenizer = Tokenizer(LONG)
-    texts = [*captions(300), *random_strings(BLOCKS["cjk"], 50), *random_strings(BLOCKS["emoji"], 50)]
+    texts = [*captions(100), *random_strings(BLOCKS["cjk"], 50), *random_strings(BLOCKS["emoji"], 50)]
     for text, ids in zip(texts, tokenizer(texts).tolist(), strict=True):
         decoded = tokenizer.decode(ids)
         assert decoded.replace(" ", "") == module._clean(text).replace(" ", "")
         assert tokenizer([decoded])[0].tolist() == ids
-
-
-def test_decode_of_a_truncated_character_gives_the_replacement_character() -> None:
-    tokenizer = Tokenizer()
-    ids = tokenizer(["\U0001fabf"])[0].tolist()
-    assert tokenizer.decode(ids[:2]) == "\ufffd"
-
-
-def test_decode_keeps_token_zero_inside_the_text() -> None:
-    ids = row("a != b")
-    assert 0 in ids[: ids.index(49407)]
-    assert Tokenizer().decode(ids) == "a != b"
+    assert tokenizer.decode(row("\U0001fabf")[:2]) == "\ufffd", "a truncated character"
+    assert 0 in row("a != b")[:4] and tokenizer.decode(row("a != b")) == "a != b", "token 0 inside the text"
 
 
 @pytest.mark.parametrize("bad", [-1, 49408])
@@ -307,30 +261,6 @@ def test_pickle_round_trip_is_small_and_equal() -> None:
     assert torch.equal(copy(captions(50)), tokenizer(captions(50)))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_data_workers_encode_equal_ids(method: str) -> None:
-    if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"this platform cannot {method}")
-    texts = captions(40)
-    tokenizer = Tokenizer()
-    tokenizer(texts)
-    loader: DataLoader[Tensor] = DataLoader(
-        texts,  # type: ignore[arg-type]
-        batch_size=8,
-        num_workers=1,
-        collate_fn=tokenizer,
-        multiprocessing_context=method,
-    )
-    assert torch.equal(torch.cat(list(loader)), oracle(77)(texts))
-
-
-def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
 def test_module_does_not_import_torch_and_a_fork_prints_no_warning() -> None:
     code = f"""
 import os, runpy, sys
@@ -343,9 +273,9 @@ if pid == 0:
     os._exit(0 if dict(words.encode(["cat", "dog", "zebrafish"]))["dog"] == expected["dog"] else 1)
 assert os.waitpid(pid, 0)[1] == 0
 """
-    done = run_python(code)
-    assert done.stdout == ""
-    assert done.stderr == ""
+    env = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize("length", [2, 0, -77, True, 77.0, "77", None])

@@ -84,11 +84,6 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.model.packing.varlen_attention", varlen.cuda_attention)
 
 
-def test_texts_without_padding_have_the_features_and_gradients_of_padded_texts() -> None:
-    tokens_BL = captions(40, LENGTH, 0)
-    assert_equal(results(build(True), tokens_BL), results(build(False), tokens_BL))
-
-
 @pytest.mark.usefixtures("on_cuda")
 @pytest.mark.parametrize("multiple", [1, 16, 1024])
 def test_the_kernel_of_cuda_is_called_with_the_segments_of_the_texts(multiple: int) -> None:

@@ -48,12 +48,9 @@ def test_timm_architectures_build_at_any_supported_size(name: str, size: int, qu
     assert tower(name, size, quick_gelu=quick_gelu)(image_BCSS).shape == (2, 64)
 
 
-def test_the_projection_is_a_single_matrix_without_bias() -> None:
+def test_the_projection_is_a_single_matrix_or_the_attention_pool_of_a_clip_resnet() -> None:
     names = [name for name, _ in tower("convnext_tiny").named_parameters() if not name.startswith("trunk.")]
     assert names == ["projection.weight"]
-
-
-def test_the_attention_pool_of_a_clip_resnet_replaces_the_projection() -> None:
     built = tower("resnet50_clip")
     assert not list(built.projection.parameters())
     assert built.trunk.head.proj.weight.shape == (64, 2048)
@@ -109,6 +106,7 @@ def assert_std(weight: torch.Tensor, std: float) -> None:
 
 
 def test_a_clip_vit_is_initialized_like_clip_outside_and_timm_inside_its_blocks() -> None:
+    """Another ViT is initialized like timm, and its projection like CLIP's."""
     built = tower("vit_base_patch16_clip_224", 64, device="cpu", **SMALL_VIT)
     for weight in (built.trunk.cls_token, built.trunk.pos_embed, built.projection.weight):
         assert_std(weight, 192**-0.5)
@@ -117,13 +115,10 @@ def test_a_clip_vit_is_initialized_like_clip_outside_and_timm_inside_its_blocks(
         for layer in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
             assert_std(layer.weight, 0.02)
             assert not layer.bias.any()
-
-
-def test_another_vit_is_initialized_like_timm() -> None:
-    built = tower("vit_base_patch16_224", 64, device="cpu", **SMALL_VIT)
-    assert_std(built.trunk.pos_embed, 0.02)
-    assert built.trunk.cls_token.abs().max() < 1e-5
-    assert_std(built.projection.weight, 192**-0.5)
+    other = tower("vit_base_patch16_224", 64, device="cpu", **SMALL_VIT)
+    assert_std(other.trunk.pos_embed, 0.02)
+    assert other.trunk.cls_token.abs().max() < 1e-5
+    assert_std(other.projection.weight, 192**-0.5)
 
 
 def test_a_clip_resnet_has_clip_pool_weights_and_zero_residual_branches() -> None:
@@ -132,6 +127,3 @@ def test_a_clip_resnet_has_clip_pool_weights_and_zero_residual_branches() -> Non
     for weight in (pool.q.weight, pool.k.weight, pool.v.weight, pool.proj.weight, pool.pos_embed):
         assert_std(weight, 2048**-0.5)
     assert not any(block.conv3_1x1.bn.weight.any() for stage in trunk.stages for block in stage)
-
-
-# ---------------------------------------------------------------------------------------------------------- errors

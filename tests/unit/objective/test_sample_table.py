@@ -89,8 +89,8 @@ def write_checkpoint(folder: Path, samples: int, world: int, lost: int | None = 
     return Checkpoint(1, CheckpointTensors.open(folder, files), {}, folder)
 
 
-@pytest.mark.parametrize("samples", [1, 10, 64])
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 3), (3, 2), (8, 5)])
+@pytest.mark.parametrize("samples", [1, 10])
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1), (2, 3), (8, 5)])
 def test_rows_are_resharded_to_another_number_of_ranks(tmp_path: Path, samples: int, before: int, after: int) -> None:
     checkpoint = write_checkpoint(tmp_path / "step", samples, before)
     assert checkpoint.sharded_names() == {"table"}
@@ -102,14 +102,11 @@ def test_rows_are_resharded_to_another_number_of_ranks(tmp_path: Path, samples: 
         assert torch.equal(table.rows[:, 1], -table.rows[:, 0])
 
 
-def test_missing_rows_raise_an_error_with_their_range(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "step", 10, 2, lost=1)
+def test_missing_rows_and_rows_of_another_width_raise_an_error(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "lost", 10, 2, lost=1)
     with pytest.raises(CheckpointError, match="lacks rows 5 to 10 of table"):
         checkpoint.read_rows("table", RankRows(torch.zeros(10, 2), 0))
-
-
-def test_rows_of_another_width_raise_an_error(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path / "step", 10, 2)
+    checkpoint = write_checkpoint(tmp_path / "whole", 10, 2)
     with pytest.raises(CheckpointError, match=r"the rows of table in .* have shape \[2\] .*, not \[1\]"):
         checkpoint.read_rows("table", RankRows(torch.zeros(10, 1), 0))
 

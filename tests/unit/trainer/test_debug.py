@@ -80,8 +80,6 @@ def test_profile_writes_a_trace_of_five_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "others"),
     [
-        ("overfit", ("model=vit_b32", "data=cc3m", "data.shards=a.tar")),
-        ("fast", ("model=vit_b32", "data=csv", "data.path=train.csv")),
         ("fast", ("experiment=cc3m_rn50_openclip", "data.shards=a.tar")),
         ("profile", ("experiment=progressive_resolution", "data.shards=a.tar")),
         ("overfit", ("data=mixture", "+data@data.sources.a=shapes", "+data@data.sources.b=digits")),

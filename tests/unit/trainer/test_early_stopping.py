@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 import shutil
@@ -9,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import SMALL, VIT, compose, events, rows, small, tensors, torchrun
+from helpers.ranks import Ranks
+from helpers.runs import VIT, compose, events, rows, small, tensors
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
@@ -51,39 +54,63 @@ def test_a_run_ends_when_its_patience_does(
     assert stopped == [ends is not None and number >= ends for number in range(1, len(values) + 1)]
 
 
-def test_the_run_evaluates_once_saves_and_reports_at_its_early_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    final = Trainer(small(tmp_path / "run", *CONSTANT, "report=true")).fit()
-    evaluated = [row["step"] for row in rows(tmp_path / "run") if METRIC in row]
-    assert evaluated == [2, 4, 6]
-    assert final[METRIC] == rows(tmp_path / "run")[-1][METRIC]
-    assert (tmp_path / "run/checkpoints/step-00000006").is_dir()
-    assert (tmp_path / "run/report.html").is_file()
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float], str]:
+    """Returns a run that ended early, its last metrics, and what it printed."""
+    run_dir = tmp_path_factory.mktemp("early") / "run"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        final = Trainer(small(run_dir, *CONSTANT, "report=true")).fit()
+    return run_dir, final, printed.getvalue()
+
+
+def test_the_run_evaluates_once_saves_and_reports_at_its_early_end(ended: tuple[Path, dict[str, float], str]) -> None:
+    run_dir, final, printed = ended
+    assert [row["step"] for row in rows(run_dir) if METRIC in row] == [2, 4, 6]
+    assert final[METRIC] == rows(run_dir)[-1][METRIC]
+    assert (run_dir / "checkpoints/step-00000006").is_dir()
+    assert (run_dir / "report.html").is_file()
     message = f"no improvement on {final[METRIC]:.6g} of {METRIC} in 2 evaluations"
-    found = {event["event"]: event for event in events(tmp_path / "run")}
+    found = {event["event"]: event for event in events(run_dir)}
     assert [found["early_stopped"][key] for key in ("step", "ending", "message")] == [6, "patience", message]
-    assert f"stopped early after step 6: {message}\n" in capsys.readouterr().out
-    assert early_end(tmp_path / "run") == (Ending.patience, message)
+    assert f"stopped early after step 6: {message}\n" in printed
+    assert early_end(run_dir) == (Ending.patience, message)
 
 
-def test_a_resumed_run_ends_at_the_same_step(tmp_path: Path) -> None:
-    Trainer(small(tmp_path / "straight", *CONSTANT)).fit()
-    for last in (4, 6):  # the last checkpoint that a kill left
-        copy = tmp_path / f"resumed-{last}"
-        shutil.copytree(tmp_path / "straight", copy)
-        for step in range(last + 2, 7, 2):
-            shutil.rmtree(copy / f"checkpoints/step-{step:08d}")
-        trainer = Trainer(small(copy, *CONSTANT, "resume=auto"))
-        assert trainer.steps_done == last
-        trainer.fit()
-        assert trainer.steps_done == 6
-        straight, resumed = tensors(tmp_path / "straight", 6), tensors(copy, 6)
-        assert all(torch.equal(straight[name], resumed[name]) for name in straight)
-    # With more patience the ended run continues.
-    more = Trainer(small(tmp_path / "straight", *CONSTANT, "resume=auto", "early_stopping.patience=4"))
-    more.fit()
-    assert more.steps_done == 10
+@pytest.mark.parametrize("last", [4, 6])
+def test_a_resumed_run_ends_at_the_same_step(
+    ended: tuple[Path, dict[str, float], str], tmp_path: Path, last: int
+) -> None:
+    """`last`: the last checkpoint that a kill left. With more patience the ended run continues."""
+    copy = tmp_path / "run"
+    shutil.copytree(ended[0], copy)
+    for step in range(last + 2, 7, 2):
+        shutil.rmtree(copy / f"checkpoints/step-{step:08d}")
+    trainer = Trainer(small(copy, *CONSTANT, "resume=auto"))
+    assert trainer.steps_done == last
+    trainer.fit()
+    assert trainer.steps_done == 6
+    straight, resumed = tensors(ended[0], 6), tensors(copy, 6)
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    if last == 6:
+        more = Trainer(small(copy, *CONSTANT, "resume=auto", "early_stopping.patience=3"))
+        more.fit()
+        assert more.steps_done == 8
+
+
+def train(run_dir: Path, *words: str) -> None:
+    Trainer(small(run_dir, *CONSTANT, *words)).fit()
+
+
+@pytest.mark.slow
+def test_all_ranks_end_after_the_same_step(tmp_path: Path, two_ranks: Ranks) -> None:
+    run_dir = tmp_path / "two"
+    two_ranks.call(train, run_dir)
+    assert [row["step"] for row in rows(run_dir) if METRIC in row] == [2, 4, 6]
+    state = json.loads((run_dir / "checkpoints/step-00000006/state.json").read_text())["state"]
+    assert state["early_stopping"]["waited"] == 2
+    (run_dir / "prune").write_text("by hand")
+    two_ranks.call(train, run_dir, "resume=auto", "early_stopping.patience=8")
+    assert early_end(run_dir) == (Ending.pruned, "by hand")
 
 
 def test_a_run_resumed_with_another_metric_starts_to_wait_again(tmp_path: Path) -> None:
@@ -110,18 +137,6 @@ def test_the_file_prune_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     without.fit()
     assert without.steps_done == 8
     assert early_end(tmp_path) == (None, "")
-
-
-@pytest.mark.slow
-def test_all_ranks_end_after_the_same_step(tmp_path: Path) -> None:
-    typed = (*CONSTANT, f"run_dir={tmp_path}/two", "name=two")
-    torchrun(2, "-m", "clipx.train", *SMALL, *typed)
-    assert [row["step"] for row in rows(tmp_path / "two") if METRIC in row] == [2, 4, 6]
-    state = json.loads((tmp_path / "two/checkpoints/step-00000006/state.json").read_text())["state"]
-    assert state["early_stopping"]["waited"] == 2
-    (tmp_path / "two/prune").write_text("by hand")
-    torchrun(2, "-m", "clipx.train", *SMALL, *typed, "resume=auto", "early_stopping.patience=8")
-    assert early_end(tmp_path / "two") == (Ending.pruned, "by hand")
 
 
 def test_the_prefix_of_a_metric_may_be_omitted() -> None:

@@ -44,16 +44,6 @@ def gradients(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]
     return {"loss": loss, **found}
 
 
-def test_loss_and_every_gradient_equal_the_whole_batch(tmp_path: Path) -> None:
-    t = trainer(tmp_path, *VIT)
-    batch = replace(next(iter(t._batches())), packing=())  # for any number of micro-batches: not packed by the loader
-    whole_batch = gradients(t, batch, 1)
-    parts = gradients(t, batch, 8)
-    assert len(whole_batch) == 1 + len(list(t.learner.model.parameters())) + 1
-    for name, gradient in whole_batch.items():
-        torch.testing.assert_close(parts[name], gradient, rtol=0, atol=1e-10, msg=name)
-
-
 @pytest.mark.parametrize(
     ("options", "micro_batches"),
     [(VIT, 1), (VIT, 4), ((*VIT, "model.text.packed=false"), 4), (TINY_COCA, 4)],
@@ -123,7 +113,7 @@ def whole_batch(name: str) -> dict[str, Tensor]:
 
 
 @every
-@pytest.mark.parametrize("micro_batches", [1, 3, 4])
+@pytest.mark.parametrize("micro_batches", [3, 4])
 def test_1_any_number_of_micro_batches_equals_the_whole_batch_in_float64(name: str, micro_batches: int) -> None:
     """Loss, metrics, the gradient of every parameter with the temperature and the bias, and the state, to 1e-10."""
     assert [len(c) for c in inputs(SIZE, SAMPLES).image.chunk(3)] == [3, 3, 2]
@@ -183,16 +173,6 @@ def test_6_the_objective_is_called_once_per_step_with_all_embeddings() -> None:
     forward_backward(Towers(), objective, inputs(SIZE, SAMPLES), 4, ONE, FP64)
     ((given,),) = calls
     assert [len(rows) for rows in (given.image, given.text, given.index)] == [SIZE] * 3
-
-
-def test_9_exact_and_official_temperature_gradients_differ_only_in_the_inner_part() -> None:
-    exact, official = (steps(f"fastclip_v3{choice}", 3) for choice in ("", " official tau"))
-    own = "objective.temperature.log_scale"
-    assert abs(exact[f"0 {own}"] - official[f"0 {own}"]) > 1e-3
-    for name in (n for n in exact if n.startswith("0 ") and own not in n):  # only the first step: after it τ differs
-        torch.testing.assert_close(official[name], exact[name], rtol=0, atol=1e-12)
-    for found, choice in ((exact, "fastclip_v3"), (official, "fastclip_v3 official tau")):
-        torch.testing.assert_close(found[f"0 {own}"], whole_batch(choice)[f"0 {own}"], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -152,9 +152,7 @@ def test_every_metric_of_a_run_is_documented(logged: Logged) -> None:
     assert {f"train/{name}" for name in wanted} <= keys
 
 
-def test_norms_of_the_towers_are_computed_only_for_logged_steps(
-    logged: Logged,
-) -> None:
+def test_norms_of_the_towers_are_computed_only_for_logged_steps(logged: Logged) -> None:
     _, found, watched = logged
     assert watched == [False, True, False, True], "other steps must not compute norms"
     trained = [row for row in found if "train/update_image" in row]
@@ -175,9 +173,7 @@ def test_norms_of_the_towers_sum_to_the_total_and_updates_are_differences(tmp_pa
         assert metrics[f"update_{side}"].item() == pytest.approx((moved / whole).item(), rel=1e-4)
 
 
-def test_mfu_is_three_forwards_per_sample_relative_to_the_peak(
-    logged: Logged,
-) -> None:
+def test_mfu_is_three_forwards_per_sample_relative_to_the_peak(logged: Logged) -> None:
     trainer, found, _ = logged
     assert peak_tflops("NVIDIA H100 PCIe", AmpBf16Spec()) == 756
     assert peak_tflops("NVIDIA A100-SXM4-40GB", Fp32Spec()) == 19.5

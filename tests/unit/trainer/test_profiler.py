@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.runs import SMALL, VIT, events, small, torchrun
+from helpers.ranks import Ranks
+from helpers.runs import VIT, events, small
 
 from clipx.trainer.profiler import breakdown
 from clipx.trainer.trainer import Trainer
@@ -16,10 +17,14 @@ from clipx.trainer.trainer import Trainer
 PARTS = ("computation_ms", "communication_ms", "overlap_ms", "other_ms")
 
 
+def train(run_dir: Path) -> None:
+    Trainer(small(run_dir, *VIT, "profiler.steps=[2,3]", "checkpoint=none")).fit()
+
+
 @pytest.mark.slow
-def test_a_trace_of_two_ranks_has_communication_and_its_parts_sum_to_the_step(tmp_path: Path) -> None:
+def test_a_trace_of_two_ranks_has_communication_and_its_parts_sum_to_the_step(tmp_path: Path, two_ranks: Ranks) -> None:
     run_dir = tmp_path / "run"
-    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "profiler.steps=[2,3]", "checkpoint=none")
+    two_ranks.call(train, run_dir)
     found = json.loads((run_dir / "profile" / "breakdown.json").read_text())
     assert found["steps"] == 2
     assert found["communication_ms"] + found["overlap_ms"] > 0

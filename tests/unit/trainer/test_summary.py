@@ -31,25 +31,23 @@ def line(*overrides: str, ranks: int = 1) -> str | None:
         ((), 2, 16, "ranks"),
         ((MICRO,), 2, 4, "micro-batches and ranks"),
         ((MICRO, SYNCED), 2, 8, "micro-batches"),
+        ((), 1, 32, ""),
+        ((SYNCED,), 2, 32, ""),
+        ((MICRO, *VIT), 2, 32, ""),  # no BatchNorm
+        ((MICRO, "model.image.lock=all", "model.weights=unread"), 2, 32, ""),
     ],
 )
 def test_batchnorm_over_part_of_the_batch_is_reported(
     overrides: tuple[str, ...], ranks: int, size: int, split: str
 ) -> None:
+    if not split:
+        assert line(*overrides, ranks=ranks) is None
+        return
     fix = " (distributed.sync_batchnorm=true normalizes over all ranks)" if "ranks" in split else ""
     assert line(*overrides, ranks=ranks) == (
         f"BatchNorm normalizes {size} samples at a time, not the batch of 32: loss and gradients depend on the number "
         f"of {split}{fix}"
     )
-
-
-@pytest.mark.parametrize(
-    ("overrides", "ranks"),
-    [((), 1), ((SYNCED,), 2), ((MICRO, *VIT), 2), ((MICRO, "model.image.lock=all", "model.weights=unread"), 2)],
-    ids=["whole batch", "synchronized", "no BatchNorm", "locked"],
-)
-def test_batchnorm_is_not_reported_where_the_split_has_no_effect(overrides: tuple[str, ...], ranks: int) -> None:
-    assert line(*overrides, ranks=ranks) is None
 
 
 def test_the_start_of_a_run_reports_what_auto_chose_and_batchnorm(
