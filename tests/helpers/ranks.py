@@ -60,9 +60,9 @@ class Ranks:
                 results[rank] = self._received(rank)
         errors = [f"rank {rank}: {text}" for rank, (kind, text) in sorted(results.items()) if kind == "error"]
         if errors:
-            told = [path.read_text()[printed.get(path, 0) :] for path in self._outputs()]
+            output = [path.read_text()[printed.get(path, 0) :] for path in self._outputs()]  # of this call
             self.close()
-            pytest.fail("\n".join([*errors, *told]))
+            pytest.fail("\n".join([*errors, *output]))
         return [results[rank][1] for rank in range(self.world)]
 
     def _outputs(self) -> list[Path]:

@@ -205,9 +205,9 @@ def crash(folder: Path, node: str) -> None:
 
 
 def stop(folder: Path) -> None:
-    """Stops the cluster, jobs first, so that no step outlives its node."""
+    """Stops the cluster, jobs first, so that no step outlives its node, and removes its folder; no other folder."""
     conf = folder / "slurm.conf"
-    if not conf.is_file():  # no cluster: what an empty variable of a shell names is the current folder
+    if not conf.is_file():  # an empty word of a shell is the current folder
         return
     if _pid(folder / "slurmctld.pid") is not None:
         _client(conf, "scancel", "--user=root")

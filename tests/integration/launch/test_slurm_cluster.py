@@ -39,6 +39,12 @@ def test_a_second_start_reuses_the_cluster_and_stop_leaves_nothing(slurm: Path, 
     assert not [pid for pid in pids.values() if str(folder) in _command(int(pid))]
 
 
+def test_stop_removes_no_folder_without_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    slurm_cluster.stop(tmp_path)
+    assert (tmp_path / "file").is_file()
+
+
 def _command(pid: int) -> str:
     path = Path(f"/proc/{pid}/cmdline")
     return path.read_text() if path.exists() else ""

@@ -130,10 +130,8 @@ def test_gradients_of_micro_batches_are_unchanged(tmp_path: Path) -> None:
     for policy in ("none", "2", "tower"):
         chosen = (f"model.image.checkpointing={policy}", f"model.text.checkpointing={policy}")
         trainer = Trainer(small(tmp_path / policy, "precision=fp64", "checkpoint=none", *VARIANTS["dropout"], *chosen))
-        learner, batch = (
-            trainer.learner,
-            replace(next(iter(trainer._batches())), packing=()),
-        )  # packed for one micro-batch
+        learner = trainer.learner
+        batch = replace(next(iter(trainer._batches())), packing=())  # which is for one micro-batch
         torch.manual_seed(4)
         forward_backward(learner.model, learner.objective, batch, 2, trainer.comm, learner.precision)
         trainer.close()
