@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -9,19 +10,23 @@ import signal
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 # Set before torch is imported: tests run in parallel, and bit-for-bit comparisons need one order of summation.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from helpers.browser import browser  # noqa: F401  # fixture
 from helpers.hub_server import hub  # noqa: F401  # fixture
-from helpers.ranks import two_ranks  # noqa: F401  # fixture
 from helpers.s3_server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from clipx.config import plugins
+
+if TYPE_CHECKING:
+    from helpers.inputs import Inputs
+    from helpers.ranks import Ranks
 
 _MARKERS = {"slurm_conf": "slurm", "endpoint": "s3"}  # of tests that use a fixture
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
@@ -60,6 +65,23 @@ def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("CLIPX_CACHE", str(root / "clipx-cache"))
         patch.setenv("TRACKIO_DIR", str(tmp_path_factory.mktemp("trackio")))  # read once, when trackio is imported
         yield
+
+
+@pytest.fixture(scope="session")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two ranks for all tests of this process. The first call starts them."""
+    from helpers.ranks import Ranks
+
+    with contextlib.closing(Ranks(2, tmp_path_factory.mktemp("ranks"))) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    """Runs, weights and data by name. The first use of a name makes it."""
+    from helpers.inputs import Inputs
+
+    return Inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(autouse=True)

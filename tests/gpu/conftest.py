@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers.savers import gate  # noqa: F401  # fixture
 
 
 @pytest.fixture(scope="session")

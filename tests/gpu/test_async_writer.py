@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from os import write
 from pathlib import Path
 
 import pytest
@@ -15,20 +13,6 @@ from helpers.savers import load_tensors, make_writer
 from clipx.distributed.comm import Comm
 
 pytestmark = [pytest.mark.gpu, needs_cuda]
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Closed, it holds up whatever writes a file."""
-    gate = threading.Event()
-
-    def held(fd: int, data: memoryview) -> int:
-        if threading.current_thread() is not threading.main_thread():
-            assert gate.wait(600)
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", held)
-    return gate
 
 
 def test_a_save_from_a_gpu_holds_the_values_at_the_call(tmp_path: Path, gate: threading.Event) -> None:

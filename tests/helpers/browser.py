@@ -7,13 +7,24 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from helpers import debian
 from helpers.waiting import wait_until
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for the tests of a module. Fails if a page had an error."""
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+        assert found.errors == []
 
 
 class Browser:

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[1]
-# A Trainer.fit of the test's process; a torchrun of several ranks, of forks or real; processes forked from a server
-# that has imported torch, ranks included; interpreters that import torch themselves.
+# A Trainer.fit of the test's process; a start of several ranks, by torchrun or as forks; processes forked from a server
+# that has imported torch, but for ranks that stay; interpreters that import torch themselves.
 COLUMNS = ("CPU s", "tests", "Trainer.fit", "torchrun", "forks", "interpreters")
 _START, _END = "<!-- costs: written by helpers.costs -->\n", "<!-- end of costs -->"
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -47,7 +47,7 @@ class Costs:
 
     def __init__(self, path: Path, is_worker: bool) -> None:
         from clipx.trainer.trainer import Trainer
-        from helpers import forks, runs
+        from helpers import forks, ranks, runs
 
         self.path, self.is_worker = path, is_worker
         self.files: dict[str, Counter[str]] = {}
@@ -55,6 +55,7 @@ class Costs:
         self._before = self._now()
         self._count_calls(Trainer, "fit", "Trainer.fit")
         self._count_calls(runs, "torchrun", "torchrun")  # test modules import it later
+        self._count_calls(ranks.Ranks, "_start", "torchrun")
         self._count_calls(forks.Fork, "__init__", "forks")
         sys.addaudithook(self._count_interpreters)
 

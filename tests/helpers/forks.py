@@ -135,13 +135,23 @@ def _first_failure(forks: Sequence[Fork], words: Sequence[str], deadline: float)
     return code
 
 
-def _become(words: list[str], env: dict[str, str], folder: str, out: Path, err: Path) -> None:
+def settle(out: Path, err: Path) -> None:
+    """Sends the output of this fork to files, and resets the start method of its children to the default."""
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), number)
+    multiprocessing.set_start_method(None, force=True)
+
+
+def move(env: Mapping[str, str], folder: str) -> None:
+    """Continues with another environment, in another folder."""
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    multiprocessing.set_start_method(None, force=True)  # resets the start method of its children to the default
+
+
+def _become(words: list[str], env: dict[str, str], folder: str, out: Path, err: Path) -> None:
+    settle(out, err)
+    move(env, folder)
     sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
     if words[:2] == ["-m", "clipx.bench"]:
         fork_measuring_processes(pytest.MonkeyPatch())

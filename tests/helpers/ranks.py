@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,6 @@ from helpers.processes import free_ports
 from helpers.runs import rank_environment
 
 _PATIENCE = 60  # seconds for the other ranks after one has failed: they may wait for it
-
-
-@pytest.fixture(scope="session")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Two ranks for all tests of this process. The first call starts them."""
-    with contextlib.closing(Ranks(2, tmp_path_factory.mktemp("ranks"))) as ranks:
-        yield ranks
 
 
 class Ranks:
@@ -97,18 +89,13 @@ class Ranks:
 
 
 def _serve(connection: Connection, output: Path) -> None:
-    file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    for number in (1, 2):
-        os.dup2(file, number)
-    multiprocessing.set_start_method(None, force=True)  # as in forks
+    forks.settle(output, output)
     while True:
         try:
             function, args, env, folder = connection.recv()
         except EOFError:
             os._exit(0)
-        os.environ.clear()
-        os.environ.update(env)
-        os.chdir(folder)
+        forks.move(env, folder)
         try:
             answer = "done", function(*args)
         except BaseException:

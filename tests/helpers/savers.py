@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -17,6 +19,23 @@ from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.distributed.comm import Comm
 from helpers.forks import CONTEXT, start_server
+
+write = os.write
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Blocks all writes of background threads until it is set."""
+    gate = threading.Event()
+
+    def held(fd: int, data: memoryview) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            assert gate.wait(600)
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", held)
+    return gate
+
 
 SINGLE_RANK = Comm(0, 1, 0, torch.device("cpu"))
 

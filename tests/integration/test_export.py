@@ -25,7 +25,7 @@ from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_module, select_prefix
 from clipx.data.shapes import SHAPES
 from clipx.data.transform import decode, eval_transform
-from clipx.errors import CheckpointError, ClipxError
+from clipx.errors import CheckpointError
 from clipx.export import export
 from clipx.model.clip import CLIP
 from clipx.model.tower_spec import Interpolation
@@ -35,7 +35,6 @@ from clipx.weights.export import atomic_output
 from clipx.weights.load import load_weights
 
 CPU = torch.device("cpu")
-EXPORT = (sys.executable, "-m", "clipx.export")
 TEXTS = [
     "a photo of a cat",
     "two green stars, dotted; on a brown background",
@@ -98,9 +97,10 @@ def pixels(
 @pytest.mark.parametrize(("name", "which"), [("vit", "average"), ("tiny", "model")])
 @torch.inference_mode()
 def test_open_clip_loads_an_export_with_equal_embeddings(
-    runs: dict[str, Path], tmp_path: Path, name: str, which: str
+    runs: dict[str, Path], tmp_path: Path, name: str, which: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = run(*EXPORT, f"run={runs[name]}", f"out={tmp_path}/out", "format=open_clip").stdout
+    exported(runs[name], tmp_path / "out", "format=open_clip")
+    said = capsys.readouterr().out
     assert f'open_clip.create_model_and_transforms("local-dir:{tmp_path}/out")' in said
     assert ("the moving average of its weights" in said) == (which == "average")
     theirs, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}/out")
@@ -222,45 +222,7 @@ def test_transformers_loads_an_export_with_equal_embeddings(runs: dict[str, Path
     )
 
 
-# ------------------------------------------------------------------------------------------ clipx's file format
-
-
-def test_clipx_loads_its_exported_file(runs: dict[str, Path], tmp_path: Path) -> None:
-    exported(runs["tiny"], tmp_path / "model.safetensors", "format=safetensors")
-    found, whole = load_weights(str(tmp_path / "model.safetensors")), load_weights(str(runs["tiny"]))
-    assert found.spec == whole.spec
-    assert found.log_scale == whole.log_scale
-    assert found.bias is not None and found.bias != -10
-    assert found.model.keys() == whole.model.keys()
-    assert all(torch.equal(found.model[name], whole.model[name]) for name in whole.model)
-
-
 # ----------------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("tiny", ["format=hf"], "format=hf supports only ViTs in CLIP's form with CLIP's tokenizer, but the image tower of model tiny is timm's test_resnet: choose format=open_clip"),
-        ("tiny", ["format=open_clip", "weights=average"], "weights=average: run={run} has no average (optimizer.ema_decay=null): choose weights=trained"),
-        ("vit", ["format=open_clip_checkpoint", "out={tmp}/e.pt", "weights=average"], "weights=average has no optimizer moments, which format=open_clip_checkpoint needs: choose weights=trained"),
-        ("vit", ["format=safetensors"], "out={tmp}/out must be a file name with format=safetensors: give one that ends in .safetensors"),
-        ("vit", ["format=onnx"], "format=onnx: Invalid value 'onnx', expected one of [open_clip, hf, safetensors, open_clip_checkpoint]"),
-        ("vit", ["format=open_clip", "out={run}"], "out={run} exists already: give another name, or remove it"),
-        ("vit", ["format=open_clip", "step=3"], "step-00000003 cannot be used: it does not exist; available steps: 4, 2"),
-        ("vit", ["format=open_clip", "out={run}/config.yaml/out"], "out={run}/config.yaml/out cannot be written (File exists): give another path"),
-    ],
-)  # fmt: skip
-def test_models_that_cannot_be_exported_raise_a_one_line_error_and_leave_no_file(
-    runs: dict[str, Path], tmp_path: Path, name: str, arguments: list[str], message: str
-) -> None:
-    places = {"run": runs[name], "tmp": tmp_path}
-    given = [word.format(**places) for word in arguments]
-    out = [] if any(word.startswith("out=") for word in given) else [f"out={tmp_path}/out"]
-    with pytest.raises(ClipxError) as raised:
-        export(compose(f"run={runs[name]}", *given, *out, config_name="export"))  # type: ignore[arg-type]
-    assert message.format(**places) in str(raised.value)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_failed_export_leaves_no_incomplete_folder(tmp_path: Path) -> None:
@@ -273,12 +235,6 @@ def test_a_failed_export_leaves_no_incomplete_folder(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="half"):
         fail()
     assert not list(tmp_path.iterdir())
-
-
-def test_the_export_command_prints_a_one_line_error(runs: dict[str, Path], tmp_path: Path) -> None:
-    done = run(*EXPORT, f"run={runs['tiny']}", f"out={tmp_path}/out", "format=hf", check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert done.stderr.startswith("error: format=hf supports only ViTs in CLIP's form with CLIP's tokenizer")
 
 
 def test_an_existing_empty_folder_is_accepted(runs: dict[str, Path], tmp_path: Path) -> None:

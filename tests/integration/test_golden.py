@@ -91,12 +91,6 @@ def test_a_missing_metric_and_a_missing_row_are_differences(tmp_path: Path) -> N
     assert found(base, now)[1:] == ["step (metrics.jsonl:2): 5 in BASE, now missing"]
 
 
-def test_another_newest_step_is_a_difference(tmp_path: Path) -> None:
-    base, now = written(tmp_path / "a"), written(tmp_path / "b")
-    shutil.copytree(now / "checkpoints/step-00000004", now / "checkpoints/step-00000006")
-    assert found(base, now) == ["name (newest checkpoint): step-00000004 in BASE, now step-00000006"]
-
-
 def test_renamed_names_are_compared_under_their_present_names(tmp_path: Path) -> None:
     base = written(tmp_path / "a", {"model/w": torch.ones(2)}, {"train/l": 1, "train/elapsed": 2})
     now = written(tmp_path / "b", {"model/weight": torch.ones(2)}, {"train/loss": 1, "train/seconds": 3})

@@ -250,27 +250,6 @@ def saved(runs: dict[str, Exported], tmp_path: Path) -> Path:
     return Path(shutil.copy(runs["vit"].checkpoint, tmp_path / "epoch_2.pt"))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["optimizer=lion"], "resume={saved} has AdamW's moments, which optimizer=lion cannot use: choose optimizer=adamw, or load the weights alone with model.weights={saved}"),
-        (["objective=sogclr"], "objective=sogclr needs per-sample state, which resume={saved} does not contain: choose objective=infonce, or load the weights alone with model.weights={saved}"),
-        (["objective=siglip"], "only one of {saved} and this objective learns bias: choose objective=infonce for a checkpoint of CLIP's loss, objective=siglip for a checkpoint with logit_bias"),
-        (["duration=4st"], "resume={saved} is of epoch 2, 128 samples in this run, but duration=4st is 128: train longer"),
-        (["model.weights=x"], "model.weights=x has no effect with resume={saved}, which contains weights: remove one of them"),
-        (["model.text.layers=1"], "{saved} do not fit model tiny: missing nothing; unexpected transformer.resblocks.1.attn.in_proj_bias"),
-        (["model.text.context_length=24"], "different shape text.positional_embedding [20, 16] against [24, 16]"),
-    ],
-)  # fmt: skip
-def test_runs_that_cannot_resume_from_open_clip_are_rejected_with_the_reason(
-    tmp_path: Path, saved: Path, options: list[str], message: str
-) -> None:
-    with pytest.raises(ClipxError) as raised:
-        Trainer(small(tmp_path / "run", *OPTIONS["vit"], f"resume={saved}", *options))
-    assert message.format(saved=saved) in str(raised.value)
-    assert not (tmp_path / "run" / "config.yaml").exists()
-
-
 def changed(saved: Path, **values: Any) -> None:
     torch.save({**torch.load(saved, weights_only=True), **values}, saved)
 

@@ -6,23 +6,26 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import SCRIPTS
 from helpers.cases import slow_except
-from helpers.objective_cases import AVERAGES, POSITIVES, VARIANTS, positive_specs, specs
+from helpers.objective_cases import AVERAGES, POSITIVES, VARIANTS, positive_specs, read, specs
+from helpers.objective_grid import COUNTED, Collectives
+from helpers.objective_grid import main as objective_grid
 from helpers.ranks import Ranks
 from helpers.runs import SMALL, VIT, compose, losses, small, torchrun
-from helpers.scripts.objective_grid import COUNTED, Collectives
-from helpers.scripts.objective_grid import main as objective_grid
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
+from clipx.checkpoint.state import optimizer_tensors
+from clipx.errors import ClipxError
 from clipx.evaluate import evaluate
 from clipx.trainer.trainer import Trainer
 
@@ -104,42 +107,56 @@ def test_the_number_of_collectives_does_not_depend_on_micro_batches(grid: Callab
         assert one["all_gather"] <= most.get(variant, 4)
 
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, object]], str]:
-    """Runs `fail_on_one_rank.py`. Returns the result of each rank, and stderr of all."""
-    folder = tmp_path_factory.mktemp("failures")
-    done = torchrun(2, str(SCRIPTS / "fail_on_one_rank.py"), str(folder), check=False)
-    assert done.returncode != 0
-    assert (folder / "1.json").is_file(), done.stderr
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)], done.stderr
+V3 = (*VIT, "precision=fp64", "checkpoint=none", "objective=fastclip_v3", "objective.rho=2")
 
 
-def test_nonfinite_embeddings_on_one_rank_end_all_ranks_without_changes(
-    failures: tuple[list[dict[str, object]], str],
-) -> None:
+def state(trainer: Trainer) -> dict[str, torch.Tensor]:
+    learner = trainer.learner
+    found = {f"model.{name}": x for name, x in learner.model.state_dict().items()}
+    found |= {f"objective.{name}": x for name, x in learner.objective.state_dict().items()}
+    found |= optimizer_tensors(learner.optimizer) | {"table": read(learner.objective, 256)}
+    return {name: x.clone().nan_to_num(-1) for name, x in found.items()}
+
+
+def error_of(call: Callable[..., object], *args: object) -> str:
+    with pytest.raises(ClipxError) as caught:
+        call(*args)
+    return str(caught.value)
+
+
+def step_with_nan(run_dir: Path) -> tuple[str, int, list[str]]:
+    """Returns the error when rank 1 alone has an image that is not finite, the samples seen, and what has changed."""
+    trainer = Trainer(small(run_dir, *V3))
+    batches = iter(trainer._batches())
+    trainer.step(next(batches))
+    batch = next(batches)
+    pixels = batch.image.double() / 255
+    if trainer.comm.rank == 1:
+        pixels[3] = torch.nan
+    before = state(trainer)
+    trainer.step(replace(batch, image=pixels))
+    told, after = error_of(trainer.learner.settle), state(trainer)
+    trainer.close()
+    return told, trainer.samples_seen, [name for name, x in before.items() if not torch.equal(x, after[name])]
+
+
+def test_nonfinite_embeddings_on_one_rank_end_all_ranks_without_changes(two_ranks: Ranks, tmp_path: Path) -> None:
     """Table, temperature, weights and optimizer state are those of the previous step, also on the other rank."""
-    for rank in failures[0]:
-        assert str(rank["not finite"]).startswith(
-            "the embeddings of rank 1 are not finite at step 1: lower optimizer.lr"
-        )
-        assert rank["samples seen"] == 64
-        assert rank["changed"] == []
+    for told, samples, changed in two_ranks.call(step_with_nan, tmp_path / "run"):
+        assert told.startswith("the embeddings of rank 1 are not finite at step 1: lower optimizer.lr")
+        assert (samples, changed) == (64, [])
 
 
-def test_indivisible_micro_batches_are_rejected_with_the_nearest_valid_sizes(
-    failures: tuple[list[dict[str, object]], str],
-) -> None:
-    for rank in failures[0]:
-        assert rank["not divisible"] == "data.batch_size=12 is not divisible by 2 ranks x 4 micro-batches: use 8 or 16"
+def refused_to_start(run_dir: Path, *words: str) -> str:
+    """Returns the error of a trainer. The ranks have different seeds."""
+    return error_of(Trainer, small(run_dir, *VIT, "checkpoint=none", f"seed={os.environ['RANK']}", *words))
 
 
-def test_ranks_with_different_options_do_not_train(failures: tuple[list[dict[str, object]], str]) -> None:
-    for rank in failures[0]:
-        assert re.match(r"rank [01] .* has seed=[01], .* [01]: start all ranks with the same", str(rank["different"]))
-
-
-def test_a_sample_number_out_of_range_on_one_rank_ends_the_run(failures: tuple[list[dict[str, object]], str]) -> None:
-    assert re.search(r"the sample index \d+ is out of .*\b256\b", failures[1])
+def test_batches_and_options_that_ranks_cannot_share_are_refused_on_all(two_ranks: Ranks, tmp_path: Path) -> None:
+    for told in two_ranks.call(refused_to_start, tmp_path, "data.batch_size=12", "data.micro_batches=4"):
+        assert told == "data.batch_size=12 is not divisible by 2 ranks x 4 micro-batches: use 8 or 16"
+    for told in two_ranks.call(refused_to_start, tmp_path):
+        assert re.match(r"rank [01] .* has seed=[01], .* [01]: start all ranks with the same", told)
 
 
 @pytest.fixture(scope="module")
@@ -199,12 +216,6 @@ def test_ranks_agree_to_evaluate_the_checkpoint_before_a_damaged_one(
     two_ranks.call(evaluated, tmp_path, run_dir, "evaluator=[retrieval]")
     assert (tmp_path / "evaluation-shapes-step-4.json").is_file()
     assert (run_dir / "checkpoints" / "step-00000009.corrupt").is_dir()
-
-
-def test_an_indivisible_batch_size_is_rejected(tmp_path: Path) -> None:
-    done = torchrun(2, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/x", "data.batch_size=33", check=False)
-    assert done.returncode != 0
-    assert "data.batch_size=33 is not divisible by 2 ranks: use 32 or 34" in done.stderr
 
 
 def test_an_error_of_rank_0_is_reported_by_every_rank(tmp_path: Path) -> None:

@@ -1,12 +1,10 @@
-"""Options, commands and files that the README and the pages of its tables mention exist and compose."""
+"""Options and files that the README and the pages of its tables mention exist. `test_docs_commands.py` composes their commands."""
 
 from __future__ import annotations
 
 import importlib
 import re
-import shlex
 
-import helpers.runs
 import pytest
 from helpers import ROOT
 
@@ -25,28 +23,6 @@ def test_every_option_in_the_pages_exists() -> None:
     assert len(named) > 20
     for group, option in named:
         assert (CONF_DIR / group / f"{option}.yaml").is_file(), f"{group}={option}"
-
-
-def test_every_training_command_in_the_pages_composes() -> None:
-    commands = re.findall(r"-m clipx\.train (?!--)([^`\n]*?)(?: #.*|`.*)?$", TEXT, re.MULTILINE)
-    assert len(commands) > 10
-    for command in commands:
-        words = [word for word in shlex.split(command) if "=" in word and "…" not in word]
-        points = [word.split(",")[0] if command.startswith("-m ") and "[" not in word else word for word in words]
-        compose(*points)
-
-
-def test_every_command_on_stored_features_composes() -> None:
-    section = (
-        (ROOT / "docs/guides/finetuning.md").read_text().split("## Train a text tower on stored image features")[1]
-    )
-    text = section.split("\n## ")[0].replace("\\\n", " ").replace("'", "")
-    commands = re.findall(r"^python -m clipx\.([\w.]+) (.*)$", text, re.MULTILINE)
-    assert [name for name, _ in commands] == ["embed", "embed", "train", "data.vocabulary", "train"]
-    for name, words in commands:
-        importlib.import_module(f"clipx.{name}")  # registers its options
-        spec = helpers.runs.compose(*words.split(), config_name=name.rpartition(".")[2])
-        assert name != "train" or spec.model.image.features == 96
 
 
 @pytest.mark.parametrize("path", re.findall(r"`(clipx/[\w/]+\.py|conf/[\w/]+\.yaml|tests/[\w/]+\.py)`", TEXT))

@@ -31,13 +31,6 @@ PLOT = "figure.chart svg.plot"
 TICKS = f"{PLOT} > text.tick"
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
-    with Browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-        assert found.errors == []
-
-
 def test_curves_of_a_run(browser: Browser, tmp_path: Path) -> None:
     write_report(tmp_path, RunRecord(name="run", rows=ROWS, final={}, config="", events=EVENTS))
     browser.open(tmp_path / "report.html")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.cases import slow_except
+from helpers.ranks import Ranks
 from helpers.runs import VIT, small, tensors, untimed_rows
 
+from clipx.checkpoint.format import CheckpointDir
 from clipx.trainer.trainer import Trainer
 
 STEPS = 5
@@ -36,10 +39,35 @@ def test_a_run_with_loader_workers_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert differences(tmp_path, "data.workers=2", steps=range(3, 5)) == []
 
 
+@pytest.mark.parametrize("objective", slow_except(["fastclip_v3", "isogclr"], "fastclip_v3"))
+def test_a_run_resumes_on_another_number_of_ranks(objective: str, two_ranks: Ranks, tmp_path: Path) -> None:
+    """A step each on 2 and 3 ranks, and three on one, equal five on one: rows, weights and every sample's state."""
+    words = (*FIVE, f"objective={objective}", "objective.rho=2", "precision=fp64")
+    words = (*(word for word in words if "drop_rate" not in word), "data.micro_batches=1")
+    train(straight := tmp_path / "straight", *words)
+    two_ranks.call(train, elastic := tmp_path / "elastic", *words)
+    with contextlib.closing(Ranks(3, tmp_path)) as three:
+        three.call(train, elastic, *words, "resume=step:1")
+    train(elastic, *words, "resume=step:2")
+    expected, found = tensors(straight, STEPS), tensors(elastic, STEPS)
+    saved = CheckpointDir(elastic / "checkpoints", print).load(STEPS)
+    assert saved is not None and saved.sharded_names(), "the checkpoint has no rows of samples"
+    for name in (name for name in expected if not name.startswith("rng")):
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=0, atol=1e-7, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
+    for own, other in zip(untimed_rows(elastic), untimed_rows(straight), strict=True):
+        assert own == pytest.approx(other, rel=1e-9, abs=1e-9)
+
+
+def train(run_dir: Path, *words: str) -> None:
+    Trainer(small(run_dir, *words)).fit()
+
+
 def differences(folder: Path, *overrides: str, steps: range = range(1, STEPS)) -> list[str]:
     """Returns by step the differences from the run that never stopped."""
     straight = folder / "straight"
-    Trainer(small(straight, *FIVE, *overrides)).fit()
+    train(straight, *FIVE, *overrides)
     expected, expected_rows = tensors(straight, STEPS), untimed_rows(straight)
     found = []
     for step in steps:

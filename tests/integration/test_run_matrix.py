@@ -15,11 +15,12 @@ from string import Template
 import pytest
 import torch
 from helpers.cases import slow_except
-from helpers.matrix_inputs import DATA, Inputs
+from helpers.inputs import DATA, Inputs
 from helpers.ranks import Ranks
 from helpers.runs import SMALL, VIT, compose, tensors, untimed_rows
 
 from clipx.export import export
+from clipx.trainer.spec import RunSpec
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights
 
@@ -41,7 +42,7 @@ SHAPES, IMAGE = " ".join(DATA), " ".join(VIT[:2])
 
 @dataclass(frozen=True)
 class Row:
-    """One feature. `words` may name values of `helpers.matrix_inputs` by $name."""
+    """One feature. `words` may name values of `helpers.inputs` by $name."""
 
     proves: str
     words: str = ""
@@ -230,13 +231,12 @@ ROWS = {
 }
 
 
-@pytest.fixture(scope="session")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
-    return Inputs(tmp_path_factory.mktemp("inputs"))
+def spec(run_dir: Path, *words: str) -> RunSpec:
+    return compose(*RUN, *words, f"run_dir={run_dir}", f"name={run_dir.name}")
 
 
-def train(run_dir: Path, words: list[str]) -> None:
-    Trainer(compose(*RUN, *words, f"run_dir={run_dir}", f"name={run_dir.name}")).fit()
+def train(spec: RunSpec) -> None:
+    Trainer(spec).fit()
 
 
 @pytest.mark.parametrize("name", slow_except(ROWS, *(name for name, row in ROWS.items() if not row.slow)))
@@ -245,16 +245,16 @@ def test_row(name: str, two_ranks: Ranks, inputs: Inputs, tmp_path: Path) -> Non
     words = [Template(word).substitute(inputs) for word in f"{row.base} {row.words}".split()]
     spread = [*words, "data.micro_batches=2", *row.on_ranks.split()]
     alone, ranks, again = (tmp_path / run for run in ("alone", "ranks", "again"))
-    two_ranks.call(train, ranks, spread)
+    two_ranks.call(train, spec(ranks, *spread))
     found = tensors(ranks, STEPS)
     if row.same:
-        train(alone, words)
+        train(spec(alone, *words))
         _assert_close(found, tensors(alone, STEPS), row.proves)
         for own, other in zip(untimed_rows(ranks), untimed_rows(alone), strict=True):
             assert own == pytest.approx(other, rel=1e-9, abs=1e-9), f"two ranks: {row.proves}"
 
     shutil.copytree(ranks, again)
-    two_ranks.call(train, again, [*spread, "resume=step:2"])
+    two_ranks.call(train, spec(again, *spread, "resume=step:2"))
     resumed = tensors(again, STEPS)
     assert resumed.keys() == found.keys()
     different = [key for key, value in found.items() if not torch.equal(resumed[key].nan_to_num(), value.nan_to_num())]
@@ -263,10 +263,13 @@ def test_row(name: str, two_ranks: Ranks, inputs: Inputs, tmp_path: Path) -> Non
 
     out = tmp_path / "out.safetensors"
     export(compose(f"run={ranks}", f"out={out}", "format=safetensors", config_name="export"))  # type: ignore[arg-type]
-    exported = load_weights(str(out)).model
-    for key, tensor in load_weights(str(ranks)).model.items():
-        assert torch.equal(exported.pop(key), tensor), f"exported {key}: {row.proves}"
-    assert not exported
+    exported, whole = load_weights(str(out)), load_weights(str(ranks))
+    assert exported.model.keys() == whole.model.keys()
+    different = [key for key, value in whole.model.items() if not torch.equal(exported.model[key], value)]
+    assert different == [], f"exported: {row.proves}"
+    assert exported.bias == whole.bias, f"exported: {row.proves}"
+    if whole.log_scale is not None:  # this run learns one
+        assert exported.log_scale == whole.log_scale, f"exported: {row.proves}"
 
 
 def _assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], proves: str) -> None:

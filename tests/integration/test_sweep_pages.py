@@ -37,13 +37,6 @@ def grid() -> list[SweepRun]:
     return [*found, run("8", None, "failed", objective="dcl", optimizer_lr="1e30", seed="0")]
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Browser:
-    with Browser(tmp_path_factory.mktemp("profile")) as found:
-        yield found
-        assert found.errors == []
-
-
 def show(browser: Browser, folder: Path, runs: list[SweepRun], width: int = 1300) -> None:
     page = SweepReport("sweep", ["train -m"], runs, Metric((TOP1,))).page()
     (folder / "page.html").write_text(page, encoding="utf-8")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import open_clip  # type: ignore[import-untyped]
 import pytest
 import torch
 from helpers.hf_models import save_config, save_tokenizer
-from helpers.runs import VIT, compose, run, small
+from helpers.runs import VIT, compose, small
 
+from clipx.export import export
 from clipx.plan.dry import DryRun
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_model, load_weights
@@ -21,30 +21,16 @@ MODERN = (
     *("model/text=modern_512", "model.text.width=16", "model.text.heads=2", "model.text.layers=2"),
     *("model.text.causal=false", "model.text.pool=map"),
 )
-TOWERS = ("xlm-roberta", "qwen3", "mt5", "modern")
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+def options(name: str, folder: Path) -> tuple[str, ...]:
+    """Returns the overrides for a text tower of transformers."""
+    save_tokenizer(folder)
+    return (*VIT[:2], *HF, f"model.text.source={save_config(folder, name)}")
 
 
-def options(name: str, place: Path, dropout: bool = False) -> tuple[str, ...]:
-    """Returns the overrides for a text tower."""
-    image = VIT[:2]
-    if name == "modern":
-        return (*image, *MODERN)
-    folder = place / name
-    if not folder.is_dir():
-        save_config(folder, name)
-        save_tokenizer(folder)
-    words = {"mt5": ("model.text.packed=false", "model.text.options={dropout_rate:0.0}"), "xlm-roberta": (NO_DROPOUT,)}
-    of_tower = ("model.text.pool=end",) if name == "qwen3" else words[name]
-    return (*image, *HF, f"model.text.source={folder}", *(of_tower if not dropout else of_tower[:-1]))
-
-
-def test_the_weights_of_a_run_start_another(place: Path, tmp_path: Path) -> None:
-    overrides = options("xlm-roberta", place)
+def test_the_weights_of_a_run_start_another(tmp_path: Path) -> None:
+    overrides = options("xlm-roberta", tmp_path)
     Trainer(small(tmp_path / "first", *overrides)).fit()
     weights = load_weights(str(tmp_path / "first"))
     again = Trainer(small(tmp_path / "second", *overrides, f"model.weights={tmp_path / 'first'}", "model.text.lock=1"))
@@ -61,7 +47,7 @@ def test_open_clip_loads_an_export_with_its_tokenizer(tmp_path: Path) -> None:
     words = ("model.text.pool=cls", "model.text.projection=mlp", "model.text.clean=whitespace")
     Trainer(small(tmp_path / "run", *VIT[:2], *HF, f"model.text.source={source}", *words)).fit()
     out = tmp_path / "out"
-    run(sys.executable, "-m", "clipx.export", f"run={tmp_path / 'run'}", "format=open_clip", f"out={out}")
+    export(compose(f"run={tmp_path / 'run'}", "format=open_clip", f"out={out}", config_name="export"))  # type: ignore[arg-type]
     theirs, *_ = open_clip.create_model_and_transforms(f"local-dir:{out}")
     texts = ["a photo of a large red star", "", "the blue circle"]
     weights, spec, ours = load_model(str(out), "run", torch.device("cpu"), torch.float32)
@@ -76,9 +62,10 @@ def test_open_clip_loads_an_export_with_its_tokenizer(tmp_path: Path) -> None:
     assert all(torch.equal(weights.model[key], of_run.model[key]) for key in of_run.model)
 
 
-@pytest.mark.parametrize("name", TOWERS)
-def test_the_plan_counts_shortened_towers_as_whole_ones(name: str, place: Path) -> None:
-    spec = compose("model=tiny", *options(name, place)).model
+@pytest.mark.parametrize("name", ["xlm-roberta", "qwen3", "mt5", "modern"])
+def test_the_plan_counts_shortened_towers_as_whole_ones(name: str, tmp_path: Path) -> None:
+    words = (*VIT[:2], *MODERN) if name == "modern" else options(name, tmp_path)
+    spec = compose("model=tiny", *words, *(["model.text.packed=false"] if name == "mt5" else [])).model
     precision = compose().precision.build(torch.device("cpu"))
     short, whole = (DryRun(spec, precision, every_block=every) for every in (False, True))
     tokens = 9 if spec.text.packed else spec.text.context_length

@@ -14,9 +14,9 @@ from helpers import objective_reference
 from helpers.largest_result import LargestResult
 from helpers.objective_cases import ONE, assert_same, features, spec
 from helpers.objective_cases import score_taught as score
+from helpers.objective_grid import assert_same_on_ranks
 from helpers.ranks import Ranks
 from helpers.runs import compose
-from helpers.scripts.objective_grid import assert_same_on_ranks
 from open_clip.loss import DistillClipLoss
 from torch import Tensor
 

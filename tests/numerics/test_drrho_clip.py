@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from helpers import objective_reference as reference
 from helpers.objective_cases import ONE, assert_same, build, features, gamma, read, spec
 from helpers.objective_cases import score_taught as score
+from helpers.objective_grid import assert_same_on_ranks
 from helpers.ranks import Ranks
 from helpers.runs import compose
-from helpers.scripts.objective_grid import assert_same_on_ranks
 from torch import Tensor
 
 from clipx.config.duration import Length

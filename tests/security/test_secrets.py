@@ -83,11 +83,6 @@ def test_a_key_from_the_environment_is_rejected_as_a_value(key: str, monkeypatch
     assert KEYS["WANDB_API_KEY"] not in str(raised.value)
 
 
-def test_an_interpolation_that_would_be_resolved_at_resume_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"name=\$\{oc.env:HOME\} contains \$\{, which cannot be saved"):
-        compose(r"name='\${oc.env:HOME}'")
-
-
 # ---------------------------------------------------------------------------------------------- secrets in a URL
 
 

@@ -12,18 +12,7 @@ ROOT = CONF_DIR.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 PLACES = ("clipx/**/*.py", "launch/**/*", "conf/**/*.yaml", "docs/**/*.md", "*.md")
 # Names of threads, and of jobs in Hydra's logs.
-OTHERS = {
-    "clipx-cache",
-    "clipx-read",
-    "clipx-uploader",
-    "clipx-bench",
-    "clipx-index",
-    "clipx-look",
-    "clipx-prepare",
-    "clipx-score",
-    "clipx-select",
-    "clipx-vocabulary",
-}
+OTHERS = {f"clipx-{name}" for name in "cache read uploader bench index look prepare score select vocabulary".split()}
 
 
 def test_commands_that_are_named_exist() -> None:

@@ -6,6 +6,7 @@ A row is what a user types, and what the error must say. See `Row`, and tests/RE
 from __future__ import annotations
 
 import importlib
+import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from types import ModuleType
 import pytest
 import torch
 import yaml
+from helpers.inputs import Inputs
 from helpers.runs import SMALL, VIT, compose
 
 from clipx import errors
@@ -32,7 +34,8 @@ class Row:
     last word. `says`: what the message contains; several parts are in this order. A part that ends with ⏎ ends the
     message. `files`: text of files in the current folder; those under conf/ are composed by --config-dir=conf. `when`
     the error is raised: `composed`, `opened` (the data), `built` (the model), `started` (the trainer of a small run),
-    `run` (by the command, which prints it). `error`: its class.
+    `run` (by the command, which prints it). `error`: its class. `$name` in words and parts is a start of runs that
+    `helpers.inputs` makes.
     """
 
     typed: str | list[str]
@@ -50,6 +53,10 @@ class Row:
 
     def parts(self) -> list[str]:
         return [self.says] if isinstance(self.says, str) else self.says
+
+
+def filled(text: str, inputs: Inputs) -> str:
+    return re.sub(r"\$(\w+)", lambda name: inputs[name[1]], text)
 
 
 @cache
@@ -71,6 +78,7 @@ def message(row: Row, line: str, capsys: pytest.CaptureFixture[str], monkeypatch
     if row.when == "run":
         entry = command_of(row).main
         monkeypatch.setattr("sys.argv", [f"clipx-{row.command}", *words])
+        capsys.readouterr()
         try:
             entry()
         except SystemExit as end:
@@ -86,7 +94,8 @@ def message(row: Row, line: str, capsys: pytest.CaptureFixture[str], monkeypatch
 
 def _go_on(row: Row, words: list[str]) -> None:
     """Composes the configuration, then opens, builds or starts what `when` names."""
-    small = (*SMALL, *VIT, "run_dir=run", "name=run") if row.when == "started" else ()
+    towers = VIT[:2] if any(word.startswith("model/text=") for word in words) else VIT
+    small = (*SMALL, *towers, "run_dir=run", "name=run") if row.when == "started" else ()
     command_of(row)
     name = row.command.rpartition(".")[2]
     spec = compose(*small, *words, config_name=name, config_dir="conf" if Path("conf").is_dir() else None)
@@ -100,7 +109,7 @@ def _go_on(row: Row, words: list[str]) -> None:
         Trainer(spec).close()
 
 
-def fault(row: Row, line: str, found: str) -> str | None:
+def fault(row: Row, line: str, found: str, parts: list[str]) -> str | None:
     """Returns what is wrong with the message of a line, if anything."""
     if "\n" in found:
         return "is several lines"
@@ -109,7 +118,7 @@ def fault(row: Row, line: str, found: str) -> str | None:
         if key not in found:
             return f"lacks the key {key!r} of the last word"
     place = 0
-    for part in row.parts():
+    for part in parts:
         at = f"{found}⏎".find(part, place)
         if at < 0:
             return f"lacks {part!r}"
@@ -119,7 +128,7 @@ def fault(row: Row, line: str, found: str) -> str | None:
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_messages(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    path: Path, tmp_path: Path, inputs: Inputs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = []
     for i, row in enumerate(table(path)):
@@ -129,9 +138,10 @@ def test_messages(
             (folder / name).write_text(text, encoding="utf-8")
         folder.mkdir(exist_ok=True)
         monkeypatch.chdir(folder)
-        for line in row.lines():
+        parts = [filled(part, inputs) for part in row.parts()]
+        for line in (filled(line, inputs) for line in row.lines()):
             found = message(row, line, capsys, monkeypatch)
-            if what := fault(row, line, found):
+            if what := fault(row, line, found, parts):
                 wrong.append(f"{row.command} {line}\n  {found}\n  {what}")
     assert not wrong, f"{path.name}: {len(wrong)} messages\n" + "\n".join(wrong)
 

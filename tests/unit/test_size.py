@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
-from size import Project, Row, concepts, coupling, measure, table
+from size import Project, Row, concepts, measure, table
 
 BATCH = """
 class Batch:
@@ -83,18 +83,7 @@ def test_counts_of_a_checkout(checkout: Path) -> None:
     assert f"  {'core':34}{counts['core']:>7}  5 files" in table(sections)
 
 
-def test_classes_that_do_not_exist_have_no_number(checkout: Path) -> None:
-    (checkout / "clipx/data/batch.py").unlink()
-    (checkout / "clipx/trainer/trainer.py").unlink()
-    rows = coupling(Project(checkout))
-    assert rows[0] == Row("fields of Batch", "-", "no class Batch in clipx")
-    assert [row[1:] for row in rows[1:]] == [("-", "no class Trainer in clipx")] * 3
-
-
-def test_concepts_that_do_not_exist_are_gone(checkout: Path) -> None:
-    names = ("Batch|Gone", "Trainer.step", "step", "Rate", "Batch.step", "Other|Another")
-    assert concepts(Project(checkout), names) == Row("concepts of a step", 4, "gone: Batch.step, gone: Other|Another")
-
-
-def test_all_concepts_in_the_list_exist() -> None:
+def test_all_concepts_in_the_list_exist(checkout: Path) -> None:
+    found = concepts(Project(checkout), ("Batch|Gone", "Trainer.step", "step", "Rate", "Batch.step", "Other|Another"))
+    assert found == Row("concepts of a step", 4, "gone: Batch.step, gone: Other|Another")
     assert not concepts(Project(ROOT)).note

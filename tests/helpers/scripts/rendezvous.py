@@ -28,11 +28,10 @@ from clipx.errors import ClipxError
 
 def run_in_fork(out: Path, arguments: Sequence[str], env: dict[str, str]) -> None:
     """Runs the script in a fork, a separate process that skips the imports."""
-    file = os.open(out, os.O_CREAT | os.O_WRONLY)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.environ.clear()
-    os.environ.update(env)
+    from helpers import forks
+
+    forks.settle(out, out)
+    forks.move(env, ".")
     run(*arguments)
 
 

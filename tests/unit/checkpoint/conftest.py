@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from helpers.savers import gate  # noqa: F401  # fixture
 
 _number = itertools.count()
 

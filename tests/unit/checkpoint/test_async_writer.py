@@ -23,22 +23,6 @@ from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import CheckpointError, PeerLost
 
-write = os.write
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Blocks all writes of background threads until it is set."""
-    gate = threading.Event()
-
-    def held(fd: int, data: memoryview) -> int:
-        if threading.current_thread() is not threading.main_thread():
-            assert gate.wait(600)
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", held)
-    return gate
-
 
 def test_training_during_a_save_does_not_change_the_saved_state(tmp_path: Path, gate: threading.Event) -> None:
     state, values = tensors(1), {"overdue": ["one"]}

@@ -89,16 +89,26 @@ def test_a_cadence_in_minutes_is_due_when_the_time_has_passed(tmp_path: Path, mo
     assert checkpoints.at_end
 
 
+@pytest.fixture(scope="module")
+def uploaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of six steps, `run`, and its upload, `far`."""
+    folder = tmp_path_factory.mktemp("uploaded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Trainer(small(Path("run"), *EVERY_STEP, f"checkpoint.remote=file://{folder}/far")).fit()
+    return folder
+
+
 @pytest.fixture
-def uploading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """Returns overrides of a run that uploads its checkpoints. Its directory is `run` in the current one."""
+def uploading(uploaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Copies that run and its upload into the current folder. Returns its overrides."""
+    shutil.copytree(uploaded, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return (*EVERY_STEP, f"checkpoint.remote=file://{tmp_path}/far")
 
 
 def test_a_run_resumes_from_its_upload_on_another_machine(tmp_path: Path, uploading: tuple[str, ...]) -> None:
     """And another run starts from the URL of a checkpoint."""
-    Trainer(small(Path("run"), *uploading)).fit()
     expected, curve = tensors(Path("run"), 6), losses(Path("run"))
     assert steps(tmp_path / "far" / "run") == steps(Path("run"))[-3:], "one not uploaded in time is deleted only there"
     shutil.rmtree(tmp_path / "far" / "run" / "checkpoints" / "step-00000006")
@@ -114,8 +124,7 @@ def test_a_run_resumes_from_its_upload_on_another_machine(tmp_path: Path, upload
         assert other.steps_done == step
 
 
-def test_resume_uses_the_newer_of_local_and_remote_checkpoints(tmp_path: Path, uploading: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *uploading)).fit()
+def test_resume_uses_the_newer_of_local_and_remote_checkpoints(uploading: tuple[str, ...]) -> None:
     shutil.rmtree("run/checkpoints/step-00000006")
     for damaged in Path("run/checkpoints/step-00000005").glob("*.safetensors"):
         damaged.write_bytes(b"damaged")
@@ -126,7 +135,6 @@ def test_resume_uses_the_newer_of_local_and_remote_checkpoints(tmp_path: Path, u
 
 
 def test_a_run_that_goes_back_does_not_continue_from_its_later_uploads(uploading: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *uploading)).fit()
     Trainer(small(Path("run"), *uploading, "duration=5st", "resume=step:4")).fit()
     shutil.rmtree("run")
     trainer = Trainer(small(Path("run"), *uploading, "duration=5st", "resume=auto"))
@@ -134,8 +142,7 @@ def test_a_run_that_goes_back_does_not_continue_from_its_later_uploads(uploading
     assert trainer.steps_done == 5
 
 
-def test_a_new_run_does_not_overwrite_an_upload(tmp_path: Path, uploading: tuple[str, ...]) -> None:
-    Trainer(small(Path("run"), *uploading)).fit()
+def test_a_new_run_does_not_overwrite_an_upload(uploading: tuple[str, ...]) -> None:
     shutil.rmtree("run")
     with pytest.raises(CheckpointError, match=r"/far/run already holds a run: continue it with resume=auto, or give"):
         Trainer(small(Path("run"), *uploading))

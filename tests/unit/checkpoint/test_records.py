@@ -8,13 +8,14 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.nested import places, replaced
 from helpers.savers import make_writer, tensors
 from safetensors.numpy import save_file
 
@@ -77,24 +78,6 @@ def sign(checkpoint: Path) -> None:
     (checkpoint / MANIFEST).write_text(json.dumps(hashes))
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the path of each value in nested lists and objects."""
-    yield path
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from leaves(value[key], (*path, key))
-
-
-def mutated(value: Any, path: tuple[Any, ...], text: str) -> str:
-    """Returns JSON in which the value at `path` is replaced by `text`."""
-    value = copy.deepcopy({"root": value})
-    parent: Any = value
-    for key in ("root", *path)[:-1]:
-        parent = parent[key]
-    parent[("root", *path)[-1]] = "MUTANT"
-    whole = json.dumps(value).replace('"MUTANT"', text)
-    return whole.removeprefix('{"root": ').removesuffix("}")
-
-
 def resumed(path: Path) -> tuple[int, dict[str, Any]] | str:
     """Returns step and state of the checkpoint from which a run resumes, or the error."""
     manager = CheckpointManager(path.parent, CheckpointSpec(), Length(64, 8, 640), COMM, lambda *_, **__: None)
@@ -116,9 +99,9 @@ def test_every_changed_value_is_the_same_state_or_damage(folder: CheckpointDir, 
     path = newest(folder) / file
     before = json.loads(path.read_text())
     fell_back = 0
-    for place in leaves(before):
+    for place in places(before):
         for text in MUTANTS:
-            path.write_text(mutated(before, place, text))
+            path.write_text(json.dumps(replaced(before, place, "MUTANT")).replace('"MUTANT"', text))
             if file == STATE:
                 sign(newest(folder))
             found = resumed(folder.path)

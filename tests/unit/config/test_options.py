@@ -17,22 +17,20 @@ from helpers.runs import NEEDED, compose
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.version import getbase, setbase
+from hydra.version import getbase
 from omegaconf import OmegaConf
 
 import clipx.check  # registers its options, as does the next one
 import clipx.wise_ft  # noqa: F401
 from clipx.cli import cli
-from clipx.config.duration import Length, check_cadence
+from clipx.config.duration import Length
 from clipx.config.registry import CONF_DIR
 from clipx.config.renamed import RENAMED, current_name, group_key
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, removed_values, save, to_dict
-from clipx.data.spec import Classes, Dataset
+from clipx.data.spec import Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
-from clipx.evaluate import EvaluateSpec
-from clipx.objective.base import Objective, StepInputs
 from clipx.optimizer.groups import parameter_groups
 from clipx.trainer.saved_run import load_run
 from clipx.trainer.spec import RunSpec
@@ -48,6 +46,10 @@ WITHOUT_MODULE = {"hydra", "recipe", "experiment", "debug", "expectation"}
 OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
 CONTENDERS = "experiment/fastclip_small"  # tests/integration/test_fastclip_study.py composes them
 LISTS = {"evaluator", "logger"}
+COMMANDS = (
+    *("train", "evaluate", "export", "embed", "score", "select", "caption", "wise_ft", "check", "plan", "bench"),
+    *("index", "vocabulary", "look", "prepare"),
+)
 
 
 def names(group: str) -> list[str]:
@@ -71,68 +73,13 @@ def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
     assert all(importlib.util.find_spec(f"clipx.{group}") for group in (*GROUPS, *OF_ANOTHER_COMMAND))
 
 
-def test_every_field_of_a_run_is_a_value_or_a_group() -> None:
-    values = {
-        "kind",
-        "name",
-        "run_dir",
-        "seed",
-        "deterministic",
-        "duration",
-        "resume",
-        "log_every",
-        "compile",
-        "stages",
-    }
-    values |= {"teacher", "device_peak_tflops", "profiler", "early_stopping", "evaluate", "report", "max_final_loss"}
-    assert {f.name for f in dataclasses.fields(RunSpec)} == values | set(GROUPS)
-
-
-def test_the_documented_models_and_data_sets_exist() -> None:
-    models = "rn50 rn101 vit_s16 vit_b32 vit_b16 vit_l14 vit_h14 vit_g14 vit_bigg14 convnext_base_w tiny"
-    data = "shapes digits csv parquet hf webdataset folder benchmark cc3m cc12m laion400m laion2b datacomp_small datacomp_medium datacomp1b"
-    assert set(names("model")) >= set(models.split())
-    assert set(names("data")) >= set(data.split())
-
-
 def test_every_file_is_an_option_composed_by_these_tests() -> None:
-    covered = {f"{group}/{name}.yaml" for group, name in OPTIONS}
-    covered |= {
-        f"{group}/{name}.yaml"
-        for group in (
-            "recipe",
-            "experiment",
-            "debug",
-            "expectation",
-            "hydra/launcher",
-            "hydra/sweeper",
-            "hydra/hydra_logging",
-            "model/text",
-        )
-        for name in names(group)
-    }
-    covered |= {f"{group}/{name}.yaml" for group in OF_ANOTHER_COMMAND for name in names(group)}
-    covered |= {f"{CONTENDERS}/{name}.yaml" for name in names(CONTENDERS)}
-    covered |= {
-        "train.yaml",
-        "evaluate.yaml",
-        "export.yaml",
-        "embed.yaml",
-        "score.yaml",
-        "select.yaml",
-        "caption.yaml",
-        "wise_ft.yaml",
-        "check.yaml",
-        "plan.yaml",
-        "bench.yaml",
-        "index.yaml",
-        "vocabulary.yaml",
-        "look.yaml",
-        "prepare.yaml",
-    }
+    folders = {group for group, _ in OPTIONS} | {"recipe", "experiment", "debug", "expectation", "model/text"}
+    folders |= {"hydra/launcher", "hydra/sweeper", "hydra/hydra_logging", CONTENDERS, *OF_ANOTHER_COMMAND}
+    covered = {f"{group}/{name}.yaml" for group in folders for name in names(group)}
     files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
     files -= {name for name in files if name.startswith("schema")}  # tests/unit/config/test_json_schema.py
-    assert files == covered
+    assert files - covered == {f"{name}.yaml" for name in COMMANDS}
 
 
 @pytest.mark.parametrize("name", names("recipe"))
@@ -142,14 +89,16 @@ def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
     assert OmegaConf.merge(spec, recipe) == spec
     real_images = name not in ("digits", "shapes")
     assert spec["precision"]["kind"] == ("amp_bf16" if real_images else "auto")
-    assert compose(f"data={name}", "precision=bf16").precision.kind == "bf16"
 
 
-@pytest.mark.parametrize(
-    "choice", [f"hydra/{kind}={name}" for kind in ("launcher", "sweeper") for name in names(f"hydra/{kind}")]
-)
-def test_every_launcher_and_sweeper_has_valid_keys(choice: str) -> None:
-    assert compose(choice, "name=x") == compose("name=x")  # it belongs to Hydra, not to the run
+def test_a_recipe_is_overridden_by_the_command_line() -> None:
+    assert compose("data=cc3m", "precision=bf16").precision.kind == "bf16"
+
+
+def test_every_launcher_and_sweeper_has_valid_keys() -> None:
+    for kind in ("launcher", "sweeper"):
+        for name in names(f"hydra/{kind}"):
+            assert compose(f"hydra/{kind}={name}", "name=x") == compose("name=x"), name  # it belongs to Hydra
 
 
 @pytest.mark.parametrize("name", names("experiment"))
@@ -164,16 +113,6 @@ def test_every_text_tower_composes_and_builds(name: str) -> None:
     assert from_dict(RunSpec, to_dict(spec)) == spec
     if name != "hf":  # tests/unit/model/test_hf_text.py
         assert spec.model.build(META, torch.float32).text.context_length == spec.model.text.context_length
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names("experiment"))
-def test_every_experiment_builds(name: str) -> None:
-    spec = compose(f"experiment={name}", *NEEDED.get(name, ()))
-    model = spec.model.build(META, torch.float32)
-    objective = spec.objective.build(Comm(0, 1, 0, CPU), Length(10**7, spec.data.batch_size, 10**9))
-    spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
-    assert spec.schedule.build(spec.optimizer.lr, Length(10**6, spec.data.batch_size, 10**9))(0) > 0
 
 
 # -------------------------------------------------------------------------------------------------- each option
@@ -201,69 +140,6 @@ def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> 
     assert grouped == sum(1 for module in (model, objective) for _ in module.parameters())
 
 
-@pytest.mark.parametrize("name", names("objective"))
-def test_every_objective_builds_and_scores_a_batch(name: str) -> None:
-    objective = composed("objective", name).objective.build(Comm(0, 1, 0, CPU), LENGTH)
-    assert isinstance(objective, Objective)
-    objective.prepare(Classes([str(number) for number in range(12)], ("a {}",)), 16)
-    image_bD, text_bD = torch.nn.functional.normalize(torch.randn(2, 8, 16), dim=-1)
-    outputs = (torch.rand(8, 2) + 1,) if composed("objective", name).objective.captions else ()
-    targets = tuple(torch.randn(2, 8, 12)) if composed("objective", name).objective.taught else ()
-    if objective.target_source is not None:
-        targets = (torch.arange(8),)
-    embeddings = image_bD.requires_grad_(), text_bD.requires_grad_()
-    loss, metrics = objective(StepInputs(*embeddings, torch.arange(8), outputs, targets))
-    loss.backward()
-    objective.after_step(8)
-    assert loss.ndim == 0 and loss.isfinite()
-    assert image_bD.grad is not None and image_bD.grad.isfinite().all()
-    assert all(value.ndim == 0 for value in metrics.values())
-
-
-@pytest.mark.parametrize("name", names("optimizer"))
-def test_every_optimizer_builds_and_moves_the_weights(name: str) -> None:
-    spec = composed("optimizer", name)
-    model = spec.model.build(CPU, torch.float32)
-    objective = spec.objective.build(Comm(0, 1, 0, CPU), LENGTH)
-    optimizer = spec.optimizer.build(parameter_groups(model, objective, spec.optimizer))
-    weight = model.text.token_embedding.weight
-    before = weight.detach().clone()
-    weight.grad = torch.ones_like(weight)
-    optimizer.step()
-    assert not torch.equal(weight, before) and weight.isfinite().all()
-
-
-@pytest.mark.parametrize("name", names("schedule"))
-def test_every_schedule_builds(name: str) -> None:
-    rate = composed("schedule", name).schedule.build(1e-3, Length(10**4, 100, 10**6))
-    assert 0 < rate(0) <= 1e-3
-    assert all(0 <= rate(seen) <= 1e-3 for seen in range(0, 10**6, 10**4))
-
-
-@pytest.mark.parametrize("name", names("precision"))
-def test_every_precision_builds(name: str) -> None:
-    spec = composed("precision", name).precision
-    if name in ("float8", "int8"):  # on devices that do not support them natively
-        spec = compose(f"precision={name}", "precision.emulate=true").precision
-    precision = spec.build(CPU)
-    with precision.autocast():
-        assert torch.ones(2, 2, dtype=precision.dtype).sum() == 4
-
-
-@pytest.mark.parametrize("name", names("distributed"))
-def test_every_distributed_builds_one_process(name: str) -> None:
-    comm = composed("distributed", name).distributed.build()
-    assert (comm.rank, comm.world) == (0, 1)
-    assert comm.device.type == ("cpu" if name == "cpu" or not torch.cuda.is_available() else "cuda")
-
-
-@pytest.mark.parametrize("name", names("checkpoint"))
-def test_every_checkpoint_has_a_cadence(name: str) -> None:
-    spec = composed("checkpoint", name).checkpoint
-    check_cadence(spec.every, "checkpoint.every")
-    assert (spec.every == "none") is (name == "none")
-
-
 @cache
 def small_shapes() -> Dataset:
     return compose("data.samples=64", "data.held_out_samples=16").data.open()
@@ -279,16 +155,6 @@ def test_every_evaluator_accepts_the_default_data(name: str) -> None:
         evaluator.check(small_shapes())
 
 
-@pytest.mark.parametrize("name", names("logger"))
-def test_every_logger_opens_logs_and_closes(name: str, tmp_path: Path) -> None:
-    offline = [f"logger.{name}.mode=offline"] if name == "wandb" else []
-    spec = compose(f"logger=[{name}]", *offline)
-    sink = spec.logger[name].build(tmp_path, "run", to_dict(spec), 0)
-    sink.log({"step": 1, "samples": 64, "epoch": 0.1, "seconds": 0.0, "train/loss": 1.0})
-    sink.close()
-    assert any(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-
-
 @pytest.mark.parametrize("name", ["shapes", "digits"])
 def test_generated_data_has_what_its_evaluators_need(name: str) -> None:
     spec = compose(f"data={name}", *(["data.samples=64", "data.held_out_samples=16"] if name == "shapes" else []))
@@ -299,7 +165,7 @@ def test_generated_data_has_what_its_evaluators_need(name: str) -> None:
     assert set(spec.evaluator) == {"zeroshot", "retrieval"}
 
 
-@pytest.mark.parametrize("name", ["cc3m", "cc12m", "laion400m", "laion2b", "datacomp1b"])
+@pytest.mark.parametrize("name", ["cc3m", "datacomp1b"])
 def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -319,21 +185,6 @@ def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
 
 
 # -------------------------------------------------------------------------------------------- composition of a run
-
-
-def test_overrides_set_the_fields_of_the_spec() -> None:
-    spec = compose(
-        "duration=32ep",
-        "seed=17",
-        "data.batch_size=4096",
-        "data.micro_batches=4",
-        "data.workers=7",
-        "resume=auto",
-        "name=mine",
-    )
-    assert (spec.duration, spec.seed, spec.resume, spec.name) == ("32ep", 17, "auto", "mine")
-    assert (spec.data.batch_size, spec.data.micro_batches, spec.data.workers) == (4096, 4, "7")
-    assert spec.run_dir == "outputs/mine"
 
 
 @pytest.mark.parametrize(
@@ -390,13 +241,6 @@ def test_any_number_of_evaluators_and_loggers_can_be_chosen() -> None:
     assert set(spec.evaluator) == {"zeroshot", "retrieval", "mine"}
 
 
-def test_the_configuration_of_an_evaluation_composes() -> None:
-    spec = compose("run=outputs/x", "data=digits", config_name="evaluate")
-    assert isinstance(spec, EvaluateSpec)
-    assert (spec.run, spec.step) == ("outputs/x", None)
-    assert spec.data is not None and spec.data.kind == "digits"
-
-
 def test_specs_of_two_compositions_share_nothing() -> None:
     first, second = real_compose(), real_compose()
     first.data.crop_scale.append(9.0)
@@ -448,22 +292,12 @@ def test_a_user_defined_experiment_is_overridden_by_the_command_line(folder: Pat
     assert (spec.model.name, spec.data.batch_size, spec.duration) == ("rn50", 64, "12.8e9sa")
 
 
-def test_a_missing_config_dir_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--config-dir=.*/nothing is not a folder: give a folder that contains"):
-        compose(config_dir=tmp_path / "nothing")
-
-
 # --------------------------------------------------------------------------------- inside another Hydra application
 
 
-@pytest.fixture
-def other(tmp_path: Path) -> Path:
+def test_composing_inside_another_hydra_app_does_not_change_it(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text("answer: 42\n")
-    return tmp_path
-
-
-def test_composing_inside_another_hydra_app_does_not_change_it(other: Path) -> None:
-    with initialize_config_dir(str(other), version_base="1.2"):
+    with initialize_config_dir(str(tmp_path), version_base="1.2"):
         outer = GlobalHydra.instance().hydra
         assert real_compose("seed=5").seed == 5
         with pytest.raises(ConfigError):
@@ -472,57 +306,31 @@ def test_composing_inside_another_hydra_app_does_not_change_it(other: Path) -> N
         assert str(getbase()) == "1.2"
         assert dict(hydra_compose("train")) == {"answer": 42}
     assert not GlobalHydra.instance().is_initialized()
-
-
-def test_composing_leaves_no_global_hydra_state() -> None:
-    setbase("1.2")
-    GlobalHydra.instance().clear()
-    assert real_compose("seed=5").seed == 5
-    assert not GlobalHydra.instance().is_initialized()
-    assert str(getbase()) == "1.2"
+    real_compose()
+    assert not GlobalHydra.instance().is_initialized() and str(getbase()) == "1.2"
 
 
 # ---------------------------------------------------------------------------------------------------- saved specs
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("model=vit_s16", "data=laion400m", "precision=amp_bf16", "optimizer.decay_rule=published"),
-        ("data=csv", "data.path=t.csv", "data.separator='\\t'", "optimizer.clip_norm=1.0", "evaluator=[]", "logger=[]"),
-        ("data=webdataset", "data.shards='/data/{0000..0123}.tar'", "checkpoint=none", "schedule=constant"),
-        (
-            "logger=[tensorboard,wandb]",
-            "logger.wandb.tags=[a,b]",
-            "+model.image.options={drop_path_rate:0.1,flag:true}",
-        ),
-        ("resume=outputs/earlier", "name='a: b #c'", "+evaluator@evaluator.mine=zeroshot"),
-    ],
-)
-def test_a_saved_spec_loads_as_an_equal_spec(overrides: tuple[str, ...], tmp_path: Path) -> None:
-    spec = compose(*overrides)
+def test_a_saved_spec_loads_as_an_equal_spec_of_plain_values(tmp_path: Path) -> None:
+    spec = compose(
+        *("data=csv", "data.path=t.csv", "data.separator='\\t'", "optimizer.decay_rule=published", "name='a: b #c'"),
+        *("logger=[tensorboard,wandb]", "logger.wandb.tags=[a,b]", "+evaluator@evaluator.mine=zeroshot"),
+        *("+model.image.options={drop_path_rate:0.1,flag:true}", "resume=outputs/earlier", "checkpoint=none"),
+    )
     save(spec, tmp_path / "config.yaml")
     assert load_run(tmp_path) == spec
-    again = load_run(tmp_path)
-    save(again, tmp_path / "again.yaml")
-    assert (tmp_path / "again.yaml").read_bytes() == (tmp_path / "config.yaml").read_bytes()
-
-
-def test_a_saved_spec_contains_plain_values(tmp_path: Path) -> None:
-    save(compose("optimizer.decay_rule=published"), tmp_path / "config.yaml")
+    save(load_run(tmp_path), tmp_path / "again.yaml")
     text = (tmp_path / "config.yaml").read_text()
-    assert "decay_rule: published" in text
-    assert "!" not in text and "${" not in text
+    assert (tmp_path / "again.yaml").read_text() == text
+    assert "decay_rule: published" in text and "!" not in text and "${" not in text
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"objective": {"kind": "hinge", "margin": 0.2}},
-            "objective.kind=hinge is not registered: choose one of infonce, or give a plug-in's folder by --config-dir",
-        ),
+        ({"objective": {"kind": "hinge", "margin": 0.2}}, "objective.kind=hinge is not registered: choose one of "),
         (
             {"evaluator": {"mine": {"every": "1ep"}}},
             "evaluator.kind=None is not registered: choose one of linear_probe, retrieval, zeroshot",
@@ -539,7 +347,7 @@ def test_a_saved_spec_contains_plain_values(tmp_path: Path) -> None:
 def test_an_invalid_saved_spec_raises_a_one_line_error(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         from_dict(RunSpec, to_dict(compose()) | change)
-    assert str(caught.value).startswith(message.split("one of infonce")[0])
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.nested import places, replaced
 from helpers.runs import VIT, small
 from safetensors.torch import save_file
 
@@ -141,21 +141,6 @@ TINY = (*VIT, "model.text.width=8", "model.text.heads=1")
 MUTANTS: list[Any] = [None, -1, 1e400, float("nan"), "x", [], {}, True, 10**30, [None], {"a": {"b": []}}]
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    yield path
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
-        yield from leaves(value[key], (*path, key))
-
-
-def mutated(value: Any, path: tuple[Any, ...], mutant: Any) -> Any:
-    value = copy.deepcopy({"root": value})
-    parent: Any = value
-    for key in ("root", *path)[:-1]:
-        parent = parent[key]
-    parent[("root", *path)[-1]] = copy.deepcopy(mutant)
-    return value["root"]
-
-
 def one_line_error_or_result(call: Callable[[], object]) -> None:
     try:
         call()
@@ -168,9 +153,9 @@ def test_every_changed_value_of_open_clips_configuration_is_a_model_or_one_error
     model = small(tmp_path, *TINY).model
     config = {"model_cfg": config_of(model), "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "size": [8, 8]}}
     assert spec_of(config, "vit").image.mean == [0.5] * 3
-    for path in leaves(config):
+    for path in places(config):
         for mutant in MUTANTS:
-            one_line_error_or_result(lambda path=path, mutant=mutant: spec_of(mutated(config, path, mutant), "vit"))  # type: ignore[misc]
+            one_line_error_or_result(lambda path=path, mutant=mutant: spec_of(replaced(config, path, mutant), "vit"))  # type: ignore[misc]
 
 
 def test_every_changed_value_of_a_description_is_a_model_or_one_error(tmp_path: Path) -> None:
@@ -182,10 +167,10 @@ def test_every_changed_value_of_a_description_is_a_model_or_one_error(tmp_path: 
         return load_weights(str(path))
 
     assert load(json.dumps(described)).log_scale == 1.0
-    for number, place in enumerate(leaves(described)):
+    for number, place in enumerate(places(described)):
         for mutant in (MUTANTS[number % len(MUTANTS)],):
             one_line_error_or_result(
-                lambda place=place, mutant=mutant: load(json.dumps(mutated(described, place, mutant)))  # type: ignore[misc]
+                lambda place=place, mutant=mutant: load(json.dumps(replaced(described, place, mutant)))  # type: ignore[misc]
             )
     for text in ("[" * 100_000, "", "7", '{"model": {}, "model": {}}', json.dumps({**described, "log_scale": "x"})):
         with pytest.raises(CheckpointError, match="has an invalid description of its model"):

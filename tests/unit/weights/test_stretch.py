@@ -9,7 +9,7 @@ import torch
 from helpers.runs import SMALL, VIT, compose, small
 from safetensors.torch import load_file, save_file
 
-from clipx.errors import CheckpointError, ConfigError
+from clipx.errors import CheckpointError
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import LoadedWeights, load_into, load_with_spec
 from clipx.weights.open_clip import config_of, to_open_clip
@@ -89,27 +89,6 @@ def test_weights_without_configuration_are_stretched(tmp_path: Path, short: Path
     found = trainer.learner.weights.state_dict()[NAME]
     assert torch.equal(found, stretched(weights.model[NAME], 5, 40))
     trainer.close()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model.text.context_length=12"], "has no effect on .*, which has 12 text positions, model.text.context_length=12: remove it"),
-        (["model.text.context_length=9"], "has no effect on .*, which has 12 text positions, model.text.context_length=9"),
-        (["model.text.stretch_keep=11"], "leaves less than 2 of the 12 text positions of .*: give at most 10"),
-    ],
-)  # fmt: skip
-def test_an_option_without_effect_is_rejected_before_training(
-    words: list[str], message: str, tmp_path: Path, short: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Trainer(small(tmp_path / "run", *LONG, f"model.weights={short}", *words))
-
-
-def test_shorter_weights_need_the_option(tmp_path: Path, short: Path) -> None:
-    words = [word for word in LONG if "stretch" not in word]
-    with pytest.raises(CheckpointError, match="context_length=12, expected 40"):
-        Trainer(small(tmp_path / "run", *words, f"model.weights={short}"))
 
 
 def test_weights_without_text_positions_are_rejected(short: Path) -> None:

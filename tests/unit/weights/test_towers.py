@@ -169,44 +169,6 @@ def test_pixels_follow_a_folder_of_timm(given: tuple[str, ...], tiny_folder: Pat
     assert lines[1] == f"pixels are normalized by {HALF}, as in the training of these weights"
 
 
-@pytest.mark.parametrize(
-    ("given", "differences"),
-    [
-        (("std=[0.1,0.5,0.5]",), "std=[0.5,0.5,0.5], not model.image.std=[0.1,0.5,0.5]"),
-        (
-            ("mean=[0.4,0.5,0.5]", "std=[0.1,0.5,0.5]"),
-            "mean=[0.5,0.5,0.5], not model.image.mean=[0.4,0.5,0.5]; std=[0.5,0.5,0.5], not model.image.std=[0.1,0.5,0.5]",
-        ),
-    ],
-)
-def test_pixels_that_conflict_with_those_of_the_weights_are_rejected(
-    given: tuple[str, ...], differences: str, tiny_folder: Path
-) -> None:
-    place = tiny_folder
-    with pytest.raises(ConfigError) as error:
-        loaded(*TINY, *(f"model.image.{value}" for value in given), f"model.image.weights={place}")
-    fix = " ".join(f"model.image.{value.partition('=')[0]}=[0.5,0.5,0.5]" for value in given)
-    assert str(error.value) == f"model.image.weights={place} were trained on images with {differences}: give {fix}"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("model.image.interpolation=bilinear",), "interpolation=bicubic, not model.image.interpolation=bilinear: give"),
-        (("model.image.timm=vit_small_patch16_224",), "holds weights of timm's vit_tiny_patch16_224, and model.image.timm=vit_small_patch16_224: give model.image.timm=vit_tiny_patch16_224"),
-        (("model.image.options.depth=3",), "holds weights of a model with depth=2: give model.image.options.depth=2"),
-        (("model.image.options.global_pool=avg",), "holds weights of a model with global_pool=token: give model.image.options.global_pool=token"),
-        (("model.image.options={depth:2,init_values:1e-5}",), "missing trunk.blocks.0.ls1.gamma"),
-        (("model.image.options.fc_norm=true",), "missing trunk.fc_norm.bias"),
-        (("model.image.options={depth:2,embed_dim:96}",), "different shape trunk.blocks.0"),
-    ],
-)  # fmt: skip
-def test_weights_of_another_timm_model_are_rejected(words: tuple[str, ...], message: str, tiny_folder: Path) -> None:
-    with pytest.raises(ClipxError) as error:
-        loaded(*TINY, f"model.image.weights={tiny_folder}", *words)
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
 def test_weights_that_timm_names_are_read_from_the_hub_cache(tmp_path: Path, hub_folder: Path) -> None:
     twin = timm_model("vit_tiny_patch16_224", 224)
     name = "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
@@ -441,25 +403,6 @@ def test_a_folder_of_transformers_gives_its_features(name: str, headed: bool, tm
     dropped = next((line.partition(": ")[2] for line in lines if "dropped the heads" in line), "")
     if name == "qwen3":
         assert dropped == ("lm_head" if headed else "")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("model.text.options={num_hidden_layers:2}",), "missing nothing; unexpected encoder.layer.2."),
-        (("model.text.options={num_hidden_layers:4}",), "missing encoder.layer.3."),
-        (("model.text.options={intermediate_size:50}",), "cannot be loaded by transformers"),
-        (("model/text=clip",), "holds a model of transformers, and model.text.kind=clip: give model/text=hf model.text.source="),
-        (("model.text.lock=all",), "model.text.lock=all freezes projection.weight, which model.text.weights="),
-    ],
-)  # fmt: skip
-def test_weights_of_another_text_model_are_rejected(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    hf_folder(tmp_path, "bert", headed=False)
-    source = () if "model/text=clip" in words else hf_words(tmp_path, "bert")
-    words = () if "model/text=clip" in words else words
-    with pytest.raises(ClipxError) as error:
-        loaded(*source, f"model.text.weights={tmp_path}", *words)
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_parts_of_weights_are_in_their_folder(tmp_path: Path) -> None:

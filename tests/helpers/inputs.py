@@ -1,4 +1,4 @@
-"""Starts of the rows of the run matrix: trained runs, weights, shards, configurations. Each is made when it is named."""
+"""Starts of rows of both tables: runs, weights, shards, configurations. Each is made when a row names it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pyarrow
 import timm
+import transformers
 from pyarrow import parquet
 
 from clipx.data.vocabulary import vocabulary
 from clipx.embed import embed
+from clipx.export import export
 from clipx.trainer.trainer import Trainer
-from helpers.hf_models import save_config, save_tokenizer
+from helpers.hf_models import CONFIGS, save_config, save_tokenizer
 from helpers.open_clip_models import filled
 from helpers.runs import VIT, compose, small
 from helpers.samples import jpeg, write_tar
@@ -88,6 +90,35 @@ def _text(kind: str) -> Callable[[Path, Inputs], str]:
     return make
 
 
+def _bert(folder: Path, inputs: Inputs) -> str:
+    """A text model of transformers with its weights."""
+    transformers.AutoModel.from_config(CONFIGS["bert"]()).save_pretrained(folder)
+    save_tokenizer(folder)
+    return str(folder)
+
+
+def _resnet(folder: Path, inputs: Inputs) -> str:
+    """A run whose image tower is a ResNet."""
+    Trainer(small(folder / "run", *DATA, "duration=1st", "schedule.warmup=0st")).fit()
+    return str(folder / "run")
+
+
+def _short(folder: Path, inputs: Inputs) -> str:
+    """A run with 12 text positions."""
+    words = (*VIT, *DATA, "model.text.context_length=12", "duration=1st", "schedule.warmup=0st")
+    Trainer(small(folder / "run", *words)).fit()
+    return str(folder / "run")
+
+
+def _open_clip_checkpoint(folder: Path, inputs: Inputs) -> str:
+    """A checkpoint for open_clip's trainer, of a run of two epochs of 64 samples."""
+    words = (*VIT, "model.image.size=32", "data.samples=64", "optimizer.decay_rule=published", "duration=4st")
+    Trainer(small(folder / "run", *words)).fit()
+    given = (f"run={folder}/run", f"out={folder}/epoch_2.pt", "format=open_clip_checkpoint")
+    export(compose(*given, config_name="export"))  # type: ignore[arg-type]
+    return f"{folder}/epoch_2.pt"
+
+
 def _aspects(folder: Path, inputs: Inputs) -> str:
     """95 pictures of many aspect ratios, with a caption each."""
     drawn, members = random.Random(0), []
@@ -122,6 +153,10 @@ MAKE = {
     "features": _features,
     "words": _words,
     "trunk": _trunk,
+    "bert": _bert,
+    "resnet": _resnet,
+    "short": _short,
+    "open_clip_checkpoint": _open_clip_checkpoint,
     "aspects": _aspects,
     "table": _table,
     "parquet": _parquet,

@@ -15,8 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from helpers.objective_cases import FP64, POSITIVES, Towers, inputs, part_of, read, with_captions
-from helpers.ranks import Ranks
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -30,6 +28,8 @@ from clipx.objective.base import Metrics
 from clipx.objective.distillation import DistillationSpec
 from clipx.objective.spec import ObjectiveSpec
 from clipx.trainer.gradcache import forward_backward
+from helpers.objective_cases import FP64, POSITIVES, Towers, inputs, part_of, read, with_captions
+from helpers.ranks import Ranks
 
 SIZE, SAMPLES, LR = 24, 61, 0.5  # a number of samples that no number of ranks divides
 # on two ranks, with the smallest and the largest number of micro-batches
