@@ -123,7 +123,7 @@ def test_files_are_synced_before_the_checkpoint_is_renamed(tmp_path: Path, monke
 def test_a_kill_at_a_random_time_loses_no_complete_checkpoint(folder: Path) -> None:
     """Kills a process that saves continuously by SIGKILL.
 
-    At least 30 times, and until more than 5 kills hit the middle of a save.
+    At least 20 times, and until more than 5 kills hit the middle of a save.
     """
 
     def child(first: int, pipe: Connection) -> None:
@@ -134,7 +134,7 @@ def test_a_kill_at_a_random_time_loses_no_complete_checkpoint(folder: Path) -> N
     rng = random.Random(0)
     newest, stumps, kills = 0, 0, 0
     # the number of kills that hit a save depends on the machine's load
-    while kills < 30 or (stumps <= 5 and kills < 300):
+    while kills < 20 or (stumps <= 5 and kills < 300):
         kills += 1
         mine, theirs = fork.Pipe(duplex=False)
         process = fork.Process(target=child, args=(newest + 1, theirs))

@@ -167,6 +167,7 @@ def test_submitits_handler_requeues_the_job_after_the_save(tmp_path: Path) -> No
     assert (tmp_path / "saved").read_text() == "SIGUSR2"
 
 
+@pytest.mark.slow
 def test_torchrun_forwards_its_signal_and_its_ranks_save(tmp_path: Path) -> None:
     with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
         two.wait_for_steps(2)
@@ -318,7 +319,7 @@ def test_a_rank_that_waits_for_another_is_ended_by_the_watchdog(tmp_path: Path) 
 
 def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:
     """Loader processes check for their parent every 5 s."""
-    options = (*SMALL, "data.workers=2", "duration=4000ep", "checkpoint=none", f"run_dir={tmp_path}/run")
+    options = (*SMALL, *VIT, "data.workers=2", "duration=4000ep", "checkpoint=none", f"run_dir={tmp_path}/run")
     trainer = start(tmp_path / "out", "-m", "clipx.train", *options)
     try:
         wait_until(lambda: (tmp_path / "run/metrics.jsonl").is_file())

@@ -5,13 +5,12 @@ Each would create a flag file.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
-import subprocess
-import sys
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +46,10 @@ class Flag:
         np.save(file, np.array([self], dtype=object), allow_pickle=True)
         return file.getvalue()
 
-    def is_made_by(self, code: str, *arguments: str) -> bool:
-        """Runs `code` in a Python process. Returns True if it creates the flag, which is then removed."""
-        subprocess.run([sys.executable, "-c", code, *arguments], check=False, capture_output=True, timeout=600)
+    def is_made_by(self, unsafe: Callable[[], object]) -> bool:
+        """Returns True if a call creates the flag, which is then removed."""
+        with contextlib.suppress(Exception):
+            unsafe()
         made = self.path.exists()
         self.path.unlink(missing_ok=True)
         return made

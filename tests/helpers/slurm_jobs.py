@@ -7,9 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from clipx.config.typed import last_of_each
 from helpers import PLUGINS, forks
 from helpers.runs import SMALL
 from helpers.waiting import wait_until
@@ -26,6 +30,16 @@ def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.Comple
     done = forks.run([{}], [*TRAIN[1:], *arguments], own, timeout=600)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Returns what a command that must end with exit code 2 prints to stderr, from this process."""
+    monkeypatch.setattr("sys.argv", last_of_each([TRAIN[2], *arguments]))
+    with pytest.raises(SystemExit) as ended:
+        import_module("clipx.train").main()
+    errors = capsys.readouterr().err
+    assert ended.value.code == 2, errors
+    return errors
 
 
 def held(sweep: Path) -> tuple[str, ...]:

@@ -12,10 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from clipx.report.console import is_headline
 from clipx.run import lock
 from clipx.run.process import process_stat
 from clipx.trainer.trainer import Trainer
+from clipx_launch.__main__ import main
 from clipx_launch.commands.run import Run
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.options import LaunchSpec, LocalSpec
@@ -57,6 +60,15 @@ def states(folder: Path) -> dict[str, tuple[str, str]]:
 def run_named(folder: Path, name: str) -> Run:
     (found,) = (run for run in sweep_runs(folder) if run.name == name)
     return found
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 2) -> str:
+    """Returns the only line that a command of `clipx-sweep` prints, to stderr, when it ends with this exit code."""
+    capsys.readouterr()
+    assert main(list(map(str, words))) == code
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n"), errors[:7]) == ("", 1, "error: "), errors
+    return errors
 
 
 @contextmanager

@@ -17,9 +17,12 @@ from helpers.runs import VIT, rows, run
 from PIL import Image
 
 from clipx import compose
+from clipx import train as command
+from clipx.config.typed import last_of_each
 from clipx.data.spec import open_data
 from clipx.errors import ConfigError
 from clipx.objective.spec import ObjectiveSpec
+from clipx.trainer.trainer import Trainer
 
 # A few steps on little data of any source, in one process.
 FEW = (
@@ -42,18 +45,18 @@ def shown(page: str) -> list[tuple[str, ...]]:
 
 
 def train(words: tuple[str, ...], name: str, *more: str) -> list[dict[str, float]]:
-    """Runs a shown command with further options. Returns the logged metrics."""
-    assert words[:3] == ("python", "-m", "clipx.train")
-    run(sys.executable, *words[1:], *FEW, f"run_dir={name}", *more)
+    """Runs what a shown command does, with further options. Returns the logged metrics."""
+    assert words[:5] == ("python", "-m", "clipx.train", "--config-dir", "mine")
+    Trainer(compose(*last_of_each([*words[5:], *FEW, f"run_dir={name}", *more]), config_dir="mine")).fit()
     return rows(Path(name))
 
 
 def test_options_of_values_alone(folder: Path) -> None:
-    (command,) = shown("docs/extend/README.md")
-    spec = compose(*command[-1:], config_dir="mine")
+    (typed,) = shown("docs/extend/README.md")
+    spec = compose(*typed[-1:], config_dir="mine")
     assert (spec.model.name, spec.model.image.size, spec.duration) == ("vit_small_64", 64, "20ep")
     assert spec.optimizer.kind == "adamw" and spec.optimizer.lr == 1e-3
-    train(command, "run", *SHAPES, "evaluator=[]", "model.text.width=16", "model.text.heads=2")
+    train(typed, "run", *SHAPES, "evaluator=[]", "model.text.width=16", "model.text.heads=2")
 
 
 def test_an_optimizer(folder: Path) -> None:
@@ -76,8 +79,8 @@ def test_a_data_source(folder: Path) -> None:
         Image.new("RGB", (48, 48), (10 * i, 0, 0)).save(f"{i}.jpg")
     lines = [json.dumps({"image": f"{i}.jpg", "captions": [f"red {i}", "red"]}) for i in range(24)]
     Path("train.jsonl").write_text("\n".join([*lines, '{"image": "24.jpg"}', "not JSON"]))
-    (command,) = shown("docs/extend/data.md")
-    logged = train(command, "run", "data.held_out_share=0.25")
+    (typed,) = shown("docs/extend/data.md")
+    logged = train(typed, "run", "data.held_out_share=0.25")
     assert any("eval/retrieval/image_to_text/recall@1" in row for row in logged)
     opened = open_data(compose("data=json_lines", "data.path=train.jsonl", config_dir="mine").data)
     assert [record.key for record in opened.train.bad] == ["train.jsonl:25", "train.jsonl:26"]
@@ -99,8 +102,8 @@ def test_a_number_format(folder: Path) -> None:
     rounded, finer, tf32 = shown("docs/extend/precision.md")
     train(rounded, "coarse", *SHAPES, *VIT, "evaluator=[]")
     assert compose(*finer[5:], config_dir="mine").precision.bits == 7
-    refused = run(sys.executable, *tf32[1:], *FEW, *SHAPES, "distributed=cpu", "run_dir=tf32", check=False)
-    assert refused.returncode == 2 and "precision.tf32=true has no effect on cpu" in refused.stderr
+    with pytest.raises(ConfigError, match=r"precision\.tf32=true has no effect on cpu"):
+        train(tf32, "tf32", *SHAPES, "distributed=cpu")
 
 
 def test_the_rounded_format_rounds_as_bfloat16_does(folder: Path) -> None:
@@ -113,9 +116,13 @@ def test_the_rounded_format_rounds_as_bfloat16_does(folder: Path) -> None:
     assert torch.equal(rounded(x, 23), x)
 
 
-def test_the_values_of_a_sites_launcher(folder: Path) -> None:
+def test_the_values_of_a_sites_launcher(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     dry, *_ = shown("docs/extend/launcher.md")
-    script = run(sys.executable, *dry[1:]).stdout
+    monkeypatch.setattr("sys.argv", list(dry[2:]))
+    command.main()
+    script = capsys.readouterr().out
     assert "#SBATCH --partition=debug" in script and "module load cuda/12.8" in script
 
 

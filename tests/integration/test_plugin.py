@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import pickle
 import shlex
+import subprocess
 import sys
 from html import escape
 from pathlib import Path
@@ -13,14 +16,18 @@ import torch
 import yaml
 from helpers import PLUGINS
 from helpers.documentation import files
-from helpers.runs import SMALL, VIT, events, losses, rows, run, torchrun
+from helpers.ranks import Ranks
+from helpers.runs import SMALL, VIT, events, losses, rows, run
 
+from clipx import evaluate, train
 from clipx.config.duration import Length
 from clipx.config.saved import from_dict, to_dict
+from clipx.config.typed import last_of_each
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.objective.base import StepInputs
 from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.trainer import Trainer
 
 FOLDER = PLUGINS / "hinge"
 PAGE = "docs/extend/objective.md"
@@ -34,18 +41,19 @@ def test_the_page_shows_the_plugins_files() -> None:
         assert content == shown[path].read_text(encoding="utf-8"), path
 
 
-def test_the_help_of_the_plugins_key_is_its_docstring() -> None:
-    done = run(
-        sys.executable, "-m", "clipx.train", f"--config-dir={FOLDER}", "objective=hinge", "--help", "objective.margin"
-    )
-    assert "Margin in cosine similarity by which the matching pair must exceed all others." in " ".join(
-        done.stdout.split()
-    )
+def test_the_help_of_the_plugins_key_is_its_docstring(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", f"--config-dir={FOLDER}", "objective=hinge", "--help", "objective.margin"]
+    monkeypatch.setattr("sys.argv", words)
+    with contextlib.suppress(SystemExit):
+        train.main()
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Margin in cosine similarity by which the matching pair must exceed all others." in printed
 
 
-def test_the_plugin_trains_and_evaluates_from_the_command_line(tmp_path: Path) -> None:
-    options = ["data.samples=512", "data.held_out_samples=96", "duration=4st", "schedule.warmup=1st"]
-    options += ["data.batch_size=64", "data.workers=0", "log_every=1st", f"run_dir={tmp_path}/run"]
+def test_the_plugin_trains_and_evaluates_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = last_of_each([*SMALL, *VIT, "report=true", "evaluator=[zeroshot]", f"run_dir={tmp_path}/run"])
     run(sys.executable, "-m", "clipx.train", f"--config-dir={FOLDER}", "objective=hinge", *options)
     (start,) = [event for event in events(tmp_path / "run") if event["event"] == "start"]
     typed = ["--config-dir", str(FOLDER), "objective=hinge", *options]
@@ -55,17 +63,15 @@ def test_the_plugin_trains_and_evaluates_from_the_command_line(tmp_path: Path) -
     steps = [row for row in logged if "train/loss" in row]
     assert [row["step"] for row in steps] == [1, 2, 3, 4]
     assert all(0 <= row["train/violations"] <= 1 for row in steps)
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["objective"] == {
-        "kind": "hinge",
-        "margin": 0.2,
-    }
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert saved["objective"] == {"kind": "hinge", "margin": 0.2}
 
-    run(sys.executable, "-m", "clipx.evaluate", "--config-dir", str(FOLDER), f"run={tmp_path}/run")
+    words = ["evaluate", "--config-dir", str(FOLDER), f"run={tmp_path}/run"]
+    monkeypatch.setattr("sys.argv", words)
+    evaluate.main()
     (found,) = (tmp_path / "run").glob("evaluation-*.json")
-    numbers = json.loads(found.read_text())
-    assert numbers["eval/zeroshot/top1"] == next(
-        row["eval/zeroshot/top1"] for row in logged if "eval/zeroshot/top1" in row
-    )
+    (logged_top1,) = [row["eval/zeroshot/top1"] for row in logged if "eval/zeroshot/top1" in row]
+    assert json.loads(found.read_text())["eval/zeroshot/top1"] == logged_top1
 
 
 def test_a_run_of_the_plugin_requires_its_config_dir(tmp_path: Path) -> None:
@@ -77,12 +83,15 @@ def test_a_run_of_the_plugin_requires_its_config_dir(tmp_path: Path) -> None:
     assert done.stderr.endswith("sogclr, or give a plug-in's folder by --config-dir\n")
 
 
-def test_two_ranks_match_a_single_process(tmp_path: Path) -> None:
+def trained(run_dir: Path) -> list[float]:
     options = (*SMALL, *VIT, "objective=hinge", "precision=fp64", "checkpoint=none", "duration=3st")
-    command = ("-m", "clipx.train", f"--config-dir={FOLDER}", *options)
-    run(sys.executable, *command, f"run_dir={tmp_path}/one")
-    torchrun(2, *command, f"run_dir={tmp_path}/two")
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-9)
+    Trainer(compose(*options, f"run_dir={run_dir}", config_dir=FOLDER)).fit()
+    return losses(run_dir)
+
+
+def test_two_ranks_match_a_single_process(tmp_path: Path, two_ranks: Ranks) -> None:
+    two, _ = two_ranks.call(trained, tmp_path / "two")
+    assert two == pytest.approx(trained(tmp_path / "one"), rel=1e-9)
 
 
 def test_the_plugin_composes_from_python() -> None:
@@ -135,13 +144,10 @@ def test_hinge_loss_and_gradient_equal_their_definition() -> None:
 @pytest.mark.slow
 def test_other_processes_of_a_run_import_the_plugins_module() -> None:
     """Spawned loader workers, and jobs on other machines, import it by the name in the environment."""
-    code = (
-        f"from clipx import compose\nspec = compose('objective=hinge', config_dir={str(FOLDER)!r})\n"
-        "import pickle, subprocess, sys\n"
-        "load = 'import pickle, sys; print(pickle.load(sys.stdin.buffer))'\n"
-        "subprocess.run([sys.executable, '-c', load], input=pickle.dumps(spec.objective), check=True)"
-    )
-    assert "HingeSpec(kind='hinge', margin=0.2)" in run(sys.executable, "-c", code).stdout
+    spec = pickle.dumps(compose("objective=hinge", config_dir=FOLDER).objective)
+    load = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
+    done = subprocess.run([sys.executable, "-c", load], input=spec, capture_output=True, check=True)
+    assert b"HingeSpec(kind='hinge', margin=0.2)" in done.stdout
 
 
 def test_two_plugin_folders_can_use_the_same_names(tmp_path: Path) -> None:

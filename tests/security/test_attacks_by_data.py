@@ -16,12 +16,15 @@ import sys
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import webdataset
 from helpers import SCRIPTS
 from helpers.payloads import Flag, jpeg, member, sample, write_tar
 from helpers.runs import run
@@ -76,8 +79,8 @@ def malicious_tar(tmp_path: Path, flag: Flag) -> Path:
 
 
 def test_the_members_execute_in_webdatasets_decoder(flag: Flag, tmp_path: Path) -> None:
-    code = "import sys, webdataset as w; next(iter(w.WebDataset(sys.argv[1], shardshuffle=False).decode('pil')))"
-    assert flag.is_made_by(code, str(malicious_tar(tmp_path, flag)))
+    path = str(malicious_tar(tmp_path, flag))
+    assert flag.is_made_by(lambda: next(iter(webdataset.WebDataset(path, shardshuffle=False).decode("pil"))))
 
 
 def test_members_that_could_execute_are_never_read(flag: Flag, tmp_path: Path) -> None:
@@ -140,9 +143,8 @@ def test_a_compressed_tar_is_rejected_without_unpacking(
 @pytest.mark.parametrize("name", ["sizes.json", "evil_stats.json"])
 def test_malformed_count_files_next_to_a_shard_are_ignored(flag: Flag, tmp_path: Path, name: str) -> None:
     path = write_tar(tmp_path / "evil.tar", sample("0"))
-    for k, content in enumerate(
-        (b"[" * 200_000, b"[]", b"\xff", b'{"successes": {}, "evil.tar": "many"}', flag.pickled())
-    ):
+    contents = (b"[" * 200_000, b"[]", b"\xff", b'{"successes": {}, "evil.tar": "many"}', flag.pickled())
+    for k, content in enumerate(contents):
         (tmp_path / name).write_bytes(content)
         os.utime(path, (k, k))  # a new modification time, so that the shard is indexed again
         assert faults(shards(path)) == []
@@ -167,24 +169,19 @@ def test_decompression_bombs_are_rejected_by_their_headers(bombs: dict[str, dict
     assert not [(name, found) for name, found in bombs.items() if found["mb"] > 50]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("a member of 1 GiB", "image is larger than 256 MiB"),
-        ("a header of 1 GiB, no member", "is cut off inside 00.jpg"),
-        ("a pax header of 1 GiB", "header of 1,073,741,824 bytes"),
-        ("a large json", "json is larger than 16 MiB"),
-        ("a PNG of 100 MP", "image has 10000x10000 pixels, more than data.max_pixels=89000000"),
-        ("a JPEG of 100 MP, in training", "image has 10000x10000 pixels, more than data.max_pixels=89000000"),
-        ("a JPEG of 400 MP", "image has 20000x20000 pixels, more than data.max_pixels=89000000"),
-        ("a PNG with 100 MB of text", "Decompressed data too large"),
-        ("json within json", "json cannot be read"),
-    ],
-)
-def test_decompression_bombs_are_rejected_with_the_reason(
-    bombs: dict[str, dict[str, Any]], name: str, said: str
-) -> None:
-    assert said in bombs[name]["said"]
+def test_decompression_bombs_are_rejected_with_the_reason(bombs: dict[str, dict[str, Any]]) -> None:
+    reasons = {
+        "a member of 1 GiB": "image is larger than 256 MiB",
+        "a header of 1 GiB, no member": "is cut off inside 00.jpg",
+        "a pax header of 1 GiB": "header of 1,073,741,824 bytes",
+        "a large json": "json is larger than 16 MiB",
+        "a PNG of 100 MP": "image has 10000x10000 pixels, more than data.max_pixels=89000000",
+        "a JPEG of 100 MP, in training": "image has 10000x10000 pixels, more than data.max_pixels=89000000",
+        "a JPEG of 400 MP": "image has 20000x20000 pixels, more than data.max_pixels=89000000",
+        "a PNG with 100 MB of text": "Decompressed data too large",
+        "json within json": "json cannot be read",
+    }
+    assert {name: bombs[name]["said"] for name, said in reasons.items() if said not in bombs[name]["said"]} == {}
 
 
 # ----------------------------------------------------------------------------------------------- paths in tables
@@ -291,10 +288,8 @@ def test_a_parquet_extension_type_is_not_unpickled(flag: Flag, tmp_path: Path, c
 
 
 def test_pickles_in_parquet_are_read_as_bytes(flag: Flag, tmp_path: Path) -> None:
-    pq.write_table(
-        pa.table({"filepath": [flag.pickled(), jpeg()], "caption": ["an object", "a caption"]}),
-        tmp_path / "evil.parquet",
-    )
+    evil = pa.table({"filepath": [flag.pickled(), jpeg()], "caption": ["an object", "a caption"]})
+    pq.write_table(evil, tmp_path / "evil.parquet")
     prepare(PrepareSpec(source="evil.parquet", out="shards", processes=1))
     assert len((tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()) == 1
     assert flag.absent
@@ -304,12 +299,8 @@ def test_pickles_in_parquet_are_read_as_bytes(flag: Flag, tmp_path: Path) -> Non
 
 COMMANDS = ("pipe:touch flag", "pipe:cat /etc/passwd", "pipe://touch flag")
 CHAINS = (
-    "simplecache::file:///tmp/x.tar",
-    "filecache::pipe:touch flag",
-    "reference::file:///tmp/x.json",
-    "zip://x.tar::file:///tmp/x.zip",
-    "reference://x.tar",
-    "python::os.system",
+    *("simplecache::file:///tmp/x.tar", "filecache::pipe:touch flag", "reference::file:///tmp/x.json"),
+    *("zip://x.tar::file:///tmp/x.zip", "reference://x.tar", "python::os.system"),
 )
 SHELL = ("$(touch flag)", "`touch flag`", "x;touch flag", "x|touch flag", "x && touch flag", "-x\ntouch flag", "${IFS}")
 PLACES = (*COMMANDS, *CHAINS, *SHELL)
@@ -343,40 +334,34 @@ def test_no_path_is_passed_to_a_shell(flag: Flag, tmp_path: Path, key: str) -> N
         assert flag.absent, place
 
 
-@pytest.mark.parametrize("place", COMMANDS[:2])
-def test_a_command_as_a_path_is_rejected_with_the_fix(flag: Flag, place: str) -> None:
-    for key in ("data.shards", "data.held_out_shards", "a list", "shards", "source"):
-        write_tar(Path("good.tar"), sample("0"))
-        with pytest.raises(
-            ConfigError, match=f"{place} is a command, which clipx does not run: give the URL of the data"
-        ):
+def test_a_command_as_a_path_is_rejected_with_the_fix(flag: Flag) -> None:
+    write_tar(Path("good.tar"), sample("0"))
+    for key, place in product(("data.shards", "data.held_out_shards", "a list", "shards", "source"), COMMANDS[:2]):
+        message = f"{place} is a command, which clipx does not run: give the URL of the data"
+        with pytest.raises(ConfigError, match=message):
             ENTRANCES[key](place)
 
 
-@pytest.mark.parametrize("place", ["simplecache::file:///tmp/x.tar", "reference::file:///x.json", "ZIP://x.zip"])
-def test_chained_storages_are_rejected(flag: Flag, place: str) -> None:
-    message = f"{re.escape(place)} reads a storage through another one: give the URL of the storage itself"
-    takes: list[Callable[[], object]] = [
-        functools.partial(ENTRANCES["a list"], place),  # the other options join several shards by ::
-        functools.partial(Resume.parse, place),
-        lambda: CheckpointSpec(remote=place),
-    ]
-    for take in takes:
-        with pytest.raises(ConfigError, match=message):
-            take()
+def test_chained_storages_are_rejected(flag: Flag) -> None:
+    for place in ("simplecache::file:///tmp/x.tar", "reference::file:///x.json", "ZIP://x.zip"):
+        message = f"{re.escape(place)} reads a storage through another one: give the URL of the storage itself"
+        takes: list[Callable[[], object]] = [
+            functools.partial(ENTRANCES["a list"], place),  # the other options join several shards by ::
+            functools.partial(Resume.parse, place),
+            functools.partial(CheckpointSpec, remote=place),
+        ]
+        for take in takes:
+            with pytest.raises(ConfigError, match=message):
+                take()
 
 
-def resumed_from(place: str) -> str:
-    return str(Resume.parse(place).run_dir)
-
-
-@pytest.mark.parametrize("place", [*COMMANDS[:2], *SHELL[:4]])
-def test_checkpoint_paths_are_not_passed_to_a_shell(flag: Flag, tmp_path: Path, place: str) -> None:
-    with pytest.raises(ConfigError, match="is a command|is not the URL of a folder"):
-        CheckpointSpec(remote=place)
-    with pytest.raises(ClipxError, match="is a command|holds no run"):
-        RunDir(Path(resumed_from(place))).must_exist()
-    assert flag.absent
+def test_checkpoint_paths_are_not_passed_to_a_shell(flag: Flag) -> None:
+    for place in (*COMMANDS[:2], *SHELL[:4]):
+        with pytest.raises(ConfigError, match="is a command|is not the URL of a folder"):
+            CheckpointSpec(remote=place)
+        with pytest.raises(ClipxError, match="is a command|holds no run"):
+            RunDir(Path(str(Resume.parse(place).run_dir))).must_exist()
+        assert flag.absent, place
 
 
 def test_output_folders_use_the_name_literally(flag: Flag, tmp_path: Path) -> None:
@@ -386,24 +371,11 @@ def test_output_folders_use_the_name_literally(flag: Flag, tmp_path: Path) -> No
     assert flag.absent
 
 
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (lambda url: PrepareSpec(source="x", out=url), "out"),
-        (lambda url: IndexSpec(shards="x", manifest=url), "manifest"),
-    ],
-)
-def test_a_url_as_an_output_path_is_rejected(make: Callable[[str], object], key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key}=s3://bucket/x is a URL: give a local path"):
-        make("s3://bucket/x")
-
-
-def test_the_index_command_executes_nothing(flag: Flag, tmp_path: Path) -> None:
-    place = "shards='pipe:touch flag::$(touch flag)::`touch flag`'"
-    done = run(sys.executable, "-m", "clipx.data.index", place, check=False)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: shards=pipe:touch flag is a command")
-    assert {p.name for p in tmp_path.iterdir()} <= {"cache"}
+def test_a_url_as_an_output_path_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"^out=s3://bucket/x is a URL: give a local path"):
+        PrepareSpec(source="x", out="s3://bucket/x")
+    with pytest.raises(ConfigError, match=r"^manifest=s3://bucket/x is a URL: give a local path"):
+        IndexSpec(shards="x", manifest="s3://bucket/x")
 
 
 def test_the_shell_payloads_execute_in_a_shell(flag: Flag) -> None:
@@ -417,13 +389,9 @@ def test_an_index_in_the_cache_is_never_unpickled(flag: Flag, tmp_path: Path) ->
     path = write_tar(tmp_path / "good.tar", sample("0"))
     source = shards(path)
     (entry,) = (tmp_path / "cache" / "index").glob("*.npy")
-    code = "import sys, numpy; numpy.load(sys.argv[1], allow_pickle=True)"
-    for content, message in (
-        (flag.array(), "Python objects in dtype"),
-        (flag.pickled(), "pickled"),
-    ):
+    for content, message in ((flag.array(), "Python objects in dtype"), (flag.pickled(), "pickled")):
         entry.write_bytes(content)
-        assert flag.is_made_by(code, str(entry))
+        assert flag.is_made_by(lambda: np.load(entry, allow_pickle=True))
         with pytest.raises(Exception) as error:  # of any type if it was unpickled, which is asserted first
             source.read(0)
         assert flag.absent

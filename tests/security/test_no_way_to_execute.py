@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import clipx
 
 ROOT = Path(clipx.__file__).parent
@@ -55,36 +53,24 @@ def weights_only(call: ast.Call) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_modules_call_no_executing_function(path: Path) -> None:
-    assert list(faults(path.read_text(encoding="utf-8"))) == ALLOWED.get(path.relative_to(ROOT).as_posix(), [])
+def test_modules_call_no_executing_function() -> None:
+    assert len(FILES) > 300
+    found = {path.relative_to(ROOT).as_posix(): list(faults(path.read_text(encoding="utf-8"))) for path in FILES}
+    assert {name: of for name, of in found.items() if of} == ALLOWED
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
+def test_the_search_finds_executing_calls() -> None:
+    for source in (
         *(
             "import subprocess",
             "from pickle import loads",
             "eval(x)",
-            "torch.load(p)",
-            "torch.load(p, weights_only=False)",
-            "torch.load(p, weights_only=x)",
+            "__import__(x)",
             "os.system(x)",
             "os.execv(a, b)",
         ),
-        *(
-            "yaml.unsafe_load(x)",
-            "np.load(p, allow_pickle=True)",
-            "run(x, shell=y)",
-            "tar.extractall()",
-            "__import__(x)",
-        ),
-    ],
-)
-def test_the_search_finds_executing_calls(source: str) -> None:
-    assert len(list(faults(source))) == 1
-
-
-def test_a_load_with_weights_only_is_accepted() -> None:
+        *("torch.load(p)", "torch.load(p, weights_only=False)", "torch.load(p, weights_only=x)", "yaml.unsafe_load(x)"),
+        *("np.load(p, allow_pickle=True)", "run(x, shell=y)", "tar.extractall()"),
+    ):
+        assert len(list(faults(source))) == 1, source
     assert list(faults("torch.load(p, weights_only=True)")) == []

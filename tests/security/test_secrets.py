@@ -58,15 +58,8 @@ def test_a_run_with_all_loggers_writes_and_prints_no_key(tmp_path: Path, monkeyp
     options = ("logger=[tensorboard,wandb]", "logger.wandb.mode=offline", "evaluator=[retrieval]", "duration=2st")
     done = run(sys.executable, "-m", "clipx.train", *SMALL[:-1], *VIT, *options, "schedule.warmup=0st", "run_dir=run")
     names = {p.name for p in (tmp_path / "run").iterdir()}
-    assert names >= {
-        "config.yaml",
-        "metrics.jsonl",
-        "events.jsonl",
-        "report.html",
-        "tensorboard",
-        "wandb",
-        "checkpoints",
-    }
+    assert names >= {"config.yaml", "metrics.jsonl", "events.jsonl", "report.html"}
+    assert names >= {"tensorboard", "wandb", "checkpoints"}
     assert files_containing(tmp_path, "xsmall"), "the search must find existing text"
     assert not files_containing(tmp_path, SECRET)
     assert SECRET.lower() not in (done.stdout + done.stderr).lower()
@@ -76,9 +69,8 @@ def test_a_run_with_all_loggers_writes_and_prints_no_key(tmp_path: Path, monkeyp
 def test_a_key_from_the_environment_is_rejected_as_a_value(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEYS["WANDB_API_KEY"])
     value = "[a,'${oc.env:WANDB_API_KEY}']" if key.endswith("tags") else "x${oc.env:WANDB_API_KEY}"
-    with pytest.raises(
-        ConfigError, match=f"^{key} contains the value of the environment variable WANDB_API_KEY"
-    ) as raised:
+    named = f"^{key} contains the value of the environment variable WANDB_API_KEY"
+    with pytest.raises(ConfigError, match=named) as raised:
         compose("data=webdataset", "logger=[wandb]", f"{key}={value}")
     assert KEYS["WANDB_API_KEY"] not in str(raised.value)
 
@@ -86,14 +78,14 @@ def test_a_key_from_the_environment_is_rejected_as_a_value(key: str, monkeypatch
 # ---------------------------------------------------------------------------------------------- secrets in a URL
 
 
-@pytest.mark.parametrize("url", GIVEN)
 @pytest.mark.parametrize(
     "key", ["data.shards", "data.held_out_shards", "resume", "checkpoint.remote", "data.cache_dir"]
 )
-def test_a_url_with_a_secret_is_rejected_by_key(key: str, url: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{key}=.* was given with a (password|query)") as raised:
-        compose("data=webdataset", f"{key}='{url}'")
-    assert SECRET not in str(raised.value)
+def test_a_url_with_a_secret_is_rejected_by_key(key: str) -> None:
+    for url in GIVEN if key == "data.shards" else GIVEN[:2]:
+        with pytest.raises(ConfigError, match=rf"^{key}=.* was given with a (password|query)") as raised:
+            compose("data=webdataset", f"{key}='{url}'")
+        assert SECRET not in str(raised.value)
 
 
 openclipart_main = load("openclipart/build.py").main
@@ -145,9 +137,8 @@ def test_a_full_traceback_contains_no_secret(
 @pytest.mark.parametrize("url", [PASSWORD, SIGNED])
 def test_a_list_with_a_secret_is_rejected(tmp_path: Path, url: str) -> None:
     (tmp_path / "list.txt").write_text(f"s3://bucket/a.tar\n{url}\n")
-    with pytest.raises(
-        ConfigError, match=r"^data.shards=@.*list.txt=https://host.invalid/x.tar was given with"
-    ) as raised:
+    named = r"^data.shards=@.*list.txt=https://host.invalid/x.tar was given with"
+    with pytest.raises(ConfigError, match=named) as raised:
         WebDatasetSpec(name="x", shards=f"@{tmp_path}/list.txt").open()
     assert SECRET not in str(raised.value)
     with pytest.raises(ConfigError):
@@ -155,9 +146,8 @@ def test_a_list_with_a_secret_is_rejected(tmp_path: Path, url: str) -> None:
     assert not (tmp_path / "manifest.json").exists()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
+def test_urls_without_a_secret_are_accepted() -> None:
+    for url in (
         *(
             "s3://bucket/{0000..0123}.tar",
             "s3://bucket/*.tar::@list.txt",
@@ -170,19 +160,16 @@ def test_a_list_with_a_secret_is_rejected(tmp_path: Path, url: str) -> None:
             "s3://bucket/a::/data/00?.tar",
         ),
         *("/data/00?.tar", "/data/user:name@host/x.tar", "@list.txt", "a photo of a {}?", "https://host/a@b:c/x.tar"),
-    ],
-)
-def test_urls_without_a_secret_are_accepted(url: str) -> None:
-    check_secrets("data.shards", url)
-    for part in url.split("::"):
-        check_url("data.shards", part)
+    ):
+        check_secrets("data.shards", url)
+        for part in url.split("::"):
+            check_url("data.shards", part)
 
 
 def test_secrets_of_urls_in_messages_are_redacted() -> None:
     output = redacted(f"403, url='{SIGNED}' after {PASSWORD}, see https://host.invalid/doc")
-    assert output == (
-        "403, url='https://host.invalid/x.tar' after https://host.invalid/x.tar, see https://host.invalid/doc"
-    )
+    bare = "https://host.invalid/x.tar"
+    assert output == f"403, url='{bare}' after {bare}, see https://host.invalid/doc"
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -242,12 +229,8 @@ def test_a_servers_signature_appears_in_no_quarantine_or_error(
 ) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     data = (
-        "data=webdataset",
-        f"data.shards={redirecting}",
-        "data.held_out_share=0",
-        "data.batch_size=2",
-        "data.workers=0",
-        "data.read=range",
+        *("data=webdataset", f"data.shards={redirecting}", "data.held_out_share=0", "data.batch_size=2"),
+        *("data.workers=0", "data.read=range"),
     )
     options = ("data.max_bad_share=1", "duration=3st", "schedule.warmup=0st", "evaluator=[]", f"run_dir={tmp_path}/run")
     Trainer(compose(*data, *VIT, *options)).fit()

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, forks
 from helpers.cases import slow_except
 
 
 @pytest.mark.parametrize(
     "selected", slow_except(["packed and repeats or default", ""], "packed and repeats or default")
 )
-def test_the_gpu_tests_pass_on_the_cpu(selected: str) -> None:
+def test_the_gpu_tests_pass_on_the_cpu(selected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu", "-k", selected, "tests/gpu")
     env = {**os.environ, "CLIPX_TEST_GPU_ON_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        (sys.executable, *words), cwd=ROOT, env=env, capture_output=True, text=True, timeout=800, check=False
-    )
+    monkeypatch.chdir(ROOT)
+    done = forks.run([{}], words, env, timeout=800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -35,7 +35,7 @@ from clipx_launch.search.check import direction_of, is_whole, jobs_of, metric_of
 from clipx_launch.search.space import Space, combinations, distribution, example, parse, suggest
 from clipx_launch.search.spec import OptunaSpec, Pruner, Sampler
 from clipx_launch.search.study import open_study, study_file
-from hydra_plugins.clipx_plugins import ClipxLauncher
+from hydra_plugins import clipx_plugins
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
@@ -62,7 +62,7 @@ def search(context: HydraContext, config: DictConfig, task: TaskFunction, words:
     jobs = jobs_of(spec, config)
     trials = spec.trials or (len(combinations(space)) if spec.sampler is Sampler.grid else _DEFAULT_TRIALS)
     launcher = Plugins.instance().instantiate_launcher(config=config, hydra_context=context, task_function=task)
-    assert isinstance(launcher, ClipxLauncher)
+    assert isinstance(launcher, clipx_plugins.ClipxLauncher)  # Hydra executes an imported plug-in again: a new class
     folder = Path(config.hydra.sweep.dir).absolute()
     with _locked(folder):
         study = open_study(folder, spec, space, fixed, metric, direction)
@@ -112,7 +112,7 @@ class _Search:
 
     def __init__(
         self,
-        launcher: ClipxLauncher,
+        launcher: clipx_plugins.ClipxLauncher,
         study: optuna.Study,
         spec: OptunaSpec,
         space: Space,

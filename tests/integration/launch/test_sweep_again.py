@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.runs import VIT
 from helpers.slurm_jobs import launch_json, logs, output_of, rows, slurm_tasks
-from helpers.sweeps import idle_process, make_sweep, run_named, set_launcher, states, train, write_lock
+from helpers.sweeps import idle_process, make_sweep, refused, run_named, set_launcher, states, train, write_lock
 
-from clipx_launch import cluster, slurm
 from clipx_launch.__main__ import main
 from clipx_launch.options import LocalSpec, SlurmSpec
 from clipx_launch.point import Result
+from clipx_launch.slurm import start
 from clipx_launch.sweep import Sweep
 
 # ------------------------------------------------------------------------------------------------- this machine
@@ -33,10 +34,8 @@ def test_cancelling_a_point_sends_sigterm_only_to_its_process(
         assert other.wait(600) == -signal.SIGTERM
         assert (one.poll(), launcher.poll()) == (None, None)
 
-        assert main(["cancel", str(tmp_path), "2"]) == 1, "a waiting point was cancelled alone"
-        assert (
-            "point 2 has not started and cannot be cancelled alone: cancel the whole sweep" in capsys.readouterr().err
-        )
+        alone = "point 2 has not started and cannot be cancelled alone: cancel the whole sweep"
+        assert alone in refused(capsys, "cancel", tmp_path, "2", code=1)
         assert main(["cancel", str(tmp_path)]) == 0
         assert capsys.readouterr().out == f"cancelled 2 waiting, 1 starting: SIGTERM to their launcher, {keeper}\n"
         assert launcher.wait(600) == -signal.SIGTERM
@@ -53,7 +52,7 @@ def test_resume_relaunches_only_failed_points_with_their_launch_settings(
 ) -> None:
     """Point 0 is finished, point 1 was killed after its checkpoint of step 2 of 4, point 2 is running."""
     settings = LocalSpec(environment={"TQDM_DISABLE": "of the launch"}, snapshot=False)
-    common = ("evaluator=[]", "checkpoint.every=2st", "checkpoint.keep_last=2")
+    common = (*VIT, "evaluator=[]", "checkpoint.every=2st", "checkpoint.keep_last=2")
     (tmp_path / "launched").mkdir()
     monkeypatch.chdir(tmp_path / "launched")
     made = make_sweep(tmp_path / "s", ["seed=0"], ["seed=1"], ["seed=2"], common=common, spec=settings)
@@ -66,11 +65,7 @@ def test_resume_relaunches_only_failed_points_with_their_launch_settings(
         set_launcher(sweep, gone)
     with idle_process() as (_, worker):
         write_lock(made.planned[2].point.folder, worker)
-        assert {name: state for name, (state, _) in states(sweep).items()} == {
-            "0": "finished",
-            "1": "lost",
-            "2": "starting",
-        }
+        assert [states(sweep)[name][0] for name in "012"] == ["finished", "lost", "starting"]
         assert main(["resume", str(sweep)]) == 0, capsys.readouterr().err
         assert states(sweep)["2"][0] == "starting"
     assert states(sweep)["1"][0] == "finished", logs(killed.folder)
@@ -110,14 +105,11 @@ def test_sweeps_that_cannot_be_resumed_raise_a_one_line_error(
     path = tmp_path / "s/.launch/sweep.json"
     whole = path.read_text()
     path.write_text(whole.replace(str(Path.cwd()), str(tmp_path / "gone")))
-    assert main(["resume", str(tmp_path / "s")]) == 1
-    assert (
-        capsys.readouterr().err
-        == f"error: {tmp_path}/gone, which the sweep was launched with, does not exist: restore it\n"
-    )
+    gone = f"error: {tmp_path}/gone, which the sweep was launched with, does not exist: restore it\n"
+    assert refused(capsys, "resume", tmp_path / "s", code=1) == gone
     path.write_text(whole.replace('"launch": 0', '"launch": null'))
-    assert main(["resume", str(tmp_path / "s")]) == 1
-    assert "has no launch settings of point 0: run its command again" in capsys.readouterr().err
+    lost = "has no launch settings of point 0: run its command again"
+    assert lost in refused(capsys, "resume", tmp_path / "s", code=1)
     sweep.planned[0].point.create(sweep.planned[0].spec)
     sweep.planned[0].point.write_result(Result("finished"))
     assert main(["resume", str(tmp_path / "s")]) == 0
@@ -133,15 +125,11 @@ HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, s
 def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
     """Submits three points that stay in SLURM's queue."""
     sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
-    start(sweep)
+    start(sweep, HELD)
     try:
         yield tmp_path
     finally:
         output_of("scancel", *launch_json(tmp_path, "sweep")["jobs"])
-
-
-def start(sweep: Sweep) -> None:
-    slurm.start(sweep, HELD)
 
 
 def test_queued_points_are_cancelled_and_resumed_individually(
@@ -178,22 +166,14 @@ def test_queued_points_are_cancelled_and_resumed_individually(
     assert capsys.readouterr().out == "nothing to cancel: 3 cancelled\n"
 
 
-def test_a_missing_job_has_the_state_from_slurm_or_is_lost(
-    submitted: Path,
-) -> None:
+def test_a_missing_job_has_the_state_from_slurm_or_is_lost(submitted: Path) -> None:
     (job,) = launch_json(submitted, "sweep")["jobs"]
     output_of("scancel", f"{job}_0")
-    assert states(submitted)["0"] == ("lost", f"job {job}_0 is gone and left no result"), (
-        "SLURM must forget the job at once"
-    )
+    lost = ("lost", f"job {job}_0 is gone and left no result")
+    assert states(submitted)["0"] == lost, "SLURM must forget the job at once"
     output_of("scancel", job)
     for name in "12":
         assert states(submitted)[name] == ("cancelled", f"job {job}_{name} is cancelled")
-
-
-@pytest.mark.parametrize(("text", "tasks"), [("", []), ("3", [3]), ("0,2-4%2", [0, 2, 3, 4]), ("1-2", [1, 2])])
-def test_array_task_ids_are_parsed(text: str, tasks: list[int]) -> None:
-    assert cluster._task_ids(text) == tasks
 
 
 def test_a_stopped_point_in_the_queue_is_requeued(submitted: Path) -> None:

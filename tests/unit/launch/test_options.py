@@ -6,18 +6,21 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from helpers.runs import run, small
-from helpers.slurm_jobs import LOCAL, QUICK, SLURM, TRAIN, launch
+from helpers.slurm_jobs import LOCAL, QUICK, SLURM, refused
 
+from clipx import train
 from clipx.config.registry import CONF_DIR
 from clipx.errors import ClipxError, ConfigError
 from clipx.trainer.spec import compose
 from clipx_launch import cluster, snapshot
 from clipx_launch.cluster import check_site
-from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec
+from clipx_launch.network import VARIABLES, NetworkSpec
+from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec, TorchrunSpec
 from clipx_launch.point import Point, Result, config_hash
 from clipx_launch.sbatch_script import sbatch_script
 from clipx_launch.slurm import job_variables
@@ -26,50 +29,60 @@ CPU = {"gpus_per_node": 0}
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("spec", "options", "message"),
     [
-        ({"time": "86400"}, "hydra.launcher.time=86400 is not a time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"),
-        ({"time": "0h"}, "hydra.launcher.time=0h must be above 0"),
-        ({"time": "1m"}, "hydra.launcher.signal_before_s=120 must be below hydra.launcher.time=1m: lower it, or raise the time limit"),
-        ({"nodes": 0}, "hydra.launcher.nodes=0 must be at least 1"),
-        ({"max_requeue": -1}, "hydra.launcher.max_requeue=-1 must be 0 or more"),
-        ({"mem_gb": 0.0}, "hydra.launcher.mem_gb=0.0 must be above 0, or null"),
-        (
-            {"gpus_per_node": 4},
-            "hydra.launcher.gpus_per_node=4 must be hydra.launcher.tasks_per_node=1, one for each rank: set the same number, or 0 for the CPU",
-        ),
-        ({"sbatch": {"ntasks_per_node": 2}}, "hydra.launcher.sbatch.ntasks_per_node=2 is set by the launcher: set hydra.launcher.tasks_per_node"),
-        ({"sbatch": {"array": "0-3"}}, "hydra.launcher.sbatch.array=0-3 is set by the launcher: remove it"),
-        ({"environment": {"A B": "c"}}, "hydra.launcher.environment.A B is not a variable name: use letters, digits and _"),
+        (SlurmSpec, {"time": "86400"}, "time=86400 is not a time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"),
+        (SlurmSpec, {"time": "0h"}, "time=0h must be above 0"),
+        (SlurmSpec, {"time": "1m"}, "signal_before_s=120 must be below hydra.launcher.time=1m: lower it, or raise the time limit"),
+        (SlurmSpec, {"nodes": 0}, "nodes=0 must be at least 1"),
+        (SlurmSpec, {"max_requeue": -1}, "max_requeue=-1 must be 0 or more"),
+        (SlurmSpec, {"mem_gb": 0.0}, "mem_gb=0.0 must be above 0, or null"),
+        (SlurmSpec, {"gpus_per_node": 4}, "gpus_per_node=4 must be hydra.launcher.tasks_per_node=1, one for each rank: set the same number, or 0 for the CPU"),
+        (SlurmSpec, {"sbatch": {"ntasks_per_node": 2}}, "sbatch.ntasks_per_node=2 is set by the launcher: set hydra.launcher.tasks_per_node"),
+        (SlurmSpec, {"sbatch": {"array": "0-3"}}, "sbatch.array=0-3 is set by the launcher: remove it"),
+        (SlurmSpec, {"environment": {"A B": "c"}}, "environment.A B is not a variable name: use letters, digits and _"),
+        (SlurmSpec, {"wait": True, "submit": False}, "wait=true has no effect with hydra.launcher.submit=false: remove one of them"),
+        (LocalSpec, {"parallelism": 0}, "parallelism=0 must be at least 1"),
+        *((LocalSpec, {"environment": {name: "1"}}, f"environment.{name} has an option: set hydra.launcher.network.{key}") for name, key in VARIABLES.items()),
+        (TorchrunSpec, {"port": 0}, "port=0 is not a port: give one from 1 to 65535"),
+        (TorchrunSpec, {"host": "a;b"}, "host=a;b is not a host name or an address: give one of the first host"),
+        (TorchrunSpec, {"nodes": 2}, "nodes=2 needs the name of the first host: set hydra.launcher.host"),
+        (NetworkSpec, {"interface": "a b"}, "network.interface=a b is not a list of names: write a,b or, to exclude them, ^a,b, or null"),
+        (NetworkSpec, {"ib_hca": ""}, "network.ib_hca= is not a list of names: write a,b or, to exclude them, ^a,b, or null"),
+        (NetworkSpec, {"gloo_interface": "a,b"}, "network.gloo_interface=a,b is not one name: give one that `ip link` prints, or null"),
+        (NetworkSpec, {"algo": ["rong"]}, "network.algo=rong is not known to NCCL: choose from ring, tree, collnetdirect, collnetchain, nvls, nvlstree, pat"),
+        (NetworkSpec, {"proto": []}, "network.proto=[] leaves NCCL no choice: give some of ll, ll128, simple, or null"),
+        (NetworkSpec, {"ib": False, "ib_hca": "mlx5"}, "network.ib_hca=mlx5 has no effect with hydra.launcher.network.ib=false: remove one of them"),
+        (NetworkSpec, {"flight_recorder": 0}, "network.flight_recorder=0 must be at least 1, or null: 2000 covers some steps"),
     ],
 )  # fmt: skip
-def test_invalid_options_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
+def test_invalid_options_raise_a_one_line_error(spec: type, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        SlurmSpec(**options)
-    assert str(raised.value) == message
+        spec(**options)
+    assert str(raised.value) == f"hydra.launcher.{message}"
 
 
-@pytest.mark.parametrize(
-    ("time", "minutes"),
-    [("90m", 90), ("24h", 1440), ("2d", 2880), ("24:00:00", 1440), ("1-12:00:00", 2160), ("00:10:01", 11)],
-)
-def test_times_are_converted_to_minutes(time: str, minutes: int) -> None:
-    assert SlurmSpec(time=time).minutes == minutes
+def test_times_are_converted_to_minutes() -> None:
+    given = {"90m": 90, "24h": 1440, "2d": 2880, "24:00:00": 1440, "1-12:00:00": 2160, "00:10:01": 11}
+    assert {time: SlurmSpec(time=time).minutes for time in given} == given
+    printed = {"infinite": None, "1-00:00:00": 1440, "2:30:00": 150, "30:00": 30}
+    assert {text: cluster._minutes(text) for text in printed} == printed
+
+
+def test_array_task_ids_are_parsed() -> None:
+    tasks = {"": [], "3": [3], "0,2-4%2": [0, 2, 3, 4], "1-2": [1, 2]}
+    assert {text: cluster._task_ids(text) for text in tasks} == tasks
 
 
 def test_devices_that_contradict_the_run_are_rejected() -> None:
     cpu, cuda = compose("distributed=cpu").distributed, compose("distributed.device=cuda").distributed
-    with pytest.raises(
-        ConfigError, match="distributed.device=cpu leaves the GPUs of hydra.launcher.gpus_per_node=1 idle"
-    ):
+    with pytest.raises(ConfigError, match="device=cpu leaves the GPUs of hydra.launcher.gpus_per_node=1 idle"):
         SlurmSpec().check(cpu)
-    with pytest.raises(
-        ConfigError, match="distributed.device=cuda needs GPUs, but hydra.launcher.gpus_per_node=0: raise it"
-    ):
-        SlurmSpec(gpus_per_node=0).check(cuda)
+    with pytest.raises(ConfigError, match="device=cuda needs GPUs, but hydra.launcher.gpus_per_node=0: raise it"):
+        SlurmSpec(**CPU).check(cuda)
     SlurmSpec().check(cuda)
-    SlurmSpec(gpus_per_node=0).check(cpu)
-    SlurmSpec(gpus_per_node=0, sbatch={"gpus-per-task": 1}).check(cuda)
+    SlurmSpec(**CPU).check(cpu)
+    SlurmSpec(**CPU, sbatch={"gpus-per-task": 1}).check(cuda)
 
 
 # ------------------------------------------------------------------------------------------------------ the script
@@ -114,55 +127,20 @@ def test_the_torchrun_style_has_one_task_with_all_cores_per_node(tmp_path: Path)
 
 
 def test_variables_of_the_current_job_are_not_passed_to_new_jobs() -> None:
-    job = {
-        "SLURM_JOB_ID": "1",
-        "SLURM_NODELIST": "n1",
-        "SBATCH_X": "",
-        "PMIX_RANK": "0",
-        "SLURM_CONF": "/c",
-        "PATH": "",
-    }
-    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "x"}
-    assert set(job_variables({**job, **ranks})) == {*job, *ranks} - {"SLURM_CONF", "PATH"}
+    of_jobs = ("SLURM_JOB_ID", "SLURM_NODELIST", "SBATCH_X", "PMIX_RANK")
+    of_ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    assert set(job_variables(dict.fromkeys((*of_jobs, *of_ranks, "SLURM_CONF", "PATH"), "1"))) == {*of_jobs, *of_ranks}
     assert job_variables({"SBATCH_ACCOUNT": "mine", "SLURM_CONF": "/c"}) == [], "the user's variable, outside any job"
 
 
 # ----------------------------------------------------------------------------------------------- the command line
 
 
-def without_slurm(tmp_path: Path) -> dict[str, str]:
-    """Returns an environment with a PATH without SLURM."""
-    (tmp_path / "bin").mkdir()
-    return {"PATH": str(tmp_path / "bin")}
-
-
-def test_a_dry_run_only_prints_the_script(tmp_path: Path) -> None:
-    done = launch(
-        *SLURM,
-        *QUICK,
-        "seed=0,1",
-        "hydra.launcher.dry_run=true",
-        f"hydra.sweep.dir={tmp_path}/s",
-        **without_slurm(tmp_path),
-    )
-    assert done.stdout.startswith("#!/bin/bash\n")
-    assert "#SBATCH --array=0-1%2" in done.stdout
-    assert not (tmp_path / "s").exists()
-
-
-def test_a_launch_without_slurm_prints_a_one_line_error(tmp_path: Path) -> None:
-    done = launch(*SLURM, *QUICK, f"hydra.sweep.dir={tmp_path}/s", check=False, **without_slurm(tmp_path))
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local\n"
-    )
-
-
-def test_invalid_points_are_listed_in_a_table_and_no_point_starts(tmp_path: Path) -> None:
+def test_invalid_points_are_listed_in_a_table_and_no_point_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = (*LOCAL, *QUICK, f"hydra.sweep.dir={tmp_path}/s", "hydra.launcher.tasks=2")
-    done = launch(*options, "seed=0,-1,one", "data.batch_size=32,33", check=False)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+    assert refused(monkeypatch, capsys, *options, "seed=0,-1,one", "data.batch_size=32,33").splitlines() == [
         "error: 5 of 6 points cannot run, nothing was started:",
         "  point 1  data.batch_size=32 seed=-1   seed=-1 must be in [0, 2^63): give 0 or more",
         "  point 2  data.batch_size=32 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
@@ -178,45 +156,50 @@ def test_invalid_points_are_listed_in_a_table_and_no_point_starts(tmp_path: Path
     [
         (["seed=0,1", "run_dir=same"], "/same is the folder of point 0 too: remove run_dir= from a sweep"),
         (["run_dir='a%b'"], "a%b' contains a quote, or one of % \\ $ ! `, which job scripts interpret: choose another folder"),
-        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be created (Not a directory): set hydra.sweep.dir to a writable folder"),
         (["run_dir=file/run"], "file/run/.launch/logs cannot be created (Not a directory): set hydra.sweep.dir to a writable folder"),
-        (["+hydra.launcher.bogus=1"], "hydra.launcher.bogus is not a key here: "),
-        (["hydra.launcher.tasks=two"], "hydra.launcher.tasks=two: Value 'two' of type 'str' could not be converted to Integer"),
+        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be created (Not a directory): set hydra.sweep.dir to a writable folder"),
     ],
 )  # fmt: skip
-def test_sweeps_that_cannot_be_launched_print_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], message: str
+def test_a_sweep_without_folders_of_its_own_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    done = launch(*LOCAL, *QUICK, *typed, check=False, PYTHONPATH=str(CONF_DIR.parent))
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr.splitlines()[-1]
+    assert message in refused(monkeypatch, capsys, *LOCAL, *QUICK, *typed).splitlines()[-1]
     if "run_dir=file/run" not in typed:  # its folder cannot be created, known after the sweep's files are written
-        assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is left behind"
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_another_module_named_launch_does_not_hide_the_launchers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_programs_and_devices_print_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "launch.py").write_text("raise RuntimeError('not mine')")
-    monkeypatch.chdir(tmp_path)
-    assert "seed: 3" in launch("--cfg", "job", "seed=3", PYTHONPATH=str(CONF_DIR.parent)).stdout
+    """A dry run needs no SLURM."""
+    folder = f"hydra.sweep.dir={tmp_path}/s"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["train", *SLURM, *QUICK, folder, "seed=0,1", "hydra.launcher.dry_run=true"])
+    train.main()
+    assert "#SBATCH --array=0-1%2" in (text := capsys.readouterr().out) and text.startswith("#!/bin/bash\n")
+    assert refused(monkeypatch, capsys, *SLURM, *QUICK, folder) == (
+        "error: hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local\n"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert refused(monkeypatch, capsys, *LOCAL, *QUICK, "hydra.launcher.parallelism=3", folder) == (
+        "error: hydra.launcher.parallelism=3 x hydra.launcher.tasks=1 is more than the 2 visible GPUs: lower "
+        "one of them, or use distributed=cpu\n"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_launchers_print_a_one_line_error(tmp_path: Path) -> None:
+    """In an interpreter: this process has registered the launchers."""
     code = "import importlib.metadata as m; m.entry_points = lambda **_: (); from clipx.train import main; main()"
-    options = ("-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}")
-    done = run(TRAIN[0], "-c", code, *options, check=False)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: schema/launcher=local is not registered: install the package that has it (in a checkout: pip install -e .)\n"
+    done = run(
+        sys.executable, "-c", code, "-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}", check=False
     )
-
-
-def test_a_launcher_without_a_sweep_is_an_error() -> None:
-    done = launch("hydra/launcher=clipx_local", *QUICK, check=False)
-    assert (done.returncode, done.stderr) == (2, "error: hydra/launcher=clipx_local has no effect without -m: add -m\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: schema/launcher=local is not registered: install the package that has it (in a checkout: pip install -e .)\n",
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- files
@@ -232,12 +215,8 @@ def test_the_first_failed_rank_sets_the_result_of_a_point(tmp_path: Path) -> Non
     point.write_result(Result("failed", 1, error="the cause"))
     point.write_result(Result("failed", 1, error="what came of it"))
     assert point.result == Result("failed", 1, error="the cause")
-    assert sorted(path.name for path in point.launch_dir.iterdir()) == [
-        "config.yaml",
-        "logs",
-        "point.json",
-        "result.json",
-    ]
+    files = sorted(path.name for path in point.launch_dir.iterdir())
+    assert files == ["config.yaml", "logs", "point.json", "result.json"]
 
 
 def test_the_hash_of_a_point_ignores_its_name_and_folder() -> None:
@@ -271,11 +250,6 @@ def test_a_changed_file_is_in_another_snapshot(tmp_path: Path) -> None:
     assert [(copy / "package/a.py").read_text() for copy in (first, second)] == ["x = 1\n", "x = 2\n"]
 
 
-def test_local_parallelism_must_be_at_least_1() -> None:
-    with pytest.raises(ConfigError, match="hydra.launcher.parallelism=0 must be at least 1"):
-        LocalSpec(parallelism=0)
-
-
 # ------------------------------------------------------------------------------------------------ errors of a site
 
 
@@ -294,13 +268,6 @@ def test_requests_above_the_clusters_limits_raise_a_one_line_error(options: dict
         check_site(SlurmSpec(**{"gpus_per_node": 0, **options}))
     assert str(raised.value) == message
     check_site(SlurmSpec(**CPU))
-
-
-@pytest.mark.parametrize(
-    ("text", "minutes"), [("infinite", None), ("1-00:00:00", 1440), ("2:30:00", 150), ("30:00", 30)]
-)
-def test_slurm_times_are_parsed(text: str, minutes: int | None) -> None:
-    assert cluster._minutes(text) == minutes
 
 
 def test_an_unresponsive_slurm_command_raises_a_one_line_error() -> None:

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import optuna
 import pytest
-from helpers.runs import run
-from helpers.slurm_jobs import LOCAL, QUICK, launch
+from helpers.slurm_jobs import LOCAL, QUICK, refused
 from helpers.sweeps import make_sweep, states
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial, TrialState
@@ -25,7 +24,6 @@ from clipx_launch.search.study import open_study
 from hydra_plugins.clipx_plugins import ClipxLauncher
 
 METRIC = "eval/zeroshot/top1"
-SEARCH = (*LOCAL, *QUICK, "hydra/sweeper=clipx_optuna")
 LR = {"optimizer.lr": FloatDistribution(1e-4, 1e-2, log=True)}
 
 # ------------------------------------------------------------------------------------------------------ the space
@@ -255,9 +253,8 @@ def test_results_are_recorded_and_stopped_trials_stay_unfinished(
     ]
     assert [states(tmp_path)[number][0] for number in "0123"] == ["pruned", "finished", "failed", "cancelled"]
     require_progress(recorded.search._failures, 3)
-    with pytest.raises(
-        ClipxError, match=r"^2 trials in a row have failed, .*=2 ends the search; trial 4: eval/zeroshot"
-    ):
+    said = r"^2 trials in a row have failed, .*=2 ends the search; trial 4: eval/zeroshot"
+    with pytest.raises(ClipxError, match=said):
         require_progress(recorded.search._failures, 2)
 
 
@@ -281,37 +278,10 @@ def test_options_that_have_no_effect_or_no_meaning_are_refused(options: dict[str
         OptunaSpec(**options)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("hydra.sweeper.sampler=tpee",), "hydra.sweeper.sampler=tpee: Invalid value 'tpee', expected one of [tpe, random, grid, cmaes]"),
-        (("seed=1",), "hydra/sweeper=clipx_optuna has nothing to search: "),
-        (("hydra.sweeper.metric=zeroshot/top1",), "hydra.sweeper.metric=eval/zeroshot/top1 is not a metric of an evaluator of this run: "),
-        (("evaluator=[retrieval]", "hydra.sweeper.pruner=median"), "hydra.sweeper.pruner=median needs evaluations before the end of a run, and "),
-        (("hydra/launcher=basic",), "hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher=basic: use "),
-        (("hydra.sweeper.sampler=grid",), "optimizer.lr has an interval, which hydra.sweeper.sampler=grid cannot enumerate: "),
-        (("optimizer.lrr=1,2",), "optimizer.lrr is not a key here: "),
-    ],
-)  # fmt: skip
-@pytest.mark.slow
-def test_an_invalid_search_ends_with_one_line_and_writes_nothing(
-    tmp_path: Path, words: tuple[str, ...], message: str
+def test_a_missing_package_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space = () if words == ("seed=1",) else ("optimizer.lr=interval(1e-4,1e-2)",)
-    if "evaluator=[retrieval]" in words:
-        words = (*words, "evaluator.retrieval.every=4st")
-    done = launch(*SEARCH, *space, *words, f"hydra.sweep.dir={tmp_path}/s", check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert done.stderr.startswith(f"error: {message}")
-    assert not (tmp_path / "s").exists()
-
-
-@pytest.mark.slow
-def test_a_missing_package_names_the_extra(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['optuna'] = None; from clipx.train import main; main()"
-    words = (*SEARCH, "seed=1,2", f"hydra.sweep.dir={tmp_path}/s")
-    done = run(sys.executable, "-c", code, *words, check=False)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: hydra/sweeper=clipx_optuna needs optuna, which is not installed: pip install 'clipx[optuna]'\n",
-    )
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    words = (*LOCAL, *QUICK, "hydra/sweeper=clipx_optuna", "seed=1,2", f"hydra.sweep.dir={tmp_path}/s")
+    said = "hydra/sweeper=clipx_optuna needs optuna, which is not installed: pip install 'clipx[optuna]'\n"
+    assert refused(monkeypatch, capsys, *words) == f"error: {said}"

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.html_page import Page
-from helpers.runs import VIT, small
-from helpers.sweeps import make_sweep, train
+from helpers.runs import VIT, rows, small
+from helpers.sweeps import refused
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
@@ -32,9 +32,8 @@ def write_sweep(folder: Path, *typed: list[str], first: int = 0) -> list[Point]:
     spec = small(Path("run"))
     sweep = Sweep(folder, dict(enumerate(typed, start=first)))
     for index, overrides in sweep.overrides.items():
-        sweep.planned.append(
-            Planned(Point(folder=folder / f"{index}", index=index, overrides=overrides, content="x"), spec)
-        )
+        point = Point(folder=folder / f"{index}", index=index, overrides=overrides, content="x")
+        sweep.planned.append(Planned(point, spec))
     sweep.pending = list(sweep.planned)
     sweep.create_points()
     (folder / ".launch").mkdir(exist_ok=True)
@@ -50,15 +49,8 @@ def write_run(point: Point, final: float, state: str = "finished", **more: float
         rows.append({**row, "train/loss": 3 - share, "train/samples_per_second": 1600.0, **more})
         rows.append({**row, I2T: share * final - 0.01, T2I: share * final + 0.01})
     (point.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    event = {
-        "time": 1.75e9,
-        "event": "start",
-        "clipx": "0.1.0+1f",
-        "torch": "2.15.0",
-        "timm": "1.0.31",
-        "python": "3.11",
-    }
-    (point.folder / "events.jsonl").write_text(json.dumps(event) + "\n")
+    versions = {"clipx": "0.1.0+1f", "torch": "2.15.0", "timm": "1.0.31", "python": "3.11"}
+    (point.folder / "events.jsonl").write_text(json.dumps({"time": 1.75e9, "event": "start", **versions}) + "\n")
     point.write_result(Result(state, error=None if state == "finished" else "RuntimeError: <b>a bug</b>\nof line 2"))
 
 
@@ -104,18 +96,9 @@ def report(*arguments: str | Path) -> tuple[str, dict[str, Any]]:
     return page.read_text(encoding="utf-8"), json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def numbers(*folders: Path, arguments: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns the document alone."""
-    return report(*folders, *arguments)[1]
-
-
 @pytest.fixture(scope="module")
 def written(sweep: Path) -> tuple[str, dict[str, Any]]:
     return report(sweep)
-
-
-def finished() -> list[dict[str, str]]:
-    return GRID[:33]
 
 
 def test_cells_have_the_mean_and_the_deviation_of_their_seeds(written: tuple[str, dict[str, Any]]) -> None:
@@ -123,7 +106,7 @@ def test_cells_have_the_mean_and_the_deviation_of_their_seeds(written: tuple[str
     assert document["metric"] == [I2T, T2I]
     assert len(document["cells"]) == 12
     for cell in document["cells"]:
-        same = [typed for typed in finished() if all(typed[k] == v for k, v in cell["overrides"].items())]
+        same = [typed for typed in GRID[:33] if all(typed[k] == v for k, v in cell["overrides"].items())]
         values = [value_of(typed) for typed in same]
         assert cell["points"] == 3
         assert cell["seeds"] == [typed["seed"] for typed in same]
@@ -142,11 +125,8 @@ def test_cells_have_the_mean_and_the_deviation_of_their_seeds(written: tuple[str
 
 def test_differences_compare_groups_with_the_same_other_overrides(written: tuple[str, dict[str, Any]]) -> None:
     _, document = written
-    assert (document["by"], document["x"], document["baseline"]) == (
-        ["objective"],
-        "data.batch_size",
-        {"objective": "infonce"},
-    )
+    assert (document["by"], document["x"]) == (["objective"], "data.batch_size")
+    assert document["baseline"] == {"objective": "infonce"}
     found = {(json.dumps(d["a"]), json.dumps(d["b"])): d for d in document["differences"]}
     expected = 0
     for a, b in combinations([cell for cell in document["cells"] if cell["seeds"]], 2):
@@ -172,12 +152,6 @@ def test_samples_to_reach_the_final_mean_of_the_baseline(written: tuple[str, dic
         ratio = means["infonce", *cell] / means[name, *cell]  # evaluations grow linearly from the first one
         assert reach["target"] == pytest.approx(means["infonce", *cell])
         assert (reach["samples"], reach["ratio"]) == (pytest.approx(TOTAL * ratio), pytest.approx(ratio))
-
-
-def test_a_worse_group_does_not_reach_the_baseline(sweep: Path) -> None:
-    found = numbers(sweep, arguments=("--baseline", "objective=dcl"))
-    notes = [reach["note"] for reach in found["samples_to_reach"] if reach["group"]["objective"] == "infonce"]
-    assert notes == ["not reached"] * 4
 
 
 def test_points_that_are_not_counted_are_listed(written: tuple[str, dict[str, Any]]) -> None:
@@ -215,13 +189,8 @@ def test_all_points_are_rows_lines_and_curves(written: tuple[str, dict[str, Any]
     data, (metric, loss) = page.data["parallel"], page.data["charts-runs"]["charts"]
     ids = [f"r{number}" for number in range(36)]
     assert [value for tag, name, value in page.attributes if (tag, name) == ("tr", "data-run")] == ids
-    assert [axis["name"] for axis in data["axes"]] == [
-        "objective",
-        "data.batch_size",
-        "data.mismatched",
-        "seed",
-        "retrieval/recall@1 (mean of 2), %",
-    ]
+    names = ["objective", "data.batch_size", "data.mismatched", "seed", "retrieval/recall@1 (mean of 2), %"]
+    assert [axis["name"] for axis in data["axes"]] == names
     finals = [value_of(typed) for typed in GRID[:35]]
     low, high = min(finals), max(finals)
     assert data["ranks"][:35] == pytest.approx([(final - low) / (high - low) for final in finals], abs=1e-4)
@@ -269,7 +238,7 @@ def test_sweeps_in_several_folders_are_compared_together(sweep: Path, tmp_path: 
     cell = ["data.batch_size=16", "data.mismatched=0", "seed=0"]
     for point in write_sweep(tmp_path, ["objective=siglip", *cell], ["objective=dcl", *cell]):
         write_run(point, 0.5)
-    together = numbers(sweep, tmp_path)
+    together = report(sweep, tmp_path)[1]
     assert len(together["cells"]) == 13
     (found,) = [cell for cell in together["cells"] if cell["overrides"]["objective"] == "siglip"]
     assert (found["mean"], found["deviation"]) == (pytest.approx(0.5), None)
@@ -329,64 +298,43 @@ def test_roles_of_overrides_are_chosen_by_what_varies(
 def test_options_that_do_not_fit_print_a_one_line_error(
     sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert main(["report", str(sweep), *arguments]) == 2
-    out, errors = capsys.readouterr()
-    assert (out, errors.count("\n")) == ("", 1)
-    assert message in errors
+    assert message in refused(capsys, "report", sweep, *arguments)
 
 
-def test_folders_without_a_sweep_and_repeated_folders_print_a_one_line_error(
-    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_folders_that_cannot_be_reported_print_a_one_line_error(
+    runs: list[Path], sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["report", str(sweep), str(tmp_path)]) == 2
-    assert f"{tmp_path} contains no sweep (no .launch/sweep.json)" in capsys.readouterr().err
-    assert main(["report", str(sweep), str(sweep)]) == 2
-    assert "a folder is given twice" in capsys.readouterr().err
+    unfinished = tmp_path / "unfinished"
+    write_sweep(unfinished, ["seed=0"], ["seed=1"])
+    for arguments, message in (
+        ([sweep, tmp_path], f"{tmp_path} contains no sweep (no .launch/sweep.json)"),
+        ([sweep, sweep], "a folder is given twice"),
+        ([unfinished], "none of 2 runs has finished with a value of train/loss"),
+        (runs[:1], f"{runs[0]} is one run, whose report is {runs[0]}/report.html: give two or more runs, or a sweep"),
+        ([*runs, sweep], f"{runs[0]} is a run, no sweep: give two or more runs, or sweeps alone"),
+        ([runs[0], tmp_path], f"{tmp_path} is no run (no config.yaml): give two or more runs, or sweeps alone"),
+        ([runs[0], tmp_path / "x"], f"{tmp_path}/x is no run (no config.yaml): give two or more runs, or sweeps alone"),
+        ([runs[0], runs[0]], "a folder is given twice"),
+    ):
+        assert message in refused(capsys, "report", *arguments)
 
 
-def test_a_sweep_without_finished_points_prints_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_sweep(tmp_path, ["seed=0"], ["seed=1"])
-    assert main(["report", str(tmp_path)]) == 2
-    assert "none of 2 runs has finished with a value of train/loss" in capsys.readouterr().err
-
-
-def test_a_loss_is_compared_by_its_lowest_value(sweep: Path) -> None:
-    found = numbers(sweep, arguments=("--metric", "train/loss"))
+def test_a_loss_is_compared_by_its_lowest_value_and_a_worse_group_does_not_reach_the_baseline(sweep: Path) -> None:
+    found = report(sweep, "--metric", "train/loss")[1]
     assert (found["metric"], found["lowest"]) == (["train/loss"], True)
     assert {cell["mean"] for cell in found["cells"]} == {2.0}
     assert {reach["samples"] for reach in found["samples_to_reach"]} == {TOTAL}
-
-
-def test_trained_points_are_reported_with_their_curves(tmp_path: Path) -> None:
-    typed = [[f"objective={name}", f"seed={seed}"] for name in ("infonce", "dcl") for seed in (0, 1)]
-    quick = ("duration=4st", "data.samples=64", "data.held_out_samples=16", "checkpoint=none", *VIT)
-    common = (*quick, "evaluator=[retrieval]", "evaluator.retrieval.every=2st")
-    for planned in make_sweep(tmp_path, *typed, common=common).planned:
-        train(planned)
-    text, document = report(tmp_path)
-    assert [cell["overrides"] for cell in document["cells"]] == [{"objective": "infonce"}, {"objective": "dcl"}]
-    for first, cell in zip((0, 2), document["cells"], strict=True):
-        rows = [(tmp_path / f"{first + seed}/metrics.jsonl").read_text().splitlines() for seed in (0, 1)]
-        last = [next(row for line in reversed(of) if I2T in (row := json.loads(line))) for of in rows]
-        values = [(row[I2T] + row[T2I]) / 2 for row in last]
-        assert cell["mean"] == pytest.approx(np.mean(values))
-        assert cell["deviation"] == pytest.approx(np.std(values, ddof=1))
-        assert [point["samples"] for point in cell["curve"]] == [64, 128]
-        assert cell["step_ms"]["mean"] > 0
-    assert all(len(found) == 1 for found in document["versions"].values())
-    assert document["versions"]["clipx"][0].startswith("0.1.0+")
-    assert "<h2>Temperature τ</h2>" in text
+    found = report(sweep, "--baseline", "objective=dcl")[1]
+    notes = [reach["note"] for reach in found["samples_to_reach"] if reach["group"]["objective"] == "infonce"]
+    assert notes == ["not reached"] * 4
 
 
 def test_seeds_evaluated_after_different_samples_have_no_common_curve(tmp_path: Path) -> None:
     for point in write_sweep(tmp_path, *tuned("objective=infonce", "objective=dcl")):
         write_run(point, 0.5)
         path = point.folder / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [{**row, "samples": row["samples"] + point.index} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        moved = [{**row, "samples": row["samples"] + point.index} for row in rows(point.folder)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in moved))
     text, document = report(tmp_path)
     assert [cell["curve"] for cell in document["cells"]] == [[], []]
     assert {reach["note"] for reach in document["samples_to_reach"]} == {
@@ -396,9 +344,8 @@ def test_seeds_evaluated_after_different_samples_have_no_common_curve(tmp_path: 
 
 
 def test_of_means_that_are_shown_equal_none_is_bold(tmp_path: Path) -> None:
-    for point, final in zip(
-        write_sweep(tmp_path, ["objective=a"], ["objective=b"], ["objective=c"]), (0.50001, 0.50002, 0.4), strict=True
-    ):
+    points = write_sweep(tmp_path, ["objective=a"], ["objective=b"], ["objective=c"])
+    for point, final in zip(points, (0.50001, 0.50002, 0.4), strict=True):
         write_run(point, final)
     assert "<b>" not in report(tmp_path)[0]
     write_run(write_sweep(tmp_path, ["objective=a"])[0], 0.6)
@@ -413,15 +360,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Returns the folders of two trained runs with different objectives and learning rates."""
     folder = tmp_path_factory.mktemp("runs")
     common = (
-        "objective.init_temperature=0.1",
-        "duration=4st",
-        "data.samples=64",
-        "data.held_out_samples=16",
-        "checkpoint=none",
-        *VIT,
+        *("objective.init_temperature=0.1", "duration=4st", "data.samples=64", "data.held_out_samples=16"),
+        *("checkpoint=none", *VIT, "evaluator=[retrieval]", "evaluator.retrieval.every=2st"),
     )
     for name, own in (("first", ("optimizer.lr=1e-3",)), ("second", ("objective=siglip", "optimizer.lr=5e-4"))):
-        Trainer(small(folder / name, *common, "evaluator=[retrieval]", "evaluator.retrieval.every=2st", *own)).fit()
+        Trainer(small(folder / name, *common, *own)).fit()
     return [folder / "first", folder / "second"]
 
 
@@ -446,9 +389,13 @@ def test_runs_are_compared_by_the_options_that_differ(runs: list[Path]) -> None:
     assert [axis["name"] for axis in page.data["parallel"]["axes"][:3]] == ["run", "objective", "optimizer.lr"]
     assert [name for _, name in page.data["parallel"]["axes"][1]["labels"]] == ["infonce", "siglip"]
     for cell, run in zip(document["cells"], runs, strict=True):
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        last = next(row for row in reversed(rows) if I2T in row)
+        last = [row for row in rows(run) if I2T in row][-1]
         assert cell["mean"] == pytest.approx((last[I2T] + last[T2I]) / 2)
+        assert [point["samples"] for point in cell["curve"]] == [64, 128]
+        assert cell["step_ms"]["mean"] > 0
+    assert all(len(found) == 1 for found in document["versions"].values())
+    assert document["versions"]["clipx"][0].startswith("0.1.0+")
+    assert "<h2>Temperature τ</h2>" in text
     assert [(run / "report.html").read_bytes() for run in runs if (run / "report.html").exists()] == own
 
 
@@ -466,22 +413,6 @@ def test_runs_that_differ_in_their_seed_are_a_group(runs: list[Path], tmp_path: 
     shutil.copytree(runs[0], tmp_path / "d")
     _, repeated = comparison(copies[0], tmp_path / "d")
     assert [cell["overrides"] for cell in repeated["cells"]] == [{"run": "a"}, {"run": "d"}], "equal runs are compared"
-
-
-def test_folders_that_are_no_runs_print_a_one_line_error(
-    runs: list[Path], sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments, message in (
-        (runs[:1], f"{runs[0]} is one run, whose report is {runs[0]}/report.html: give two or more runs, or a sweep"),
-        ([*runs, sweep], f"{runs[0]} is a run, no sweep: give two or more runs, or sweeps alone"),
-        ([runs[0], tmp_path], f"{tmp_path} is no run (no config.yaml): give two or more runs, or sweeps alone"),
-        ([runs[0], tmp_path / "x"], f"{tmp_path}/x is no run (no config.yaml): give two or more runs, or sweeps alone"),
-        ([runs[0], runs[0]], "a folder is given twice"),
-    ):
-        assert main(["report", *map(str, arguments)]) == 2
-        out, errors = capsys.readouterr()
-        assert (out, errors.count("\n")) == ("", 1)
-        assert message in errors
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from helpers.sweeps import idle_process, make_sweep, train, write_lock
+from helpers.runs import rows
+from helpers.sweeps import idle_process, make_sweep, refused, train, write_lock
 from helpers.waiting import wait_until
 
 from clipx_launch.__main__ import main
@@ -45,8 +46,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def number(sweep: Path, point: str, name: str) -> float:
     """Returns the last value that the run logged."""
-    rows = [json.loads(line) for line in (sweep / point / "metrics.jsonl").read_text().splitlines()]
-    return float(next(row[name] for row in reversed(rows) if name in row))
+    return [row[name] for row in rows(sweep / point) if name in row][-1]
 
 
 @pytest.mark.parametrize("metric", [METRIC, MEDIAN, "train/loss"])
@@ -111,16 +111,12 @@ def test_results_have_a_row_per_point_in_both_files(sweep: Path, written: list[d
 def test_unknown_metrics_points_and_ranks_print_a_one_line_error(
     sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert main([arguments[0], str(sweep), *arguments[1:]]) == 2
-    out, errors = capsys.readouterr()
-    assert (out, errors.count("\n")) == ("", 1)
-    assert message in errors
+    assert message in refused(capsys, arguments[0], sweep, *arguments[1:])
 
 
 def test_a_sweep_without_values_prints_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_sweep(tmp_path, ["seed=0"])
-    assert main(["best", str(tmp_path)]) == 2
-    assert f"metric=train/loss has no value yet in {tmp_path}" in capsys.readouterr().err
+    assert f"metric=train/loss has no value yet in {tmp_path}" in refused(capsys, "best", tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------- logs
@@ -137,14 +133,12 @@ def test_logs_shows_all_ranks_of_failed_points(sweep: Path, capsys: pytest.Captu
     assert capsys.readouterr().out.count("\nline") == 100
     assert main(["logs", str(sweep), str(sweep / "3")]) == 0
     assert capsys.readouterr().out.startswith("point 3 is waiting (in the queue of pid ")
-
-
-def test_logs_lists_the_points_with_logs_if_none_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = make_sweep(tmp_path, ["seed=0"], ["seed=1"])
-    (made.planned[1].point.logs / "local.0.log").write_text("a word\n")
-    assert main(["logs", str(tmp_path)]) == 0
+    failed = sweep / "2/.launch/result.json"
+    failed.rename(aside := failed.with_suffix(".aside"))
+    assert main(["logs", str(sweep)]) == 0
+    aside.rename(failed)
     assert capsys.readouterr().out == (
-        f"no point has failed; name one of the points with logs:\n  1  starting  1 in {tmp_path}/1/.launch/logs\n"
+        f"no point has failed; name one of the points with logs:\n  2  starting  2 in {folder}\n"
     )
 
 

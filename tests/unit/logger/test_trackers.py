@@ -107,9 +107,8 @@ def test_rows_that_trackio_drops_are_reported(tmp_path: Path) -> None:
 def test_a_server_a_refused_project_and_a_missing_package_are_errors_of_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"logger=\[mlflow\] needs the package no_such: pip install 'clipx\[mlflow\]'"
-    ):
+    missing = r"logger=\[mlflow\] needs the package no_such: pip install 'clipx\[mlflow\]'"
+    with pytest.raises(ConfigError, match=missing):
         require_package("no_such", "mlflow")
     with pytest.raises(ConfigError, match="logger.trackio.project=registry-x is refused by trackio"):
         TrackioSpec(project="registry-x").build(tmp_path, "mine", {}, 0)

@@ -7,13 +7,11 @@ import pytest
 from clipx.report.parallel import log_spaced, number_axis, override_axis
 
 
-@pytest.mark.parametrize(
-    ("values", "log"),
-    [([1e-4, 1e-3, 1e-2], True), ([0.1, 0.2, 0.3], False), ([512, 1024, 2048], True), ([1, 2], False), ([1, 100], True),
-     ([0, 1, 10], False), ([1e-4, 3e-4, 1e-3], True), ([5], False)],
-)  # fmt: skip
-def test_values_spaced_by_factors_use_a_logarithmic_axis(values: list[float], log: bool) -> None:
-    assert log_spaced(values) is log
+def test_values_spaced_by_factors_use_a_logarithmic_axis() -> None:
+    for values in ([1e-4, 1e-3, 1e-2], [512, 1024, 2048], [1, 100], [1e-4, 3e-4, 1e-3]):
+        assert log_spaced(values), values
+    for values in ([0.1, 0.2, 0.3], [1, 2], [0, 1, 10], [5]):
+        assert not log_spaced(values), values
 
 
 def test_numbers_are_placed_by_value_and_words_at_equal_distances() -> None:

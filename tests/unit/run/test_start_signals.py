@@ -87,8 +87,7 @@ def test_a_signal_unwinds_the_process_and_ends_it_with_the_requeue_code(number: 
         assert started.stdout.readline() == "ready\n"
         started.send_signal(number)
         out, err = started.communicate(timeout=6000)
-    assert started.returncode == Exit.REQUEUE
-    assert out == "unwound\n"
+    assert (started.returncode, out) == (Exit.REQUEUE, "unwound\n")
     assert err == f"stopped: {number.name} before training began: nothing to save, start it again\n"
 
 

@@ -69,6 +69,8 @@ def test_a_run_with_progress_is_not_ended(tmp_path: Path) -> None:
     done = run_watched(tmp_path, "none")
     assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
     assert list(tmp_path.iterdir()) == []
+    disabled = run_watched(tmp_path, "none", 0)
+    assert (disabled.returncode, disabled.stdout, disabled.stderr) == (0, "finished\n", "")
 
 
 def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None:
@@ -106,11 +108,6 @@ def test_the_timer_in_c_is_started_at_once_and_restarted_by_the_thread(
     with Watchdog(600, tmp_path, 0, print):
         wait_until(lambda: len(started) >= 3)
     assert started[:3] == [("MainThread", 600 + WRITE_S), *[("watchdog", 600 + WRITE_S)] * 2]
-
-
-def test_a_timeout_of_0_disables_the_watchdog(tmp_path: Path) -> None:
-    done = run_watched(tmp_path, "none", 0)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "finished\n", "")
 
 
 def test_a_beat_only_reads_the_clock(tmp_path: Path) -> None:

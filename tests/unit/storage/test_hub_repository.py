@@ -20,26 +20,20 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub_repository._listed.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("url", "parts"),
-    [
+def test_urls_of_files() -> None:
+    for url, parts in (
         ("hf://datasets/o/n/a/b.tar", ("dataset", "o/n", "main", "a/b.tar")),
         ("hf://datasets/o/n@dev/b.tar", ("dataset", "o/n", "dev", "b.tar")),
         ("hf://datasets/o/n@refs/convert/parquet/a/b.tar", ("dataset", "o/n", "refs/convert/parquet", "a/b.tar")),
         ("hf://datasets/o/n@refs%2Fpr%2F3/b.tar", ("dataset", "o/n", "refs/pr/3", "b.tar")),
         ("hf://o/n/b.tar", ("model", "o/n", "main", "b.tar")),
         ("hf://spaces/o/n", ("space", "o/n", "main", "")),
-    ],
-)
-def test_urls_of_files(url: str, parts: tuple[str, str, str, str]) -> None:
-    found = HubFile.parse(url)
-    assert found == HubFile(*parts)
-    assert HubFile.parse(f"{found.root}/{found.path}") == found
-
-
-@pytest.mark.parametrize("url", ["hf://datasets/o", "hf://buckets/o/n/a", "s3://o/n", "/o/n", "hf://"])
-def test_other_urls(url: str) -> None:
-    assert HubFile.parse(url) is None
+    ):
+        found = HubFile.parse(url)
+        assert found == HubFile(*parts), url
+        assert HubFile.parse(f"{found.root}/{found.path}") == found
+    for url in ("hf://datasets/o", "hf://buckets/o/n/a", "s3://o/n", "/o/n", "hf://"):
+        assert HubFile.parse(url) is None, url
 
 
 def test_a_range_costs_one_read_and_no_list(hub: Hub) -> None:
