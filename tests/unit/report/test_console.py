@@ -35,7 +35,7 @@ def test_values_are_formatted_by_metric(name: str, value: float, shown: str) -> 
 
 
 def test_a_pipe_gets_plain_lines_with_all_values(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Trainer(small(tmp_path / "run", *VIT, "checkpoint=none")).fit()
+    Trainer(small(tmp_path / "run", *VIT)).fit()
     out = capfd.readouterr().out
     assert "\x1b" not in out
     lines = [line for line in out.splitlines() if line.startswith("step ") and "ETA" in line]
@@ -44,7 +44,7 @@ def test_a_pipe_gets_plain_lines_with_all_values(tmp_path: Path, capfd: pytest.C
         assert part in lines[-1]
     assert "global batch 32 = 32 x 1 ranks" in out
     assert "128 samples = 0.5 epochs = 4 steps" in out
-    assert out.endswith("/run: metrics.jsonl\n"), "no report was requested"
+    assert out.endswith("/run: metrics.jsonl, checkpoints/\n"), "no report was requested"
 
 
 def test_a_terminal_gets_a_live_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
