@@ -49,7 +49,7 @@ class Row:
     on_ranks: str = ""  # further words of the run on two ranks
     base: str = " ".join((*VIT, *DATA))  # the words before them
     same: bool = True  # as in one process; not with random numbers of a rank's own
-    slow: bool = False  # the proof of another row for one more option
+    slow: bool = False  # the proof of another row or a cheaper test, for one more option
 
 
 OTHER_OBJECTIVES = {"dcl": "", "sogclr": "", "isogclr": "objective.rho=2", "fastclip_v0": "", "fastclip_v1": ""}
@@ -83,6 +83,7 @@ ROWS = {
         "a head learns labels beside a locked text tower",
         "objective=classification model.weights=$run model.text.lock=all objective.label_smoothing=0.1",
         FSDP,
+        slow=True,
     ),
     "distillation": Row(
         "a live teacher embeds the batch in micro-batches of its own",
@@ -96,7 +97,9 @@ ROWS = {
         slow=True,
     ),
     "drrho_clip": Row(
-        "stored similarities of a reference", "objective=drrho_clip teacher.embeddings=$embeddings objective.rho=2"
+        "stored similarities of a reference",
+        "objective=drrho_clip teacher.embeddings=$embeddings objective.rho=2",
+        slow=True,
     ),
     # towers
     "lora": Row(
@@ -110,6 +113,7 @@ ROWS = {
         "model.weights=$run model.image.lora.dora=true model.text.lora.dora=true model.image.lora.rank=1 "
         "model.text.lora.rank=5 model.text.lora.layers=[attn.*,mlp.fc1]",
         FSDP,
+        slow=True,
     ),
     "locked": Row(
         "some layers do not learn, the others by rates of their own",
@@ -128,6 +132,7 @@ ROWS = {
         "model.image.timm=vit_tiny_patch16_224 model.image.options={depth:2,embed_dim:48,num_heads:4} "
         "model.image.weights=$trunk model.image.lock=0 model.image.head_blocks=1",
         f"{FSDP} model.image.checkpointing=1",
+        slow=True,
     ),
     "native": Row(
         "images at their own aspect ratio are packed by their tokens",
@@ -151,6 +156,7 @@ ROWS = {
         "model.text.options={hidden_dropout_prob:0.0,attention_probs_dropout_prob:0.0}",
         f"{FSDP} model.text.checkpointing=1",
         base=f"{IMAGE} {SHAPES}",
+        slow=True,
     ),
     "qwen3": Row(
         "a decoder is the text tower",
