@@ -137,19 +137,13 @@ def test_the_fingerprint_changes_with_the_texts_and_not_with_their_location(fold
     )
 
 
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        ({"txt": 1, "table.caption": 1}, "data.caption_table=shards: "),
-        ({"txt": 1, "table.similarity": 1}, "column similarity of "),
-    ],
-)
-def test_a_table_without_texts_in_the_column_raises_an_error(folder: Path, key: dict[str, float], message: str) -> None:
-    with pytest.raises(DataError) as caught:
-        opened(folder, key)
-    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
-
-
-def test_a_missing_table_raises_an_error(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"table .*/00000\.parquet of .*/00000\.tar does not exist: write it"):
-        opened(folder, caption_table=str(tmp_path))
+def test_a_missing_table_or_one_without_texts_in_the_column_is_an_error(folder: Path, tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"caption_key": {"txt": 1, "table.caption": 1}}, r"^data\.caption_table=shards: "),
+        ({"caption_key": {"txt": 1, "table.similarity": 1}}, r"^column similarity of "),
+        ({"caption_table": str(tmp_path)}, r"table .*/00000\.parquet of .*/00000\.tar does not exist: write it"),
+    ]
+    for options, message in cases:
+        with pytest.raises(DataError, match=message) as caught:
+            opened(folder, **options)
+        assert "\n" not in str(caught.value)

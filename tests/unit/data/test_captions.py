@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from helpers.runs import compose
-from helpers.samples import captions, img2dataset, jpeg, write_tar
+from helpers.samples import captions, jpeg, write_tar
 
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.data.index import IndexSpec, index
@@ -98,10 +98,13 @@ def test_keys_are_drawn_by_weight_among_those_with_a_caption(shards: str) -> Non
     assert_shares(texts, {"one": 0.5, "two": 0.5})  # the captions of a key are drawn uniformly
 
 
-def test_only_the_ratios_of_weights_matter(shards: str) -> None:
+def test_only_the_ratios_of_weights_matter_and_each_source_of_a_mixture_has_its_own(shards: str) -> None:
     one = open_train(shards, {"txt": 0.3, "json.recaption": 0.7})
     same = open_train(shards, {"json.recaption": 7, "txt": 3})
     assert drawn_captions(one, 240) == drawn_captions(same, 240), "their order and scale do not matter"
+    mixture = Mixture.of({"a": open_train(shards, "txt"), "b": open_train(shards, WEIGHTS)})
+    assert mixture.read(0).captions_by_key == ()
+    assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).captions_by_key] == [0.3, 0.5, 0.2]
 
 
 def test_a_single_weighted_key_equals_the_plain_key(shards: str) -> None:
@@ -111,24 +114,19 @@ def test_a_single_weighted_key_equals_the_plain_key(shards: str) -> None:
 
 
 def test_short_captions_are_excluded_from_the_draw(tmp_path: Path) -> None:
-    short = {"caption": "hi", "recaption": ["hi", "long enough json.recaption"]}
-    none = {"caption": "hi", "recaption": ["hi"]}
+    short = {"caption": "hi", "recaption": ["hi", "long enough json.recaption"], "label": 7}
+    none = {"caption": "hi", "recaption": ["hi"], "label": 8}
     members = []
     for i, (text, meta) in enumerate([("long enough txt", short), ("hi", short), ("hi", none)]):
         members += [(f"{i}.jpg", jpeg(i)), (f"{i}.txt", text.encode()), (f"{i}.json", json.dumps(meta).encode())]
-    source = open_train(write_tar(tmp_path / "a.tar", members), WEIGHTS, min_caption_chars=5)
+    source = open_train(write_tar(tmp_path / "a.tar", members), WEIGHTS, min_caption_chars=5, label_key="json.label")
     first, second = source.read(0), source.read(1)
     assert first.captions_by_key == [(0.5, ["long enough json.recaption"]), (0.2, ["long enough txt"])]
     assert second.captions_by_key == [(0.5, ["long enough json.recaption"])]
     assert list(first.captions) == ["long enough json.recaption", "long enough txt"]
+    assert (first.label, second.label) == (7, 7), "of the JSON that has captions"
     with pytest.raises(BadSample, match=r"^caption has 2 characters, fewer than data\.min_caption_chars=5$"):
         source.read(2)
-
-
-def test_each_source_of_a_mixture_draws_by_its_weights(shards: str) -> None:
-    mixture = Mixture.of({"a": open_train(shards, "txt"), "b": open_train(shards, WEIGHTS)})
-    assert mixture.read(0).captions_by_key == ()
-    assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).captions_by_key] == [0.3, 0.5, 0.2]
 
 
 def test_evaluation_uses_the_captions_of_all_keys(shards: str) -> None:
@@ -199,13 +197,6 @@ def test_the_error_on_shards_without_captions_names_all_keys(tmp_path: Path) -> 
         open_train(shard, {"txt": 1, "json.a": 2})
 
 
-def test_captions_and_label_can_both_come_from_json(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", img2dataset(range(5)))
-    source = open_train(shard, {"txt": 1, "json.caption": 2}, label_key="json.label")
-    assert [source.read(i).label for i in (4, 0, 2)] == [1, 0, 2]
-    assert [list(source.read(i).captions) for i in (4, 0)] == [["caption 4"] * 2, ["caption 0"] * 2]
-
-
 # -------------------------------------------------------------------------------------------------- configuration
 
 
@@ -219,12 +210,3 @@ def test_weighted_keys_survive_overriding_saving_and_loading(tmp_path: Path) -> 
         "data=mixture", "+data@data.sources.a=webdataset", f"data.sources.a.caption_key={BOTH}", "data.batch_size=8"
     )
     assert from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(mixture)))) == mixture
-
-
-def test_a_user_defined_option_may_set_weighted_keys(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.yaml").write_text(
-        "defaults: [webdataset, _self_]\nname: mine\nshards: a.tar\ncaption_key: {txt: 1, json.long: 3}\n"
-    )
-    keys = [compose("data=mine", *typed, config_dir=tmp_path).data for typed in ((), ("data.caption_key=json.x",))]
-    assert [data.caption_key for data in keys] == [{"txt": 1, "json.long": 3}, "json.x"]  # type: ignore[attr-defined]

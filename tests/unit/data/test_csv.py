@@ -57,77 +57,39 @@ def test_each_row_gives_an_image_with_its_caption(tmp_path: Path) -> None:
 def test_paths_are_relative_to_the_table_or_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_table(tmp_path, f"filepath,caption\n{tmp_path}/a.jpg,absolute\n./sub/../b.png,relative\n")
     monkeypatch.chdir("/")
-    assert [len(s.image) > 100 for s in read_all(open_train(path))] == [True, True]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for table in (path, Path("~/table.csv")):
+        assert [len(s.image) > 100 for s in read_all(open_train(table))] == [True, True]
     monkeypatch.chdir(tmp_path)
     assert len(read_all(open_train(Path("table.csv")))) == 2
 
 
-def test_a_tilde_expands_to_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_table(tmp_path, "filepath,caption\na.jpg,a cat\n")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert captions(open_train(Path("~/table.csv"))) == ["a cat"]
+def test_separators_are_characters_or_names(tmp_path: Path) -> None:
+    names = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", r"\t": "\t"}
+    for separator, character in (names | {character: character for character in ",;\t| "}).items():
+        path = write_table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
+        assert captions(open_train(path, separator=separator)) == ["cat"], repr(separator)
+        if typed := {"tab": "tab", r"\t": r"\t", ";": '";"'}.get(separator):
+            words = ("data=csv", f"data.path='{path}'", f"data.separator={typed}", "data.held_out_share=0")
+            assert captions(compose(*words).data.open().train) == ["cat"], typed
 
 
-@pytest.mark.parametrize(
-    ("separator", "character"),
-    [
-        *((",", ","), (";", ";"), ("\t", "\t"), ("\\t", "\t"), ("|", "|"), (" ", " ")),
-        *(("comma", ","), ("semicolon", ";"), ("tab", "\t"), ("pipe", "|")),
-    ],
-)
-def test_separators_are_characters_or_names(tmp_path: Path, separator: str, character: str) -> None:
-    path = write_table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
-    assert captions(open_train(path, separator=separator)) == ["cat"]
-
-
-@pytest.mark.parametrize("value", ["tab", r"\t", "'\";\"'"])
-def test_separators_can_be_given_as_overrides(tmp_path: Path, value: str) -> None:
-    character = {"tab": "\t", "semicolon": ";", "comma": ",", "pipe": "|", r"\t": "\t"}.get(value, ";")
-    path = write_table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
-    value = value.strip("'")
-    data = compose("data=csv", f"data.path='{path}'", f"data.separator={value}", "data.held_out_share=0").data
-    assert captions(data.open().train) == ["cat"]
-
-
-def test_columns_can_have_any_name_and_position(tmp_path: Path) -> None:
-    path = write_table(tmp_path, "id, title ,url,image\n1, a cat ,http://x, a.jpg\n")
-    assert captions(open_train(path, image_column="image", caption_column="title")) == ["a cat"]
-
-
-def test_rows_of_the_same_image_are_merged_into_its_captions(tmp_path: Path) -> None:
-    source = open_train(write_table(tmp_path, "filepath,caption\na.jpg,one\nb.png,other\na.jpg,two\na.jpg,three\n"))
-    assert [s.captions for s in read_all(source)] == [["one", "two", "three"], ["other"]]
-    assert sum(source.sizes) == 2
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_all_line_endings_and_byte_order_marks_are_read(tmp_path: Path, end: str, mark: str) -> None:
-    source = open_train(
-        write_table(tmp_path, mark + end.join(["filepath,caption", "a.jpg,a cat", "b.png,Füße 猫", ""]))
-    )
-    assert captions(source) == ["a cat", "Füße 猫"]
-
-
-def test_a_table_in_utf16_is_read(tmp_path: Path) -> None:
-    assert captions(
-        open_train(write_table(tmp_path, "filepath\tcaption\na.jpg\tein Käfer\n".encode("utf-16")), separator="tab")
-    )
-
-
-def test_quoted_cells_may_contain_separators_quotes_and_newlines(tmp_path: Path) -> None:
-    path = write_table(tmp_path, 'filepath,caption\na.jpg,"a ""big"" cat,\nasleep"\n"b.png",plain "quotes" inside\n')
-    assert captions(open_train(path)) == ['a "big" cat,\nasleep', 'plain "quotes" inside']
-
-
-@pytest.mark.parametrize("odd", ["\u2028", "\x0b", "\x0c", "\x85", "\x1c"])
-def test_only_newlines_end_a_row(tmp_path: Path, odd: str) -> None:
-    assert captions(open_train(write_table(tmp_path, f"filepath,caption\na.jpg,a{odd}cat\n"))) == [f"a{odd}cat"]
-
-
-def test_empty_lines_are_skipped(tmp_path: Path) -> None:
-    source = open_train(write_table(tmp_path, "filepath,caption\n\na.jpg,a cat\n\n\n"))
-    assert (captions(source), list(source.bad)) == (["a cat"], [])
+def test_captions_are_those_of_the_cells(tmp_path: Path) -> None:
+    header = "filepath,caption\n"
+    text = "filepath,caption\na.jpg,a cat\nb.png,Füße 猫\n"
+    cases: list[tuple[str | bytes, dict[str, Any], list[list[str]]]] = [
+        (f"{header}a.jpg,one\nb.png,other\na.jpg,two\na.jpg,three\n", {}, [["one", "two", "three"], ["other"]]),
+        ("id, title ,url,image\n1, a cat ,http://x, a.jpg\n", {"image_column": "image", "caption_column": "title"}, [["a cat"]]),
+        *((mark + text.replace("\n", end), {}, [["a cat"], ["Füße 猫"]]) for end in ("\n", "\r\n", "\r") for mark in ("", "\ufeff")),
+        ("filepath\tcaption\na.jpg\tein Käfer\n".encode("utf-16"), {"separator": "tab"}, [["ein Käfer"]]),
+        (f'{header}a.jpg,"a ""big"" cat,\nasleep"\n"b.png",plain "quotes" inside\n', {}, [['a "big" cat,\nasleep'], ['plain "quotes" inside']]),
+        *((f"{header}a.jpg,a{odd}cat\n", {}, [[f"a{odd}cat"]]) for odd in "\u2028\x0b\x0c\x85\x1c"),  # no ends of lines
+        (f"{header}\na.jpg,a cat\n\n\n", {}, [["a cat"]]),
+        (f"{header}a.jpg,a cat,,\n", {}, [["a cat"]]),
+    ]  # fmt: skip
+    for content, options, expected in cases:
+        source = open_train(write_table(tmp_path, content), **options)
+        assert ([s.captions for s in read_all(source)], list(source.bad)) == (expected, []), repr(content)
 
 
 # ---------------------------------------------------------------------------------------------------- labels
@@ -136,12 +98,6 @@ def test_empty_lines_are_skipped(tmp_path: Path) -> None:
 def test_labels_are_indices_or_names(tmp_path: Path) -> None:
     path = write_table(tmp_path, "filepath,caption,class\na.jpg,x,3\nb.png,y,tabby cat\nc.webp,z, 0 \n")
     assert [s.label for s in read_all(open_train(path, label_column="class"))] == [3, "tabby cat", 0]
-
-
-def test_a_row_without_a_label_is_skipped(tmp_path: Path) -> None:
-    source = open_train(write_table(tmp_path, "filepath,caption,class\na.jpg,x,\nb.png,y,1\n"), label_column="class")
-    assert captions(source) == ["y"]
-    assert reasons(source) == [(2, "label is missing")]
 
 
 def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
@@ -154,48 +110,46 @@ def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------- bad rows
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (b",a caption", "image is missing"),
-        (b"b.png,", "caption is missing"),
-        (b"b.png, ", "caption is missing"),
-        (b"b.png", "caption is missing"),
-        ("b.png,café".encode("latin-1"), "caption is not UTF-8"),
-        ("é.png,cat".encode("latin-1"), "image is not UTF-8"),
-        (b"b.png,a big, red dog", "row has more cells than the header has columns"),
-    ],
-)
-def test_an_unusable_row_is_skipped_and_reported_by_line(tmp_path: Path, row: bytes, reason: str) -> None:
-    source = open_train(write_table(tmp_path, b"filepath,caption\na.jpg,a cat\n" + row + b"\nc.webp,a bird\n"))
+def test_unusable_rows_are_skipped_and_reported_by_line(tmp_path: Path) -> None:
+    cases = {
+        b",a caption": "image is missing",
+        b"b.png,": "caption is missing",
+        b"b.png, ": "caption is missing",
+        b"b.png": "caption is missing",
+        "b.png,café".encode("latin-1"): "caption is not UTF-8",
+        "é.png,cat".encode("latin-1"): "image is not UTF-8",
+        b"b.png,a big, red dog": "row has more cells than the header has columns",
+    }
+    source = open_train(
+        write_table(tmp_path, b"\n".join([b"filepath,caption\na.jpg,a cat", *cases, b"c.webp,a bird\n"]))
+    )
     assert captions(source) == ["a cat", "a bird"]
-    ((line, told),) = reasons(source)
-    assert line == 3 and told.startswith(reason)
+    found = reasons(source)
+    assert [line for line, _ in found] == list(range(3, 3 + len(cases)))
+    assert all(told.startswith(reason) for (_, told), reason in zip(found, cases.values(), strict=True)), found
     assert source.bad[0].key == f"{tmp_path}/table.csv:3"
+    table = write_table(tmp_path, "filepath,caption,class\na.jpg,x,\nb.png,y,1\n")
+    labelled = open_train(table, label_column="class")
+    assert (captions(labelled), reasons(labelled)) == (["y"], [(2, "label is missing")])
 
 
-def test_extra_empty_cells_are_ignored(tmp_path: Path) -> None:
-    assert captions(open_train(write_table(tmp_path, "filepath,caption\na.jpg,a cat,,\n"))) == ["a cat"]
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("gone.jpg", "No such file"), ("sub", "Is a directory"), ("a\0.jpg", "null"), ("x" * 300, "File name too long")],
-)
-def test_an_unreadable_image_is_a_bad_sample(tmp_path: Path, name: str, reason: str) -> None:
-    source = open_train(write_table(tmp_path, f"filepath,caption\n{name},a cat\nb.png,a dog\n"))
-    with pytest.raises(BadSample, match=f"image cannot be read: .*{reason}"):
-        source.read(0)
-    assert source.key(0) == f"{tmp_path}/{name}"
-    assert source.read(1).captions == ["a dog"]
-
-
-def test_an_oversized_image_file_is_a_bad_sample(tmp_path: Path) -> None:
-    source = open_train(write_table(tmp_path, "filepath,caption\nhuge.jpg,a cat\n"))
+def test_an_unreadable_image_is_a_bad_sample(tmp_path: Path) -> None:
+    cases = {
+        "gone.jpg": "image cannot be read: .*No such file",
+        "sub": "image cannot be read: .*Is a directory",
+        "a\0.jpg": "image cannot be read: .*null",
+        "x" * 300: "image cannot be read: .*File name too long",
+        "huge.jpg": "image is larger than 256 MiB",
+    }
+    rows = "".join(f"{name},a cat\n" for name in cases)
+    source = open_train(write_table(tmp_path, f"filepath,caption\n{rows}b.png,a dog\n"))
     with (tmp_path / "huge.jpg").open("wb") as file:
         os.truncate(file.fileno(), 1 << 40)  # a sparse file that takes no disk space
-    with pytest.raises(BadSample, match="image is larger than 256 MiB"):
-        source.read(0)
+    for index, (name, reason) in enumerate(cases.items()):
+        with pytest.raises(BadSample, match=reason):
+            source.read(index)
+        assert source.key(index) == f"{tmp_path}/{name}"
+    assert source.read(len(cases)).captions == ["a dog"]
 
 
 # ---------------------------------------------------------------------------------------------------- bad tables
@@ -207,10 +161,10 @@ def test_an_unclosed_quote_raises_an_error_with_its_line(tmp_path: Path) -> None
         open_train(write_table(tmp_path, f'filepath,caption\na.jpg,"never closed\n{rows}'))
 
 
-@pytest.mark.parametrize("content", [jpeg(), bytes(range(256)) * 20, b"\0" * 1000, b"PAR1" + b"\0\xff" * 500])
-def test_a_binary_file_as_table_raises_an_error(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises((ConfigError, DataError), match=r"table.csv"):
-        open_train(write_table(tmp_path, content))
+def test_a_binary_file_as_table_raises_an_error(tmp_path: Path) -> None:
+    for content in (jpeg(), bytes(range(256)) * 20, b"\0" * 1000, b"PAR1" + b"\0\xff" * 500):
+        with pytest.raises((ConfigError, DataError), match=r"table.csv"):
+            open_train(write_table(tmp_path, content))
 
 
 def test_rows_of_other_image_formats_are_bad_before_any_is_read(tmp_path: Path) -> None:
@@ -242,14 +196,6 @@ def test_a_table_with_too_many_images_of_other_formats_is_refused_before_trainin
 # ---------------------------------------------------------------------------------------------------- held out
 
 
-def test_a_separate_table_can_be_held_out(tmp_path: Path) -> None:
-    train = write_table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\n")
-    test = write_table(tmp_path, "filepath,caption\nc.webp,a bird\n", "test.csv")
-    data = spec(train, held_out_path=str(test)).open()
-    assert data.held_out is not None
-    assert (captions(data.train), captions(data.held_out)) == (["a cat", "a dog"], ["a bird"])
-
-
 def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Path) -> None:
     rows = [f"{i}.jpg,{word} {i}" for word in ("one", "two") for i in range(40)]
     for i in range(40):
@@ -259,6 +205,10 @@ def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Pat
     assert (sum(data.train.sizes), sum(data.held_out.sizes)) == (30, 10)
     assert data.held_out.read(0).captions == ["one 3", "two 3"]
     assert not set(captions(data.train)) & set(captions(data.held_out))
+    test = write_table(tmp_path, "filepath,caption\nc.webp,a bird\n", "test.csv")
+    apart = spec(tmp_path / "table.csv", held_out_path=str(test)).open()
+    assert apart.held_out is not None
+    assert (sum(apart.train.sizes), captions(apart.held_out)) == (40, ["a bird"])
 
 
 def test_rows_of_a_long_table_are_shuffled_beyond_the_window(tmp_path: Path) -> None:
