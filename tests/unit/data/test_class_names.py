@@ -30,21 +30,16 @@ def test_lines_of_a_file_are_stripped_and_empty_lines_skipped(tmp_path: Path) ->
     assert read_names(f"{tmp_path}/names.txt", "x") == ["red", "green"]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "x=.*names.txt is empty: write one entry per line"),
-        (b"red\nred\n", "x=.*names.txt names 'red' twice: class names must differ"),
-        (b"\xff\xfe\xff", "x=.*names.txt cannot be read: it is not UTF-8"),
-    ],
-)
-def test_an_invalid_list_file_raises_an_error(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "names.txt").write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        read_names(f"{tmp_path}/names.txt", "x")
-
-
-def test_a_mistyped_built_in_list_raises_an_error_with_suggestions() -> None:
+def test_an_invalid_list_file_or_name_raises_an_error(tmp_path: Path) -> None:
+    cases = {
+        b"": "x=.*names.txt is empty: write one entry per line",
+        b"red\nred\n": "x=.*names.txt names 'red' twice: class names must differ",
+        b"\xff\xfe\xff": "x=.*names.txt cannot be read: it is not UTF-8",
+    }
+    for content, message in cases.items():
+        (tmp_path / "names.txt").write_bytes(content)
+        with pytest.raises(ConfigError, match=message):
+            read_names(f"{tmp_path}/names.txt", "x")
     with pytest.raises(ConfigError, match=r"x=imagnet cannot be read: .* or imagenet \(did you mean imagenet\?\)"):
         read_names("imagnet", "x")
     with pytest.raises(ConfigError, match="or openai_imagenet or simple"):

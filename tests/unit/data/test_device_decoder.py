@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import VIT, compose, losses, small
+from helpers.runs import VIT, losses, small
 from helpers.samples import Numbers, encode, picture
 from torch import Tensor
 
@@ -29,9 +29,8 @@ from clipx.data.loader import CaptionDraw, SecondView, train_loader
 from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadSample, Sample
-from clipx.data.spec import Decoder
 from clipx.data.transform import Crop, resize, train_transform
-from clipx.data.views import ImageView, view_of
+from clipx.data.views import ImageView
 from clipx.errors import ConfigError, DataError
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
@@ -171,21 +170,18 @@ def test_the_samples_are_those_of_the_cpu(on_device: list[Batch], on_cpu: list[B
     assert_same_samples(on_device, on_cpu)
 
 
-@pytest.mark.parametrize(("part", "workers"), [(7, 0), (10, 1)])
-def test_batches_do_not_depend_on_parts_and_processes(part: int, workers: int, on_device: list[Batch]) -> None:
-    found = loaded(True, part=part, workers=workers)
-    assert_same_samples(found, on_device)
-    for one, other in zip(found, on_device, strict=True):
-        assert all(map(torch.equal, one.images, other.images))
-
-
-def test_a_later_start_and_ranks_give_the_same_batches(on_device: list[Batch]) -> None:
+def test_batches_do_not_depend_on_parts_processes_ranks_and_the_start(on_device: list[Batch]) -> None:
+    for part, workers in ((7, 0), (10, 1)):
+        found = loaded(True, part=part, workers=workers)
+        assert_same_samples(found, on_device)
+        for one, other in zip(found, on_device, strict=True):
+            assert all(map(torch.equal, one.images, other.images)), f"{part=} {workers=}"
     assert_same_samples(loaded(True, samples=range(48, 120)), on_device[2:])
     for rank in range(2):
+        rows_of = slice(12 * rank, 12 * rank + 12)
         for whole, half in zip(on_device, loaded(True, rank=rank, world=2, micro_batches=1), strict=True):
-            rows_of = slice(12 * rank, 12 * rank + 12)
-            assert torch.equal(half.index, whole.index[rows_of])
-            assert torch.equal(half.image, whole.image[rows_of])
+            assert torch.equal(half.index, whole.index[rows_of]), rank
+            assert torch.equal(half.image, whole.image[rows_of]), rank
 
 
 @pytest.mark.parametrize("changed", [
@@ -225,11 +221,8 @@ def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> No
     assert device_crop(file(0), [0.5, 1.0], 64 * 48 - 1, random.Random(0)) is None, "data.max_pixels"
     assert LARGEST < 4200 * 4000
     assert device_crop(encode(picture(1, 1).resize((4200, 4000)), "JPEG"), [0.5, 1.0], 10**9, random.Random(0)) is None
-
-
-def test_a_header_cut_off_anywhere_is_left_to_the_cpu() -> None:
-    encoded = file(0)
-    assert not any(device_crop(encoded[:at], [0.5, 1.0], 10**6, random.Random(0)) for at in range(0, 600, 7))
+    cut = (file(0)[:at] for at in range(0, 600, 7))  # in the header
+    assert not any(device_crop(encoded, [0.5, 1.0], 10**6, random.Random(0)) for encoded in cut)
 
 
 # ------------------------------------------------------------------------------------------------------ pixels
@@ -306,18 +299,17 @@ def test_an_image_that_only_the_device_cannot_decode_is_read_on_the_cpu(
     assert max(lengths) > 10, "together, if none fails"
 
 
-def test_a_decoder_that_fails_for_all_images_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiled(monkeypatch, lambda files: "Failed to decode batch: 6\n at line 7")
-    with pytest.raises(
-        DataError, match=r"decode=gpu: cpu decoded none of \d+ JPEGs \(Failed to decode batch: 6\): use"
-    ):
-        loaded(True)
-
-
-def test_exhausted_memory_is_no_damaged_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    spoiled(monkeypatch, lambda files: "CUDA out of memory. Tried to allocate 2 GiB")
-    with pytest.raises(torch.OutOfMemoryError):
-        loaded(True)
+def test_a_decoder_that_fails_for_all_images_or_lacks_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: tuple[tuple[str, type[Exception], str], ...] = (
+        ("Failed to decode batch: 6\n at line 7", DataError,
+         r"decode=gpu: cpu decoded none of \d+ JPEGs \(Failed to decode batch: 6\): use"),
+        ("CUDA out of memory. Tried to allocate 2 GiB", torch.OutOfMemoryError, "Tried"),
+    )  # fmt: skip
+    for reason, error, message in cases:
+        with monkeypatch.context() as patch:
+            spoiled(patch, lambda files, reason=reason: reason)  # type: ignore[misc]
+            with pytest.raises(error, match=message):
+                loaded(True)
 
 
 def test_an_image_of_another_size_than_its_header_is_read_on_the_cpu(
@@ -348,14 +340,6 @@ def test_few_images_for_the_device_are_a_warning(caplog: pytest.LogCaptureFixtur
 def test_decoding_on_the_device_needs_cuda() -> None:
     with pytest.raises(ConfigError, match=r"^data.decode=gpu: torchvision decodes no JPEG on cuda:0 \(.+\): install a"):
         check_device_decoding(torch.device("cuda", 0))
-
-
-def test_the_view_of_a_run_follows_the_option() -> None:
-    spec = compose("data.decode=gpu")
-    view = view_of(spec.model.image, spec.data)
-    assert view.on_device
-    assert not view.on_cpu().on_device
-    assert spec.data.decode is Decoder.gpu
 
 
 def test_a_run_resumes_with_another_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
