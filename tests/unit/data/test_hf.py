@@ -108,22 +108,20 @@ def test_splits_follow_from_the_names_of_the_files(tmp_path: Path) -> None:
     assert half.held_out is not None and sum(half.held_out.sizes) in (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("train", "held_out", "split"),
-    [
+def test_splits_of_other_layouts(tmp_path: Path) -> None:
+    cases = (
         ("train.parquet", "valid.parquet", "validation"),
         ("set-training.parquet", "set_dev_1.parquet", "validation"),
         ("train/0.parquet", "evaluation/0.parquet", "test"),
         ("english/train/0000.parquet", "english/partial-test/0000.parquet", "test"),
         ("latest.parquet", None, None),  # "test" inside of a word is no split
         ("contrain/a.parquet", None, None),
-    ],
-)
-def test_splits_of_other_layouts(tmp_path: Path, train: str, held_out: str | None, split: str | None) -> None:
-    root = folder(tmp_path, {train: ONE, **({held_out: TWO} if held_out else {})})
-    opened = spec(root, held_out_split=split).open()
-    assert numbers(opened.train) == [0, 1]
-    assert held_out is None or numbers(opened.held_out) == [2, 3, 4]
+    )
+    for number, (train, held_out, split) in enumerate(cases):
+        root = folder(tmp_path / str(number), {train: ONE, **({held_out: TWO} if held_out else {})})
+        opened = spec(root, held_out_split=split).open()
+        assert numbers(opened.train) == [0, 1], train
+        assert held_out is None or numbers(opened.held_out) == [2, 3, 4], train
 
 
 def test_files_of_no_split_are_reported_and_links_are_read(tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ def test_captions_and_labels_of_the_same_set(tmp_path: Path) -> None:
     assert (two.train.read(2).label, two.classes) == (None, None)
 
 
-def test_several_candidates_are_listed_with_the_key(tmp_path: Path) -> None:
+def test_columns_are_chosen_by_their_types_or_options(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({**CAPTIONED, "url": TEXT}, "several columns of captions: caption, url; name one with data.caption_column=…"),
         ({**CAPTIONED, "mask": IMAGE}, "several columns of images: image, mask; name one with data.image_column=…"),
@@ -220,14 +218,17 @@ def test_several_candidates_are_listed_with_the_key(tmp_path: Path) -> None:
         assert expected in error(lambda features=features: opened(tmp_path, features), ConfigError)
     both = {**CAPTIONED, "url": TEXT, "mask": IMAGE}
     assert numbers(opened(tmp_path, both, caption_column="url", image_column="mask").train) == [0, 1, 2, 3]
-    text = error(lambda: opened(tmp_path, CAPTIONED, caption_column="text"), ConfigError)
-    assert "data.caption_column=text is not a column of" in text
-
-
-def test_files_without_features_are_judged_by_their_types(tmp_path: Path) -> None:
-    out = io.BytesIO()
+    unfit: list[tuple[dict[str, Any], str]] = [
+        ({"caption_column": "text"}, "data.caption_column=text is not a column of"),
+        ({"samples_per_shard": 3}, "has no effect on Parquet files"),
+        ({"templates": "simple"}, "data.templates=simple has no effect"),
+        ({"held_out_split": "train"}, "is data.split"),
+    ]
+    for options, expected in unfit:
+        assert expected in error(lambda options=options: opened(tmp_path, CAPTIONED, **options), ConfigError)
+    out = io.BytesIO()  # without features, which are judged by their types
     pq.write_table(pa.Table.from_pylist([{"jpg": jpeg(1), "texts": ["one 1"], "size": 5}]), out)
-    assert captions(spec(folder(tmp_path, {"a.parquet": out.getvalue()})).open().train) == ["one 1"]
+    assert captions(spec(folder(tmp_path / "plain", {"a.parquet": out.getvalue()})).open().train) == ["one 1"]
 
 
 # ----------------------------------------------------------------------------------------------------------- hub
@@ -331,13 +332,6 @@ def test_outages_and_cut_answers_are_retried_and_a_long_outage_is_an_error(hub: 
     assert "the storage failed for" in error(lambda: short.read(13), DataError)
     hub.fault = lambda path: None
     assert short.read(13).captions == ["caption 13"]
-
-
-def test_options_that_do_not_fit_are_errors(tmp_path: Path) -> None:
-    root = folder(tmp_path, {"train.parquet": ONE})
-    assert "has no effect on Parquet files" in error(lambda: spec(root, samples_per_shard=3).open(), ConfigError)
-    assert "data.templates=simple has no effect" in error(lambda: spec(root, templates="simple").open(), ConfigError)
-    assert "is data.split" in error(lambda: spec(root, held_out_split="train").open(), ConfigError)
 
 
 def test_a_mixture_pins_its_sources(hub: Hub) -> None:

@@ -143,11 +143,18 @@ def _stream(source: Numbers) -> TrainBatches:
     return TrainBatches(source, Order(source.sizes, 0, 100), ImageView(16, [0.5, 1.0], 10**6), Tokenizer(16), 0)
 
 
-def test_findings_name_the_share_and_the_key(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    look(composed(*options_of(table)))
+def test_findings_name_the_share_and_the_key_and_the_page_depends_on_the_command_alone(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, written = table.parent / "look.html", []
+    for workers in ("2", "0"):
+        capsys.readouterr()
+        look(composed(*options_of(table, **{"data.workers": workers})))
+        written.append(path.read_text(encoding="utf-8"))
     out, err = capsys.readouterr()
+    assert written[0].replace("workers: &#x27;2&#x27;", "workers: &#x27;0&#x27;") == written[1]
     assert re.search(r"│ exact duplicates +│ +5 │ +12% │", out) and re.search(r"│ near duplicates +│ +6 │", out)
-    assert re.search(r"│ unusable +│ +7 │ +14% │", out) and f"written to {table.parent}/look.html" in out
+    assert re.search(r"│ unusable +│ +7 │ +14% │", out) and f"written to {path}" in out
     warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
     assert "warning: 7 of 49 samples (14%) cannot be used" in warnings[0]
     assert "training ends with an error above data.max_bad_share=0.1" in warnings[0]
@@ -156,12 +163,17 @@ def test_findings_name_the_share_and_the_key(table: Path, capsys: pytest.Capture
     assert any("5 of 42 samples (12%) are exact duplicates" in line for line in warnings)
 
 
-def test_a_clean_set_has_no_finding(tmp_path: Path) -> None:
+def test_a_clean_set_has_no_finding_and_bad_samples_end_the_sheet(tmp_path: Path) -> None:
     images = {f"{i}.jpg": encode(picture(64, 64, i), "JPEG") for i in range(20)}
-    table = write_table(tmp_path, images, [(name, f"picture {name}") for name in images])
-    found = page_of(composed(*options_of(table)))
+    clean = write_table(tmp_path, images, [(name, f"picture {name}") for name in images])
+    found = page_of(composed(*options_of(clean)))
     assert not found.findings and not {"groups", "long"} & set(re.findall(r'class="(\w+)"', found.html))
     assert "None: no statistic below is beyond its limit" in found.html
+    images = {f"{i}.jpg": b"nothing" for i in range(5)}
+    bad = write_table(tmp_path, images, [(name, "a text") for name in images])
+    found = page_of(composed(*options_of(bad)))
+    assert not tiles(found.html) and "The samples end here: 100 samples in a row are bad" in found.html
+    assert len(found.found.bad) == 5 and "5 of 5 samples (100%) cannot be used" in found.findings[0][0]
 
 
 # ------------------------------------------------------------------------------------------------------- contact sheet
@@ -230,15 +242,6 @@ def test_tokens_of_a_file_are_marked_on_the_side_that_is_cut(tmp_path: Path, sid
     assert found["s"] == (words[:3] if side == "left" else words[-3:]) and found["em"] == ["<end>"]
 
 
-def test_the_sheet_ends_with_the_reason_if_all_samples_are_bad(tmp_path: Path) -> None:
-    table = write_table(
-        tmp_path, {f"{i}.jpg": b"nothing" for i in range(5)}, [(f"{i}.jpg", "a text") for i in range(5)]
-    )
-    found = page_of(composed(*options_of(table)))
-    assert not tiles(found.html) and "The samples end here: 100 samples in a row are bad" in found.html
-    assert len(found.found.bad) == 5 and "5 of 5 samples (100%) cannot be used" in found.findings[0][0]
-
-
 # ---------------------------------------------------------------------------------------------------------- other data
 
 
@@ -296,24 +299,7 @@ def test_memory_does_not_grow_with_the_bytes_of_the_images() -> None:
     assert peak < 24 << 20  # all images together have 200 MiB
 
 
-def test_the_page_is_a_function_of_the_command(table: Path) -> None:
-    spec, path = composed(*options_of(table)), table.parent / "look.html"
-    look(spec)
-    first = path.read_text(encoding="utf-8")
-    look(composed(*options_of(table, **{"data.workers": "2"})))
-    second = path.read_text(encoding="utf-8")
-    assert second.replace("workers: &#x27;2&#x27;", "workers: &#x27;0&#x27;") == first
-
-
 def test_the_page_is_well_formed_and_loads_nothing(page: LookPage) -> None:
     found = parsed(page.html)
     assert found.tags["img"] > 60 and all(value.startswith("data:image/") for value in found.loaded)
     assert not re.search(r"url\(|@import|https?://", re.sub(r"<pre>.*?</pre>", "", page.html, flags=re.DOTALL))
-
-
-# ------------------------------------------------------------------------------------------------------------ options
-
-
-def test_contact_sheet_reads_no_more_than_its_positions() -> None:
-    sheet = Pictures(_stream(Numbers([10])), 10**6).sheet(range(3))
-    assert len(tiles(sheet)) == 3 and "end here" not in sheet
