@@ -211,7 +211,7 @@ def test_crops_have_the_aspect_ratio_of_the_option(ratios: list[float]) -> None:
 
 
 def test_the_default_ratio_leaves_crops_bit_for_bit_as_without_the_option() -> None:
-    spec = compose("data.crop_scale=[0.1,1]").data
+    spec = replace(compose().data, crop_scale=[0.1, 1.0])
     assert spec.crop_ratio == [3 / 4, 4 / 3]
     one, other = random.Random(1), random.Random(1)
     assert [random_box((640, 480), spec.crop_scale, one, spec.crop_ratio) for _ in range(100)] == [

@@ -88,7 +88,7 @@ def assert_shares(counts: Counter[str], shares: dict[str, float]) -> None:
 def test_keys_are_drawn_by_weight_among_those_with_a_caption(shards: str) -> None:
     found: dict[int, Counter[str]] = {k: Counter() for k in range(3)}
     texts = Counter[str]()
-    for caption in drawn_captions(open_train(shards, WEIGHTS), 6000):
+    for caption in drawn_captions(open_train(shards, WEIGHTS), 3000):
         number, key, *text = caption.split()
         found[int(number) % 3][key] += 1
         texts.update(text)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import compose, events, rows
+from helpers.runs import VIT, compose, events, rows
 from helpers.samples import Numbers, encode, img2dataset, picture, write_tar
 
 from clipx.data.filter import Filtered
@@ -74,7 +74,7 @@ def test_a_run_counts_bad_samples_by_reason(tmp_path: Path, capsys: pytest.Captu
             members[i] = (name, b"no picture")
     write_tar(tmp_path / "0.tar", members)
     spec = compose(
-        "data=webdataset", f"data.shards={tmp_path}/0.tar", "data.held_out_share=0", "data.min_side=16",
+        *VIT, "data=webdataset", f"data.shards={tmp_path}/0.tar", "data.held_out_share=0", "data.min_side=16",
         "data.min_caption_chars=3", "data.batch_size=16", "data.workers=0", "duration=2ep", "schedule.warmup=0st",
         "logger=[]", "evaluator=[]", f"run_dir={tmp_path}/run",
     )  # fmt: skip
