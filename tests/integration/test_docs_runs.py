@@ -139,6 +139,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
+VALUE = "\0"
 # Messages of faults and of clusters, which cannot be produced here, or not quickly.
 QUOTED = {
     "docs/troubleshooting.md": None,
@@ -155,36 +156,37 @@ def test_the_messages_that_a_page_quotes_are_in_the_source(page: str) -> None:
     ]
     lines = [line for block in quoted for line in block.text.splitlines() if not re.match(r"[┏┃┡│└]|$", line)]
     assert lines
-    unknown = [line for line in lines if not any(is_of(line, pattern, text) for pattern, text in templates())]
+    unknown = [line for line in lines if not any(is_of(line, template) for template in templates())]
     assert not unknown, "\n".join(unknown)
 
 
-def is_of(line: str, pattern: re.Pattern[str], text: str) -> bool:
+def is_of(line: str, template: tuple[str, ...]) -> bool:
     """Returns whether a line contains a message of at least 15 characters besides its values, or begins with a shorter one.
 
     A line such as `changed  …` has a label.
     """
     line = re.sub(r"^error( \(rank \d+\))?: ", "", line)
+    text = "".join(template).strip()
+    if len(text) < 3 or any(part not in line for part in template):
+        return False
+    pattern = ".*".join(map(re.escape, template))
     if len(text) >= 15:
-        return pattern.search(line) is not None
-    if pattern.pattern == text and text:
-        return line.startswith(f"{text}  ")
-    values = ".*" in pattern.pattern and pattern.pattern[0] != "."
-    return values and len(text) >= 3 and pattern.match(line) is not None
+        return re.search(pattern, line) is not None
+    if len(template) == 1:
+        return template[0] == text and line.startswith(f"{text}  ")
+    return template[0] != "" and re.match(pattern, line) is not None
 
 
 @functools.cache
-def templates() -> list[tuple[re.Pattern[str], str]]:
-    """Returns for each string of the source a pattern that matches it with any values, and its text without them."""
-    found = []
+def templates() -> set[tuple[str, ...]]:
+    """Returns the strings of the source, each as its parts between values."""
+    found = set()
     for path in [*(ROOT / "clipx").rglob("*.py"), *(ROOT / "launch").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            values = [part.value if isinstance(part, ast.Constant) else None for part in parts]
-            if all(value is None or isinstance(value, str) for value in values):
-                pattern = "".join(".*" if value is None else re.escape(value) for value in values)
-                found.append((re.compile(pattern), "".join(filter(None, values)).strip()))
+            values = [part.value if isinstance(part, ast.Constant) else VALUE for part in parts]
+            if all(isinstance(value, str) for value in values):
+                found.add(tuple("".join(values).split(VALUE)))
     for text in re.findall(r'"([^"\n]{30,})"', (ROOT / "launch/clipx_launch/job_end.sh").read_text()):
-        parts = re.split(r"\$\w+|\$\{[^}]*\}", text)
-        found.append((re.compile(".*".join(map(re.escape, parts))), "".join(parts)))
+        found.add(tuple(re.split(r"\$\w+|\$\{[^}]*\}", text)))
     return found
