@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.s3_server import FaultyProxy, admin, forget_sessions
-from helpers.samples import captions, img2dataset, write_tar
+from helpers.samples import img2dataset, write_tar
 
 from clipx.data.selection.expression import Condition
 from clipx.data.selection.files import Ordered, Reading, passing, read_condition
@@ -50,10 +50,9 @@ def write_files(folder: Path) -> dict[str, dict[str, Any]]:
     return {**found, "table.parquet": {"where": "score >= 0.5", "table": str(folder / "table.parquet")}}
 
 
-NAMES = ("ids.npy", "ids.parquet", "uids.txt", "table.parquet", "weights.npy", "weights.parquet")
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", ["ids.npy", "ids.parquet", "uids.txt", "table.parquet", "weights.npy", "weights.parquet"]
+)
 def test_a_truncated_file_is_a_one_line_error_that_names_it(shards: Path, tmp_path: Path, name: str) -> None:
     options, path = write_files(tmp_path)[name], tmp_path / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
@@ -62,26 +61,11 @@ def test_a_truncated_file_is_a_one_line_error_that_names_it(shards: Path, tmp_pa
     assert str(path) in str(failed.value) and "\n" not in str(failed.value)
 
 
-def test_indices_in_any_order_are_counted_once(shards: Path, tmp_path: Path) -> None:
-    path = tmp_path / "ids.npy"
-    np.save(path, np.array([20, 3, 3, -1, 24, 3, 11]))
-    data = opened(shards, keep=str(path))
-    assert captions(data.train) == ["caption 3", "caption 11", "caption 20"]
-    assert data.notes == [
-        "3 of 24 training samples are selected",
-        f"data.keep={path}: 2 of 7 indices are not in the data",
-        f"data.keep={path}: 2 indices are repeated",
-    ]
-
-
-@pytest.mark.parametrize("rows", [TOTAL - 1, TOTAL + 1, TOTAL + 100])
-def test_true_and_false_of_another_length_are_an_error(shards: Path, tmp_path: Path, rows: int) -> None:
-    np.save(tmp_path / "mask.npy", np.ones(rows, dtype=bool))
-    with pytest.raises(DataError, match=f"has {rows} rows, but the shards have 24 samples: give one row for each"):
-        opened(shards, keep=f"{tmp_path}/mask.npy")
-
-
-def test_an_empty_list_of_indices_is_an_error(shards: Path, tmp_path: Path) -> None:
+def test_true_and_false_of_another_length_and_no_indices_are_an_error(shards: Path, tmp_path: Path) -> None:
+    for rows in (TOTAL - 1, TOTAL + 1, TOTAL + 100):
+        np.save(tmp_path / "mask.npy", np.ones(rows, dtype=bool))
+        with pytest.raises(DataError, match=f"has {rows} rows, but the shards have 24 samples: give one row for each"):
+            opened(shards, keep=f"{tmp_path}/mask.npy")
     pq.write_table(pa.table({"index": pa.array([], pa.int64())}), tmp_path / "ids.parquet")
     with pytest.raises(ConfigError, match="ids.parquet is empty"):
         opened(shards, keep=f"{tmp_path}/ids.parquet")
@@ -130,7 +114,7 @@ REMOTE = {"table.parquet": {"where": "score < 2", "table": "{}"}, "keys.txt": {"
 
 
 @pytest.mark.parametrize("name", REMOTE)
-def test_a_file_is_read_through_an_outage_of_its_storage(
+def test_a_file_is_read_through_an_outage_of_its_storage_and_a_long_one_is_an_error(
     shards: Path, bucket: str, proxy: FaultyProxy, name: str
 ) -> None:
     options = {key: value.format(f"{bucket}/{name}") for key, value in REMOTE[name].items()}
@@ -139,13 +123,6 @@ def test_a_file_is_read_through_an_outage_of_its_storage(
     assert sum(data.train.sizes) == TOTAL
     assert proxy.requests > 20
     assert any(f"5,000 of {TOTAL + 5000:,} keys are not in the data" in note for note in data.notes)
-
-
-@pytest.mark.parametrize("name", REMOTE)
-def test_a_storage_that_stays_down_is_a_one_line_error(
-    shards: Path, bucket: str, proxy: FaultyProxy, name: str
-) -> None:
-    options = {key: value.format(f"{bucket}/{name}") for key, value in REMOTE[name].items()}
     proxy.set("status", 503)
     forget_sessions()
     with pytest.raises(ClipxError, match=rf"{name}.*cannot be read: the storage failed for .* raise retry_s=0.5") as failed:  # fmt: skip
