@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import pickle
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,7 @@ import torch
 from helpers.runs import compose
 from helpers.samples import Numbers, jpeg
 
-from clipx.data.batch import Batch
-from clipx.data.loader import EvalBatch, eval_loader, train_loader
+from clipx.data.loader import eval_loader, train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
 from clipx.data.transform import decode
@@ -38,6 +40,10 @@ def features(index: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     return np.random.default_rng(index).normal(size=WIDTH).astype(np.float32)
 
 
+def stored(indices: Sequence[int]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(features(i)) for i in indices])
+
+
 @dataclass(frozen=True)
 class Stored(Numbers):
     """Samples with stored features."""
@@ -47,15 +53,14 @@ class Stored(Numbers):
         return replace(sample, image=self.images.get(index) or npy(features(index)))
 
 
-@pytest.mark.parametrize("dtype", ["<f2", ">f2", "<f4", ">f4", "<f8", ">f8"])
-@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
-def test_features_of_any_float_format_are_read_as_float32(dtype: str, version: tuple[int, int]) -> None:
-    row = np.array([0.5, -2, 1 / 3, 0, 1e-3, 7], dtype=dtype)
-    file = io.BytesIO()
-    np.lib.format.write_array(file, row, version=version, allow_pickle=False)  # type: ignore[no-untyped-call]
-    found = parse_features(file.getvalue(), WIDTH)
-    assert found.dtype == np.dtype("float32")
-    np.testing.assert_array_equal(found, row.astype(np.float32))
+def test_features_of_any_float_format_are_read_as_float32() -> None:
+    for dtype, version in product(("<f2", ">f2", "<f4", ">f4", "<f8", ">f8"), ((1, 0), (2, 0))):
+        row = np.array([0.5, -2, 1 / 3, 0, 1e-3, 7], dtype=dtype)
+        file = io.BytesIO()
+        np.lib.format.write_array(file, row, version=version, allow_pickle=False)  # type: ignore[no-untyped-call]
+        found = parse_features(file.getvalue(), WIDTH)
+        assert found.dtype == np.dtype("float32"), (dtype, version)
+        np.testing.assert_array_equal(found, row.astype(np.float32), str((dtype, version)))
 
 
 class _Payload:
@@ -66,32 +71,33 @@ class _Payload:
         return Path.touch, (self.flag,)
 
 
-@pytest.mark.parametrize(
-    ("encoded", "reason"),
-    [
-        (jpeg(), "image is not stored features (.npy)"),
-        (b"", "image is not stored features (.npy)"),
-        (npy(np.zeros(5)), "features have 5 numbers, model.image.features=6"),
-        (npy(np.zeros((1, 6))), "features have shape [1, 6], must be one row"),
-        (npy(np.float32(1)), "features have shape [], must be one row"),
-        (npy(np.zeros(6, dtype=np.int64)), "features are int64, must be float16, float32 or float64"),
-        (npy(np.zeros(6, dtype=np.complex64)), "features are complex64, must be float16, float32 or float64"),
-        (npy(np.zeros(6, dtype=np.longdouble)), f"features are {np.dtype(np.longdouble)}, must be float16, "),
-        (npy(np.array([1, 2, np.nan, 4, 5, 6])), "features have a value that is not finite in float32"),
-        (npy(np.array([1, 2, 1e39, 4, 5, 6])), "features have a value that is not finite in float32"),
-        (npy(np.zeros(6))[:-1], "features have 47 bytes of data, must be 48"),
-        (npy(np.zeros(6)) + b"x", "features have 49 bytes of data, must be 48"),
-        (npy(np.zeros(6))[:40], "features have a damaged header: "),
-        (b"\x93NUMPY", "features have a damaged header: "),
-        (b"\x93NUMPY\x03\x00" + npy(np.zeros(6))[8:], "features have a damaged header: "),
-        (npy(np.zeros(6)).replace(b"descr", b"d\0scr"), "features have a damaged header: "),
-        (npy(np.zeros(6)).replace(b"(6,)", b"f(6)"), "features have a damaged header: "),
-    ],
-)
-def test_other_files_are_bad_samples_with_a_reason(encoded: bytes, reason: str) -> None:
-    with pytest.raises(BadSample) as caught:
-        parse_features(encoded, WIDTH)
-    assert str(caught.value).startswith(reason) and "\n" not in str(caught.value)
+ZEROS = npy(np.zeros(6))
+OTHER_FILES = [
+    (jpeg(), "image is not stored features (.npy)"),
+    (b"", "image is not stored features (.npy)"),
+    (npy(np.zeros(5)), "features have 5 numbers, model.image.features=6"),
+    (npy(np.zeros((1, 6))), "features have shape [1, 6], must be one row"),
+    (npy(np.float32(1)), "features have shape [], must be one row"),
+    (npy(np.zeros(6, dtype=np.int64)), "features are int64, must be float16, float32 or float64"),
+    (npy(np.zeros(6, dtype=np.complex64)), "features are complex64, must be float16, float32 or float64"),
+    (npy(np.zeros(6, dtype=np.longdouble)), f"features are {np.dtype(np.longdouble)}, must be float16, "),
+    (npy(np.array([1, 2, np.nan, 4, 5, 6])), "features have a value that is not finite in float32"),
+    (npy(np.array([1, 2, 1e39, 4, 5, 6])), "features have a value that is not finite in float32"),
+    (ZEROS[:-1], "features have 47 bytes of data, must be 48"),
+    (ZEROS + b"x", "features have 49 bytes of data, must be 48"),
+    (ZEROS[:40], "features have a damaged header: "),
+    (b"\x93NUMPY", "features have a damaged header: "),
+    (b"\x93NUMPY\x03\x00" + ZEROS[8:], "features have a damaged header: "),
+    (ZEROS.replace(b"descr", b"d\0scr"), "features have a damaged header: "),
+    (ZEROS.replace(b"(6,)", b"f(6)"), "features have a damaged header: "),
+]
+
+
+def test_other_files_are_bad_samples_with_a_reason() -> None:
+    for encoded, reason in OTHER_FILES:
+        with pytest.raises(BadSample, match=f"^{re.escape(reason)}") as caught:
+            parse_features(encoded, WIDTH)
+        assert "\n" not in str(caught.value), reason
 
 
 def test_an_object_array_is_not_unpickled(tmp_path: Path) -> None:
@@ -105,36 +111,30 @@ def test_an_object_array_is_not_unpickled(tmp_path: Path) -> None:
 
 
 def test_stored_features_are_a_bad_image() -> None:
-    with pytest.raises(
-        BadSample, match=r"^image is stored features \(\.npy\), not pixels: set model\.image\.features$"
-    ):
+    message = r"^image is stored features \(\.npy\), not pixels: set model\.image\.features$"
+    with pytest.raises(BadSample, match=message):
         decode(npy(features(0)), 10**6)
-    out = torch.empty(4, 4, 3, dtype=torch.uint8)
-    with pytest.raises(BadSample, match="^image is stored features"):
-        ImageView(4, [1.0, 1.0], 10**6).load(npy(features(0)), random.Random(0), out)
+    with pytest.raises(BadSample, match=message):
+        ImageView(4, [1.0, 1.0], 10**6).load(
+            npy(features(0)), random.Random(0), torch.empty(4, 4, 3, dtype=torch.uint8)
+        )
 
 
-def batches(source: Numbers, **options: Any) -> list[Batch]:
-    order = Order(source.sizes, seed=3, window=30)
-    settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
-    loader = train_loader(source, order, FeatureView(WIDTH), TOKENIZER, samples=range(72), **settings)
-    return list(loader)
-
-
-@pytest.mark.parametrize("options", [{}, {"workers": 1, "part": 5}])
-def test_a_batch_has_the_features_of_its_samples(options: dict[str, Any]) -> None:
+def test_a_batch_has_the_features_of_its_samples() -> None:
     source = Stored([17, 13], images={4: npy(np.zeros(WIDTH + 1)), 9: jpeg()})
-    found = batches(source, **options)
+    loader = train_loader(
+        source, Order(source.sizes, seed=3, window=30), FeatureView(WIDTH), TOKENIZER,
+        seed=3, samples=range(72), batch=12, rank=0, world=1, workers=1, part=5, prefetch=2, pin=False,
+    )  # fmt: skip
+    found = list(loader)
     assert len(found) == 6
-    bad = {record.key: record.reason for batch in found for record in batch.bad}
-    assert bad == {
+    assert {record.key: record.reason for batch in found for record in batch.bad} == {
         "sample 4": f"features have {WIDTH + 1} numbers, model.image.features={WIDTH}",
         "sample 9": "image is not stored features (.npy)",
     }
     for batch in found:
         assert (batch.image.dtype, batch.image.shape) == (torch.float32, (12, WIDTH))
-        for row, index in zip(batch.image, batch.index.tolist(), strict=True):
-            assert torch.equal(row, torch.from_numpy(features(index)))
+        assert torch.equal(batch.image, stored(batch.index.tolist()))
 
 
 def test_features_in_place_of_images_end_the_run_with_the_fix() -> None:
@@ -147,16 +147,13 @@ def test_features_in_place_of_images_end_the_run_with_the_fix() -> None:
         list(loader)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_batches_have_the_features_of_the_good_samples(workers: int) -> None:
+def test_evaluation_batches_have_the_features_of_the_good_samples() -> None:
     source = Stored([8], broken=frozenset({0, 1, 2, 5}))
-    found: list[EvalBatch] = list(
-        eval_loader(source, FeatureView(WIDTH), batch=3, rank=0, world=1, workers=workers, prefetch=1)
-    )
+    found = list(eval_loader(source, FeatureView(WIDTH), batch=3, rank=0, world=1, workers=1, prefetch=1))
     assert [list(batch.index) for batch in found] == [[], [3, 4], [6, 7]]
     assert found[0].image.shape == (0, WIDTH)
     for batch in found[1:]:
-        assert torch.equal(batch.image, torch.stack([torch.from_numpy(features(i)) for i in batch.index]))
+        assert torch.equal(batch.image, stored(batch.index))
 
 
 def test_the_view_of_a_model_follows_its_input() -> None:
@@ -164,14 +161,9 @@ def test_the_view_of_a_model_follows_its_input() -> None:
     image = ImageTowerSpec(timm="test_vit", size=32, stretch=True)
     assert view_of(image, data) == ImageView(32, [0.5, 1.0], 1000, True)
     assert view_of(image, data, 16) == ImageView(16, [0.5, 1.0], 1000, True)
-    plain = compose("data=csv", "data.path=x").data
-    assert view_of(ImageTowerSpec(features=7), plain) == FeatureView(7)
+    assert ImageView(8, [0.9, 1.0], 10**6).for_data(data) == ImageView(8, [0.9, 1.0], 1000)
+    assert view_of(ImageTowerSpec(features=7), compose("data=csv", "data.path=x").data) == FeatureView(7)
     with pytest.raises(ConfigError, match=r"^data\.crop_scale=\[0\.5, 1\.0\] has no effect on stored features"):
         view_of(ImageTowerSpec(features=7), data)
-
-
-def test_the_view_takes_the_limits_of_other_data() -> None:
-    data = compose("data=csv", "data.path=x", "data.max_pixels=1000").data
-    assert ImageView(8, [0.9, 1.0], 10**6).for_data(data) == ImageView(8, [0.9, 1.0], 1000)
     with pytest.raises(ConfigError, match=r"^data\.max_pixels=1000 has no effect on stored features"):
-        FeatureView(WIDTH).for_data(data)
+        FeatureView(WIDTH).for_data(compose("data=csv", "data.path=x", "data.max_pixels=1000").data)
