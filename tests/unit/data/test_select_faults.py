@@ -45,20 +45,18 @@ def write_files(folder: Path) -> dict[str, dict[str, Any]]:
     pq.write_table(pa.table({"score": np.arange(TOTAL) / TOTAL}), folder / "table.parquet")
     pq.write_table(pa.table({"weight": np.ones(TOTAL)}), folder / "weights.parquet")
     (folder / "uids.txt").write_text("\n".join(uids))
-    found = {name: {name.partition(".")[0]: str(folder / name)} for name in ("weights.npy", "weights.parquet")}
+    found = {name: {"weights": str(folder / name)} for name in ("weights.npy", "weights.parquet")}
     found |= {name: {"keep": str(folder / name)} for name in ("ids.npy", "ids.parquet", "uids.txt")}
     return {**found, "table.parquet": {"where": "score >= 0.5", "table": str(folder / "table.parquet")}}
 
 
-@pytest.mark.parametrize(
-    "name", ["ids.npy", "ids.parquet", "uids.txt", "table.parquet", "weights.npy", "weights.parquet"]
-)
-def test_a_truncated_file_is_a_one_line_error_that_names_it(shards: Path, tmp_path: Path, name: str) -> None:
-    options, path = write_files(tmp_path)[name], tmp_path / name
-    path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
-    with pytest.raises(ClipxError, match="cannot be read|is not 32 hexadecimal digits") as failed:
-        opened(shards, **options)
-    assert str(path) in str(failed.value) and "\n" not in str(failed.value)
+def test_a_truncated_file_is_a_one_line_error_that_names_it(shards: Path, tmp_path: Path) -> None:
+    for name, options in write_files(tmp_path).items():
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 5])
+        with pytest.raises(ClipxError, match=f"{path}.*(cannot be read|is not 32 hexadecimal digits)") as failed:
+            opened(shards, **options)
+        assert "\n" not in str(failed.value), name
 
 
 def test_true_and_false_of_another_length_and_no_indices_are_an_error(shards: Path, tmp_path: Path) -> None:
