@@ -14,19 +14,14 @@ from helpers.samples import Numbers, img2dataset, write_tar
 from clipx.data.shapes import TEMPLATES
 from clipx.data.spec import Classes, Dataset
 from clipx.data.vocabulary import VocabularySpec, _texts, count_words, vocabulary, word_tokenizer
-from clipx.errors import ConfigError, DataError
+from clipx.errors import DataError
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.text_spec import Clean
 
 PAD, END, UNKNOWN = range(3)
 
 
-def tokenizer(path: Path, counts: Counter[str], size: int, length: int = 6) -> FileTokenizer:
-    word_tokenizer(counts, size).save(str(path))
-    return FileTokenizer(str(path), length, size, Clean.clip)
-
-
-def test_ids_follow_the_frequency_of_words_and_then_the_alphabet(tmp_path: Path) -> None:
+def test_ids_follow_the_frequency_of_words_and_then_the_alphabet() -> None:
     counts = count_words(["a red dot", "A blue dot, a dot", "Red !! <end>"])
     # dot 3, a 3, red 2, then once each: !! , < > blue end
     assert counts == Counter({"a": 3, "dot": 3, "red": 2, ",": 1, "blue": 1, "!!": 1, "<": 1, "end": 1, ">": 1})
@@ -34,12 +29,14 @@ def test_ids_follow_the_frequency_of_words_and_then_the_alphabet(tmp_path: Path)
     expected = ["<pad>", "<end>", "<unk>", "a", "dot", "red", "!!", ",", "<", ">", "blue", "end"]
     assert sorted(words, key=words.__getitem__) == expected
     assert word_tokenizer(counts, 7).get_vocab().keys() == set(expected[:7])
+    with pytest.raises(DataError, match="^the captions have no words: give other data$"):
+        word_tokenizer(Counter(), 8)
 
 
 def test_the_last_token_of_every_row_is_the_end_token(tmp_path: Path) -> None:
-    tokens = tokenizer(tmp_path / "w.json", count_words(["a red dot and a blue dot"]), 16)
-    ids = {word: i for i, word in enumerate(["a", "dot", "and", "blue", "red"], start=3)}
-    a, dot, red = ids["a"], ids["dot"], ids["red"]
+    word_tokenizer(count_words(["a red dot and a blue dot"]), 16).save(str(tmp_path / "w.json"))
+    tokens = FileTokenizer(str(tmp_path / "w.json"), 6, 16, Clean.clip)
+    a, dot, _, _, red = range(3, 8)  # a, dot, and, blue, red
     rows = tokens(["A RED  dot", "green dot", "", "a a a a a a a dot", "<end> a"])
     assert rows.tolist() == [
         [PAD, PAD, a, red, dot, END],
@@ -83,15 +80,8 @@ def test_bad_samples_are_skipped_up_to_the_share_of_the_data() -> None:
         list(_texts(dataset, 0.1))
 
 
-def test_a_vocabulary_needs_data_and_words() -> None:
-    with pytest.raises(ConfigError, match="^data has no value: give the data whose captions are read"):
-        vocabulary(compose(config_name="vocabulary"))
-    with pytest.raises(DataError, match="^the captions have no words: give other data$"):
-        word_tokenizer(Counter(), 8)
-
-
 def test_captions_of_shards_are_read_from_their_keys(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
     spec = compose("data=webdataset", f"data.shards={shard}", f"out={tmp_path}/w.json", config_name="vocabulary")
-    vocabulary(spec)
+    vocabulary(spec)  # type: ignore[arg-type]
     assert "caption" in json.loads((tmp_path / "w.json").read_text())["model"]["vocab"]
