@@ -91,13 +91,11 @@ def test_all_orders_of_a_window_are_equally_likely() -> None:
 
 # Uneven shards, a single shard and two shards, with up to twelve readers.
 # Uneven shards, a single shard and two shards, with up to twelve readers.
+# Uneven shards, a single shard and two shards, with up to four readers.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(
     ("sizes", "world", "workers"),
-    [
-        *(([7, 0, 1, 22, 6, 11], *readers) for readers in ((1, 0), (1, 3), (4, 0), (3, 1))),
-        *((sizes, 4, 0) for sizes in ([47], [40, 7])),
-    ],
+    [([7, 0, 1, 22, 6, 11], 1, 3), ([7, 0, 1, 22, 6, 11], 3, 1), ([47], 4, 0), ([40, 7], 4, 0)],
     ids=str,
 )
 def test_epochs_continue_across_batches_and_have_every_sample_once(sizes: list[int], world: int, workers: int) -> None:

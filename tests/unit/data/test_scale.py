@@ -61,22 +61,16 @@ def measure() -> Iterator[Cost]:
 # --------------------------------------------------------------------------------------------------------- order
 
 
-def test_starting_costs_one_window_and_a_few_bytes_per_shard() -> None:
-    """Measured: 0.03 s, 3.3 MiB retained, 9.5 MiB peak."""
-    sizes = [PER_SHARD] * SHARDS
-    with measure() as cost:
-        order = Order(sizes, 0, WINDOW)
+def test_starting_costs_one_window_and_a_few_bytes_per_shard_and_no_more_follow() -> None:
+    """Measured at the start: 0.03 s, 3.3 MiB retained, 9.5 MiB peak."""
+    with measure() as start:
+        order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
         order(5 * SAMPLES + SAMPLES // 2)
-    assert cost.retained < 32 * SHARDS + 2 * 8 * WINDOW + MB
-    assert cost.peak < 24 * MB, "no allocation of the size of the data set, not even a temporary one"
-
-
-def test_memory_is_bounded_by_two_windows() -> None:
-    order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
-    with measure() as cost:
+    assert start.peak < 24 * MB, "no allocation of the size of the data set, not even a temporary one"
+    with measure() as later:
         for position in range(0, 40 * WINDOW, WINDOW // 3):
             order(position)
-    assert cost.retained < 32 * SHARDS + 2 * 8 * WINDOW + MB
+    assert max(start.retained, later.retained) < 32 * SHARDS + 2 * 8 * WINDOW + MB
 
 
 @pytest.mark.parametrize("replacement", [False, True])

@@ -38,33 +38,26 @@ def test_nearest_multiples_are_listed() -> None:
     assert {case: nearest_multiples(*case) for case in expected} == expected
 
 
-def test_data_is_opened_once_per_rank() -> None:
-    opened = []
-
-    class Counted(DataSpec):
-        def open(self) -> Dataset:
-            opened.append(self)
-            return Dataset(Numbers([3]), None, None)
-
-    dataset = open_on_all_ranks(Counted(kind="x", name="x"), Comm(0, 1, 0, torch.device("cpu")))
-    assert sum(dataset.train.sizes) == 3
-    assert len(opened) == 1
-
-
 def test_other_ranks_open_the_versions_that_rank_0_has_found() -> None:
-    asked = []
+    calls: list[object] = []
 
     class Moving(DataSpec):
         def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
-            asked.append(saved)
+            calls.append(saved)
             return self
 
         def open(self) -> Dataset:
+            calls.append("opened")
             return Dataset(Numbers([3]), None, None)
 
     class OtherRank(Comm):
         def run_on_main(self, call: object) -> Any:
             return {"revision": "of rank 0"}
 
-    open_on_all_ranks(Moving(kind="x", name="x"), OtherRank(1, 2, 1, torch.device("cpu")))
-    assert asked == [{"revision": "of rank 0"}]
+    for comm, expected in (
+        (Comm(0, 1, 0, torch.device("cpu")), [{}, "opened"]),
+        (OtherRank(1, 2, 1, torch.device("cpu")), [{"revision": "of rank 0"}, "opened"]),
+    ):
+        calls.clear()
+        assert open_on_all_ranks(Moving(kind="x", name="x"), comm).train.sizes == [3]
+        assert calls == expected
