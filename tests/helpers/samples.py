@@ -35,6 +35,12 @@ def jpeg(seed: int = 0, width: int = 20, height: int = 16) -> bytes:
     return encode(picture(width, height, seed), "JPEG", quality=95)
 
 
+def exif_of(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
 def write_tar(path: Path, members: Iterable[tuple[str, bytes]], mode: str = "w") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode) as tar:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 from helpers.runs import compose
-from helpers.samples import captions, encode, jpeg, picture, read_all, write_tar
+from helpers.samples import captions, encode, exif_of, jpeg, picture, read_all, write_tar
 from PIL import Image
 
 from clipx.data.csv import CsvSpec
@@ -31,10 +31,7 @@ from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write_images(folder: Path, number: int = 7, size: tuple[int, int] = (40, 30)) -> list[Path]:
@@ -138,13 +135,11 @@ def test_unusable_samples_are_dropped_and_reported_by_name(tmp_path: Path, capsy
 
 def test_every_image_format_is_stored_unchanged_or_resized_to_jpeg(tmp_path: Path) -> None:
     base = picture(60, 40)
-    exif = Image.Exif()
-    exif[0x0112] = 6
     kinds = {
         "cmyk.jpg": encode(base.convert("CMYK"), "JPEG"),
         "grey16.png": encode(Image.fromarray(np.arange(60 * 40, dtype=np.uint16).reshape(40, 60)), "PNG"),
         "moving.webp": encode(base, "WEBP", save_all=True, append_images=[picture(60, 40, 1)]),
-        "turned.jpg": encode(base, "JPEG", exif=exif),
+        "turned.jpg": encode(base, "JPEG", exif=exif_of(6)),
         "clear.png": encode(base.convert("RGBA"), "PNG"),
     }
     for name, content in kinds.items():

@@ -26,11 +26,7 @@ from clipx.errors import ConfigError, DataError, StorageError
 INSIDE = {"image_column": "image", "caption_column": "text"}
 OPTIONS = ReadOptions(("image", "text", None), None, 5.0)
 SIZES = (3, 0, 7, 2, 1)
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write_parquet(path: Path, numbers: Sequence[int], row_group: int = 2) -> Path:

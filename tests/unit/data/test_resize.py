@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.samples import encode, jpeg, picture
+from helpers.samples import encode, exif_of, jpeg, picture
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
@@ -122,9 +122,7 @@ def test_grey_and_exif_rotated_jpegs_are_resized_correctly() -> None:
     base, how = picture(640, 480), spec(size=60)
     grey = encode(base.convert("L"), "JPEG")
     assert decibel(open_rgb(shard_image(grey, how).encoded), resized_from_full_size(grey, how)) > 40
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = shard_image(encode(base, "JPEG", exif=exif), how)
+    turned = shard_image(encode(base, "JPEG", exif=exif_of(6)), how)
     assert (turned.size, turned.original) == ((60, 80), (480, 640))
     coarse = (shard_image(grey, spec(size=60, quality=30)).encoded, encode(base, "JPEG", quality=30))
     tables = [Image.open(io.BytesIO(encoded)).quantization for encoded in coarse]  # type: ignore[attr-defined]

@@ -30,11 +30,7 @@ from clipx.errors import ClipxError, ConfigError, DataError
 
 PER_SHARD, SHARDS = 10, 3
 TOTAL = PER_SHARD * SHARDS
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def uid(i: int) -> str:

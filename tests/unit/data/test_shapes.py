@@ -63,9 +63,8 @@ def data() -> Dataset:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
-    return tmp_path
+def cache(own_cache: None, tmp_path: Path) -> Path:
+    return tmp_path / "cache"
 
 
 # ----------------------------------------------------------------------------------------------------- split

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.samples import encode, jpeg, picture
+from helpers.samples import encode, exif_of, jpeg, picture
 from open_clip.transform import image_transform  # type: ignore[import-untyped]
 from PIL import Image, ImageFile, ImageOps
 from scipy import stats
@@ -106,12 +106,6 @@ def test_transparent_pixels_are_blended_with_white() -> None:
         assert (found[:, :10] == ([76, 76, 76] if mode == "LA" else [255, 0, 0])).all(), mode
     found = array(decode(encode(Image.new("RGBA", (4, 4), (255, 0, 0, 128)), "PNG"), LIMIT))
     assert np.abs(found - [255, 127, 127]).max() <= 1
-
-
-def exif_of(orientation: int) -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    return exif.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
