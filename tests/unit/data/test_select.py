@@ -362,7 +362,7 @@ def test_the_memory_of_ids_does_not_grow_with_their_number(tmp_path: Path, monke
             yield numbers.view(ID).ravel(), None
 
     peaks: list[list[int]] = [[], []]
-    for number in (4 * chunk, 64 * chunk):
+    for number in (4 * chunk, 32 * chunk):
         tracemalloc.start()
         write_sorted(str(tmp_path / "ids"), chunks(number))
         peaks[0].append(tracemalloc.get_traced_memory()[1])
@@ -373,4 +373,4 @@ def test_the_memory_of_ids_does_not_grow_with_their_number(tmp_path: Path, monke
         peaks[1].append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     for few, many in peaks:
-        assert many < few + (2 << 20), "all ids would take 8 MiB"
+        assert many < few + (1 << 20), "all ids would take 4 MiB"
