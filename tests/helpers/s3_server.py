@@ -319,7 +319,11 @@ def impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_bucket(endpoint: str, proxy: FaultyProxy) -> str:
-    """Creates an empty bucket for the test. Returns its URL."""
+    return new_bucket(endpoint)
+
+
+def new_bucket(endpoint: str) -> str:
+    """Creates an empty bucket. Returns its URL."""
     name = f"clipx-{os.getpid()}-{next(_number)}"
     admin(endpoint).mkdir(name)
     return f"s3://{name}"
@@ -329,7 +333,10 @@ def admin(endpoint: str) -> s3fs.S3FileSystem:
     """Returns a file system that bypasses the proxy."""
     import s3fs
 
-    return s3fs.S3FileSystem(endpoint_url=endpoint, skip_instance_cache=True, use_listings_cache=False)
+    return s3fs.S3FileSystem(
+        key=KEY, secret=SECRET, endpoint_url=endpoint, client_kwargs={"region_name": "us-east-1"},
+        skip_instance_cache=True, use_listings_cache=False,
+    )  # fmt: skip
 
 
 def forget_sessions() -> None:

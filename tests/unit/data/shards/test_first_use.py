@@ -29,29 +29,16 @@ SHARDS, EACH = 8, 6
 BATCH, STEPS = 4, 24  # two epochs
 
 
-@pytest.fixture
-def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
-    """A bucket of shards with a sizes.json; tmp_path/local holds copies."""
+def write_shards(folder: Path) -> None:
     for k in range(SHARDS):
-        write_tar(tmp_path / "local" / f"{k:05d}.tar", img2dataset(range(k * EACH, (k + 1) * EACH)))
-    sizes = {f"{k:05d}.tar": EACH for k in range(SHARDS)}
-    (tmp_path / "local" / "sizes.json").write_text(json.dumps(sizes))
-    fs = admin(endpoint)
-    for path in sorted((tmp_path / "local").iterdir()):
-        fs.put_file(str(path), f"{own_bucket}/{path.name}")
-    proxy.requests = 0
-    return own_bucket
+        write_tar(folder / f"{k:05d}.tar", img2dataset(range(k * EACH, (k + 1) * EACH)))
+    (folder / "sizes.json").write_text(json.dumps({f"{k:05d}.tar": EACH for k in range(SHARDS)}))
 
 
 def spec_of(folder: str, **options: Any) -> WebDatasetSpec:
     shards = f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
     defaults = {"held_out_share": 0.0, "retry_s": 600.0, "batch_size": BATCH, "shuffle_window": 12, "streams": 2}
     return WebDatasetSpec(name="far", shards=shards, **{**defaults, **options})
-
-
-def near(tmp_path: Path, **options: Any) -> WebDatasetSpec:
-    """Returns the same data on the local disk, with the counts that a remote set finds."""
-    return spec_of(f"{tmp_path}/local", read="stream", samples_per_shard=EACH, **options)
 
 
 def batches(
@@ -64,6 +51,12 @@ def batches(
             seed=3, samples=range(steps * BATCH), batch=BATCH, rank=0, world=1, workers=workers, prefetch=2, pin=False,
         )
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected(local: Path) -> list[list[int]]:
+    """Indices of the same data on the local disk, with the counts that a remote set finds."""
+    return indices(batches(spec_of(str(local), read="stream", samples_per_shard=EACH)))
 
 
 def indices(found: Iterator[Batch] | list[Batch]) -> list[list[int]]:
@@ -87,10 +80,8 @@ def test_the_first_batch_needs_only_the_first_shards(bucket: str, proxy: FaultyP
 
 
 def test_streams_from_s3_equal_local_ones_and_each_shard_is_fetched_once(
-    bucket: str, proxy: FaultyProxy, tmp_path: Path
+    bucket: str, proxy: FaultyProxy, local: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    expected = indices(batches(near(tmp_path)))
-    proxy.requests = 0
     data = spec_of(bucket, cache_gb=1.0)
     found = list(batches(data, workers=2))
     assert indices(found) == expected
@@ -100,23 +91,14 @@ def test_streams_from_s3_equal_local_ones_and_each_shard_is_fetched_once(
     )
     assert proxy.requests <= 2 * SHARDS + 4  # a look-up and one range of each shard, although both epochs read it
     assert sum(batch.traffic.requests for batch in found) >= 2 * SHARDS
-    size = sum(path.stat().st_size for path in (tmp_path / "local").glob("*.tar"))
+    size = sum(path.stat().st_size for path in local.glob("*.tar"))
     assert sum(batch.traffic.bytes for batch in found) >= size
     assert len(stored(tmp_path)) == SHARDS
 
 
-def test_without_a_limit_released_shards_are_removed(bucket: str, tmp_path: Path) -> None:
-    most = 0
-    for batch in batches(spec_of(bucket)):
-        assert not batch.bad
-        most = max(most, len(stored(tmp_path)))
-    assert 2 <= most <= SHARDS - 1
-
-
 def test_a_full_disk_costs_requests_but_no_sample(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    bucket: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    expected = indices(batches(near(tmp_path)))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -128,14 +110,18 @@ def test_a_full_disk_costs_requests_but_no_sample(
     assert "No space left on device; reading it by ranges" in capfd.readouterr().err
 
 
-def test_faults_of_the_storage_change_nothing(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    expected = indices(batches(near(tmp_path)))
+def test_faults_of_the_storage_change_nothing_and_released_shards_are_removed(
+    bucket: str, proxy: FaultyProxy, expected: list[list[int]], tmp_path: Path
+) -> None:
     stream = batches(spec_of(bucket))
-    found = [next(stream)]
+    found, most = [next(stream)], 0
     proxy.set("some", 3)
-    found += stream
+    for batch in stream:
+        found.append(batch)
+        most = max(most, len(stored(tmp_path)))
     assert indices(found) == expected
     assert not [bad for batch in found for bad in batch.bad]
+    assert 2 <= most <= SHARDS - 1, "without a limit, released shards are removed"
 
 
 def test_a_process_ends_without_waiting_for_shards_that_it_does_not_read(bucket: str, proxy: FaultyProxy) -> None:
@@ -170,21 +156,21 @@ def test_a_permanent_outage_is_an_error_with_the_url(bucket: str, proxy: FaultyP
 
 
 def test_missing_truncated_and_shorter_shards_cost_only_their_places(
-    bucket: str, endpoint: str, tmp_path: Path
+    own: str, endpoint: str, local: Path, tmp_path: Path
 ) -> None:
     fs = admin(endpoint)
-    fs.rm_file(f"{bucket}/00001.tar")
-    content = (tmp_path / "local" / "00002.tar").read_bytes()
-    fs.pipe_file(f"{bucket}/00002.tar", content[: len(content) // 2])
-    fs.put_file(str(write_tar(tmp_path / "short.tar", img2dataset(range(18, 22)))), f"{bucket}/00003.tar")
-    found = list(batches(spec_of(bucket, max_bad_share=1.0)))
+    fs.rm_file(f"{own}/00001.tar")
+    content = (local / "00002.tar").read_bytes()
+    fs.pipe_file(f"{own}/00002.tar", content[: len(content) // 2])
+    fs.put_file(str(write_tar(tmp_path / "short.tar", img2dataset(range(18, 22)))), f"{own}/00003.tar")
+    found = list(batches(spec_of(own, max_bad_share=1.0)))
     bad = {(bad.key.rpartition("/")[2].partition(":")[0], bad.reason) for batch in found for bad in batch.bad}
     reasons = dict(bad)
     assert reasons.keys() == {"00001.tar", "00002.tar", "00003.tar"}
     assert reasons["00001.tar"] == "shard has 0 of the 6 samples that sizes.json lists; shard does not exist"
     assert reasons["00002.tar"].startswith("shard has 4 of the 6 samples that sizes.json lists; shard is cut off")
     assert reasons["00003.tar"] == "shard has 4 of the 6 samples that sizes.json lists"
-    again = list(batches(spec_of(bucket, max_bad_share=1.0)))
+    again = list(batches(spec_of(own, max_bad_share=1.0)))
     assert indices(again) == indices(found)
 
 
