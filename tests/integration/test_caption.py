@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-import os
 import random
 import re
-import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.cases import slow_except
-from helpers.runs import VIT, losses, run, small, torchrun
+from helpers.ranks import Ranks
+from helpers.runs import VIT, losses, run, small
 
-import clipx.caption  # noqa: F401  # registers its options
+import clipx.caption
 from clipx.data import shapes
 from clipx.data.shapes import draw, full_caption, random_scene
 from clipx.model.tokenizer import Tokenizer
@@ -38,15 +39,15 @@ def test_both_parts_of_the_loss_and_the_norms_of_each_tower_are_logged(trained: 
 
 
 @pytest.mark.parametrize(
-    "override",
-    ["optimizer.layer_decay=0.7", "optimizer=muon", pytest.param("compile.towers=true", marks=pytest.mark.slow)],
+    "words",
+    slow_except(
+        [("optimizer=muon", "optimizer.layer_decay=0.7"), ("compile.towers=true", "compile.backend=eager")],
+        ("optimizer=muon", "optimizer.layer_decay=0.7"),
+    ),
 )
-def test_a_captioner_trains_with_layer_decay_muon_and_compiled_towers(tmp_path: Path, override: str) -> None:
-    compiled = ("compile.backend=eager",) if override.startswith("compile") else ()
-    trainer = Trainer(
-        small(tmp_path / "run", *COCA, override, *compiled, "checkpoint=none", "duration=2st", "schedule.warmup=1st")
-    )
-    trainer.fit()
+def test_a_captioner_trains_with_layer_decay_muon_and_compiled_towers(tmp_path: Path, words: tuple[str, ...]) -> None:
+    short = ("checkpoint=none", "duration=2st", "schedule.warmup=1st")
+    Trainer(small(tmp_path / "run", *COCA, *words, *short)).fit()
     assert len(losses(tmp_path / "run")) == 2
 
 
@@ -73,13 +74,35 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def caption(run_dir: Path, images: object, *overrides: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    command = ("-m", "clipx.caption", f"run={run_dir}", f"images={images}", "max_length=6", *overrides)
-    return run(sys.executable, *command, check=check)
+@dataclass
+class Done:
+    """What a command printed, and its exit code."""
+
+    returncode: int | str | None
+    stdout: str
+    stderr: str
+
+
+def caption(run_dir: Path, images: object, *overrides: str) -> Done:
+    """Runs the command in this process."""
+    length = () if any(word.startswith("max_length=") for word in overrides) else ("max_length=6",)
+    words = [f"run={run_dir}", f"images={images}", *length, *overrides]
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patch.setattr("sys.argv", ["clipx-caption", *words])
+        try:
+            clipx.caption.main()
+        except SystemExit as end:
+            code = end.code
+    return Done(code or 0, out.getvalue(), err.getvalue())
 
 
 def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
+
+
+def names(done: Done) -> list[str]:
+    return [Path(row["image"]).name for row in rows(done.stdout)]
 
 
 def test_captions_of_a_folder_are_one_line_each_and_bad_images_are_named(
@@ -87,72 +110,62 @@ def test_captions_of_a_folder_are_one_line_each_and_bad_images_are_named(
 ) -> None:
     out = tmp_path / "new" / "captions.jsonl"
     done = caption(trained, pictures, f"out={out}", "max_bad_share=0.2")
-    found = rows(done.stdout)
-    assert [Path(row["image"]).name for row in found] == ["a.png", "b.jpg", "c.webp", "d.jpeg", "e.JPG", "f.png"]
-    assert all(row.keys() == {"image", "caption", "log_p"} and row["log_p"] < 0 for row in found)
+    assert names(done) == ["a.png", "b.jpg", "c.webp", "d.jpeg", "e.JPG", "f.png"]
+    assert all(row.keys() == {"image", "caption", "log_p"} and row["log_p"] < 0 for row in rows(done.stdout))
     assert out.read_text() == done.stdout
     assert re.search(rf"bad: {pictures}/bad.jpg: image ", done.stderr)
     assert f"6 of 7 images captioned, written to {out}" in done.stderr
-    again = caption(trained, pictures, f"out={out}", check=False)
-    assert again.returncode == 2
-    assert f"out={out} exists already" in again.stderr
+    assert names(caption(trained, f"'{pictures}/*.png'")) == ["a.png"], "a pattern"
+    assert names(caption(trained, pictures / "b.jpg")) == ["b.jpg"], "a file"
 
 
-@pytest.mark.parametrize("method", slow_except([("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)], ("beams=2",)))
-def test_captions_do_not_depend_on_batch_size_or_ranks(trained: Path, pictures: Path, method: tuple[str, ...]) -> None:
-    options = (*method, "max_bad_share=1", "precision=fp64")
-    whole = caption(trained, pictures, *options).stdout
-    assert len(rows(whole)) == 6
-    assert caption(trained, pictures, *options, "batch_size=2").stdout == whole
-    command = ("-m", "clipx.caption", f"run={trained}", f"images={pictures}", "max_length=6", *options, "batch_size=2")
-    assert torchrun(2, *command).stdout == whole
+def test_captions_do_not_depend_on_batch_size_or_ranks(two_ranks: Ranks, trained: Path, pictures: Path) -> None:
+    for method in (("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)):
+        options = (*method, "max_bad_share=1", "precision=fp64")
+        whole = caption(trained, pictures, *options).stdout
+        assert len(rows(whole)) == 6
+        small_batches = (trained, pictures, *options, "batch_size=2")
+        assert caption(*small_batches).stdout == whole, method
+        first, second = two_ranks.call(caption, *small_batches)
+        assert (first.stdout, second.stdout) == (whole, ""), method
 
 
-def test_images_can_be_a_pattern_or_a_file(trained: Path, pictures: Path) -> None:
-    assert [Path(row["image"]).name for row in rows(caption(trained, f"'{pictures}/*.png'").stdout)] == ["a.png"]
-    assert [Path(row["image"]).name for row in rows(caption(trained, pictures / "b.jpg").stdout)] == ["b.jpg"]
-
-
-def test_too_many_bad_images_fail_after_the_good_ones_are_captioned(trained: Path, pictures: Path) -> None:
-    done = caption(trained, pictures, check=False)
-    assert done.returncode == 1
-    assert len(rows(done.stdout)) == 6
+def test_errors_name_the_images_and_the_options(tmp_path: Path, trained: Path, pictures: Path) -> None:
+    done = caption(trained, pictures)
+    assert (done.returncode, len(rows(done.stdout))) == (1, 6), "the good images are captioned before"
     assert "1 of 7 images are bad, more than max_bad_share=0.1" in done.stderr
-    done = caption(trained, pictures / "bad.jpg", "max_bad_share=1", check=False)
+    done = caption(trained, pictures / "bad.jpg", "max_bad_share=1")
     assert done.returncode == 1
     assert "1 of 1 images are bad: the lines above name the reasons" in done.stderr
 
-
-def test_invalid_inputs_raise_a_one_line_error(tmp_path: Path, trained: Path, pictures: Path) -> None:
-    other = tmp_path / "clip"
+    other, out = tmp_path / "clip", tmp_path / "captions.jsonl"
     Trainer(small(other, *VIT, "duration=1st", "schedule.warmup=0st")).fit()
-    for run_dir, images, overrides, message in (
+    out.touch()
+    length = "max_length=19 is more than the 18 tokens that fit between start and end in a context of 20"
+    for run_dir, images, word, message in (
         (
             other,
             pictures,
-            (),
-            f"run={other} cannot caption (its model is tiny): give a captioning model, e.g. of model=coca_vit_b32",
+            "beams=2",
+            f"run={other} cannot caption (its model is tiny): give a captioning model, e.g. of",
         ),
-        (tmp_path / "none", pictures, (), f"{tmp_path}/none"),
-        (trained, tmp_path / "none", (), f"images={tmp_path}/none matches no images"),
-        (
-            trained,
-            pictures,
-            ("max_length=19",),
-            "max_length=19 is more than the 18 tokens that fit between start and end in a context of 20",
-        ),
+        (tmp_path / "none", pictures, "beams=2", f"{tmp_path}/none"),
+        (trained, tmp_path / "none", "beams=2", f"images={tmp_path}/none matches no images"),
+        (trained, pictures, "max_length=19", length),
+        (trained, pictures, f"out={out}", f"out={out} exists already"),
     ):
-        done = caption(run_dir, images, *overrides, check=False)
-        assert done.returncode in (1, 2)
+        done = caption(run_dir, images, word)
+        assert done.returncode in (1, 2), message
         assert message in done.stderr
-        assert done.stderr.count("\n") == 1
+        assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_help_does_not_import_torch(tmp_path: Path) -> None:
-    torchless = "import sys; sys.modules['torch'] = None; sys.argv = ['caption', '--help']; from clipx.caption import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", torchless], env=os.environ, capture_output=True, text=True, check=False
+def test_help_does_not_import_torch() -> None:
+    torchless = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['caption', '--help']; "
+        "from clipx.caption import main; main()"
     )
+    done = run(sys.executable, "-c", torchless, check=False)
     assert done.returncode == 0, done.stderr
     assert "python -m clipx.caption run=outputs/RUN images=FOLDER" in done.stdout
 
@@ -177,9 +190,8 @@ def test_documented_caption_accuracy_of_the_small_captioner(tmp_path: Path) -> N
     """Captions 256 new scenes each. A caption is correct if the grammar can generate it for the scene."""
     options = ("data.batch_size=64", "duration=1200st", "schedule.warmup=50st", "evaluator=[]", "logger=[]")
     run_dir = tmp_path / "run"
-    run(
-        sys.executable, "-m", "clipx.train", "model=coca_tiny", *options, f"run_dir={run_dir}", timeout=3400, fresh=True
-    )
+    words = ("-m", "clipx.train", "model=coca_tiny", *options, f"run_dir={run_dir}")
+    run(sys.executable, *words, timeout=3400, fresh=True)
     tokenizer = Tokenizer(40)
 
     def read(text: str) -> str:
@@ -198,13 +210,8 @@ def test_documented_caption_accuracy_of_the_small_captioner(tmp_path: Path) -> N
             draw(scene, rng, 48).save(folder / f"{index:03}.png")
         out = folder / "captions.jsonl"
         run(
-            sys.executable,
-            "-m",
-            "clipx.caption",
-            f"run={run_dir}",
-            f"images={folder}/*.png",
-            "method=greedy",
-            f"out={out}",
+            *(sys.executable, "-m", "clipx.caption"),
+            *(f"run={run_dir}", f"images={folder}/*.png", "method=greedy", f"out={out}"),
         )
         said = {Path(row["image"]).name: row["caption"] for row in map(json.loads, out.read_text().splitlines())}
         right = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.color_model import dataset
 from helpers.runs import compose
 
 from clipx.evaluator.plots import plot_models, plot_sets, plot_steps
@@ -21,7 +22,7 @@ def test_names_with_tex_are_no_formulas() -> None:
     found = [Evaluated(TEX, step, {name: 0.5, "eval/zeroshot/top1": 0.6}) for step in (1, 2)]
     assert plot_steps(TEX, found).startswith(PNG)
     spec = compose(f"data.name='{TEX}'")
-    tasks = [Task("zeroshot", name, spec.data, spec.data.open()) for name in (None, TEX)]
+    tasks = [Task("zeroshot", name, spec.data, dataset(["red"], labels=[0])) for name in (None, TEX)]
     suite = Suite({"zeroshot": spec.evaluator["zeroshot"]}, tasks)
     assert plot_models(TEX, found, suite).startswith(PNG)
 

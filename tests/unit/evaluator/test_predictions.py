@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.cases import slow_except
 from helpers.color_model import RGB, dataset, embedder
-from helpers.runs import SMALL, VIT, compose, torchrun, untimed_rows
+from helpers.ranks import Ranks
+from helpers.runs import SMALL, VIT, compose, untimed_rows
 from helpers.samples import Numbers
 from PIL import Image
 
@@ -150,7 +152,7 @@ def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pyte
     assert "sample predictions failed (IsADirectoryError" in caplog.text
 
 
-@pytest.mark.parametrize("data", ["shapes", "digits"])
+@pytest.mark.parametrize("data", slow_except(["shapes", "digits"], "shapes"))
 def test_the_report_of_a_run_shows_them_and_its_numbers_do_not_change(tmp_path: Path, data: str) -> None:
     words = [*(w for w in SMALL if data == "shapes" or "samples" not in w), *SMALL_REPORT, f"data={data}", "name=run"]
     for name, report in (("with", "true"), ("without", "false")):
@@ -169,11 +171,16 @@ def test_the_report_of_a_run_shows_them_and_its_numbers_do_not_change(tmp_path: 
     assert written(tmp_path / "with")["samples"] != before
 
 
-def test_two_ranks_write_them_once(tmp_path: Path) -> None:
+def test_two_ranks_write_them_once(two_ranks: Ranks, tmp_path: Path) -> None:
     """The first rank alone writes, and its numbers are those of a run without a report."""
     for name, report in (("with", "true"), ("without", "false")):
-        words = (*SMALL, *SMALL_REPORT, f"report={report}", f"run_dir={tmp_path / name}", f"name={name}")
-        torchrun(2, "-m", "clipx.train", *words)
+        two_ranks.call(
+            _trained, *SMALL, *SMALL_REPORT, f"report={report}", f"run_dir={tmp_path / name}", f"name={name}"
+        )
     assert untimed_rows(tmp_path / "with") == untimed_rows(tmp_path / "without")
     assert len(written(tmp_path / "with")["samples"]) == 12
     assert "Sample predictions" in (tmp_path / "with" / "report.html").read_text(encoding="utf-8")
+
+
+def _trained(*words: str) -> None:
+    Trainer(compose(*words)).fit()
