@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import signal
 import sys
@@ -13,13 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.runs import SMALL, VIT, compose, run, torchrun
+from helpers.cases import slow_except
+from helpers.ranks import Ranks
+from helpers.runs import SMALL, VIT, compose, run
 
 from clipx.config.saved import save
 from clipx.data.transform import decode, eval_transform
-from clipx.embed import embed, main
-from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, Exit
+from clipx.embed import embed
+from clipx.errors import ConfigError, DataError
 from clipx.teacher.stored import caption_hash, npy_files
+from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_into, load_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
@@ -29,13 +34,25 @@ KILLED = (str(SCRIPTS / "killed_at_rename.py"), "embed")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("embed") / "run"
-    run(sys.executable, "-m", "clipx.train", *TRAIN, f"run_dir={run_dir}")
+    Trainer(compose(*TRAIN, f"run_dir={run_dir}")).fit()
     return run_dir
 
 
-def written(trained: Path, out: Path | str, *overrides: str) -> None:
-    options = (f"run={trained}", f"out={out}", "samples_per_shard=24", "batch_size=10", *overrides)
-    embed(compose(*options, config_name="embed"))
+def written(trained: Path, out: Path | str, *overrides: str) -> str:
+    """Returns what was printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        embed(compose(*options(trained, out), *overrides, config_name="embed"))
+    return printed.getvalue()
+
+
+def options(trained: Path, out: Path | str) -> tuple[str, ...]:
+    return f"run={trained}", f"out={out}", "samples_per_shard=24", "batch_size=10"
+
+
+def killed(trained: Path, out: Path, renames: int, *overrides: str) -> None:
+    """Embeds in a process that is killed before a rename."""
+    done = run(sys.executable, *KILLED, str(renames), *options(trained, out), *overrides, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -87,14 +104,12 @@ def test_the_manifest_describes_model_and_data(trained: Path, uninterrupted: Pat
     assert scale is not None and manifest["scale"] == pytest.approx(np.exp(scale))
 
 
-@pytest.mark.parametrize("number", [3, 6, 16])
+@pytest.mark.parametrize("number", slow_except([3, 6, 16], 3, 16))
 def test_a_kill_before_any_rename_continues_to_identical_files(
     trained: Path, uninterrupted: Path, tmp_path: Path, number: int
 ) -> None:
     """Kills before the rename of 3 of the 17 files: within a shard, after a shard, and before the manifest."""
-    options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
-    done = run(sys.executable, *KILLED, str(number), *options, check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed(trained, tmp_path, number)
     assert not (tmp_path / "manifest.json").exists()
     assert len([name for name in contents(tmp_path) if not name.startswith(".")]) == number
     before = {path.name: path.stat().st_ino for path in tmp_path.glob("*.json")}
@@ -105,26 +120,17 @@ def test_a_kill_before_any_rename_continues_to_identical_files(
 
 
 def test_two_ranks_continue_a_killed_single_rank_with_identical_files(
-    trained: Path, uninterrupted: Path, tmp_path: Path
+    trained: Path, uninterrupted: Path, tmp_path: Path, two_ranks: Ranks
 ) -> None:
-    options = (f"run={trained}", f"out={tmp_path}", "samples_per_shard=24", "batch_size=10")
-    assert run(sys.executable, *KILLED, "7", *options, check=False).returncode == -signal.SIGKILL
-    done = torchrun(2, "-m", "clipx.embed", *options)
-    assert "1 of 3 shards exist from an earlier run" in done.stdout
+    killed(trained, tmp_path, 7)
+    assert "1 of 3 shards exist from an earlier run" in two_ranks.call(written, trained, tmp_path)[0]
     assert contents(tmp_path) == contents(uninterrupted)
 
 
-def test_a_killed_command_with_views_continues_to_identical_files(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = (f"run={trained}", "samples_per_shard=24", "batch_size=10", "views=3")
-    assert (
-        run(sys.executable, *KILLED, "8", *options, f"out={tmp_path}/killed", check=False).returncode == -signal.SIGKILL
-    )
+def test_a_killed_command_with_views_continues_to_identical_files(trained: Path, tmp_path: Path) -> None:
+    killed(trained, tmp_path / "killed", 8, "views=3")
     written(trained, tmp_path / "killed", "views=3")
-    capsys.readouterr()
-    written(trained, tmp_path / "whole", "views=3")
-    printed = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(written(trained, tmp_path / "whole", "views=3").split())
     assert "64 images in 3 views and 320 captions in 3 shards, 0 bad samples" in printed
     assert f"teacher.embeddings={tmp_path}/whole data.crop_scale=[0.9,1.0]" in printed.replace("- ", "-")
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -162,14 +168,14 @@ def test_held_out_samples_in_16_bits_under_a_url(trained: Path) -> None:
     import fsspec
 
     fs, out = fsspec.filesystem("memory"), "memory://embedded"
-    options = ("split=held_out", "dtype=float16")
-    written(trained, out, *options)
+    words = ("split=held_out", "dtype=float16")
+    written(trained, out, *words)
     files = {name: fs.cat_file(f"/embedded/{name}") for name in ("00000.image.npy", "00000.text.npy", "manifest.json")}
     assert json.loads(files["manifest.json"])["samples"] == 16
     fs.rm("/embedded/00000.json")
     fs.rm("/embedded/manifest.json")
     fs.pipe_file("/embedded/00000.text.npy", b"half")
-    written(trained, out, *options)
+    written(trained, out, *words)
     assert {name: fs.cat_file(f"/embedded/{name}") for name in files} == files
 
 
@@ -182,6 +188,8 @@ def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, t
         rows.append(f'{index}.jpg,"{sample.captions[0]}"')
     (tmp_path / "pairs.csv").write_text("\n".join(rows))
     data = ("data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0", "data.workers=0")
+    with pytest.raises(DataError, match="^split=held_out: data=csv has no held-out samples"):
+        written(trained, tmp_path / "out", *data, "split=held_out")
     with pytest.raises(DataError, match=r"2 of 8 samples are bad, more than data\.max_bad_share=0\.1; the first: "):
         written(trained, tmp_path / "out", *data)
     assert not (tmp_path / "out" / "manifest.json").exists()
@@ -194,38 +202,18 @@ def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, t
     assert not np.isnan(text).any()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "kind", "message"),
-    [
-        (("dtype=float16",), ConfigError, "holds other embeddings (dtype was float32, is float16): give another folder"),
-        (("samples_per_shard=32",), ConfigError, "holds other embeddings (samples_per_shard was 24, is 32)"),
-        (("data=digits", "data.workers=0"), ConfigError, "holds other embeddings (data was "),
-        (("run=/nowhere",), ClipxError, "run=/nowhere is not a run directory and has no data: give data=…"),
-        (("run=/nowhere", "data=digits"), CheckpointError, "/nowhere"),
-        (("samples_per_shard=0",), ConfigError, "samples_per_shard=0 must be at least 1"),
-        (("batch_size=0",), ConfigError, "batch_size=0 must be at least 1"),
-        (("data=shapes", "data.decode=gpu"), ConfigError, "data.decode=gpu has no effect on embeddings: remove it"),
-        (("data=shapes", "data.crop_scale=[0.5,1]"), ConfigError, "data.crop_scale=[0.5, 1.0] has no effect on embeddings"),
-        (("out=s3://",), ConfigError, "out=s3:// is not the URL of a folder"),
-        (("format=csv",), ConfigError, "format=csv: Invalid value 'csv', expected one of [npy, parquet, webdataset]"),
-    ],
-)  # fmt: skip
-def test_invalid_options_raise_a_one_line_error(
-    trained: Path, uninterrupted: Path, overrides: tuple[str, ...], kind: type[ClipxError], message: str
-) -> None:
+def test_a_folder_of_other_embeddings_is_an_error_and_unchanged(trained: Path, uninterrupted: Path) -> None:
     before = contents(uninterrupted)
-    with pytest.raises(kind) as caught:
-        written(trained, uninterrupted, *overrides)
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-    assert contents(uninterrupted) == before
-
-
-def test_data_without_held_out_samples_is_rejected(trained: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(compose(*TRAIN).data.open().train.read(0).image)
-    (tmp_path / "pairs.csv").write_text("filepath,caption\na.jpg,one\n")
-    options = ("split=held_out", "data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0")
-    with pytest.raises(DataError, match="^split=held_out: data=csv has no held-out samples"):
-        written(trained, tmp_path / "out", *options)
+    other = "holds other embeddings "
+    for words, message in {
+        ("dtype=float16",): rf"{other}\(dtype was float32, is float16\): give another folder",
+        ("samples_per_shard=32",): rf"{other}\(samples_per_shard was 24, is 32\)",
+        ("data=digits", "data.workers=0"): rf"{other}\(data was ",
+    }.items():
+        with pytest.raises(ConfigError, match=message) as caught:
+            written(trained, uninterrupted, *words)
+        assert "\n" not in str(caught.value)
+        assert contents(uninterrupted) == before
 
 
 def test_an_output_folder_is_locked_by_one_command(trained: Path, uninterrupted: Path) -> None:
@@ -244,14 +232,3 @@ def test_data_of_a_run_are_read_with_its_seed(tmp_path: Path, monkeypatch: pytes
     save(compose(*TRAIN, "seed=3", "data.mismatched=0.5"), tmp_path / "config.yaml")
     embed(compose(f"run={tmp_path}", f"out={tmp_path}/out", config_name="embed"))
     assert given == [3]
-
-
-def test_evaluator_options_are_rejected_because_they_have_no_effect(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["clipx-embed", f"run={trained}", f"out={tmp_path}/out", "evaluator=[zeroshot]"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == Exit.CONFIGURATION
-    assert capsys.readouterr().err == "error: evaluator=[zeroshot] has no effect on clipx-embed: remove it\n"
-    assert not (tmp_path / "out").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,7 +90,7 @@ def test_mismatched_class_names_raise_an_error_before_training(
 
 
 def test_missing_names_or_templates_and_other_numbers_of_them_raise_an_error(tmp_path: Path) -> None:
-    def check(classes: Classes | None, **options: str) -> None:
+    def check(classes: Classes | None, **options: Any) -> None:
         ZeroShotSpec(kind="zeroshot", **options).check(dataset(colours=["red"], labels=[0], classes=classes))
 
     with pytest.raises(
