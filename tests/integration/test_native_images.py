@@ -22,7 +22,7 @@ from clipx.model.patches import read_grids
 from clipx.plan.dry import DryRun
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import load_into, load_model, load_weights
+from clipx.weights.load import load_into, load_weights
 
 TOWER = "patch_size:8,embed_dim:32,depth:2,num_heads:2,pos_embed_grid_size:[4,4]"
 OPTIONS = (
@@ -47,13 +47,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def options(shards: str, run_dir: Path, *overrides: str, tower: str = "") -> tuple[str, ...]:
-    words = (f"data.shards={shards}", f"model.image.options={{{TOWER}{tower}}}")
-    return (*OPTIONS, *words, f"run_dir={run_dir}", f"name={run_dir.name}", *overrides)
-
-
 def spec(shards: str, run_dir: Path, *overrides: str, tower: str = "") -> RunSpec:
-    return compose(*options(shards, run_dir, *overrides, tower=tower))
+    words = (f"data.shards={shards}", f"model.image.options={{{TOWER}{tower}}}")
+    return compose(*OPTIONS, *words, f"run_dir={run_dir}", f"name={run_dir.name}", *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +77,17 @@ def test_steps_count_the_tokens_of_their_images(shards: str, tmp_path: Path) -> 
         assert row["train/mfu"] == pytest.approx(3 * done / 0.1e12)
 
 
-@pytest.mark.parametrize("every", ["1", "2", "selective", "tower"])
-def test_activation_checkpointing_gives_the_same_gradients(shards: str, every: str, tmp_path: Path) -> None:
-    found = []
-    for checkpointing in ("none", every):
+def test_activation_checkpointing_gives_the_same_gradients(shards: str, tmp_path: Path) -> None:
+    found = {}
+    for checkpointing in ("none", "1", "2", "selective", "tower"):
         chosen = (f"model.image.checkpointing={checkpointing}", "precision=fp64", "checkpoint=none")
         trainer = Trainer(spec(shards, tmp_path / checkpointing, *chosen, tower=",proj_drop_rate:0.1"))
         trainer.step(next(iter(trainer._batches())))
-        found.append(trainer.learner.model.state_dict())
+        found[checkpointing] = trainer.learner.model.state_dict()
         trainer.close()
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-9, atol=1e-9)
+    for checkpointing, weights in found.items():
+        for key, value in found["none"].items():
+            assert torch.allclose(weights[key], value, rtol=1e-9, atol=1e-9), (checkpointing, key)
 
 
 @pytest.mark.parametrize("precision", slow_except(["amp_bf16", "bf16", "amp_fp16", "fp16", "float8"], "amp_bf16"))
@@ -141,27 +137,18 @@ def test_steps_and_evaluations_read_nothing_from_the_device(shards: str, tmp_pat
 # --------------------------------------------------------------------------------------------- after training
 
 
-def test_the_commands_evaluate_embed_and_export_a_run(shards: str, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    Trainer(spec(shards, run_dir)).fit()
-    own = [row for row in rows(run_dir) if "eval/retrieval/image_to_text/recall@5" in row][-1]
-    evaluate(compose(f"run={run_dir}", "evaluator=[retrieval]", config_name="evaluate"))
-    out = tmp_path / "model.safetensors"
-    export(compose(f"run={run_dir}", "format=safetensors", f"out={out}", config_name="export"))
-    weights, model_spec, _ = load_model(str(out), "run", torch.device("cpu"), torch.float32)
-    assert model_spec.image.native
-    of_run = load_weights(str(run_dir))
-    assert weights.model.keys() == of_run.model.keys()
-    assert all(torch.equal(weights.model[key], of_run.model[key]) for key in of_run.model)
-    embed(compose(f"run={run_dir}", f"out={tmp_path}/embedded", "split=held_out", config_name="embed"))
-    assert list((tmp_path / "embedded").glob("*.npy")) or list((tmp_path / "embedded").glob("*/*.npy"))
+def test_the_commands_evaluate_and_embed_a_run(trained: Path, tmp_path: Path) -> None:
+    own = [row for row in rows(trained) if "eval/retrieval/image_to_text/recall@5" in row][-1]
     assert own["eval/retrieval/image_to_text/recall@5"] >= 0
+    evaluate(compose(f"run={trained}", "evaluator=[retrieval]", f"out={tmp_path}/result", config_name="evaluate"))
+    embed(compose(f"run={trained}", f"out={tmp_path}/embedded", "split=held_out", config_name="embed"))
+    assert list((tmp_path / "embedded").glob("*.npy"))
     for format in ("open_clip", "hf"):
         with pytest.raises(CheckpointError, match="open_clip has no tower for model.image.native=true"):
-            export(compose(f"run={run_dir}", f"format={format}", f"out={tmp_path}/{format}", config_name="export"))
+            export(compose(f"run={trained}", f"format={format}", f"out={tmp_path}/{format}", config_name="export"))
 
 
-def test_weights_start_a_run_with_more_patches(trained: Path, shards: str, tmp_path: Path) -> None:
+def test_weights_start_a_run_with_more_patches_and_none_on_squares(trained: Path, shards: str, tmp_path: Path) -> None:
     more = Trainer(spec(shards, tmp_path / "more", f"model.weights={trained}", "model.image.max_tokens=30"))
     weights = load_weights(str(trained))
     for key, value in more.learner.model.state_dict().items():
@@ -171,21 +158,18 @@ def test_weights_start_a_run_with_more_patches(trained: Path, shards: str, tmp_p
     model = square.build(torch.device("cpu"), torch.float32)
     with pytest.raises(CheckpointError, match="model.image.native=true, expected false"):
         load_into(model, weights)
-
-
-def test_a_model_of_native_images_cannot_teach_squares(trained: Path, tmp_path: Path) -> None:
     student = (*SMALL, f"run_dir={tmp_path}/student", "objective=distillation", f"teacher.weights={trained}")
     with pytest.raises(ConfigError, match="reads images at their own aspect ratio") as error:
         Trainer(compose(*student))
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("tower", ["", ",reg_tokens:2,class_token:true,global_pool:token", ",depth:6"])
-def test_the_plan_counts_shortened_towers_as_whole_ones(shards: str, tower: str, tmp_path: Path) -> None:
-    model = spec(shards, tmp_path, tower=tower).model
+def test_the_plan_counts_shortened_towers_as_whole_ones(shards: str, tmp_path: Path) -> None:
     precision = compose().precision.build(torch.device("cpu"))
-    short, whole = (DryRun(model, precision, every_block=every) for every in (False, True))
-    assert short.flops(9) == whole.flops(9)
-    assert short.memory(8, 9) == whole.memory(8, 9)
-    counted = ForwardFlops.of(model)
-    assert short.flops(9).image == pytest.approx(counted.image, rel=0.02)
+    for tower in ("", ",reg_tokens:2,class_token:true,global_pool:token", ",depth:6"):
+        model = spec(shards, tmp_path, tower=tower).model
+        short, whole = (DryRun(model, precision, every_block=every) for every in (False, True))
+        assert short.flops(9) == whole.flops(9), tower
+        assert short.memory(8, 9) == whole.memory(8, 9), tower
+        counted = ForwardFlops.of(model)
+        assert short.flops(9).image == pytest.approx(counted.image, rel=0.02), tower

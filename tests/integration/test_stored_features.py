@@ -155,9 +155,7 @@ def test_a_text_tower_learns_from_the_features_far_above_chance(stored: Path, tm
     assert 0 < last["eval/zeroshot/chance"] < 0.01
     options = (f"run={tmp_path / 'run'}", f"out={tmp_path}/result")
     evaluate(compose(*options, config_name="evaluate"))
-    export(compose(f"run={tmp_path}/run", "format=safetensors", f"out={tmp_path}/x.safetensors", config_name="export"))
-    loaded = features(stored, f"model.weights={tmp_path}/x.safetensors", "duration=1st", "schedule.warmup=0st")
-    Trainer(compose(*loaded, f"run_dir={tmp_path}/further")).fit()
+    Trainer(compose(*features(stored, f"model.weights={tmp_path}/run"), f"run_dir={tmp_path}/further")).close()
     for form, out in (("open_clip", "folder"), ("hf", "folder"), ("open_clip_checkpoint", "x.pt")):
         with pytest.raises(
             CheckpointError, match=r"^open_clip has no tower for model\.image\.features=96: use format="
@@ -185,14 +183,18 @@ def test_features_without_projection_train_the_text_tower_alone(stored: Path, tm
     assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0]
 
 
-def test_features_of_another_width_name_both_numbers(stored: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"features have 96 numbers, model\.image\.features=95$"):
-        trained(tmp_path / "run", features(stored, "model.image.features=95"))
-
-
-def test_images_and_features_name_the_option_that_differs(stored: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"image is not stored features \(\.npy\)$"):
-        trained(tmp_path / "a", (*SMALL, "model=stored_features"))
+def test_images_and_features_that_do_not_fit_name_the_option(stored: Path, tmp_path: Path) -> None:
     shards = (f"data.shards={stored}/train/*.tar", "data.caption_key=json.captions")
-    with pytest.raises(DataError, match=r"image is stored features \(\.npy\), not pixels: set model\.image\.features$"):
-        trained(tmp_path / "b", (*OPTIONS, "data=webdataset", *shards))
+    for name, words, message in (
+        ("width", features(stored, "model.image.features=95"), r"features have 96 numbers, model\.image\.features=95$"),
+        ("images", (*SMALL, "model=stored_features"), r"image is not stored features \(\.npy\)$"),
+        (
+            "features",
+            (*OPTIONS, "data=webdataset", *shards),
+            r"image is stored features \(\.npy\), not pixels: set model\.image\.features$",
+        ),
+    ):
+        trainer = Trainer(compose(*words, f"run_dir={tmp_path / name}"))
+        with pytest.raises(DataError, match=message):
+            next(iter(trainer._batches()))
+        trainer.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.runs import VIT, compose, interrupt, rows
+from helpers.runs import VIT, compose, interrupt, losses, rows
 from helpers.samples import captions, img2dataset, read_all, write_tar
 
 from clipx.data.index import IndexSpec
@@ -58,11 +58,15 @@ def test_samples_per_shard_opens_without_reading_a_shard(shards: Path, monkeypat
     assert train.fingerprint.startswith("listed-")
 
 
-def test_a_manifest_gives_the_counts_and_the_fingerprint_of_the_content(shards: Path) -> None:
+def test_a_manifest_gives_the_counts_and_the_fingerprint_of_the_content(shards: Path, tmp_path: Path) -> None:
     indexed = open_data(shards).train
-    listed = open_data(shards, manifest=manifest_of(shards)).train
+    expected = read_all(indexed)
+    manifest = manifest_of(shards)
+    listed = open_data(shards, manifest=manifest).train
     assert (listed.sizes, listed.fingerprint) == (indexed.sizes, indexed.fingerprint)
-    assert read_all(listed) == read_all(indexed)
+    assert read_all(listed) == expected
+    moved = shards.rename(tmp_path / "moved")
+    assert read_all(open_data(moved, manifest=str(moved / Path(manifest).name)).train) == expected, "found by name"
 
 
 def test_held_out_shards_are_evaluated_without_the_manifest(shards: Path) -> None:
@@ -75,13 +79,6 @@ def test_held_out_shards_are_evaluated_without_the_manifest(shards: Path) -> Non
         assert captions(opened.held_out) == expected
 
 
-def test_a_manifest_of_moved_shards_is_found_by_name(shards: Path, tmp_path: Path) -> None:
-    manifest = manifest_of(shards)
-    moved = shards.rename(tmp_path / "moved")
-    train = open_data(moved, manifest=str(moved / Path(manifest).name)).train
-    assert captions(train) == [f"caption {i}" for i in range(sum(SIZES))]
-
-
 def test_a_moved_shard_whose_name_a_manifest_lists_twice_is_an_error(shards: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "others" / "00001.tar", img2dataset(range(40, 44)))
     manifest = str(tmp_path / "manifest.json")
@@ -90,24 +87,15 @@ def test_a_moved_shard_whose_name_a_manifest_lists_twice_is_an_error(shards: Pat
         open_data(shards.rename(tmp_path / "moved"), manifest=manifest)
 
 
-def test_places_of_a_shorter_shard_are_bad_samples_with_the_count(shards: Path) -> None:
-    train = open_data(shards, samples_per_shard=8).train
-    found, bad = outcomes(train)
-    assert found == [
-        *(f"caption {i}" for i in range(6)),
-        *(f"caption {i}" for i in range(6, 14)),
-        *(f"caption {i}" for i in range(15, 20)),
-    ]
-    short, shorter = (f"shard has {n} of the 8 samples that data.samples_per_shard=8 lists" for n in (6, 5))
-    assert bad == [short] * 2 + [shorter] * 3
-
-
-def test_a_longer_shard_is_reported_and_its_last_samples_are_not_used(
+def test_places_of_a_shorter_shard_are_bad_samples_with_the_count(
     shards: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    train = open_data(shards, samples_per_shard=7).train
-    outcomes(train)
-    line = "00001.tar has 9 usable samples, data.samples_per_shard=7 lists 7"
+    """The second shard is longer: that is reported once, and its last sample is not used."""
+    found, bad = outcomes(open_data(shards, samples_per_shard=8).train)
+    assert found == [f"caption {i}" for i in (*range(14), *range(15, 20))]
+    short, shorter = (f"shard has {n} of the 8 samples that data.samples_per_shard=8 lists" for n in (6, 5))
+    assert bad == [short] * 2 + [shorter] * 3
+    line = "00001.tar has 9 usable samples, data.samples_per_shard=8 lists 8"
     assert capfd.readouterr().err.count(line) == 1
 
 
@@ -158,10 +146,7 @@ def test_a_run_with_listed_counts_resumes_bit_for_bit(shards: Path, tmp_path: Pa
     Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
     interrupt(Trainer(compose(*options, f"run_dir={tmp_path}/parts")), 7)
     Trainer(compose(*options, f"run_dir={tmp_path}/parts", "resume=auto")).fit()
-    losses = [
-        [row["train/loss"] for row in rows(tmp_path / name) if "train/loss" in row] for name in ("whole", "parts")
-    ]
-    assert losses[0] == losses[1]
+    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
     assert rows(tmp_path / "whole")[-1]["train/bad_samples"] > 0
 
 
