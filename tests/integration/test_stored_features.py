@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.cases import refusal
 from helpers.runs import SMALL, compose, losses, rows, small
 
 from clipx.data.transform import decode, eval_transform
 from clipx.data.vocabulary import vocabulary
 from clipx.embed import embed
-from clipx.errors import CheckpointError, DataError
+from clipx.errors import CheckpointError
 from clipx.evaluate import evaluate
 from clipx.export import export
 from clipx.teacher.feature_shards import write_shard
@@ -186,15 +187,15 @@ def test_features_without_projection_train_the_text_tower_alone(stored: Path, tm
 def test_images_and_features_that_do_not_fit_name_the_option(stored: Path, tmp_path: Path) -> None:
     shards = (f"data.shards={stored}/train/*.tar", "data.caption_key=json.captions")
     for name, words, message in (
-        ("width", features(stored, "model.image.features=95"), r"features have 96 numbers, model\.image\.features=95$"),
-        ("images", (*SMALL, "model=stored_features"), r"image is not stored features \(\.npy\)$"),
+        ("width", features(stored, "model.image.features=95"), "features have 96 numbers, model.image.features=95"),
+        ("images", (*SMALL, "model=stored_features"), "image is not stored features (.npy)"),
         (
             "features",
             (*OPTIONS, "data=webdataset", *shards),
-            r"image is stored features \(\.npy\), not pixels: set model\.image\.features$",
+            "image is stored features (.npy), not pixels: set model.image.features",
         ),
     ):
         trainer = Trainer(compose(*words, f"run_dir={tmp_path / name}"))
-        with pytest.raises(DataError, match=message):
-            next(iter(trainer._batches()))
+        said = refusal(next, iter(trainer._batches()))
+        assert said.startswith("DataError") and said.endswith(message), (name, said)
         trainer.close()

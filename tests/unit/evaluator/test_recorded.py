@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
+from helpers.cases import refusal
 
-from clipx.errors import ConfigError
 from clipx.evaluator.recorded import recorded_metrics
 
 COUNTERS = {"samples": 64, "epoch": 0.5, "seconds": 1.0}
@@ -46,13 +45,12 @@ def test_sets_alone_and_evaluations_of_several_steps_are_read(tmp_path: Path) ->
     assert {name: one.value for name, one in found.items()} == values[4]
 
 
-@pytest.mark.parametrize(
-    "content", ["{", "[]", '{"step": 4}', '{"data": "d", "models": 3}', '{"data":"d","models":[1]}']
-)
-def test_another_file_with_the_name_of_an_evaluation_is_an_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "evaluation-x.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"evaluation-x.json is not an evaluation that clipx\.evaluate wrote"):
-        recorded_metrics(tmp_path, 4, "shapes")
+def test_another_file_with_the_name_of_an_evaluation_is_an_error(tmp_path: Path) -> None:
+    for content in ("{", "[]", '{"step": 4}', '{"data": "d", "models": 3}', '{"data":"d","models":[1]}'):
+        (tmp_path / "evaluation-x.json").write_text(content)
+        said = refusal(recorded_metrics, tmp_path, 4, "shapes")
+        assert said.startswith("ConfigError"), content
+        assert "evaluation-x.json is not an evaluation that clipx.evaluate wrote" in said, content
 
 
 def test_the_average_of_datacomp_has_the_number_of_its_sets(tmp_path: Path) -> None:
@@ -71,8 +69,9 @@ def test_the_average_of_datacomp_has_the_number_of_its_sets(tmp_path: Path) -> N
     }
 
 
-@pytest.mark.parametrize("content", ["", "x\n", '{"key": "a", "metrics": {}}\n', '{"key": "a", "metrics": 1}\n'])
-def test_a_file_without_results_of_datacomp_is_an_error(tmp_path: Path, content: str) -> None:
-    (tmp_path / "r.jsonl").write_text(content)
-    with pytest.raises(ConfigError, match=r"is not an eval_results\.jsonl of DataComp's evaluate\.py"):
-        recorded_metrics(tmp_path, 4, "shapes", tmp_path / "r.jsonl")
+def test_a_file_without_results_of_datacomp_is_an_error(tmp_path: Path) -> None:
+    for content in ("", "x\n", '{"key": "a", "metrics": {}}\n', '{"key": "a", "metrics": 1}\n'):
+        (tmp_path / "r.jsonl").write_text(content)
+        said = refusal(recorded_metrics, tmp_path, 4, "shapes", tmp_path / "r.jsonl")
+        assert said.startswith("ConfigError"), content
+        assert "is not an eval_results.jsonl of DataComp's evaluate.py" in said, content

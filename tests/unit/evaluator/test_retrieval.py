@@ -28,16 +28,17 @@ def by_hand(query: torch.Tensor, key: torch.Tensor, pairs: list[tuple[int, int]]
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_ranks_with_several_captions_per_image_match_the_definition(seed: int) -> None:
+def test_ranks_with_several_captions_per_image_match_the_definition() -> None:
     """Images 0, 2 and 6 have several captions; caption 3 is right for two images."""
-    generator = torch.Generator().manual_seed(seed)
-    image = F.normalize(torch.randn(7, 5, generator=generator, dtype=torch.float64), dim=-1)
+    generator = torch.Generator().manual_seed(0)
     pairs = [(0, 0), (0, 1), (1, 2), (2, 3), (2, 4), (2, 5), (3, 6), (3, 3), (4, 7), (5, 8), (6, 9), (6, 10)]
-    text = F.normalize(torch.randn(11, 5, generator=generator, dtype=torch.float64), dim=-1)
     back = [(t, i) for i, t in pairs]
-    assert Search(image, text, torch.tensor(pairs)).ranks(COMM).tolist() == by_hand(image, text, pairs)
-    assert Search(text, image, torch.tensor(back)).ranks(COMM).tolist() == by_hand(text, image, back)
+    for _ in range(4):
+        image, text = (
+            F.normalize(torch.randn(n, 5, generator=generator, dtype=torch.float64), dim=-1) for n in (7, 11)
+        )
+        assert Search(image, text, torch.tensor(pairs)).ranks(COMM).tolist() == by_hand(image, text, pairs)
+        assert Search(text, image, torch.tensor(back)).ranks(COMM).tolist() == by_hand(text, image, back)
 
 
 def found_in_blocks(comm: Comm) -> tuple[list[int], list[list[bool]]]:

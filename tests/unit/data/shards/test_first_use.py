@@ -18,7 +18,7 @@ from helpers.samples import img2dataset, write_tar
 
 from clipx.data.batch import Batch
 from clipx.data.loader import train_loader
-from clipx.data.spec import Dataset, training_order
+from clipx.data.spec import training_order
 from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
@@ -41,10 +41,8 @@ def spec_of(folder: str, **options: Any) -> WebDatasetSpec:
     return WebDatasetSpec(name="far", shards=shards, **{**defaults, **options})
 
 
-def batches(
-    data: WebDatasetSpec, dataset: Dataset | None = None, workers: int = 0, steps: int = STEPS
-) -> Iterator[Batch]:
-    opened = dataset or data.open()
+def batches(data: WebDatasetSpec, workers: int = 0, steps: int = STEPS) -> Iterator[Batch]:
+    opened = data.open()
     return iter(
         train_loader(
             opened.train, training_order(data, opened, 3, ranks=1), ImageView(12, [0.5, 1.0], 10**6), Tokenizer(16),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import webdataset
+from helpers.cases import refusal
 from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
 
 from clipx.data.shards.index import index_shards
@@ -252,49 +253,32 @@ def test_incomplete_samples_are_skipped_and_reported_by_name(tmp_path: Path) -> 
     )
 
 
-def damage_shard(path: Path, how: str) -> None:
-    """Damages a shard of ten samples such that the last five are lost."""
-    whole = path.read_bytes()
-    with tarfile.open(path) as tar:
+def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "whole", img2dataset(range(10)))
+    whole = shard.read_bytes()
+    with tarfile.open(shard) as tar:
         members = {m.name: m for m in tar.getmembers()}
-    fifth = members["000000005.jpg"]  # the first of the sixth sample
-    content = {
-        "cut inside data": whole[: fifth.offset_data + 100],
-        "cut inside a header": whole[: fifth.offset + 100],
-        "cut between members": whole[: fifth.offset],
-        "cut after the image": whole[: members["000000005.json"].offset],
-        "damaged header": whole[: fifth.offset] + b"\xaa" * 512 + whole[fifth.offset_data :],
-        "damaged checksum": whole[: fifth.offset + 148] + b"999999" + whole[fifth.offset + 154 :],
-        "joined by cat": _tar_of(path, range(5)) + _tar_of(path, range(5, 10)),
-    }[how]
-    path.write_bytes(content)
-
-
-def _tar_of(path: Path, indices: range) -> bytes:
-    return write_tar(path.with_suffix(".part"), img2dataset(indices)).read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("cut inside data", "shard is cut off inside 000000005.jpg"),
-        ("cut inside a header", "shard has a damaged or cut header at byte"),
-        ("cut between members", "shard ends without the end-of-archive mark, so it may be cut off"),
-        ("cut after the image", "shard ends without the end-of-archive mark, so it may be cut off"),
-        ("damaged header", "shard has a damaged or cut header at byte"),
-        ("damaged checksum", "shard has a damaged or cut header at byte"),
-        ("joined by cat", "shard has data after its end-of-archive mark, as tars joined by cat have"),
-    ],
-)
-def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Path, how: str, reason: str) -> None:
-    path = write_tar(tmp_path / "x.tar", img2dataset(range(10)))
-    damage_shard(path, how)
-    source = open_train(path)
-    assert captions(source) == [f"caption {i}" for i in range(5)]
-    assert [record.key for record in source.bad] == [str(path)]
-    found = source.bad[0].reason
-    assert found.startswith(reason)
-    assert found.endswith("; 5 samples before it are used")
+    sixth, text = members["000000005.jpg"], members["000000005.json"]
+    parts = [write_tar(tmp_path / "part", img2dataset(five)).read_bytes() for five in (range(5), range(5, 10))]
+    header = "shard has a damaged or cut header at byte"
+    unended = "shard ends without the end-of-archive mark, so it may be cut off"
+    for how, content, reason in (
+        ("cut inside data", whole[: sixth.offset_data + 100], "shard is cut off inside 000000005.jpg"),
+        ("cut inside a header", whole[: sixth.offset + 100], header),
+        ("cut between members", whole[: sixth.offset], unended),
+        ("cut after the image", whole[: text.offset], unended),
+        ("damaged header", whole[: sixth.offset] + b"\xaa" * 512 + whole[sixth.offset_data :], header),
+        ("damaged checksum", whole[: sixth.offset + 148] + b"999999" + whole[sixth.offset + 154 :], header),
+        ("joined by cat", b"".join(parts), "shard has data after its end-of-archive mark, as tars joined by cat have"),
+    ):
+        path = tmp_path / f"{how}.tar"
+        path.write_bytes(content)
+        source = open_train(path)
+        assert captions(source) == [f"caption {i}" for i in range(5)], how
+        assert [record.key for record in source.bad] == [str(path)]
+        found = source.bad[0].reason
+        assert found.startswith(reason), how
+        assert found.endswith("; 5 samples before it are used"), how
 
 
 PAX = {  # headers of a sixth sample that tarfile does not refuse by a TarError
@@ -367,8 +351,9 @@ def test_files_that_are_no_tar_are_reported_and_other_shards_are_used(tmp_path: 
         assert reason in reasons(source)[name]
     write_tar(tmp_path / "g.tar", [("readme.txt", b"hello"), ("data.npy", b"x")])
     for name in (*NO_TARS, "g.tar"):
-        with pytest.raises(DataError, match=rf"1 shards, from .*{name}, have no sample .*\(data.caption_key=txt\)"):
-            open_train(tmp_path / name)
+        said = refusal(open_train, tmp_path / name)
+        assert said.startswith(f"DataError: 1 shards, from {tmp_path}/{name}, have no sample "), name
+        assert "(data.caption_key=txt)" in said
 
 
 # --------------------------------------------------------------------------------------------------------- index
