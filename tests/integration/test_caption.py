@@ -76,7 +76,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Done:
-    """What a command printed, and its exit code."""
+    """Exit code of a command, and the text that it printed."""
 
     returncode: int | str | None
     stdout: str
