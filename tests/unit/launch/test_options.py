@@ -191,7 +191,7 @@ def test_missing_programs_and_devices_print_a_one_line_error(
 
 
 def test_missing_launchers_print_a_one_line_error(tmp_path: Path) -> None:
-    """In an interpreter: this process has registered the launchers."""
+    """Starts an interpreter: this process has registered the launchers."""
     code = "import importlib.metadata as m; m.entry_points = lambda **_: (); from clipx.train import main; main()"
     done = run(
         sys.executable, "-c", code, "-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}", check=False
