@@ -89,6 +89,7 @@ ROWS = {
         "a live teacher embeds the batch in micro-batches of its own",
         "objective=distillation teacher.weights=$run",
         "teacher.micro_batches=3",
+        slow=True,
     ),
     "views": Row(
         "loader processes read the views of an ensemble of teachers, drawn by position",
@@ -213,7 +214,9 @@ ROWS = {
         base=" ".join(VIT),
         slow=True,
     ),
-    "stages": Row("the image size changes in the middle", "stages=[{until:2st,image_size:32},{image_size:48}]"),
+    "stages": Row(
+        "the image size changes in the middle", "stages=[{until:2st,image_size:32},{image_size:48}]", slow=True
+    ),
     "muon": Row("the optimizer needs whole matrices", "optimizer=muon", FSDP),
     "lamb": Row("the optimizer needs norms of whole tensors", "optimizer=lamb", FSDP, slow=True),
     "recomputed": Row(
