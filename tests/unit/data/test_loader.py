@@ -293,7 +293,8 @@ def test_a_loader_process_ends_at_the_sigterm_of_its_trainer_alone() -> None:
     (worker,) = set(multiprocessing.active_children()) - others
     for _ in range(2):
         subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
-        wait_until(lambda: not is_pending(signal.SIGTERM, worker.pid))
+        wait_until(lambda: not worker.is_alive() or not is_pending(signal.SIGTERM, worker.pid))  # a zombie's stays
+        assert worker.is_alive(), "the process has ended"
     try:
         found += itertools.islice(loader, 3)  # the process is asked for the last now
     except DataError as error:
