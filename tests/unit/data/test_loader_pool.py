@@ -85,7 +85,7 @@ def test_training_and_evaluations_share_the_processes_and_change_no_batch(pool: 
         assert torch.equal(one.tokens, other.tokens)
         assert torch.equal(one.index, other.index)
         assert list(one.bad) == list(other.bad)
-    assert {child.pid for child in multiprocessing.active_children()} == processes
+    assert {child.pid for child in multiprocessing.active_children()} <= processes  # those of other tests may end
 
 
 def test_items_requested_before_an_evaluation_stay_ready_up_to_the_limit(pool: LoaderPool) -> None:
@@ -157,5 +157,5 @@ def test_close_ends_the_processes_and_the_state_of_the_generators_is_unchanged()
     assert list(numbers(own, range(3))) == [0, 1, 4]
     assert len(set(multiprocessing.active_children()) - before) == 1
     own.close()
-    assert set(multiprocessing.active_children()) == before
+    assert set(multiprocessing.active_children()) <= before
     assert torch.equal(torch.get_rng_state(), state)
