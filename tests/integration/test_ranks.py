@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cases import slow_except
+from helpers.cases import refusal, slow_except
 from helpers.objective_cases import AVERAGES, POSITIVES, VARIANTS, positive_specs, read, specs
 from helpers.objective_grid import COUNTED, Collectives
 from helpers.objective_grid import main as objective_grid
@@ -25,7 +25,6 @@ from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
 from clipx.checkpoint.state import optimizer_tensors
-from clipx.errors import ClipxError
 from clipx.evaluate import evaluate
 from clipx.trainer.trainer import Trainer
 
@@ -118,12 +117,6 @@ def state(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: x.clone().nan_to_num(-1) for name, x in found.items()}
 
 
-def error_of(call: Callable[..., object], *args: object) -> str:
-    with pytest.raises(ClipxError) as caught:
-        call(*args)
-    return str(caught.value)
-
-
 def step_with_nan(run_dir: Path) -> tuple[str, int, list[str]]:
     """Returns the error when rank 1 alone has an image that is not finite, the samples seen, and what has changed."""
     trainer = Trainer(small(run_dir, *V3))
@@ -135,28 +128,29 @@ def step_with_nan(run_dir: Path) -> tuple[str, int, list[str]]:
         pixels[3] = torch.nan
     before = state(trainer)
     trainer.step(replace(batch, image=pixels))
-    told, after = error_of(trainer.learner.settle), state(trainer)
+    error, after = refusal(trainer.learner.settle), state(trainer)
     trainer.close()
-    return told, trainer.samples_seen, [name for name, x in before.items() if not torch.equal(x, after[name])]
+    changed = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
+    return error, trainer.samples_seen, changed
 
 
 def test_nonfinite_embeddings_on_one_rank_end_all_ranks_without_changes(two_ranks: Ranks, tmp_path: Path) -> None:
     """Table, temperature, weights and optimizer state are those of the previous step, also on the other rank."""
-    for told, samples, changed in two_ranks.call(step_with_nan, tmp_path / "run"):
-        assert told.startswith("the embeddings of rank 1 are not finite at step 1: lower optimizer.lr")
+    for error, samples, changed in two_ranks.call(step_with_nan, tmp_path / "run"):
+        assert error.startswith("ClipxError: the embeddings of rank 1 are not finite at step 1: lower optimizer.lr")
         assert (samples, changed) == (64, [])
 
 
 def refused_to_start(run_dir: Path, *words: str) -> str:
     """Returns the error of a trainer. The ranks have different seeds."""
-    return error_of(Trainer, small(run_dir, *VIT, "checkpoint=none", f"seed={os.environ['RANK']}", *words))
+    return refusal(Trainer, small(run_dir, *VIT, "checkpoint=none", f"seed={os.environ['RANK']}", *words))
 
 
 def test_batches_and_options_that_ranks_cannot_share_are_refused_on_all(two_ranks: Ranks, tmp_path: Path) -> None:
-    for told in two_ranks.call(refused_to_start, tmp_path, "data.batch_size=12", "data.micro_batches=4"):
-        assert told == "data.batch_size=12 is not divisible by 2 ranks x 4 micro-batches: use 8 or 16"
-    for told in two_ranks.call(refused_to_start, tmp_path):
-        assert re.match(r"rank [01] .* has seed=[01], .* [01]: start all ranks with the same", told)
+    for error in two_ranks.call(refused_to_start, tmp_path, "data.batch_size=12", "data.micro_batches=4"):
+        assert error == "ConfigError: data.batch_size=12 is not divisible by 2 ranks x 4 micro-batches: use 8 or 16"
+    for error in two_ranks.call(refused_to_start, tmp_path):
+        assert re.match(r"ConfigError: rank [01] .* has seed=[01], .* [01]: start all ranks with the same", error)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def test_every_image_extension_is_found(tmp_path: Path) -> None:
     assert [decode(sample.image, 10**6).size for sample in read_all(source)] == [(20, 16)] * 6
 
 
-def told(source: Source, index: int) -> object:
+def captions_or_reason(source: Source, index: int) -> object:
     """Returns captions, or the reason of a bad sample."""
     try:
         return list(source.read(index).captions)
@@ -89,7 +89,7 @@ def test_captions_are_read_from_json(tmp_path: Path) -> None:
     members = [((f"{i}.jpg", jpeg()), (f"{i}.json", meta)) for i, (meta, _, _) in enumerate(CAPTIONS)]
     shard = write_tar(tmp_path / "a.tar", [member for pair in members for member in pair])
     for i, (meta, key, expected) in enumerate(CAPTIONS):
-        assert told(open_train(shard, caption_key=key), i) == expected, meta[:50]
+        assert captions_or_reason(open_train(shard, caption_key=key), i) == expected, meta[:50]
 
 
 NO_LABEL = "label is missing: json.label is neither an index nor a name"
@@ -116,7 +116,7 @@ def test_labels_are_read_from_cls_or_json(tmp_path: Path) -> None:
     shard = write_tar(tmp_path / "a.tar", [member for three in members for member in three])
     for i, (_, content, key, expected) in enumerate(LABELS):
         source = open_train(shard, label_key=key)
-        found = told(source, i)
+        found = captions_or_reason(source, i)
         assert (found if isinstance(found, str) else source.read(i).label) == expected, content
 
 
@@ -374,7 +374,7 @@ def test_a_shard_truncated_after_indexing_gives_bad_samples(tmp_path: Path) -> N
         inside = tar.getmember("000000005.jpg").offset_data + 10
     os.truncate(path, inside)
     assert [source.read(i).captions for i in range(5)] == [[f"caption {i}"] for i in range(5)]
-    assert [told(source, i) for i in (5, 9)] == ["shard is shorter than recorded in its index"] * 2
+    assert [captions_or_reason(source, i) for i in (5, 9)] == ["shard is shorter than recorded in its index"] * 2
     assert source.key(9) == f"{path}:sample 9"
     source = open_train(path)
     path.unlink()
