@@ -20,6 +20,7 @@ from helpers.browser import browser  # noqa: F401  # fixture
 from helpers.hub_server import hub  # noqa: F401  # fixture
 from helpers.s3_server import endpoint, impatient, own_bucket, proxy  # noqa: F401  # fixtures
 from hydra.core.config_store import ConfigStore
+from hypothesis import HealthCheck, settings
 from omegaconf import OmegaConf
 
 from clipx.config import plugins
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 
 _MARKERS = {"slurm_conf": "slurm", "endpoint": "s3"}  # of tests that use a fixture
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+
+# Properties of the same code are tried with the same examples, however busy the machine is.
+settings.register_profile(
+    "default",
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=200)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
 # A shell ignores SIGINT in background jobs, and the processes of tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

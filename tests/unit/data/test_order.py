@@ -2,45 +2,84 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from itertools import pairwise, product
+from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.runs import VIT, compose, small
 from helpers.samples import Numbers
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from clipx.data.loader import train_loader
-from clipx.data.order import Order
+from clipx.data.mixture import MixedOrder
+from clipx.data.order import Order, SampleOrder, WeightedOrder
+from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams
 from clipx.data.views import ImageView
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
 
-SIZES = [[1], [7], [0, 3, 0], [3, 0, 5, 1, 0, 0, 12], [10] * 7, [1] * 40, [100, 1, 50]]
-WINDOWS = [1, 2, 7, 10, 64, 10_000]
+SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
+SEEDS = st.integers(0, 2**63 - 1)
+WINDOWS = st.integers(1, 400)
 
 
 def epoch_of(order: Order, epoch: int) -> list[int]:
     return [order(epoch * order.samples + place) for place in range(order.samples)]
 
 
-def test_every_epoch_has_every_sample_exactly_once() -> None:
-    for sizes, window in product(SIZES, WINDOWS):
-        order = Order(sizes, seed=5, window=window)
-        for epoch in range(3):
-            assert sorted(epoch_of(order, epoch)) == list(range(sum(sizes))), (sizes, window, epoch)
+@given(SIZES, SEEDS, WINDOWS, st.integers(0, 10**6))
+def test_every_epoch_has_every_sample_exactly_once(sizes: list[int], seed: int, window: int, epoch: int) -> None:
+    assert sorted(epoch_of(Order(sizes, seed, window), epoch)) == list(range(sum(sizes)))
 
 
-def test_a_position_maps_to_the_same_sample_in_any_query_order_and_object() -> None:
-    sizes = [3, 0, 5, 1, 0, 0, 12]
-    for window in WINDOWS:
-        order = Order(sizes, seed=5, window=window)
-        straight = [order(position) for position in range(100)]
-        positions = np.random.default_rng(0).permutation(100)
-        assert [order(int(p)) for p in positions] == [straight[p] for p in positions], window
-        assert [Order(sizes, 5, window)(p) for p in (99, 0, 57)] == [straight[p] for p in (99, 0, 57)], window
+@st.composite
+def any_order(draw: st.DrawFn) -> Callable[[], SampleOrder]:
+    """Draws a function that returns a new object of the same order: plain, weighted, in streams, or of a mixture."""
+    sizes, seed, window = draw(SIZES), draw(SEEDS), draw(WINDOWS)
+    count, other = draw(st.integers(1, 4)), draw(SIZES)
+    weights = [Fraction(weight, 10) for weight in draw(st.lists(st.integers(1, 99), min_size=2, max_size=2))]
+
+    def mixture() -> SampleOrder:
+        orders = [Order(shards, seed, window, stream=(k,)) for k, shards in enumerate((sizes, other))]
+        return MixedOrder(["a", "b"], orders, weights, random.Random(seed))
+
+    def streams() -> SampleOrder:
+        sequence = ShardSequence([count, *sizes], seed)
+        return Streams([StreamOrder(sequence, Part(k, count), window) for k in range(count)], 2 * count)
+
+    return draw(
+        st.sampled_from([
+            lambda: Order(sizes, seed, window),
+            lambda: Order(sizes, seed, window, replacement=True),
+            lambda: WeightedOrder(np.cumsum(np.add(sizes, 0.5)), seed),
+            mixture,
+            streams,
+        ])
+    )  # fmt: skip
+
+
+@given(any_order(), st.lists(st.integers(0, 1000), min_size=2, max_size=40))
+def test_a_position_maps_to_the_same_sample_in_any_query_order_and_object(
+    order: Callable[[], SampleOrder], positions: list[int]
+) -> None:
+    kept = order()
+    assert [kept(position) for position in positions] == [order()(position) for position in positions]
+
+
+@given(SIZES, SEEDS, WINDOWS, st.integers(0, 9))
+def test_a_window_mixes_the_samples_of_consecutive_shards_and_no_others(
+    sizes: list[int], seed: int, window: int, epoch: int
+) -> None:
+    sequential, shuffled = (epoch_of(Order(sizes, seed, length), epoch) for length in (1, window))
+    for start in range(0, len(shuffled), window):
+        assert sorted(shuffled[start : start + window]) == sorted(sequential[start : start + window])
 
 
 def test_the_order_of_a_seed_is_frozen() -> None:
@@ -55,16 +94,6 @@ def test_epochs_and_seeds_differ() -> None:
     assert len({tuple(order) for order in orders}) == 9
     for one, other in pairwise(orders):  # about 1 position in 100 agrees by chance
         assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
-
-
-def test_a_window_mixes_the_samples_of_consecutive_shards_and_no_others() -> None:
-    sizes = [13, 0, 29, 40, 7, 11]
-    for window in (10, 32, 64):
-        sequential, shuffled = epoch_of(Order(sizes, 3, 1), 2), epoch_of(Order(sizes, 3, window), 2)
-        assert sequential != shuffled
-        for start in range(0, 100, window):
-            places = slice(start, start + window)
-            assert sorted(shuffled[places]) == sorted(sequential[places])
 
 
 def test_shards_are_read_sequentially_in_random_order() -> None:
@@ -89,29 +118,25 @@ def test_all_orders_of_a_window_are_equally_likely() -> None:
 # ----------------------------------------------------------------------------- ranks, workers and partial batches
 
 
-# Uneven shards, a single shard and two shards, with up to twelve readers.
-# Uneven shards, a single shard and two shards, with up to twelve readers.
-# Uneven shards, a single shard and two shards, with up to four readers.
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-@pytest.mark.parametrize(
-    ("sizes", "world", "workers"),
-    [([7, 0, 1, 22, 6, 11], 1, 3), ([7, 0, 1, 22, 6, 11], 3, 1), ([47], 4, 0), ([40, 7], 4, 0)],
-    ids=str,
-)
-def test_epochs_continue_across_batches_and_have_every_sample_once(sizes: list[int], world: int, workers: int) -> None:
-    """47 samples in batches of 12: the epoch is not a multiple of the batch, so some batches span two epochs."""
-    order = Order(sizes, 5, 16)
-    ranks = []
-    for rank in range(world):
-        loader = train_loader(
+@given(st.data(), SIZES, SEEDS)
+def test_ranks_and_parts_read_the_stream_of_the_order_from_any_position(
+    data: st.DataObject, sizes: list[int], seed: int
+) -> None:
+    world, each, steps = (
+        data.draw(st.integers(1, most), name) for name, most in (("world", 4), ("each", 6), ("steps", 3))
+    )
+    start, part = data.draw(st.integers(0, 100), "start"), data.draw(st.integers(1, 8), "part")
+    batch, order = world * each, Order(sizes, seed, 16)
+    samples = range(start, start + steps * batch)
+    ranks = [
+        train_loader(
             Numbers(sizes), order, ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
-            seed=5, samples=range(144), batch=12, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
-        )  # fmt: skip
-        ranks.append([batch.index.tolist() for batch in loader])
-    stream = [index for parts in zip(*ranks, strict=True) for part in parts for index in part]
-    assert stream == [order(position) for position in range(144)]
-    for epoch in range(3):
-        assert sorted(stream[47 * epoch : 47 * (epoch + 1)]) == list(range(47))
+            seed=5, samples=samples, batch=batch, rank=rank, world=world, workers=0, prefetch=2, pin=False, part=part,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    stream = [index for parts in zip(*ranks, strict=True) for one in parts for index in one.index.tolist()]
+    assert stream == [order(position) for position in samples]
 
 
 def test_only_a_partial_last_step_of_a_run_is_dropped(tmp_path: Path) -> None:
@@ -134,14 +159,11 @@ def test_draws_with_replacement_are_uniform_and_independent() -> None:
     assert np.mean(missing) == pytest.approx((1 - 1 / 50) ** 50, abs=0.01)
 
 
-def test_draws_with_replacement_are_a_pure_function_of_the_position() -> None:
-    order, other = (Order([13, 0, 29, 8], 5, 16, replacement=True) for _ in range(2))
-    straight = [order(position) for position in range(1000)]
-    positions = np.random.default_rng(0).permutation(1000)
-    assert [other(int(p)) for p in positions] == [straight[p] for p in positions]
+def test_the_draws_of_a_seed_are_frozen() -> None:
+    order, other = (Order([13, 0, 29, 8], seed, 16, replacement=True) for seed in (5, 6))
     frozen = [21, 0, 22, 15, 20, 6, 47, 5, 39, 39, 8, 49]
-    assert straight[:12] == frozen, "the draws of a seed are frozen: runs stay resumable"
-    assert straight != [Order([50], 6, 16, replacement=True)(position) for position in range(1000)]
+    assert [order(position) for position in range(12)] == frozen, "runs stay resumable"
+    assert [order(position) for position in range(99)] != [other(position) for position in range(99)]
 
 
 def test_a_run_with_replacement_repeats_samples_within_an_epoch(tmp_path: Path) -> None:

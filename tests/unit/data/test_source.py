@@ -6,15 +6,18 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import product
 
+import numpy as np
 import pytest
 from helpers.samples import Numbers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clipx.data.source import (
     BadRecord,
     BadSample,
     Source,
+    Split,
     caption_text,
     parse_label,
     prefetch_samples,
@@ -22,32 +25,41 @@ from clipx.data.source import (
     without_numbers,
 )
 
-SIZES = [[1000], [0, 7, 0, 993], [10] * 100, [333, 1, 666]]
+SHARDS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
+SHARES = st.integers(1, 999).map(lambda thousandths: thousandths / 1000)
 
 
 def labels(source: Source | None) -> list[int]:
-    assert source is not None
-    return [int(source.read(i).label) for i in range(sum(source.sizes))]  # type: ignore[arg-type]
+    return [] if source is None else [int(source.read(i).label) for i in range(sum(source.sizes))]  # type: ignore[arg-type]
 
 
 def of_a_thousand(sizes: Sequence[int], share: float) -> tuple[Source, Source | None]:
     return split(Numbers(sizes, images=dict.fromkeys(range(1000), b"x")), share)
 
 
-def test_each_sample_is_on_exactly_one_side_in_order_and_in_its_shard() -> None:
-    for sizes, share in product(SIZES, (0.05, 0.3, 1 / 3, 0.5, 0.001)):
-        kept, held_out = of_a_thousand(sizes, share)
-        held = labels(held_out)
-        assert held == sorted(held), (sizes, share)
-        assert labels(kept) == sorted(set(range(1000)) - set(held)), (sizes, share)
-        assert len(held) == math.floor(1000 * Fraction(share).limit_denominator(1000)), (sizes, share)
-        starts = [sum(sizes[:k]) for k in range(len(sizes))]
-        for side in (kept, held_out):
-            assert side is not None and len(side.sizes) == len(sizes), (sizes, share)
-            rest = labels(side)
-            for start, size, mine in zip(starts, sizes, side.sizes, strict=True):
-                assert all(start <= label < start + size for label in rest[:mine]), (sizes, share)
-                rest = rest[mine:]
+@given(SHARDS, SHARES)
+def test_each_sample_is_on_exactly_one_side_in_order_and_in_its_shard(sizes: list[int], share: float) -> None:
+    kept, held_out = of_a_thousand(sizes, share)
+    held, samples = labels(held_out), sum(sizes)
+    assert held == sorted(held)
+    assert labels(kept) == sorted(set(range(samples)) - set(held))
+    assert len(held) == math.floor(samples * Fraction(share).limit_denominator(1000))
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    for side in (kept, held_out or kept):
+        rest = labels(side)
+        for start, size, mine in zip(starts, sizes, side.sizes, strict=True):
+            assert all(start <= label < start + size for label in rest[:mine])
+            rest = rest[mine:]
+
+
+@given(SHARDS, SHARES, st.data())
+def test_samples_are_found_on_the_side_that_has_them(sizes: list[int], share: float, data: st.DataObject) -> None:
+    chosen = np.array(sorted(data.draw(st.sets(st.integers(0, sum(sizes) - 1)))), dtype=np.int64)
+    for side in of_a_thousand(sizes, share):
+        if isinstance(side, Split):
+            found, here = side.of_side(chosen)
+            own = labels(side)
+            assert [own[i] for i in found] == [i for i in chosen.tolist() if i in own] == chosen[here].tolist()
 
 
 def test_held_out_samples_are_spread_evenly() -> None:

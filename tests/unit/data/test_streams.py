@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
-from itertools import product
 
 import numpy as np
-import pytest
 from helpers.samples import Numbers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clipx.data.mixture import MixedOrder
 from clipx.data.spec import Dataset, DataSpec, training_order
@@ -30,30 +31,35 @@ def shard_of(index: int) -> int:
     return int(np.searchsorted(ENDS, index, side="right"))
 
 
-def test_the_streams_together_read_each_sample_once_per_epoch() -> None:
-    for count, window in product((1, 2, 4, 8), (1, 20, 60, 10_000)):
-        order = streams(count, window)
-        assert order.samples == SAMPLES
-        for epoch in range(3):
-            read = [stream(epoch * stream.samples + k) for stream in order.orders for k in range(stream.samples)]
-            assert sorted(read) == list(range(SAMPLES)), (count, window, epoch)
+@st.composite
+def drawn_streams(draw: st.DrawFn) -> tuple[list[int], Streams]:
+    """Draws (samples of each shard, their streams); each stream has samples."""
+    count, share = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    sizes = [count, *draw(st.lists(st.integers(0, 20), max_size=15))]
+    sequence, window = ShardSequence(sizes, draw(st.integers(0, 9))), draw(st.integers(1, 400))
+    return sizes, Streams([StreamOrder(sequence, Part(k, count), window) for k in range(count)], count * share)
 
 
-def test_positions_may_be_asked_in_any_order_and_seeds_differ() -> None:
-    first = [streams(4)(position) for position in range(3 * SAMPLES)]
-    order, positions = streams(4), list(range(3 * SAMPLES))
-    random.Random(0).shuffle(positions)
-    assert {position: order(position) for position in positions} == dict(enumerate(first))
-    assert first != [streams(4, seed=4)(position) for position in range(3 * SAMPLES)]
-    assert first[:SAMPLES] != first[SAMPLES : 2 * SAMPLES]
+@given(drawn_streams(), st.integers(0, 5))
+def test_the_streams_together_read_each_sample_once_per_epoch(drawn: tuple[list[int], Streams], epoch: int) -> None:
+    sizes, order = drawn
+    assert order.samples == sum(sizes)
+    read = [stream(epoch * stream.samples + k) for stream in order.orders for k in range(stream.samples)]
+    assert sorted(read) == list(range(sum(sizes)))
 
 
-def test_each_batch_has_an_equal_share_of_each_stream() -> None:
-    order = streams(4)
-    for step in range(40):
-        batch = [order(position) for position in range(8 * step, 8 * step + 8)]
-        shares = [[stream(2 * step), stream(2 * step + 1)] for stream in order.orders]
-        assert batch == [index for share in shares for index in share]
+def test_seeds_and_epochs_differ() -> None:
+    first = [streams(4)(position) for position in range(2 * SAMPLES)]
+    assert first != [streams(4, seed=4)(position) for position in range(2 * SAMPLES)]
+    assert first[:SAMPLES] != first[SAMPLES:]
+
+
+@given(drawn_streams(), st.integers(0, 40))
+def test_each_batch_has_an_equal_share_of_each_stream(drawn: tuple[list[int], Streams], step: int) -> None:
+    _, order = drawn
+    batch = [order(position) for position in range(order.batch * step, order.batch * (step + 1))]
+    own = range(order.share * step, order.share * (step + 1))
+    assert batch == [stream(place) for stream in order.orders for place in own]
 
 
 def test_two_ranks_read_different_shards_but_for_those_between_their_parts() -> None:
@@ -82,16 +88,20 @@ def test_the_first_windows_of_an_epoch_grow_from_one_shard() -> None:
             assert len({stream(base + position) // 10 for position in range(start, end)}) == (end - start) // 10
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_read_ahead_names_the_shards_of_the_following_positions(count: int) -> None:
-    order = streams(count, window=24)
-    fetched: set[int] = set()
-    for step in range(100):
-        positions = range(8 * step, 8 * step + 8)
+@given(drawn_streams())
+def test_read_ahead_names_the_shards_of_the_following_positions(drawn: tuple[list[int], Streams]) -> None:
+    sizes, order = drawn
+    ends, fetched = np.cumsum(sizes), set[int]()
+
+    def shards(indices: Iterable[int]) -> set[int]:
+        return {int(np.searchsorted(ends, index, side="right")) for index in indices}
+
+    for step in range(60):
+        positions = range(order.batch * step, order.batch * (step + 1))
         later, done = order.read_ahead(positions)
-        assert not set(later) & set(done) or count > 1  # two parts may meet in a shard
-        fetched = (fetched - set(map(shard_of, done))) | set(map(shard_of, later))
-        assert {shard_of(order(position)) for position in positions} <= fetched
+        assert not set(later) & set(done) or len(order.orders) > 1  # two parts may meet in a shard
+        fetched = (fetched - shards(done)) | shards(later)
+        assert shards(map(order, positions)) <= fetched
 
 
 def test_shards_are_released_and_only_the_stated_number_is_stored() -> None:
