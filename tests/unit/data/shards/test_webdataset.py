@@ -17,7 +17,6 @@ from helpers.cases import refusal
 from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
 
 from clipx.data.shards.index import index_shards
-from clipx.data.shards.tar import scan
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
@@ -305,29 +304,6 @@ def test_samples_before_a_damaged_pax_header_are_used(tmp_path: Path) -> None:
         assert record.reason.startswith(("shard is cut off or damaged after 000000004 (", "shard is cut off inside"))
         assert record.reason.endswith("; 5 samples before it are used"), name
         assert len(record.reason) < 300, name
-
-
-def test_any_changed_byte_of_a_header_is_damage_and_no_error(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        for name, more in (("a.jpg", {}), ("b.jpg", {"GNU.sparse.map": "0,3", "GNU.sparse.size": "3"}), ("c.jpg", {})):
-            info = tarfile.TarInfo(name)
-            info.size, info.pax_headers = 3, {"comment": "a text", **more}
-            tar.addfile(info, io.BytesIO(b"abc"))
-    whole = (tmp_path / "x.tar").read_bytes()
-    second = whole.index(b"b.jpg") // 512 * 512 - 1024  # the extended header of b.jpg
-    damaged = 0
-    for at in range(second, second + 1536, 7):
-        for byte in (0x00, 0x2D, 0x39, whole[at] ^ 0x80):
-            content = bytearray(whole)
-            content[at] = byte
-            for start in (second, second + 1024):  # valid checksums, so that the changed fields are read
-                header = content[start : start + 512]
-                content[start + 148 : start + 156] = b"%06o\0 " % (256 + sum(header[:148]) + sum(header[156:]))
-            (tmp_path / "y.tar").write_bytes(content)
-            found = scan(str(tmp_path / "y.tar"), len(content), 0.0)
-            assert [sample.name for sample in found.samples][:1] == ["a"]
-            damaged += found.damage is not None
-    assert damaged > 20, "most changes are damage, so the test can fail"
 
 
 NO_TARS = {
