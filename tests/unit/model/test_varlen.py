@@ -13,6 +13,8 @@ import torch
 import torch.nn.attention.varlen as torch_varlen
 import torch.nn.functional as F
 from helpers.texts import captions
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -110,23 +112,27 @@ def test_rounded_packings_are_exact_where_attention_pads_the_texts(monkeypatch: 
     assert_equal(results(build(True), packing), results(build(False), tokens_BL))
 
 
-@pytest.mark.parametrize("texts", [3, 40, 200, 2000])
-def test_rounding_adds_at_most_a_16th_and_segments_up_to_a_fixed_number(texts: int) -> None:
-    for seed in range(8):
-        exact, rounded = (Packing.of(captions(texts, 77, seed), True, multiple=multiple) for multiple in (1, 1024))
-        tokens, size = len(exact.tokens_T), len(rounded.tokens_T)
-        assert tokens <= size <= tokens * (1 + 1 / 16)
-        assert size == tokens or tokens >= 256
-        assert torch.equal(rounded.tokens_T[:tokens], exact.tokens_T)
-        assert torch.equal(rounded.end_B, exact.end_B)
-        assert set(rounded.tokens_T[tokens:].tolist()) <= {Tokenizer.start_id}
-        assert not rounded.position_T[tokens:].any()
-        assert rounded.start_S is not None and exact.start_S is not None
-        lengths_S = rounded.start_S.diff()
-        assert torch.equal(rounded.start_S[: texts + 1], exact.start_S)
-        assert len(lengths_S) == texts + (64 if tokens >= 256 else 0)
-        assert 0 <= lengths_S.min() <= lengths_S.max() <= rounded.longest
-        assert (int(rounded.start_S[0]), int(rounded.start_S[-1])) == (0, size)
+@given(st.lists(st.integers(2, 77), min_size=1, max_size=200), st.sampled_from([1, 16, 256, 1024]))
+def test_a_packing_holds_each_text_up_to_its_end_and_rounding_adds_at_most_a_16th(
+    lengths: list[int], multiple: int
+) -> None:
+    at_L, length_B1 = torch.arange(77), torch.tensor(lengths)[:, None]
+    tokens_BL = torch.where(at_L < length_B1, 1 + at_L + 77 * torch.arange(len(lengths))[:, None], 0)
+    tokens_BL.scatter_(1, length_B1 - 1, Tokenizer.end_id)
+    exact, rounded = (Packing.of(tokens_BL, True, multiple=number) for number in (1, multiple))
+    tokens, size = len(exact.tokens_T), len(rounded.tokens_T)
+    assert tokens == sum(lengths) <= size <= tokens * (1 + 1 / 16)
+    assert torch.equal(rounded.spread(rounded.tokens_T[:, None])[..., 0], tokens_BL[:, : max(lengths)])
+    assert rounded.first_B is not None and rounded.start_S is not None and exact.start_S is not None
+    assert (rounded.end_B - rounded.first_B + 1).tolist() == lengths
+    assert (rounded.tokens_T[rounded.end_B] == Tokenizer.end_id).all()
+    assert set(rounded.tokens_T[tokens:].tolist()) <= {int(rounded.tokens_T[0])}
+    assert not rounded.position_T[tokens:].any()
+    lengths_S = rounded.start_S.diff()
+    assert lengths_S[: len(lengths)].tolist() == sorted(lengths)
+    assert 0 <= lengths_S.min() <= lengths_S.max() <= rounded.longest
+    assert (int(rounded.start_S[0]), int(rounded.start_S[-1])) == (0, size)
+    assert len(lengths_S) in (len(lengths), len(lengths) + multiple // 16), "one number of segments for most batches"
 
 
 @pytest.mark.parametrize("texts", [64, 256, 1024, 2048])
