@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from helpers.inputs import Inputs
     from helpers.ranks import Ranks
 
-_MARKERS = {"slurm_conf": "slurm", "endpoint": "s3"}  # of tests that use a fixture
 _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 # Properties of the same code are tried with the same examples, however busy the machine is.
@@ -181,11 +180,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
-        for fixture, marker in _MARKERS.items():
-            if fixture in getattr(item, "fixturenames", ()):
-                item.add_marker(marker)
-        if item.path.parent.name == "faults":
-            item.add_marker("kills")
+        if "slurm_conf" in getattr(item, "fixturenames", ()):
+            item.add_marker("slurm")
     if config.option.markexpr:
         return
     left_out = ("soak", "number") if os.environ.get("CI") == "true" else ("slow", "soak", "number")
