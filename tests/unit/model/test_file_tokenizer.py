@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 import tokenizers
-from helpers.runs import small
 from open_clip.tokenizer import HFTokenizer  # type: ignore[import-untyped]
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from clipx.errors import ConfigError
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.text_spec import Clean
-from clipx.trainer.trainer import Trainer
-from clipx.weights.load import load_weights
 
 LENGTH = 12
 WORDS = "a photo of the cat dog red small ▁a ▁photo ▁of ▁cat ▁dog ▁ e s t".split()
@@ -82,49 +78,3 @@ def test_a_tokenizer_is_pickled_decodes_and_is_found_by_its_folder(folder: Path)
     assert made([]).shape == (0, LENGTH)
     with pytest.raises(TypeError, match="must be a sequence of str"):
         made("cat")
-
-
-UNREADABLE = r"tokenizer\.json cannot be read \(.*\): give clip, or a tokenizer\.json"
-OTHER_TYPES = "^tokenizer_config.json of model.text.tokenizer=.* is invalid .*: restore it$"
-
-
-@pytest.mark.parametrize(
-    ("config", "content", "message"),
-    [
-        ({"pad_token": "</s>"}, "", "has 19 tokens, more than model.text.vocabulary=5: give the tokenizer"),
-        ({}, "", "defines no padding token: put its tokenizer_config.json in the same folder"),
-        ({"pad_token": "<other>"}, "", "defines no padding token"),
-        *(({"pad_token": "</s>"}, content, UNREADABLE) for content in (None, "{", '{"model": {"type": "none"}}')),
-        *(
-            ({"pad_token": "</s>", **change}, "", OTHER_TYPES)
-            for change in ({"padding_side": 7}, {"padding_side": "up"}, {"truncation_side": []})
-        ),
-    ],
-)
-def test_an_invalid_or_mismatched_tokenizer_raises_an_error(
-    config: dict[str, Any], content: str | None, message: str, folder: Path
-) -> None:
-    """`content`: of tokenizer.json; "": as it is."""
-    write(folder, config)
-    path = folder / "tokenizer.json"
-    if content is None:
-        path.unlink()
-    elif content:
-        path.write_text(content)
-    with pytest.raises(ConfigError, match=message):
-        tokenizer(folder, vocabulary=5 if "vocabulary=5" in message else 99)
-
-
-def test_a_siglip_model_trains_and_evaluates_with_its_file_tokenizer(folder: Path, tmp_path: Path) -> None:
-    model = (
-        *("model=vit_b16_siglip", "model.embed_dim=16", f"model.text.tokenizer={folder / 'tokenizer.json'}"),
-        "+model.image.options={embed_dim:16,depth:1,num_heads:2}",
-        *("model.image.size=32", "model.text.width=16", "model.text.heads=2", "model.text.layers=1"),
-        *("model.text.vocabulary=19", f"model.text.context_length={LENGTH}", "objective=siglip"),
-    )
-    run_dir = tmp_path / "run"
-    metrics = Trainer(small(run_dir, *model, "evaluator=[zeroshot]", "duration=2st")).fit()
-    assert 0 <= metrics["eval/zeroshot/top1"] <= 1
-    found = load_weights(str(run_dir))
-    assert found.bias is not None and found.spec is not None
-    assert found.spec.text.build_tokenizer()(TEXTS).tolist() == tokenizer(folder)(TEXTS).tolist()

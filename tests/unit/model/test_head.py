@@ -7,12 +7,9 @@ import torch
 from helpers.runs import compose
 from timm.models.vision_transformer import Block
 
-from clipx.errors import CheckpointError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
-from clipx.plan.dry import DryRun
-from clipx.weights.open_clip import config_of
 
 DINO = (
     "model.image.timm=vit_small_patch14_reg4_dinov2",
@@ -70,20 +67,3 @@ def test_the_head_is_trained_above_a_locked_trunk_in_evaluation_mode() -> None:
     image_BCSS = torch.rand(2, 3, 56, 56)
     model.encode_image(image_BCSS).sum().backward()
     assert all(p.grad is not None for p in (*model.image.head.parameters(), *model.image.projection.parameters()))
-
-
-def test_initial_blocks_are_close_to_the_identity_and_open_clip_has_no_such_tower() -> None:
-    model = build()
-    x_BNW = torch.randn(2, 21, 48)
-    for block in model.image.head.blocks:
-        torch.testing.assert_close(block(x_BNW), x_BNW, rtol=0, atol=1e-3)
-    with pytest.raises(CheckpointError, match="open_clip has no tower for model.image.head_blocks=2"):
-        config_of(model.spec)
-
-
-def test_the_plan_runs_a_model_with_a_head() -> None:
-    spec = compose("model=tiny", *DINO, "model.image.lock=0", "model.image.weights=somewhere").model
-    run = DryRun(spec, compose().precision.build(torch.device("cpu")))
-    whole = DryRun(spec, compose().precision.build(torch.device("cpu")), every_block=True)
-    assert run.flops(9) == whole.flops(9) and run.flops(9).image > 0
-    assert run.memory(4, 9) == whole.memory(4, 9)

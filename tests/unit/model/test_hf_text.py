@@ -9,14 +9,12 @@ import pytest
 import torch
 import transformers
 from helpers.hf_models import CONFIGS, DECODERS, PACKED, VOCABULARY, save_config, save_tokenizer
-from helpers.runs import compose
 from torch import Tensor
 
 from clipx.errors import ConfigError
 from clipx.model import hf_text
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
-from clipx.model.layers import parameter_layers
 from clipx.model.text_spec import Pool, TextProjection
 
 LENGTH, PAD = 12, 1
@@ -91,10 +89,10 @@ def alone_of(tower: HfTextTower, tokens_1L: Tensor) -> Tensor:
     return hidden_1LW
 
 
-@pytest.mark.parametrize("name", ["roberta", "modernbert", "qwen3", "mt5"])
+@pytest.mark.parametrize("name", ["roberta", "mt5"])
 def test_recomputation_has_the_same_gradients(name: str, tmp_path: Path) -> None:
     found = []
-    for policy in ("none", "1", "2", "selective", "tower"):
+    for policy in ("none", "1", "selective"):
         tower = build(tmp_path, name, checkpointing=policy, options=_NO_DROPOUT[name]).train()
         tower(texts(5, 12, 2)).square().sum().backward()
         found.append({key: p.grad for key, p in tower.named_parameters() if p.grad is not None})
@@ -105,8 +103,6 @@ def test_recomputation_has_the_same_gradients(name: str, tmp_path: Path) -> None
 _DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _NO_DROPOUT: dict[str, dict[str, Any]] = {
     "roberta": dict.fromkeys(_DROPOUT, 0.0),
-    "modernbert": {},
-    "qwen3": {},
     "mt5": {"dropout_rate": 0.0},
 }
 
@@ -118,15 +114,3 @@ def test_padding_follows_the_text_and_is_that_of_the_model(tmp_path: Path) -> No
     assert tokens_BL.tolist() == [[0, 4, 5, 2, PAD, PAD], [0, 7, 8, 15, 6, 2]]
     with pytest.raises(ConfigError, match=r"pads with token 1, and the padding of model\.text\.source=.* is token 3: "):
         HfTextSpec(source=source, context_length=6, pad_id=3).build_tokenizer()
-
-
-def test_layers_are_numbered_from_the_embeddings_to_the_projection(tmp_path: Path) -> None:
-    spec = compose("model=tiny", "model/text=hf", f"model.text.source={save_config(tmp_path, 'roberta')}").model
-    found = parameter_layers(spec.build(torch.device("meta"), torch.float32), "a test")
-    text = {name.removeprefix("text."): layer for name, layer in found.items() if name.startswith("text.")}
-    assert {top for _, top in text.values()} == {4}
-    assert text["transformer.embeddings.word_embeddings.weight"] == (0, 4)
-    assert text["transformer.embeddings.LayerNorm.bias"] == (0, 4)
-    assert text["transformer.encoder.layer.0.attention.self.query.weight"] == (1, 4)
-    assert text["transformer.encoder.layer.2.output.dense.bias"] == (3, 4)
-    assert text["projection.weight"] == (4, 4)

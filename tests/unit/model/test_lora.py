@@ -9,22 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.cases import slow_except
 from helpers.hf_models import save_config, save_tokenizer
 from helpers.runs import VIT, compose
 from helpers.texts import captions
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
-from clipx.errors import CheckpointError, ConfigError
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.flops import Utilisation
-from clipx.model.freeze import freeze, frozen_count
+from clipx.model.freeze import freeze
 from clipx.model.lora import DoraLinear, LoraLinear, adapter_parameters, add_adapters, merged, without_adapters
 from clipx.model.lora_spec import LoraSpec
 from clipx.model.spec import ModelSpec
-from clipx.trainer.compile import Backend, CompileSpec
 
 CPU = torch.device("cpu")
 NARROW = (*VIT, "model.embed_dim=16", "model.text.context_length=12", "model.weights=somewhere")
@@ -79,34 +74,6 @@ def inputs(model: CLIP, size: int = 4) -> tuple[Tensor, Tensor]:
 
 
 # ------------------------------------------------------------------------------------------------- definition
-
-
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_layer_and_its_gradients_equal_the_definition(dora: bool, bias: bool) -> None:
-    """DoRA: the norm of a row is a constant in the backward pass (arXiv:2402.09353, section 4.3)."""
-    torch.manual_seed(0)
-    plain = nn.Linear(7, 5, bias).double().requires_grad_(False)
-    layer = (DoraLinear if dora else LoraLinear)(plain, LoraSpec(rank=3, alpha=6.0, dora=dora))
-    layer.lora_b.data.normal_()
-    if isinstance(layer, DoraLinear):
-        layer.magnitude.data.mul_(1.5)
-    x = torch.randn(4, 7, dtype=torch.float64)
-    found = layer(x)
-    found.square().sum().backward()
-
-    a, b = (p.detach().clone().requires_grad_() for p in (layer.lora_a, layer.lora_b))
-    weight = layer.weight + 6 / 3 * b @ a
-    if dora:
-        m = layer.magnitude.detach().clone().requires_grad_()
-        weight = weight * (m / weight.detach().square().sum(1).sqrt())[:, None]
-    expected = x @ weight.T + (layer.bias if bias else 0)
-    expected.square().sum().backward()
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    pairs = [(layer.lora_a, a), (layer.lora_b, b), *([(layer.magnitude, m)] if dora else [])]
-    for own, reference in pairs:
-        torch.testing.assert_close(own.grad, reference.grad, rtol=1e-12, atol=1e-12)
-    assert layer.weight.grad is None
 
 
 @pytest.mark.parametrize("dora", [False, True])
@@ -174,12 +141,11 @@ def test_merged_weights_give_equal_embeddings(form: str, adapters: tuple[str, ..
         assert (wanted - start).norm() > 1e-2 * wanted.norm()
 
 
-@pytest.mark.parametrize("name", slow_except(["bert", "qwen3", "mt5"], "bert"))
 @torch.no_grad()
-def test_towers_of_transformers_have_adapters(name: str, tmp_path: Path) -> None:
-    source = save_config(tmp_path, name)
+def test_towers_of_transformers_have_adapters(tmp_path: Path) -> None:
+    source = save_config(tmp_path, "bert")
     save_tokenizer(tmp_path)
-    words = (f"model.text.source={source}", f"model.text.packed={str(name != 'mt5').lower()}", "model.text.pool=mean")
+    words = (f"model.text.source={source}", "model.text.pool=mean")
     base = ("model=tiny", "model/text=hf", "model.weights=somewhere", "model.text.context_length=12")
     spec = compose(*base, *words, "model.text.lora.rank=2").model
     plain, model = (build(spec, torch.float32, adapters=on).eval() for on in (False, True))
@@ -217,15 +183,7 @@ def test_patterns_and_a_number_of_blocks_select_layers() -> None:
     assert found == {name for name in every if not name.endswith("proj")}
 
 
-def test_decoder_and_pool_of_a_captioning_model_have_no_adapters() -> None:
-    spec = compose("model=coca_tiny", "objective=coca", "model.weights=x", *BOTH).model
-    model = build(spec, torch.float32)
-    names = {name for name, module in model.named_modules() if isinstance(module, LoraLinear)}
-    assert names and all(name.startswith(("image.trunk.blocks.", "text.blocks.")) for name in names)
-    assert frozen_count(model.decoder) == 0
-
-
-@pytest.mark.parametrize("policy", ["1", "selective", "tower"])
+@pytest.mark.parametrize("policy", ["1", "selective"])
 def test_recomputation_draws_the_same_dropout(policy: str) -> None:
     """A tower without dropout of its own, to which adapters add some."""
     dropout = ("model.image.lora.dropout=0.4", "model.text.lora.dropout=0.4")
@@ -238,21 +196,6 @@ def test_recomputation_draws_the_same_dropout(policy: str) -> None:
         (image_BD * text_BD.roll(1, 0)).sum().backward()
         found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     assert [name for name, gradient in found[0].items() if not torch.equal(found[1][name], gradient)] == []
-
-
-def test_compiled_blocks_have_the_gradients_of_eager_mode() -> None:
-    counters.clear()
-    eager, model = (train(build(spec_of(*DORA), torch.float32)) for _ in range(2))
-    blocks = {name: block for name, block in named_blocks(model).items() if name.startswith("image.")}
-    CompileSpec(towers="true", backend=Backend.aot_eager).compile_towers(blocks)
-    for one in (eager, model):
-        image_BD, text_BD = one(*inputs(one))
-        (image_BD * text_BD.roll(1, 0)).sum().backward()
-    assert counters["graph_break"] == {}
-    expected = dict(eager.named_parameters())
-    for name, p in model.named_parameters():
-        if p.grad is not None:
-            torch.testing.assert_close(p.grad, expected[name].grad, rtol=1e-5, atol=1e-7, msg=name)
 
 
 def test_utilisation_counts_two_passes_of_a_tower_with_adapters() -> None:
@@ -276,36 +219,3 @@ def test_merged_weights_of_16_bit_runs_keep_small_updates() -> None:
     a, b, weight = (tensors[f"{name}.{leaf}"].float() for leaf in ("lora_a", "lora_b", "weight"))
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, weight + b @ a, rtol=1e-6, atol=1e-7)
-
-
-def test_adapters_that_do_not_fit_the_configuration_are_an_error() -> None:
-    spec = spec_of(*BOTH)
-    tensors = build(spec).state_dict()
-    assert not without_adapters(spec).has_adapters
-    with pytest.raises(CheckpointError, match=r"outputs/x has adapters of image.* do not fit its configuration"):
-        merged(tensors, without_adapters(spec), "outputs/x")
-    lonely = {name: tensor for name, tensor in tensors.items() if not name.endswith("lora_b")}
-    with pytest.raises(CheckpointError, match="do not fit its configuration and weights: restore it"):
-        merged(lonely, spec, "outputs/x")
-
-
-# ------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("model.image.lora.layers=[attn.q]", "model.image.lora.layers=[attn.q] matches no linear layer of the adapted "
-         "blocks: give names or patterns of attn.qkv, attn.proj, mlp.fc1, mlp.fc2"),
-        ("model.image.lora.last=3", "model.image.lora.last=3 is more than the 2 blocks of the tower"),
-        ("model.image.lora.rank=65", "model.image.lora.rank=65 is more than the 64 rows or columns of image.trunk."),
-        ("model.image.timm=test_resnet", "model.image.lora.rank=4 has no effect on this tower, which has no linear layers "
-         "in blocks: use model.image.lock"),
-        ("model.image.timm=beit_base_patch16_224 model.image.options.depth=1", "includes trunk.blocks.0.attn."),
-    ],
-)  # fmt: skip
-def test_layers_that_do_not_exist_are_an_error_with_examples(words: str, message: str) -> None:
-    spec = spec_of("model.image.lora.rank=4", *words.split())
-    with pytest.raises(ConfigError) as error:
-        build(spec, torch.float32)
-    assert message in str(error.value)

@@ -91,14 +91,6 @@ def test_packed_texts_have_the_features_of_each_text_alone(
     torch.testing.assert_close(together_BD, torch.cat(alone), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("pool", [Pool.end, Pool.mean, Pool.max, Pool.map])
-@pytest.mark.parametrize("form", [{}, MODERN], ids=["clip", "modern"])
-def test_under_causal_attention_padding_has_no_effect(form: dict[str, Any], pool: Pool) -> None:
-    packed, padded = build(**form, pool=pool), build(**form, pool=pool, packed=False)
-    tokens_BL = texts(5, 12, 2)
-    torch.testing.assert_close(packed(tokens_BL), padded(tokens_BL), atol=1e-12, rtol=0)
-
-
 def test_pools_read_the_tokens_of_the_text() -> None:
     tokens_BL = texts(5, 12, 2)
     tower = build(causal=False, projection=TextProjection.none)

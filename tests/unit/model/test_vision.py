@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import timm
 import torch
 from open_clip.modified_resnet import ModifiedResNet  # type: ignore[import-untyped]
-from timm.layers import QuickGELU
 from timm.models.byobnet import checkpoint_filter_fn
 from torch import nn
 
@@ -18,10 +16,10 @@ from clipx.model.vision import ImageTower
 SMALL_VIT = {"patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}
 
 
-def tower(name: str, size: int = 224, device: str = "meta", quick_gelu: bool = False, **options: Any) -> ImageTower:
+def tower(name: str, size: int = 224, device: str = "meta", **options: Any) -> ImageTower:
     torch.manual_seed(0)
     with torch.device(device):
-        return ImageTower(ImageTowerSpec(timm=name, size=size, options=options), 64, quick_gelu)
+        return ImageTower(ImageTowerSpec(timm=name, size=size, options=options), 64, False)
 
 
 # ------------------------------------------------------------------------------------------------- architectures
@@ -31,53 +29,15 @@ def tower(name: str, size: int = 224, device: str = "meta", quick_gelu: bool = F
     ("name", "size"),
     [
         ("vit_base_patch32_clip_224", 160),
-        pytest.param("vit_base_patch16_siglip_224", 96, marks=pytest.mark.slow),
         ("resnet50_clip", 288),
-        pytest.param("resnet50_clip_gap", 192, marks=pytest.mark.slow),
-        pytest.param("resnet18", 130, marks=pytest.mark.slow),
         ("convnext_tiny", 64),
-        pytest.param("mobilenetv3_small_050", 96, marks=pytest.mark.slow),
-        pytest.param("swin_tiny_patch4_window7_224", 256, marks=pytest.mark.slow),
         ("eva02_tiny_patch14_224", 70),
         ("vgg11_bn", 224),
     ],
 )
-@pytest.mark.parametrize("quick_gelu", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_timm_architectures_build_at_any_supported_size(name: str, size: int, quick_gelu: bool) -> None:
+def test_timm_architectures_build_at_any_supported_size(name: str, size: int) -> None:
     image_BCSS = torch.empty(2, 3, size, size, device="meta")
-    assert tower(name, size, quick_gelu=quick_gelu)(image_BCSS).shape == (2, 64)
-
-
-def test_the_projection_is_a_single_matrix_or_the_attention_pool_of_a_clip_resnet() -> None:
-    names = [name for name, _ in tower("convnext_tiny").named_parameters() if not name.startswith("trunk.")]
-    assert names == ["projection.weight"]
-    built = tower("resnet50_clip")
-    assert not list(built.projection.parameters())
-    assert built.trunk.head.proj.weight.shape == (64, 2048)
-
-
-def test_options_are_passed_to_timm_and_override_defaults() -> None:
-    assert tower("vit_base_patch16_clip_224", 32, **SMALL_VIT).trunk.pos_embed.shape == (1, 17, 192)
-    block = tower("vit_base_patch16_clip_224", 32, quick_gelu=True, act_layer="relu", depth=1).trunk.blocks[0]
-    assert isinstance(block.mlp.act, nn.ReLU)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("vit_base_patch32_clip_224", {QuickGELU}), ("convnext_tiny", {nn.GELU}), ("resnet50_clip", set())],
-)
-def test_quick_gelu_replaces_only_the_gelu_of_a_vit(name: str, expected: set[type]) -> None:
-    activations = {type(m) for m in tower(name, quick_gelu=True).modules()}
-    gelus = {timm.layers.GELU, nn.GELU, QuickGELU}
-    assert {nn.GELU if t is timm.layers.GELU else t for t in activations & gelus} == expected
-
-
-def test_names_of_positional_embeddings_and_tokens() -> None:
-    siglip = tower("vit_base_patch16_siglip_224", reg_tokens=2, class_token=True)
-    assert siglip.positional_embeddings() == {"trunk.pos_embed"}
-    assert siglip.class_tokens() == {"trunk.cls_token", "trunk.reg_token", "trunk.attn_pool.latent"}
-    assert tower("resnet50_clip").positional_embeddings() == {"trunk.head.pos_embed"}
-    assert tower("resnet18").positional_embeddings() == tower("resnet18").class_tokens() == set()
+    assert tower(name, size)(image_BCSS).shape == (2, 64)
 
 
 # ----------------------------------------------------------------------------------------------- against open_clip
