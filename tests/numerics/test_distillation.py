@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from helpers.objective_cases import ONE, assert_same, features, spec
 from helpers.objective_cases import score_taught as score
 from helpers.objective_grid import assert_same_on_ranks
 from helpers.ranks import Ranks
-from helpers.runs import compose
 from open_clip.loss import DistillClipLoss
 from torch import Tensor
 
@@ -80,7 +78,7 @@ def cosine_distance(own: Tensor, target: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("contrastive", "distill", "embedding"),
-    [(0.7, 1.9, 0), (0.0, 1.0, 0), (1.0, 0.25, 0), (0.7, 1.9, 0.8), (0.7, 0.0, 0.8), (0.0, 0.0, 0.8)],
+    [(0.7, 1.9, 0), (0.7, 1.9, 0.8), (0.0, 0.0, 0.8)],
 )
 @pytest.mark.parametrize("teachers", [1, 2])
 def test_value_and_gradients_match_the_definition(
@@ -110,15 +108,6 @@ def test_value_and_gradients_match_the_definition(
     assert_same(score(module, x, y, given), {name: t.detach() for name, t in expected.items()}, atol=1e-12)
 
 
-def test_a_student_equal_to_its_teacher_has_no_distance() -> None:
-    x, y = features(B, dtype=torch.float32)
-    module = build(*DISTANCE, "objective.distill_weight=0", "objective.contrastive_weight=0", dtype=torch.float32)
-    found = score(module, x, y, (14 * x.detach(), y.detach()))
-    assert found["embedding_distance"].abs() < 1e-6
-    tangent = found["image"] - (found["image"] * x).sum(1, keepdim=True) * x
-    assert tangent.detach().abs().max() < 1e-6, "the gradient does not turn the embeddings"
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (14.3, 100.0), (100.0, 14.3)])
 def test_loss_and_gradients_equal_open_clip(dtype: torch.dtype, scales: tuple[float, float]) -> None:
@@ -142,22 +131,6 @@ def test_equal_teachers_give_the_loss_of_one() -> None:
     x, y = features(B)
     one = score(build(), x, y, teacher_targets())
     assert_same(score(build(), x, y, 3 * teacher_targets()), one, atol=1e-12)
-
-
-def test_a_teacher_certain_of_the_matching_pairs_gives_infonce() -> None:
-    x, y = features(B)
-    eye = torch.eye(B, dtype=torch.float64)
-    found = score(build(), x, y, (1000 * eye, eye))
-    torch.testing.assert_close(found["distill_loss"], found["contrastive_loss"], rtol=0, atol=1e-12)
-
-
-def test_a_student_equal_to_its_teacher_has_zero_gradients() -> None:
-    x, y = features(B)
-    module = build("objective.contrastive_weight=0")
-    found = score(module, x, y, (module.temperature().detach() * x.detach(), y.detach()))
-    for name in ("image", "text", "temperature.log_scale"):
-        assert found[name].abs().max() < 1e-12
-    assert found["distill_loss"] > 0.1, "the loss is the entropy of the teacher's softmaxes"
 
 
 @pytest.mark.parametrize("kind", ["all alike", "all opposite", "the teacher is sure and wrong"])
@@ -202,16 +175,9 @@ every = pytest.mark.parametrize("taught", TAUGHT.values(), ids=TAUGHT)
 
 
 @every
-def test_specs_of_these_tests_equal_composed_ones(taught: Taught) -> None:
-    composed = compose(f"objective={taught.name}", "teacher.embeddings=x", *taught.options).objective
-    assert composed == spec(taught.name, *taught.options)
-
-
-@every
-@pytest.mark.parametrize("tile", [1, 4, 1000])
-def test_results_do_not_depend_on_the_tile(taught: Taught, tile: int) -> None:
+def test_results_do_not_depend_on_the_tile(taught: Taught) -> None:
     x, y = features(B)
-    found = score(taught.build(f"objective.tile={tile}"), x, y, taught.targets())
+    found = score(taught.build("objective.tile=4"), x, y, taught.targets())
     assert_same(found, score(taught.build(), x, y, taught.targets()), atol=1e-12)
 
 
@@ -241,24 +207,6 @@ def test_a_frozen_tower_and_the_teacher_get_no_gradient(taught: Taught) -> None:
 
 
 @every
-def test_the_loss_ignores_autocast_and_scores_16_bit_features_in_32_bits(taught: Taught) -> None:
-    x, y = features(B, dtype=torch.float32)
-    given = taught.targets(dtype=torch.float32)
-
-    def scored(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return score(taught.build(dtype=torch.float32), x, y, given)
-
-    with torch.autocast("cpu", torch.bfloat16):
-        under = scored(x, y)
-    assert_same(under, scored(x, y), atol=0)
-    small = [t.detach().bfloat16() for t in (x, y)]
-    found, wide = scored(*small), scored(small[0].float(), small[1].float())
-    assert found["image"].dtype == torch.bfloat16
-    torch.testing.assert_close(found["loss"], wide["loss"], rtol=0, atol=0)
-    torch.testing.assert_close(found["image"], wide["image"].bfloat16(), rtol=0, atol=0)
-
-
-@every
 def test_no_tensor_of_the_size_of_all_pairs_is_allocated(taught: Taught) -> None:
     batch = 256
     x, y = features(batch, 16)
@@ -266,24 +214,6 @@ def test_no_tensor_of_the_size_of_all_pairs_is_allocated(taught: Taught) -> None
     with LargestResult() as seen:
         score(module, x, y, given, torch.arange(batch) % 30)
     assert seen.numel <= batch * (16 if taught.name == "distillation" else 2 * (16 + WIDTH)) < batch**2
-
-
-def test_the_learned_temperature_is_clamped() -> None:
-    module = build()
-    with torch.no_grad():
-        module.get_parameter("temperature.log_scale").fill_(9.0)
-    module.after_step(B)
-    assert module.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(100), abs=1e-6)
-
-
-def test_compile_objective_compiles_the_tiles() -> None:
-    run = compose("objective=distillation", "teacher.weights=x", "compile.objective=true", "compile.backend=aot_eager")
-    x, y = features(B, dtype=torch.float32)
-    expected = score(build(dtype=torch.float32), x, y, teacher_targets(dtype=torch.float32))
-    compiled = build(dtype=torch.float32)
-    run.compile.compile_objective(compiled)
-    found = score(compiled, x, y, teacher_targets(dtype=torch.float32))
-    assert_same(found, expected, rtol=1e-5, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------ ranks and micro-batches

@@ -6,14 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.cases import slow_except
-from helpers.objective_cases import spec
 from helpers.runs import torchrun
 from helpers.scripts import fused_loss
-
-from clipx.config.duration import Length
-from clipx.distributed.comm import Comm
 
 triton = pytest.importorskip("triton")
 
@@ -58,12 +53,3 @@ def test_the_kernels_compile_for_devices_that_are_not_here(
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch)
     assert compiled.metadata.shared <= 99 * 1024
     assert ("wgmma" if capability == 90 else "mma.sync") in compiled.asm["ptx"], "no tensor cores"
-
-
-def length() -> Length:
-    return Length(65536, 65536, 65536)
-
-
-def test_the_option_selects_the_kernels_on_cuda() -> None:
-    comm = Comm(rank=0, world=1, local_rank=0, device=torch.device("cuda"))
-    assert spec("infonce", "objective.products=fused").build(comm, length()).tiling.products.fused

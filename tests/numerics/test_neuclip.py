@@ -75,55 +75,7 @@ def test_enough_updates_on_a_batch_give_the_robust_loss_of_the_batch() -> None:
     assert_same(found.tensors, exact.tensors, atol=1e-4)
 
 
-def test_the_loss_is_an_upper_bound_of_the_robust_loss_of_the_batch() -> None:
-    """exp(-a)(ε + g) + a - 1 ≥ log(ε + g) for each a."""
-    for step in range(4):
-        x, y = features(B, seed=step)
-        bound = score(build("neuclip", "objective.clip=9"), x, y, torch.arange(B), 7 * B)
-        exact = score(build("fastclip_v3"), x, y, torch.arange(B), 0)
-        assert bound.loss > exact.loss
-
-
 # ---------------------------------------------------------------------------------------------------- prototypes
-
-
-def test_a_skipped_step_keeps_the_prototypes() -> None:
-    module = build("neuclip")
-    before = state(module)
-    score(module, *features(B), torch.arange(B))
-    module.after_step(B, torch.ones(()))
-    assert_same(state(module), before, atol=0)
-    score(module, *features(B), torch.arange(B))
-    module.after_step(B, torch.zeros(()))
-    assert not torch.equal(state(module)["prototypes_2mD"], before["prototypes_2mD"])
-
-
-def test_restarts_store_embeddings_of_the_batch() -> None:
-    """Uses no updates: the prototypes are the embeddings of the last two batches before each restart ended."""
-    module = build("neuclip", "objective.updates=0")
-    batches = [[t.detach() for t in features(B, seed=step)] for step in range(6)]
-    expected = {0: (0, 0), 1: (0, 1), 2: (0, 1), 3: (0, 1), 4: (4, 1), 5: (4, 5)}
-    for step, (x, y) in enumerate(batches):
-        score(module, x, y, torch.arange(B), step * B)
-        module.after_step((step + 1) * B)
-        for side in (0, 1):
-            stored = torch.cat([batches[number][1 - side] for number in expected[step]])
-            assert torch.equal(state(module)["prototypes_2mD"][side], stored)
-
-
-@pytest.mark.parametrize(("restart", "samples"), [("4st", 24), ("100sa", 100), ("1st", 12), ("null", None)])
-def test_a_restart_is_not_earlier_than_all_prototypes_are_replaced(restart: str, samples: int | None) -> None:
-    assert build("neuclip", f"objective.restart={restart}").options.restart == samples
-
-
-def test_without_restarts_the_prototypes_are_replaced_in_the_first_steps_alone() -> None:
-    module = build("neuclip", "objective.updates=0", "objective.restart=null")
-    for step in range(6):
-        score(module, *features(B, seed=step), torch.arange(B), step * B)
-        module.after_step((step + 1) * B)
-        if step == 1:
-            filled = state(module)
-    assert_same(state(module), filled, atol=0)
 
 
 @pytest.mark.parametrize("clip", [0.1, 5.0])

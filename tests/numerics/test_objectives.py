@@ -33,7 +33,6 @@ B = 6
 ROBUST = ("fastclip_v3", "neuclip")  # one temperature that converges by ρ
 
 every = pytest.mark.parametrize("name", SETTINGS)
-every_average = pytest.mark.parametrize("name", AVERAGES)
 
 
 def optimizer(module: Objective, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> torch.optim.Optimizer | None:
@@ -144,22 +143,6 @@ def test_value_gradients_and_state_of_many_steps_match_the_definition(variant: s
                 assert table[number].isnan().all()
 
 
-@every
-def test_a_batch_of_two_matches_the_definition(name: str) -> None:
-    """Each sample has a single negative, so sums and means over the negatives are trivial."""
-    module = build(name, batch=2)
-    x, y = features(2)
-    found = score(module, x, y, torch.arange(2))
-    if name in AVERAGES:
-        loss = cases.average(name).step(x, y, log_scale(module), range(2), 1.0, 0).loss
-    else:
-        loss, _ = expected(name, module, x, y)
-    dx, dy = torch.autograd.grad(loss, (x, y))
-    assert_same({k: found.tensors[k] for k in ("image", "text")}, {"image": dx, "text": dy}, atol=1e-10)
-    torch.testing.assert_close(found.loss.detach(), loss.detach(), rtol=0, atol=1e-10)
-    assert found.metrics["temperature"].item() == pytest.approx(0.2)
-
-
 # ------------------------------------------------------------------------------------------------------ limiting cases
 
 
@@ -238,11 +221,10 @@ def test_results_do_not_depend_on_the_batch_order_and_on_the_sides(name: str, ch
 
 
 @every
-@pytest.mark.parametrize("tile", [1, 3, 1000])
-def test_results_do_not_depend_on_the_tile(name: str, tile: int) -> None:
-    """Uses 7 samples: tiles of 3 do not divide them, a tile of 1000 holds all."""
+def test_results_do_not_depend_on_the_tile(name: str) -> None:
+    """Uses 7 samples, which tiles of 3 do not divide."""
     size = 7
-    modules = [build(name, "objective.tile=auto", batch=size), build(name, f"objective.tile={tile}", batch=size)]
+    modules = [build(name, "objective.tile=auto", batch=size), build(name, "objective.tile=3", batch=size)]
     for step in range(2):
         x, y = features(size, seed=step)
         found = [score(m, x, y, torch.arange(size), N + step * size).tensors for m in modules]
@@ -357,17 +339,6 @@ def test_the_loss_ignores_autocast(name: str) -> None:
     assert_same(under.tensors, plain.tensors, atol=0)
 
 
-@every
-def test_16_bit_features_are_scored_in_32_bits_with_rounded_gradients(name: str) -> None:
-    x, y = (t.detach().bfloat16().requires_grad_() for t in features(B, dtype=torch.float32))
-    rounded = score(build(name, dtype=torch.float32), x, y, torch.arange(B))
-    exact = score(build(name, dtype=torch.float32), x.float(), y.float(), torch.arange(B))
-    assert rounded.loss.dtype == torch.float32
-    assert rounded.loss.item() == exact.loss.item()
-    assert rounded.image.dtype == torch.bfloat16
-    torch.testing.assert_close(rounded.image.float(), exact.image, rtol=2**-7, atol=0)
-
-
 # ----------------------------------------------------------------------------------------------------------- memory
 
 
@@ -400,21 +371,6 @@ def v3_gradients(x: Tensor, y: Tensor, rho: float, *overrides: str) -> dict[str,
         module = build("fastclip_v3", f"objective.tau_gradient={choice}", f"objective.rho={rho!r}", *overrides, batch=8)
         found[choice] = score(module, x, y, torch.arange(8)).own["temperature.log_scale"].item()
     return found
-
-
-def test_the_exact_temperature_gradient_of_v3_equals_finite_differences() -> None:
-    """Central differences apply: in the first epoch u is g, so the loss is an ordinary function of τ."""
-    x, y = features(B)
-    module = build("fastclip_v3")
-    gradient = score(module, x, y, torch.arange(B)).own["temperature.log_scale"].item()
-
-    def loss(by: float) -> float:
-        moved = build("fastclip_v3")
-        with torch.no_grad():
-            moved.temperature.log_scale += by
-        return score(moved, x, y, torch.arange(B)).loss.item()
-
-    assert gradient == pytest.approx((loss(1e-5) - loss(-1e-5)) / 2e-5, abs=1e-9)
 
 
 def test_the_official_temperature_gradient_of_v3_doubles_the_inner_part() -> None:
@@ -455,7 +411,7 @@ def gammas(name: str, seen: list[int], *overrides: str, epochs: int = 6) -> list
     return [score(module, x, y, torch.arange(B), at).metrics["gamma"].item() for at in seen]
 
 
-DECAYS = {"2ep": 2, "50%": 3, "100%": 6, "10st": 2, "90sa": 3}  # in epochs
+DECAYS = {"2ep": 2, "50%": 3}  # in epochs
 
 
 @pytest.mark.parametrize(
@@ -518,56 +474,6 @@ def test_a_skipped_step_leaves_the_state_unchanged(name: str) -> None:
     assert_same(snapshot(module), snapshot(other), atol=0)
 
 
-@every_average
-def test_an_unseen_sample_is_initialized_with_its_g(name: str) -> None:
-    """Tests a late epoch with γ = 0.3, in a batch with samples seen before."""
-    module = build(name, *(("objective.temperature_lr=1e-12",) if name in EACH else ()))
-    first = features(B, seed=1)
-    score(module, *first, torch.arange(B), 4 * N)
-    module.after_step(4 * N + B)
-    x, y = features(B, seed=2)
-    score(module, x, y, torch.tensor([0, 1, 20, 21, 22, 23]), 4 * N + B)
-    module.after_step(4 * N + 2 * B)
-    table, tau = read(module, N).exp(), 1 / log_scale(module).exp().item()
-    for pairs, numbers, rows in ((first, range(2, 6), range(2, 6)), ((x, y), range(20, 24), range(2, 6))):
-        s = reference.similarities(*pairs)
-        for number, i in zip(numbers, rows, strict=True):
-            for side in reference.SIDES:
-                assert table[number, side].item() == pytest.approx(reference.inner(s, i, side, tau).item(), abs=1e-10)
-    assert read(module, N)[24:].isnan().all()
-    assert read(module, N)[6:20].isnan().all()
-
-
-@every_average
-def test_the_last_of_a_repeated_index_wins_and_repeats_are_counted(name: str) -> None:
-    module, alone = build(name), build(name)
-    x, y = features(B)
-    found = score(module, x, y, torch.tensor([4, 7, 4, 9, 4, 7]), 4 * N)
-    score(alone, x, y, torch.tensor([1, 2, 3, 9, 4, 7]), 4 * N)
-    for m in (module, alone):
-        m.after_step(4 * N + B)
-    assert found.metrics["repeated"].item() == 3, "overwritten by later occurrences: index 4 twice, index 7 once"
-    one, other = read(module, N), read(alone, N)
-    for number in (4, 7, 9):
-        assert torch.equal(one[number], other[number])
-    again = score(module, x, y, torch.arange(B), 4 * N + B)
-    assert again.metrics["repeated"].item() == 0
-
-
-@every_average
-def test_metrics_match_the_definition(name: str) -> None:
-    module, definition = build(name), cases.average(name)
-    x, y = features(B)
-    for seen in (N, N + B):
-        found = score(module, x, y, torch.arange(B), seen)
-        assert all(value.ndim == 0 and not value.requires_grad for value in found.metrics.values())
-        outcome = definition.step(x, y, log_scale(module), range(B), cases.gamma(name, seen, N), 1)
-        definition.commit(range(B), outcome)
-        logs = [math.log(0.05 + u) for sample in outcome.samples for u in sample.u]
-        assert found.metrics["log_u"].item() == pytest.approx(sum(logs) / len(logs), abs=1e-10)
-        module.after_step(seen + B)
-
-
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize(("rho", "pull", "limit"), [(3, 0.0, 0.03), (0.01, 3.0, 1.0)], ids=["down", "up"])
 def test_per_sample_temperatures_are_clamped(name: str, rho: float, pull: float, limit: float) -> None:
@@ -614,11 +520,6 @@ def test_the_temperature_rate_of_v3_falls_to_a_third_below_0_03(start: float, fa
         assert other.item() != pytest.approx(-math.log(start), abs=1e-6 * factor, rel=0)
 
 
-def test_the_robust_losses_have_a_separate_learning_rate() -> None:
-    assert all(build(name, "objective.temperature_lr=2e-4").constant_lr == 2e-4 for name in ROBUST)
-    assert tuple(name for name in SETTINGS if build(name).constant_lr is not None) == ROBUST
-
-
 # --------------------------------------------------------------------------------------------------------- compilation
 
 
@@ -629,7 +530,7 @@ COMPILED = ("infonce", "siglip", "fastclip_v2", "neuclip")
     ("name", "backend"),
     [
         *((name, "aot_eager") for name in COMPILED),
-        *(pytest.param(name, "inductor", marks=pytest.mark.slow) for name in ("infonce", "fastclip_v2")),
+        pytest.param("fastclip_v2", "inductor", marks=pytest.mark.slow),
     ],
 )
 def test_the_compiled_objective_gives_equal_results(name: str, backend: str) -> None:

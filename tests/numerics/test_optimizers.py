@@ -14,7 +14,6 @@ from helpers.optimizers import Optimizing
 from torch import Tensor
 
 from clipx.optimizer.adamw import AdamWSpec
-from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.lamb import LambSpec
 from clipx.optimizer.lion import LionSpec
 from clipx.optimizer.muon import MuonSpec
@@ -187,32 +186,3 @@ def test_muon_on_matrices_equals_torch() -> None:
         reference.step()
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-2 * spec.lr)
-
-
-def test_lamb_scales_updates_without_weight_decay() -> None:
-    """timm's default would make it Adam in this case."""
-    run = Optimizing("optimizer=lamb", "optimizer.weight_decay=0")
-    name = "model.text.blocks.0.mlp.fc1.weight"
-    before = run.weights()[name]
-    run.step(0, 1e-2)
-    moved = (run.weights()[name] - before).norm()
-    torch.testing.assert_close(moved, 1e-2 * before.norm(), rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("option", ["adamw", "sgd"])
-def test_torch_optimizers_are_fused(option: str) -> None:
-    assert all(group["fused"] for group in Optimizing(f"optimizer={option}").optimizer.param_groups)
-
-
-def test_muon_trains_with_a_frozen_tower() -> None:
-    """Groups hold only the parameters that train, and one without a gradient stays as it is."""
-    run = Optimizing("optimizer=muon")
-    run.model.image.requires_grad_(False)
-    run.optimizer = run.spec.build(parameter_groups(run.model, run.objective, run.spec))
-    before = run.weights()
-    for name, p in run.named():
-        p.grad = torch.ones_like(p) if p.requires_grad and "text.blocks.0" in name else None
-    set_learning_rate(run.optimizer, 1e-2)
-    run.optimizer.step()
-    changed = {name for name, weight in run.weights().items() if not torch.equal(weight, before[name])}
-    assert changed and all("text.blocks.0" in name for name in changed)

@@ -34,13 +34,6 @@ def test_a_sample_index_out_of_range_raises_an_error_before_any_write(name: str)
         assert_same({"": read(module, N)}, {"": before}, atol=0)
 
 
-@pytest.mark.parametrize("name", ["infonce", "dcl", "siglip", "neuclip"])
-def test_objectives_without_state_ignore_sample_indices(name: str) -> None:
-    plain = score(build(name), *features(B), torch.arange(B))
-    strange = score(build(name), *features(B), torch.full((B,), -1))
-    assert_same(strange.tensors, plain.tensors, atol=0)
-
-
 # ---------------------------------------------------------------------------------------------------------- batch
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.runs import VIT, compose, rows, small, tensors
+from helpers.runs import VIT, rows, small
 
 from clipx.config.duration import Length
 from clipx.data.labels import Labels
 from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
-from clipx.errors import ConfigError
 from clipx.evaluator.base import Embedder
 from clipx.objective.base import StepInputs
 from clipx.objective.classification import ClassificationSpec
@@ -91,22 +89,6 @@ def test_both_towers_can_be_locked_under_the_head_and_the_text_tower_is_not_comp
     assert not torch.equal(t.learner.objective.state_dict()["head_CD"], head_CD)
 
 
-@pytest.mark.slow
-def test_the_head_learns_the_digits_and_zero_shot_still_works(start: Path, tmp_path: Path) -> None:
-    """The metrics contain the head's accuracy, measured on the same images as zero-shot."""
-    words = ("data=digits", "data.workers=0", "data.batch_size=64", "duration=3ep", "objective.head=random")
-    spec = compose(*NARROW, *FINE, *words, f"model.weights={start}", f"run_dir={tmp_path}/x", "name=x", "logger=[]",
-                   "evaluator=[zeroshot]", "evaluator.zeroshot.every=end", "objective.init_temperature=0.1",
-                   "schedule.warmup=5st", "optimizer.lr=4e-3", "checkpoint.best=eval/head/top1")  # fmt: skip
-    numbers = Trainer(spec).fit()
-    assert numbers["eval/head/top1"] > 0.25 and numbers["eval/head/chance"] == 0.1
-    assert numbers["eval/zeroshot/chance"] == 0.1
-    last = max(int(path.name.removeprefix("step-")) for path in (tmp_path / "x/checkpoints").glob("step-*"))
-    before, after = tensors(start, 2), tensors(tmp_path / "x", last)
-    text = [name for name in before if name.startswith("model/text.")]
-    assert text and all(torch.equal(before[name], after[name]) for name in text)
-
-
 # ----------------------------------------------------------------------------------------------------------- errors
 
 
@@ -122,18 +104,3 @@ def test_labels_are_indices_or_names_and_a_missing_label_is_a_bad_sample() -> No
     ):
         with pytest.raises(BadSample, match=reason):
             labels.number(label)
-
-
-def test_class_names_must_exist_and_match_the_data(tmp_path: Path) -> None:
-    spec, own = ClassificationSpec(), Classes(("a", "b"), ("a {}",))
-    names = tmp_path / "names.txt"
-    names.write_text("one\ntwo\nthree\n")
-    for changed, classes, message in (
-        (spec, None, "objective.classnames has no value and the data names no classes"),
-        (replace(spec, classnames=str(names)), own, "has 3 names, but the data has 2 classes"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            changed.build(ONE, Length(10, 10, 10)).prepare(classes, 4)
-    module = replace(spec, classnames=str(names)).build(ONE, Length(10, 10, 10))
-    module.prepare(None, 4)
-    assert isinstance(module, Classification) and module.head_CD.shape == (3, 4)

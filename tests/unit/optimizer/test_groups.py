@@ -111,19 +111,6 @@ def test_an_optimizer_has_all_trained_parameters_in_groups_of_distinct_settings(
     } | {f"objective.{n}" for n, _ in run.objective.named_parameters()}
 
 
-def test_groups_carry_names_and_objective_parameters_never_decay() -> None:
-    run = Optimizing("optimizer.weight_decay=0.3")
-    rates = value_by_name("weight_decay", run.groups)
-    owned = {f"objective.{name}" for name, _ in run.objective.named_parameters()}
-    assert owned
-    assert rates.keys() == {f"model.{name}" for name, _ in run.model.named_parameters()} | owned
-    decay, keep = decayed(run.model, run.spec.decay_rule)
-    assert {rates[name] for name in owned} == {0.0}
-    assert {rates[f"model.{name}"] for name in decay} == {0.3}
-    assert {rates[f"model.{name}"] for name in keep} == {0.0}
-    assert {name for group in run.optimizer.param_groups for name in group["param_names"]} == rates.keys()
-
-
 def test_patterns_exempt_further_parameters_from_decay() -> None:
     pattern = ["text.token_embedding.*", "image.*.conv1.weight"]
     model = ours("tiny")
@@ -211,39 +198,6 @@ def test_layer_decay_multiplies_once_per_block_above(name: str) -> None:
         theirs = {id(p): group["lr_scale"] for group in timm for p in group["params"]}
         for leaf, p in ours(name).image.trunk.named_parameters():
             assert scales[f"model.image.trunk.{leaf}"] == pytest.approx(theirs[id(p)], rel=1e-12), leaf
-
-
-@pytest.mark.parametrize(
-    ("timm", "blocks"),
-    [
-        *(pytest.param(name, 12, marks=pytest.mark.slow) for name in ("eva02_base_patch14_224", "swin_tiny_patch4_window7_224")),
-        pytest.param("cait_s24_224", 24, marks=pytest.mark.slow),
-        ("resnext50_32x4d", 16),
-    ],
-)  # fmt: skip
-def test_layer_decay_and_muon_find_the_blocks_of_other_towers(timm: str, blocks: int) -> None:
-    spec = compose(f"model.image.timm={timm}", "model.image.size=224", "optimizer=muon", "optimizer.layer_decay=0.9")
-    groups = parameter_groups(spec.model.build(META, torch.float32), Objective(), spec.optimizer)
-    scales = value_by_name("lr_scale", groups)
-    assert min(v for k, v in scales.items() if k.startswith("model.image.")) == pytest.approx(0.9**blocks)
-    matrices = muon_matrices(groups)
-    assert all(p.ndim in (2, 4) for p in matrices.values())
-    assert not [name for name in matrices if "patch_embed" in name or "pos_embed" in name or "attn_pool" in name]
-    assert len([name for name in matrices if name.startswith("model.image.")]) >= 2 * blocks
-
-
-@pytest.mark.parametrize("asked", ["optimizer.layer_decay=0.9", "optimizer=muon"])
-def test_a_tower_without_known_blocks_raises_an_error_only_if_they_are_needed(asked: str) -> None:
-    tower = ("model=tiny", "model.image.timm=poolformer_s12", "model.image.size=64")
-    spec = compose(*tower)
-    model = spec.model.build(META, torch.float32)
-    parameter_groups(model, Objective(), spec.optimizer)
-    with pytest.raises(ConfigError) as caught:
-        parameter_groups(model, Objective(), compose(*tower, asked).optimizer)
-    assert str(caught.value) == (
-        f"{asked} needs the blocks of the image tower, which timm does not define for MetaFormer: remove it, or "
-        "choose another model.image.timm"
-    )
 
 
 def muon_matrices(groups: list[dict[str, Any]]) -> dict[str, nn.Parameter]:

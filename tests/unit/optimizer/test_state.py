@@ -8,13 +8,11 @@ import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.optimizers import OPTIONS, Optimizing
-from helpers.runs import VIT, save_checkpoint, small
+from helpers.runs import save_checkpoint
 from torch import Tensor
 
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import add_prefix, load_optimizer, optimizer_tensors, select_prefix
-from clipx.errors import CheckpointError
-from clipx.trainer.trainer import Trainer
 
 RATES = [1e-3, 3e-3, 2e-3, 1e-3, 5e-4, 1e-4]
 
@@ -86,25 +84,3 @@ def test_a_checkpoint_does_not_depend_on_the_groups(option: str, tmp_path: Path)
     copy_through_checkpoint(stopped, resumed, tmp_path)
     assert len(resumed.groups) != len(stopped.groups)
     assert_same(stopped, resumed)
-
-
-def test_plain_numbers_in_optimizer_state_keep_value_and_type(tmp_path: Path) -> None:
-    """User-defined optimizers may store plain numbers."""
-    one, other = (torch.optim.SGD([("w", torch.nn.Parameter(torch.ones(2)))], lr=0.1) for _ in range(2))
-    kept = {"steps": 7, "scale": 0.1, "warm": True, "mean": torch.arange(2.0), "count": torch.tensor(3)}
-    one.state[one.param_groups[0]["params"][0]] = kept
-    one.param_groups[0]["step"] = 12
-    load_optimizer(other, save_and_load(optimizer_tensors(one), tmp_path))
-    state = other.state[other.param_groups[0]["params"][0]]
-    assert state.keys() == kept.keys()
-    for key in ("steps", "scale", "warm"):
-        assert state[key] == kept[key] and type(state[key]) is type(kept[key])
-    assert torch.equal(state["mean"], torch.arange(2.0)) and state["count"].item() == 3
-    assert other.param_groups[0]["step"] == 12
-
-
-def test_resuming_with_another_optimizer_raises_an_error(tmp_path: Path) -> None:
-    Trainer(small(tmp_path / "run", *VIT, "duration=2st")).fit()
-    with pytest.raises(CheckpointError, match=r"belongs to another run \(optimizer.kind: adamw -> lion\): resume it"):
-        Trainer(small(tmp_path / "run", *VIT, "resume=auto", "optimizer=lion"))
-    assert Trainer(small(tmp_path / "run", *VIT, "resume=auto", "optimizer=adamw_convnet")).steps_done == 2

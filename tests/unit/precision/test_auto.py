@@ -7,11 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import PLUGINS
-from helpers.runs import SMALL, VIT, compose, small, torchrun
+from helpers.runs import VIT, small
 
 import clipx.precision.spec
-from clipx.plan.spec import PlanSpec
 from clipx.precision.spec import AmpBf16Spec, AutoSpec, Fp32Spec
 from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
@@ -31,13 +29,6 @@ def test_cuda_devices_from_compute_capability_8_compute_in_bfloat16(
     assert AutoSpec().on(CPU) == Fp32Spec()
 
 
-def test_a_plan_assumes_bfloat16() -> None:
-    spec = compose("model=vit_b32", config_name="plan")
-    assert isinstance(spec, PlanSpec)
-    assert spec.precision == AmpBf16Spec()
-    assert compose("model=vit_b32", "precision=fp32", config_name="plan").precision == Fp32Spec()
-
-
 def test_a_run_resumes_on_a_device_that_chooses_another_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first part computes in bfloat16, as on a GPU; the change is reported, and the checkpoint fits."""
     path = tmp_path / "run"
@@ -53,10 +44,3 @@ def test_a_run_resumes_on_a_device_that_chooses_another_format(tmp_path: Path, m
     third = Trainer(small(path, *VIT, "resume=auto", "duration=5st", "precision=amp_bf16"))
     assert facts(third)["changed"] == "duration: 4st -> 5st; precision.kind: auto -> amp_bf16"
     third.close()
-
-
-def test_ranks_whose_devices_choose_different_formats_are_rejected(tmp_path: Path) -> None:
-    words = (*SMALL, f"run_dir={tmp_path / 'run'}", "name=run", "precision=by_rank")
-    done = torchrun(2, "-m", "clipx.train", "--config-dir", str(PLUGINS / "mixed"), *words, check=False)
-    assert done.returncode != 0
-    assert "has precision=amp_bf16, rank 0 (host " in done.stderr

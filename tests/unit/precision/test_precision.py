@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.cases import slow_except
 from helpers.objective_cases import read
 from helpers.runs import VIT, compose, events, interrupt, rows, small, step_losses, tensors, untimed_rows
 from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
-from clipx.errors import ClipxError, ConfigError
+from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.precision.float8 import Float8Spec
 from clipx.precision.int8 import Int8Spec
 from clipx.precision.spec import AmpBf16Spec, Fp16Spec, Fp32Spec, Fp64Spec, Precision, PrecisionSpec
-from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -73,13 +70,6 @@ def test_fp32_disables_tf32() -> None:
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is False
 
 
-def test_float16_without_master_weights_warns(caplog: pytest.LogCaptureFixture) -> None:
-    Fp16Spec().build(CPU)
-    assert caplog.messages == []
-    Fp16Spec(master_weights=False).build(CPU)
-    assert "gradients and moments below 6e-8 become 0" in caplog.messages[0]
-
-
 def train_small(run_dir: Path, *overrides: str) -> Trainer:
     """Trains a run of the small ViT and returns its trainer."""
     trainer = Trainer(small(run_dir, *VIT, *overrides))
@@ -112,10 +102,7 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     ("precision", "tolerance"),
     [
         (("amp_bf16",), 0.01),
-        pytest.param(("amp_fp16",), 0.002, marks=pytest.mark.slow),
-        pytest.param(("bf16",), 0.01, marks=pytest.mark.slow),
         pytest.param(("fp16",), 0.002, marks=pytest.mark.slow),
-        pytest.param(("fp16", "precision.master_weights=false"), 0.1, marks=pytest.mark.slow),
         (("float8", "precision.emulate=true", "precision.min_width=16"), 0.05),
         (("int8", "precision.emulate=true", "precision.min_width=16"), 0.02),
     ],
@@ -187,16 +174,7 @@ def test_the_loss_scale_resumes_exactly(tmp_path: Path) -> None:
     assert differing_names(weights(again), weights(whole)) == []
 
 
-def test_a_gradient_that_overflows_at_every_scale_raises_the_non_finite_error(tmp_path: Path) -> None:
-    trainer = Trainer(small(tmp_path / "run", *VIT, "precision=amp_fp16", "precision.loss_scale=8"))
-    trainer.learner.model.text.projection.weight.register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(ClipxError, match="the gradient is not finite at step 0: lower optimizer.lr"):
-        trainer.fit()
-    # at scales 8, 4 and 2; at scale 1 the loss scale cannot be the cause
-    assert trainer.learner.loss_scale.skipped == 3
-
-
-@pytest.mark.parametrize("precision", slow_except(["bf16", "fp16"], "bf16"))
+@pytest.mark.parametrize("precision", ["bf16"])
 def test_checkpoints_hold_master_weights_and_resume_in_any_format(precision: str, tmp_path: Path) -> None:
     trainer = train_small(tmp_path / "run", f"precision={precision}", "duration=2st")
     narrow = trainer.learner.precision.dtype
@@ -286,30 +264,3 @@ def test_layers_too_small_to_pay_are_not_converted(width: int, name: str, conver
         Float8Spec(emulate=True).convert({"block": nn.Linear(768, 3072)})
     with pytest.raises(ConfigError, match="no linear layer of a block"):
         Float8Spec(emulate=True, min_width=16).convert({"block": nn.Linear(16, 36)})
-
-
-def test_the_startup_summary_lists_the_converted_layers(tmp_path: Path) -> None:
-    overrides = ("precision=int8", "precision.emulate=true", "precision.min_width=16", "checkpoint=none")
-    trainer = Trainer(small(tmp_path / "run", *VIT, *overrides))
-    trainer.close()
-    assert facts(trainer)["format"] == (
-        "bfloat16 weights with float32 master weights, int8 linear layers; emulated, on any device; 8 linear layers of "
-        "blocks converted: 2 x image.*.qkv, 2 x image.*.proj, 2 x image.*.fc1, 2 x image.*.fc2"
-    )
-
-
-@pytest.mark.parametrize(("spec", "least"), [(Float8Spec(), "8.9"), (Int8Spec(), "8.0")], ids=["float8", "int8"])
-def test_a_device_or_a_package_without_support_raises_an_error(
-    spec: PrecisionSpec, least: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match=rf"needs an NVIDIA device of compute capability {least}, not cpu: use"):
-        spec.build(CPU)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Tesla T4")
-    with pytest.raises(ConfigError, match=rf"^precision={spec.kind} needs compute capability {least}, and Tesla T4"):
-        spec.build(torch.device("cuda"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ConfigError, match=rf"^precision={spec.kind} needs torchao, .*: pip install 'clipx\[quantized\]'"
-    ):
-        spec.build(CPU)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
@@ -22,7 +21,6 @@ from clipx.data.transform import random_box
 from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 from clipx.embed import embed
-from clipx.errors import CheckpointError, ConfigError, DataError
 from clipx.precision.spec import Precision
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherSpec
@@ -129,18 +127,6 @@ def test_boxes_are_those_of_the_seed_the_sample_and_the_view(stored: dict[str, P
         assert tuple(boxes[index, view].tolist()) == box
 
 
-def test_a_run_resumes_only_with_the_same_views(
-    stored: dict[str, Path], trained: dict[str, Path], tmp_path: Path
-) -> None:
-    options = (*RUN, "duration=1st", "schedule.warmup=0st", f"run_dir={tmp_path}/run", "name=run")
-    Trainer(compose(*options, f"teacher.embeddings={stored['a']}")).fit()
-    other = embedded(trained["a"], tmp_path / "other", "seed=6")
-    with pytest.raises(
-        CheckpointError, match=r"is not the teacher of .*-3-views-of-seed-6, in the checkpoint .*seed-5"
-    ):
-        Trainer(compose(*options, f"teacher.embeddings={other}", "resume=auto"))
-
-
 def test_a_sample_that_one_teacher_lacks_is_a_bad_sample(stored: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(stored["b"], tmp_path / "b")
     path = tmp_path / "b" / npy_files(0)[3]
@@ -162,74 +148,6 @@ def test_teachers_with_different_boxes_are_a_bad_sample(stored: dict[str, Path],
     np.save(other / boxes_file(0), boxes)
     with pytest.raises(BadSample, match="have different crops: write one of them again"):
         opened(stored["a"], other).draw_crop(3, random.Random(0))
-
-
-@pytest.fixture(scope="module")
-def plain(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Embeddings without views."""
-    out = tmp_path_factory.mktemp("plain") / "b"
-    embed(compose(f"run={trained['b']}", f"out={out}", *SHAPES, config_name="embed"))
-    return out
-
-
-def test_embeddings_without_views_take_no_augmentation(plain: Path) -> None:
-    train = data().open().train
-    StoredTeachers.open([str(plain)], [None], train, of_run("data.crop_ratio=[1,1]"))
-    with pytest.raises(ConfigError) as caught:
-        StoredTeachers.open([str(plain)], [None], train, of_run("data.augment.flip=0.5"))
-    assert str(caught.value) == (
-        f"data.augment.flip=0.5 changes images, and those of teacher.embeddings={plain} are unchanged: remove it, or "
-        "write views with it"
-    )
-
-
-def test_mismatched_views_raise_an_error(stored: dict[str, Path], trained: dict[str, Path], plain: Path) -> None:
-    a = stored["a"]
-    named = f"teacher.embeddings={plain} has no views, but {a} has 3 views of seed 5 and crop_scale=[0.3, 1.0]: "
-    for folders, scale, message in (
-        ((a, plain), SCALE, f"{named}the teachers of an ensemble need the same crops; write one of them again"),
-        ((a, stored["b"]), [0.9, 1.0], f"data.crop_scale=[0.9, 1.0] has no effect on teacher.embeddings={a}, whose crops "
-         "are stored: give data.crop_scale=[0.3, 1.0], with which they were drawn"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError) as caught:
-            opened(*folders, scale=scale)
-        assert str(caught.value) == message
-    opened(plain, scale=[0.9, 1.0])
-    with pytest.raises(ConfigError, match=r"holds other embeddings \(views_seed was 5, is 6\): give another folder"):
-        embedded(trained["a"], a, "seed=6")
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("gone", "00001.boxes.npy is missing: run its python -m clipx.embed command again"),
-        ("shape", "00000.boxes.npy has shape [40, 12], but the manifest has 3 views: rewrite it"),
-        ("views", "00000.image.npy has shape [40, 3, 128], but the manifest has width 128 and 2 views: rewrite it"),
-    ],
-)
-def test_damaged_views_raise_an_error(stored: dict[str, Path], tmp_path: Path, damage: str, message: str) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(stored["a"], folder)
-    if damage == "gone":
-        (folder / boxes_file(1)).unlink()
-    else:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        if damage == "shape":
-            np.save(folder / boxes_file(0), np.load(folder / boxes_file(0)).reshape(40, 12))
-            manifest["shards"][0]["files"][boxes_file(0)][0] = (folder / boxes_file(0)).stat().st_size
-        else:
-            manifest["views"] = 2
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError) as caught:
-        opened(folder)
-    assert message in str(caught.value)
-
-
-def test_a_list_of_one_folder_is_one_teacher(stored: dict[str, Path]) -> None:
-    one = compose(*RUN, f"teacher.embeddings=[{stored['a']}]", "teacher.temperature=[0.1]").teacher
-    found = one.open(data().open().train, {"crop_scale": SCALE}, logits=True)
-    assert found is not None and found.teachers[0].scale == 10
-    assert len(batches(found)[0].targets) == 2
 
 
 # ------------------------------------------------------------------------------------------------------ augmentation
@@ -266,23 +184,3 @@ def test_stored_views_equal_the_live_teacher_on_the_same_augmentation(
     for batch in loader:
         image, _, live_image, _ = teacher(batch).targets
         torch.testing.assert_close(image / teacher.scale, live_image / teacher.scale, rtol=0, atol=1e-6)
-
-
-def test_a_run_on_augmented_views_needs_their_options(augmented: Path, stored: dict[str, Path], tmp_path: Path) -> None:
-    options = (*RUN, *AUGMENTED, f"teacher.embeddings={augmented}", f"run_dir={tmp_path}/run", "name=run")
-    trainer = Trainer(compose(*options, "duration=2st"))
-    trainer.fit()
-    assert "data.augment" not in str(trainer.notes) and trainer.stored is not None
-    assert trainer.stored.digest.endswith("-augment.erase=0.5-augment.flip=0.5-crop_ratio=[1.0, 1.0]")
-    train = data().open().train
-    named = f"teacher.embeddings={augmented}"
-    stays = f"has no effect on {named}, whose crops are stored: "
-    for overrides, message in (
-        ((), f"{named} has views with data.augment.color_jitter.probability=1.0: give it"),
-        ((*AUGMENTED, "data.augment.flip=1"), f"data.augment.flip=1.0 {stays}give data.augment.flip=0.5, with which they "
-         "were drawn"),
-        ((*AUGMENTED, "data.augment.grayscale=0.1"), f"data.augment.grayscale=0.1 {stays}remove it, as they were drawn"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError) as caught:
-            StoredTeachers.open([str(augmented)], [None], train, of_run(*overrides))
-        assert str(caught.value) == message

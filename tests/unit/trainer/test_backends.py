@@ -11,7 +11,6 @@ import torch
 from helpers.runs import VIT, small, untimed_rows
 
 from clipx.distributed.ddp import DdpSpec
-from clipx.errors import ConfigError
 from clipx.trainer import backends
 from clipx.trainer.backends import Backends, prepare_backends
 from clipx.trainer.summary import facts
@@ -83,13 +82,6 @@ def test_a_deterministic_run_measures_nothing(allocator: list[str]) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("name", backends._ALLOCATOR)
-def test_a_configured_allocator_is_left_alone(name: str, allocator: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "max_split_size_mb:512")
-    assert not Backends.configure(False, CUDA).expandable
-    assert allocator == []
-
-
 def test_a_device_without_virtual_memory_management_gets_the_default_allocator(
     allocator: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,18 +91,6 @@ def test_a_device_without_virtual_memory_management_gets_the_default_allocator(
     monkeypatch.setattr(torch, "empty", fail)
     assert not Backends.configure(False, CUDA).expandable
     assert allocator == ["expandable_segments:True", "expandable_segments:False"]
-
-
-def test_a_deterministic_run_needs_the_workspace_of_cublas_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    prepare_backends(False)
-    with pytest.raises(ConfigError, match=r"^deterministic=true needs CUBLAS_WORKSPACE_CONFIG=:4096:8 before CUDA st"):
-        prepare_backends(True)
-    monkeypatch.setenv(WORKSPACE, ":16:8")
-    prepare_backends(True)
-    monkeypatch.setenv(WORKSPACE, ":0:0")
-    with pytest.raises(ConfigError, match=r"^deterministic=true needs .*:4096:8, and :0:0 is set: unset it$"):
-        prepare_backends(True)
 
 
 def test_a_deterministic_run_on_the_cpu_equals_an_ordinary_one(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cases import slow_except
-from helpers.runs import VIT, compose, events, small
+from helpers.runs import VIT, compose
 from helpers.texts import captions
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -20,10 +18,7 @@ from torch._dynamo.utils import counters
 from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.objective.losses import contrastive
 from clipx.trainer.compile import Backend, CompileSpec, Mode
-from clipx.trainer.summary import facts
-from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
 BLOCKS: dict[str, nn.Module] = {"image.trunk.blocks.0": nn.Linear(2, 2)}
@@ -69,14 +64,12 @@ def gradients(model: CLIP) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("checkpointing", slow_except(["none", "selective"], "none"))
-def test_each_tower_is_two_graphs_for_any_depth_and_text_length(checkpointing: str) -> None:
+def test_each_tower_is_two_graphs_for_any_depth_and_text_length() -> None:
     """Six blocks, three batches of different lengths: a graph for the last block of each tower, one for the others.
 
     The gradients equal those of eager mode bit for bit.
     """
-    chosen = (f"model.image.checkpointing={checkpointing}", f"model.text.checkpointing={checkpointing}")
-    eager, model = built(*chosen), built(*chosen)
+    eager, model = built(), built()
     CompileSpec(towers="true", backend=Backend.aot_eager).compile_towers(named_blocks(model))
     assert steps(model, 3) == [4, 4, 4]
     assert counters["graph_break"] == {}
@@ -102,57 +95,6 @@ def test_evaluation_and_micro_batches_add_a_bounded_number_of_graphs() -> None:
     assert graphs[0] <= 4 + 4 * 4
     assert graphs[0] == graphs[1]
     assert counters["graph_break"] == {}
-
-
-@pytest.mark.slow
-def test_a_run_with_everything_compiled_matches_eager_mode(tmp_path: Path) -> None:
-    """Learning rates that change with each step cause no recompilation."""
-    chosen = ("optimizer=lion", "checkpoint=none", "duration=5st", "objective.tile=16")
-    weights, graphs = [], []
-    everything = tuple(f"compile.{k}" for k in ("towers=true", "objective=true", "optimizer=true", "backend=eager"))
-    for name, options in (("eager", ()), ("compiled", everything)):
-        trainer = Trainer(small(tmp_path / name, *VIT, *chosen, *options))
-        for batch in trainer._batches():
-            trainer.step(batch)
-            graphs.append(counters["stats"]["unique_graphs"])
-        tiling = trainer.learner.objective.tiling
-        assert [hasattr(f, "_torchdynamo_orig_callable") for f in (tiling.lse, tiling.softmax)] == [bool(options)] * 2
-        trainer.close()
-        weights.append(trainer.learner.model.state_dict())
-    assert not hasattr(contrastive.tile_lse, "_torchdynamo_orig_callable")
-    assert (
-        facts(trainer)["compile"]
-        == "4 blocks of the towers, the loss's tiles, the optimizer's step, with eager; the first steps wait for compilation"
-    )
-    assert graphs[:5] == [0] * 5
-    assert graphs[7] == graphs[8] == graphs[9]
-    assert counters["graph_break"] == {}
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=1e-5, msg=name)
-
-
-@pytest.mark.slow
-def test_a_run_reports_once_that_it_has_more_graphs_than_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A second image size is a second graph of a block. The limit itself is 64."""
-    monkeypatch.setattr("clipx.trainer.compile.RECOMPILE_LIMIT", 1)
-    stages = "stages=[{until:2st,image_size:16},{until:4st,image_size:32},{}]"
-    chosen = (*DEEP, "model.image.size=48", stages, "duration=6st", "compile.towers=true", "compile.backend=eager")
-    with torch._dynamo.config.patch(recompile_limit=1):
-        Trainer(small(tmp_path / "few", *chosen, "checkpoint=none")).fit()
-    (event,) = [one for one in events(tmp_path / "few") if one["event"] == "recompile_limit"]
-    assert event["message"].startswith(
-        "a compiled function has more variants than torch._dynamo.config.recompile_limit"
-    )
-    torch._dynamo.reset()
-    monkeypatch.undo()
-    with torch._dynamo.config.patch(recompile_limit=8):
-        trainer = Trainer(small(tmp_path / "many", *chosen, "checkpoint=none"))
-        trainer.fit()
-        assert torch._dynamo.config.recompile_limit == 64
-        assert not torch._dynamo.config.optimize_ddp
-    assert not [one for one in events(tmp_path / "many") if one["event"] == "recompile_limit"]
 
 
 @pytest.mark.slow
@@ -192,39 +134,3 @@ def test_auto_compiles_on_cuda_alone_and_a_given_choice_is_not_reported(cuda: to
     with pytest.raises(ConfigError, match=r"^compile.mode=max_autotune has no effect, as .* chose false on cuda, as "):
         CompileSpec(mode=Mode.max_autotune).on_device(cuda, {})
     CompileSpec(mode=Mode.max_autotune, objective=True).on_device(cuda, {})
-
-
-OBSTACLES: dict[str, tuple[object, str, object]] = {
-    "compile needs a C++ compiler, and g++ is not found": (shutil, "which", lambda name: None),
-    "compile needs triton on cuda, which is not installed": (importlib.util, "find_spec", lambda name: None),
-    "compile needs Python's headers on cuda, and /none/Python.h is not found": (sysconfig, "get_path", lambda *_: "/none"),
-    "compile needs compute capability 7.0, and NVIDIA P100 has 6.0": (torch.cuda, "get_device_capability", lambda _: (6, 0)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("obstacle", OBSTACLES)
-def test_a_device_without_compilers_is_an_error_for_true_and_a_reason_for_auto(
-    obstacle: str, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(*OBSTACLES[obstacle])  # type: ignore[call-overload]
-    chosen, line = CompileSpec().on_device(cuda, BLOCKS)
-    assert (chosen.towers, line) == ("false", f"compile.towers=auto chose false, as {obstacle}")
-    for device in (cuda, CPU) if "g++" in obstacle else (cuda,):
-        for spec in (CompileSpec(towers="true"), CompileSpec(objective=True)):
-            with pytest.raises(ConfigError, match=f"^{re.escape(obstacle)}: "):
-                spec.on_device(device, BLOCKS)
-        CompileSpec(towers="true", backend=Backend.eager).on_device(CPU, BLOCKS)
-        CompileSpec(towers="false").on_device(device, BLOCKS)
-
-
-def test_blocks_that_cannot_be_compiled_are_an_error_for_true_and_a_reason_for_auto(cuda: torch.device) -> None:
-    batch_norm = compose("model.image.checkpointing=1").model.build(torch.device("meta"), torch.float32)
-    for blocks, reason in (
-        ({}, "compile.towers=true has no effect on towers without blocks"),
-        (named_blocks(batch_norm), "compile.towers=true cannot be combined with checkpointing of image.trunk.layer1.0, "
-         "which has BatchNorm"),
-    ):  # fmt: skip
-        assert CompileSpec().on_device(cuda, blocks)[1] == f"compile.towers=auto chose false, as {reason}"
-        with pytest.raises(ConfigError, match=f"^{re.escape(reason)}"):
-            CompileSpec(towers="true").on_device(CPU, blocks)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers.runs import VIT, compose, small
 
-from clipx.checkpoint.state import select_prefix
 from clipx.evaluate import EvaluateSpec, evaluate
 from clipx.trainer.trainer import Trainer
 
@@ -80,15 +79,3 @@ def test_a_checkpoint_is_evaluated_with_or_without_ema(run_dir: Path, trained: o
         (path,) = run_dir.glob("evaluation-*-step-4.json")
         found[weights] = path.read_text()
     assert found["auto"] == found["average"] != found["trained"]
-
-
-def test_enabling_or_disabling_ema_at_resume_is_reported(run_dir: Path, trained: object, tmp_path: Path) -> None:
-    off = Trainer(small(run_dir, *EMA, "resume=auto", "optimizer.ema_decay=null"))
-    off.close()
-    assert any("ignored the checkpoint's average of the weights" in note for note in off.notes)
-    without = Trainer(small(tmp_path / "run", *EMA, "optimizer.ema_decay=null", "duration=2st"))
-    without.fit()
-    assert not select_prefix("average", without.learner.state.capture())
-    on = Trainer(small(tmp_path / "run", *EMA, "resume=auto"))
-    on.close()
-    assert any("starts at this step" in note for note in on.notes)

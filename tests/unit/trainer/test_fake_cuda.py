@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
 import torch
 from helpers.cases import slow_except
-from helpers.fake_cuda import CUDA, FakeCuda, HostRead, MixedDevices, fake_cuda, fake_learner, host_batch, run_backward
-from helpers.runs import NEEDED, VIT, compose
+from helpers.fake_cuda import CUDA, FakeCuda, HostRead, MixedDevices, fake_cuda, fake_learner, host_batch
+from helpers.runs import NEEDED, VIT
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -139,28 +138,3 @@ def test_a_host_read_raises_an_error() -> None:
         for read in reads:
             with pytest.raises(HostRead):
                 read(there)
-
-
-def test_copies_of_pinned_memory_wait_for_nothing() -> None:
-    with fake_cuda() as device:
-        there = torch.arange(3).pin_memory().to("cuda", non_blocking=True)
-        torch.empty(3, dtype=torch.int64, pin_memory=True).copy_(there, non_blocking=True)
-        assert device.reads == []
-        with device.allowed():
-            assert there.sum().item() == 1
-        assert len(device.reads) == 1
-
-
-def test_the_engine_computes_the_gradients_of_autograd() -> None:
-    torch.manual_seed(0)
-    spec = compose(*SHALLOW, "model.image.checkpointing=1", "model.text.checkpointing=selective")
-    model = spec.model.build(torch.device("cpu"), torch.float64)
-    image, tokens = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8), torch.randint(1, 400, (4, 20))
-    other = copy.deepcopy(model)
-    roots = [model(image, tokens), other(image, tokens)]
-    seeds = [torch.randn_like(x) for x in roots[0]]
-    torch.autograd.backward(roots[0], seeds)
-    run_backward(roots[1], seeds)
-    for (name, expected), found in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert isinstance(found.grad, Tensor) and expected.grad is not None, name
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-12, atol=1e-14, msg=name)

@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, small
+from helpers.runs import small
 
-from clipx.data.shapes import ShapesSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.trainer import host_memory
 from clipx.trainer.host_memory import available_memory, check_batches
-from clipx.trainer.trainer import Trainer
 
 GB = 10**9
 FEATURES = ("data.workers=0", "model=stored_features", "model.image.features=11")
@@ -95,27 +93,3 @@ def test_a_batch_that_just_fits_is_accepted_and_a_byte_less_is_an_error(
     set_available(monkeypatch, needed - 1)
     with pytest.raises(ConfigError, match=r"batch_size=\d+, data\.workers=\d and data\.prefetch=\d take at least"):
         check_batches(spec, comm)
-
-
-def test_batches_above_the_memory_are_an_error_with_the_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_available(monkeypatch, 22_100_000_000)
-    comm = Comm(0, 1, 0, torch.device("cpu"))
-    with pytest.raises(ConfigError) as raised:
-        check_batches(small(tmp_path, "model.text.context_length=20", "data.batch_size=99999999"), comm)
-    assert str(raised.value) == (
-        "data.batch_size=99999999, data.workers=0 and data.prefetch=2 take at least 707.2 GB on a rank (99,999,999 "
-        "samples of 7,072 bytes, 0 processes of 16,000,000), more than the 22.1 GB of memory available: lower "
-        "data.prefetch, data.workers or data.batch_size (at most 3,125,000 with data.workers=0)"
-    )
-    with pytest.raises(ConfigError, match="or the size of an image"):
-        check_batches(small(tmp_path, "model.image.size=1000000"), comm)
-
-
-def test_a_run_ends_before_any_data_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_available(monkeypatch, 22_100_000_000)
-    monkeypatch.setattr(ShapesSpec, "open", lambda *_: pytest.fail("the data is opened"))
-    with pytest.raises(ConfigError, match="^data.batch_size=32, data.workers=1 and data.prefetch=1000000000000 take "):
-        Trainer(small(tmp_path / "run", *VIT, "data.workers=1", "data.prefetch=1000000000000"))
-    assert not (tmp_path / "run").exists()

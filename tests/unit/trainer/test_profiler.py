@@ -61,10 +61,3 @@ def test_kernels_are_classified_by_name_and_clipped_to_the_steps() -> None:
     assert found == pytest.approx(
         {"step_ms": 1.0, "computation_ms": 0.35, "communication_ms": 0.2, "overlap_ms": 0.05, "other_ms": 0.4}
     )
-
-
-def test_a_run_that_ends_within_the_profiled_steps_leaves_no_trace(tmp_path: Path) -> None:
-    trainer = Trainer(small(tmp_path / "run", "profiler.steps=[1,3]", "checkpoint=none"))
-    trainer.profiler.before(1)
-    trainer.close()
-    assert not (tmp_path / "run" / "profile").exists()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from helpers.runs import VIT, compose, small
+from helpers.runs import VIT, compose
 
 from clipx.model.freeze import freeze
-from clipx.trainer.summary import batchnorm_line, facts
-from clipx.trainer.trainer import Trainer
+from clipx.trainer.summary import batchnorm_line
 
 META = torch.device("meta")
 MICRO = "data.micro_batches=4"
@@ -28,10 +25,7 @@ def line(*overrides: str, ranks: int = 1) -> str | None:
     ("overrides", "ranks", "size", "split"),
     [
         ((MICRO,), 1, 8, "micro-batches"),
-        ((), 2, 16, "ranks"),
         ((MICRO,), 2, 4, "micro-batches and ranks"),
-        ((MICRO, SYNCED), 2, 8, "micro-batches"),
-        ((), 1, 32, ""),
         ((SYNCED,), 2, 32, ""),
         ((MICRO, *VIT), 2, 32, ""),  # no BatchNorm
         ((MICRO, "model.image.lock=all", "model.weights=unread"), 2, 32, ""),
@@ -48,17 +42,3 @@ def test_batchnorm_over_part_of_the_batch_is_reported(
         f"BatchNorm normalizes {size} samples at a time, not the batch of 32: loss and gradients depend on the number "
         f"of {split}{fix}"
     )
-
-
-def test_the_start_of_a_run_reports_what_auto_chose_and_batchnorm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("clipx.data.spec.cores", lambda: 8)
-    trainer = Trainer(small(tmp_path, MICRO, "compile.towers=auto", "data.workers=auto"))
-    lines = facts(trainer)
-    assert lines["device"] == (
-        "cpu; precision=auto chose fp32; compile.towers=auto chose false; data.workers=auto chose 7"
-    )
-    assert "compile" not in lines
-    assert lines["norm"].startswith("BatchNorm normalizes 8 samples at a time")
-    trainer.close()

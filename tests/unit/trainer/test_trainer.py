@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.runs import SMALL, VIT, compose, events, rows, small, tensors
+from helpers.runs import VIT, compose, events, rows, small, tensors
 
 from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
-from clipx.errors import CheckpointError, ClipxError, DataError, Locked, Stopped
+from clipx.errors import CheckpointError, ClipxError, DataError, Locked
 from clipx.trainer.trainer import Trainer
 
 # Twenty steps of 32 in epochs of 250 samples: epochs end at steps 7.8, 15.6, … Dropout draws random numbers.
@@ -52,26 +51,6 @@ def test_a_run_resumed_after_ten_steps_matches_an_uninterrupted_run_bit_for_bit(
     assert_same_run(uninterrupted, run_dir)
 
 
-@pytest.mark.slow
-def test_more_frequent_evaluation_and_saving_do_not_change_the_run(tmp_path: Path, uninterrupted: Path) -> None:
-    run_dir = tmp_path / "busy"
-    Trainer(
-        small(run_dir, *TWENTY, "checkpoint.every=5st", "evaluator=[retrieval]", "evaluator.retrieval.every=3st")
-    ).fit()
-    expected, found = tensors(uninterrupted, 20), tensors(run_dir, 20)
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-
-
-def test_resuming_a_finished_run_by_its_path_only_evaluates(tmp_path: Path, uninterrupted: Path) -> None:
-    run_dir = tmp_path / "finished"
-    shutil.copytree(uninterrupted, run_dir)
-    trainer = Trainer(compose(*SMALL, *TWENTY, f"resume={run_dir}", "evaluator=[retrieval]"))
-    assert (trainer.rundir.path, trainer.steps_done) == (run_dir, 20)
-    final = trainer.fit()
-    assert final["step"] == 20
-    assert "eval/retrieval/text_to_image/recall@1" in final
-
-
 def test_losses_match_the_golden_curve(uninterrupted: Path) -> None:
     """Compares the losses of the first twenty steps.
 
@@ -93,17 +72,6 @@ def test_a_directory_of_another_run_is_rejected(uninterrupted: Path) -> None:
         Trainer(small(uninterrupted, *TWENTY, "resume=auto", *changed))
     for named in ("seed: 0 -> 1", "model.text.layers: 2 -> 1", "data.batch_size: 32 -> 16"):
         assert named in str(error.value)
-
-
-def test_allowed_changes_at_resume_are_reported(
-    tmp_path: Path, uninterrupted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_dir = tmp_path / "longer"
-    shutil.copytree(uninterrupted, run_dir)
-    Trainer(small(run_dir, *TWENTY, "resume=auto", "duration=21st", "optimizer.lr=2e-3")).fit()
-    told = capsys.readouterr().out
-    assert "duration: 20st -> 21st" in told
-    assert "optimizer.lr: 0.001 -> 0.002" in told
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_previous_with_a_report(
@@ -178,23 +146,6 @@ def test_a_run_that_diverges_is_never_saved_and_has_its_error_and_a_report(tmp_p
         assert "training loss" in page
 
 
-def test_a_stopped_run_has_a_report_that_says_so(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    trainer = Trainer(small(run_dir, *VIT, "report=true", "duration=9st", "schedule.warmup=0st", "log_every=1st"))
-    between = trainer._between_steps
-
-    def stopped(*arguments: Any) -> dict[str, float]:
-        if trainer.steps_done == 2:
-            trainer._stop("SIGTERM")
-        return between(*arguments)
-
-    trainer._between_steps = stopped  # type: ignore[method-assign]
-    with pytest.raises(Stopped, match="SIGTERM: stopped after step 2 of 9"):
-        trainer.fit()
-    assert '<p class="state">Stopped by SIGTERM at step 2</p>' in (run_dir / "report.html").read_text()
-    assert "failed" not in {event["event"] for event in events(run_dir)}
-
-
 def test_a_run_whose_directory_another_job_took_over_ends_after_its_step(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run", *VIT, "checkpoint.every=1st"))
     trainer.lock._lost = True  # as its thread found
@@ -217,13 +168,6 @@ def test_a_nonfinite_gradient_of_a_finite_loss_changes_no_state(tmp_path: Path) 
         assert state and not any(value.any() for value in state.values())
 
 
-def test_evaluators_without_held_out_data_are_rejected_before_training(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("filepath,caption\n" + "".join(f"{i}.png,a thing\n" for i in range(8)))
-    data = ("data=csv", f"data.path={tmp_path}/t.csv", "data.batch_size=4", "data.held_out_share=0", "data.workers=0")
-    with pytest.raises(DataError, match=r"evaluator=\[retrieval\] needs held-out samples"):
-        Trainer(compose(*data, "schedule.warmup=0st", f"run_dir={tmp_path}/run", "logger=[]", "duration=1ep"))
-
-
 def test_clipping_bounds_the_gradient_and_logs_the_norm_before_clipping(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path, "optimizer.clip_norm=0.01"))
     seen = []
@@ -238,15 +182,3 @@ def test_clipping_bounds_the_gradient_and_logs_the_norm_before_clipping(tmp_path
     metrics = trainer.step(next(iter(trainer._batches())))
     assert metrics["grad_norm"].item() > 0.1
     assert seen == pytest.approx([0.01], rel=1e-3)
-
-
-def test_a_failed_report_is_a_warning_of_a_finished_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    run_dir = tmp_path / "run"
-    trainer = Trainer(small(run_dir, *VIT, "report=true", "duration=1st", "schedule.warmup=0st", r"name='$\frac{$'"))
-    (run_dir / "report.png").mkdir()
-    final = trainer.fit()
-    assert final["step"] == 1 and (run_dir / "checkpoints" / "step-00000001").is_dir()
-    (failed,) = (event for event in events(run_dir) if event["event"] == "report_failed")
-    assert failed["message"].startswith("the report failed (IsADirectoryError: ")
-    assert [m for m in caplog.messages if "report" in m] == [failed["message"]]
-    assert events(run_dir)[-1]["event"] == "end"

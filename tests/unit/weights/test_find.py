@@ -15,7 +15,6 @@ from helpers.hub_server import hub_cache
 from helpers.open_clip_models import SMALL, trained
 from helpers.payloads import Flag
 from helpers.ranks import Ranks
-from helpers.runs import small
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,7 +23,6 @@ from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
-from clipx.trainer.trainer import Trainer
 from clipx.weights.download import fetched
 from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import from_open_clip, spec_of
@@ -93,7 +91,6 @@ def module_of(state: State) -> dict[str, Any]:
         ("weights.safetensors", lambda state, path: save_file(state, path)),
         ("weights.pt", save_pt),
         ("old.pth", lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False)),
-        ("pytorch_model.bin", save_pt),
         ("epoch_3.pt", lambda state, path: save_pt(module_of(state), path)),
     ],
 )
@@ -104,15 +101,6 @@ def test_a_file_without_a_configuration_loads_into_the_composed_model(
     found = check_filled(str(tmp_path / name), spec, wanted)
     assert found.spec is None
     assert found.log_scale == pytest.approx(state["logit_scale"].item())
-
-
-def test_metadata_tensors_of_openai_checkpoints_are_ignored(
-    state: State, spec: ModelSpec, wanted: State, tmp_path: Path
-) -> None:
-    half = {name: tensor.half() if tensor.ndim > 1 else tensor for name, tensor in state.items()}
-    numbers = {"input_resolution": 32, "context_length": 12, "vocab_size": 49408}
-    torch.save({**half, **{name: torch.tensor(n) for name, n in numbers.items()}}, tmp_path / "openai.pt")
-    check_filled(str(tmp_path / "openai.pt"), spec, from_open_clip(spec, {n: t.float() for n, t in half.items()}))
 
 
 @pytest.mark.parametrize("prefix", ["", "local-dir:", "file://"])
@@ -170,21 +158,6 @@ def test_concurrent_ranks_fetch_a_file_once(state: State, two_ranks: Ranks, tmp_
     assert made.read_bytes() == (tmp_path / "of_ranks.safetensors").read_bytes()
 
 
-def test_a_run_and_its_checkpoints_load_from_a_path_and_a_url(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    spec = small(
-        run_dir, "model.text.width=32", "model.text.layers=1", "checkpoint.every=2st", "checkpoint.keep_last=9"
-    )
-    Trainer(spec).fit()
-    upload(run_dir, "/runs/run")
-    newest, first = (load_weights(f"{run_dir}{below}") for below in ("", "/checkpoints/step-00000002"))
-    assert newest.spec is not None
-    assert newest.log_scale != first.log_scale
-    assert not torch.equal(newest.model["text.norm.weight"], first.model["text.norm.weight"])
-    for below, local in (("", newest), ("/checkpoints/step-00000002", first)):
-        check_filled(f"memory://runs/run{below}", newest.spec, dict(local.model))
-
-
 def test_a_hub_repository_is_read_from_the_cache_and_named_if_unreachable(
     state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,45 +205,15 @@ def test_a_pickle_with_code_raises_an_error_without_running_it(
     assert "convert it in a process that you trust with it: safetensors.torch.save_file" in said
 
 
-def test_a_pickle_with_code_in_an_open_clip_folder_is_not_run(flag: Flag, state: State, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "model", state)
-    (folder / "open_clip_model.safetensors").unlink()
-    (folder / "open_clip_pytorch_model.bin").write_bytes(flag.saved())
-    assert "convert it" in load_error(folder)
-    assert flag.absent
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_torchscript_archive_raises_an_error_with_the_conversion(tmp_path: Path) -> None:
-    torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "ViT-B-32.pt"))
-    assert "is a TorchScript archive, which is a program: convert it in a process that you trust" in load_error(
-        tmp_path / "ViT-B-32.pt"
-    )
-
-
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.999])
-def test_a_truncated_file_raises_an_error(name: str, share: float, state: State, tmp_path: Path) -> None:
+def test_a_truncated_file_raises_an_error(name: str, state: State, tmp_path: Path) -> None:
     path = tmp_path / name
     save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
     content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
+    path.write_bytes(content[: int(0.999 * len(content))])
     said = load_error(path)
     assert str(path) in said
     assert "get it again" in said or "is damaged" in said
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([1, 2], "holds a list, not a state_dict: save the model's state_dict"),
-        ({}, "holds a dict, not a state_dict"),
-        ({"weight": torch.zeros(2), "epoch": 3}, "is not a state_dict, because epoch is a int, not a tensor"),
-    ],
-)
-def test_a_file_without_a_state_dict_raises_an_error(content: Any, message: str, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "weights.pt")
-    assert message in load_error(tmp_path / "weights.pt")
 
 
 # ---------------------------------------------------------------------------------------- weights of another model
@@ -280,10 +223,7 @@ def test_a_file_without_a_state_dict_raises_an_error(content: Any, message: str,
     ("change", "keys"),
     [
         ({"quick_gelu": True}, "model.quick_gelu=true, expected false"),
-        ({"embed_dim": 32}, "model.embed_dim=32, expected 24"),
-        ({"text_cfg": {**VIT["text_cfg"], "context_length": 16}}, "model.text.context_length=16, expected 12"),
         ({"text_cfg": {**VIT["text_cfg"], "heads": 4}}, "model.text.heads=4, expected 2"),
-        ({"vision_cfg": {**VIT["vision_cfg"], "head_width": 32}}, "model.image.heads=2, expected 4"),
         ({"vision_cfg": {**VIT["vision_cfg"], "width": 32}}, "model.image.width=32, expected 64"),
     ],
 )
@@ -306,31 +246,3 @@ def test_another_normalisation_than_in_training_raises_an_error(state: State, sp
         CheckpointError, match=r"image\.mean=\[0\.5, 0\.5, 0\.5\], expected \[0\.48145466, .*image\.std"
     ):
         load_into_model(str(folder), spec)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (
-            {**VIT, "text_cfg": {**VIT["text_cfg"], "context_length": 16}},
-            r"does not fit: missing nothing; .* shape text\.positional_embedding \[16, 32\] against \[12, 32\]",
-        ),
-        (
-            SMALL["convnext"],
-            r"do not fit model vit: missing visual\.trunk\.blocks\.0\..* and \d+ more; unexpected visual\.trunk\..* more",
-        ),
-    ],
-)
-def test_bare_weights_of_another_model_raise_an_error_with_the_tensors(
-    config: dict[str, Any], message: str, spec: ModelSpec, tmp_path: Path
-) -> None:
-    torch.save(trained(config).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match=message):
-        load_into_model(str(tmp_path / "weights.pt"), spec)
-
-
-def test_equivalent_timm_names_accept_the_same_weights(state: State, wanted: State, tmp_path: Path) -> None:
-    write_folder(tmp_path / "model", state)
-    spec = spec_of(VIT, "vit")
-    spec.image.timm = "vit_base_patch32_clip_224.openai"
-    check_filled(str(tmp_path / "model"), spec, wanted)

@@ -18,7 +18,7 @@ from helpers.runs import compose, small
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from clipx.errors import CheckpointError, ClipxError, ConfigError
+from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
 from clipx.model.spec import ModelSpec
@@ -28,7 +28,6 @@ from clipx.trainer.trainer import Trainer
 from clipx.weights.image_model import load_image_model
 from clipx.weights.load import load_weights, load_with_spec
 from clipx.weights.open_clip import spec_of
-from clipx.weights.timm_filter import TimmFilter
 from clipx.weights.tower import load_towers, normalization_of
 from clipx.weights.tower_source import text_source
 
@@ -37,7 +36,6 @@ CPU = torch.device("cpu")
 TIMM = {
     "vit_tiny_patch16_224": (64, {"depth": 2}),
     "test_resnet": (64, {}),
-    "convnext_atto": (64, {"depths": (1, 1, 1, 1)}),
     "eva02_tiny_patch14_224": (56, {"depth": 2}),
     "vit_small_patch14_reg4_dinov2": (56, {"depth": 2}),
     "caformer_s18": (64, {}),  # with an MLP as its classifier
@@ -89,16 +87,11 @@ def check_trunk(model: CLIP, twin: Any) -> None:
 # ---------------------------------------------------------------------------------------------------------------- timm
 
 
-@pytest.mark.parametrize(
-    ("name", "suffix"), [("vit_tiny_patch16_224", ".pth"), *((name, ".safetensors") for name in TIMM)]
-)
-def test_a_file_of_a_timm_model_gives_the_features_of_timm(name: str, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TIMM)
+def test_a_file_of_a_timm_model_gives_the_features_of_timm(name: str, tmp_path: Path) -> None:
     size, options = TIMM[name]
-    twin, place = timm_model(name, size, **options), tmp_path / f"weights{suffix}"
-    if suffix == ".pth":
-        torch.save({"epoch": 3, "model": twin.state_dict()}, place)
-    else:
-        save_file(state_of(twin), place)
+    twin, place = timm_model(name, size, **options), tmp_path / "weights.safetensors"
+    save_file(state_of(twin), place)
     model, lines = loaded(*image_words(name, size, options), f"model.image.weights={place}")
     check_trunk(model, twin)
     assert lines[0] == f"image tower: {place}"
@@ -139,15 +132,6 @@ def test_original_layouts_are_converted(tmp_path: Path) -> None:
     words = image_words("vit_small_patch14_dinov2", 56, {"depth": 2})
     model, _ = loaded(*words, f"model.image.weights={tmp_path}/weights.safetensors")
     check_trunk(model, twin)
-
-
-@pytest.mark.parametrize("name", ["test_vit", "test_efficientnet", "swin_tiny_patch4_window7_224"])
-def test_conversions_of_timm_accept_the_weights_of_its_own_models(name: str) -> None:
-    """The trunk of the conversion has no memory: no tensor of the result comes from it."""
-    convert = TimmFilter.of(compose("model=tiny", f"model.image.timm={name}", "model.image.size=224").model.image)
-    found, expected = convert(timm.create_model(name).state_dict()), convert.model.state_dict()
-    assert not any(tensor.is_meta for tensor in found.values())
-    assert expected.keys() == {name for name in found if name in expected or not convert.is_classifier(name)}
 
 
 @pytest.fixture(scope="module")
@@ -213,25 +197,6 @@ def cached(hub: Path, repository: str, files: Mapping[str, Any]) -> None:
             (snapshot / name).write_text(content)
 
 
-@pytest.mark.parametrize(
-    ("place", "message"),
-    [
-        ("timm:vit_tiny_patch16_224", "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k: model.safetensors cannot be downloaded from the Hugging Face hub"),
-        ("hf-hub:org/none", "hf-hub:org/none: config.json cannot be downloaded"),
-    ],
-)  # fmt: skip
-def test_missing_weights_raise_a_one_line_error(place: str, message: str, hub_folder: Path) -> None:
-    with pytest.raises(ClipxError) as error:
-        loaded("model.image.timm=vit_tiny_patch16_224", f"model.image.weights={place}")
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_pickle_with_code_is_not_read(tmp_path: Path) -> None:
-    torch.save({"model": {"weight": torch.ones(1)}, "args": tmp_path}, tmp_path / "weights.pth")
-    with pytest.raises(CheckpointError, match=r"weights\.pth holds more than tensors and plain values"):
-        loaded(*TINY, f"model.image.weights={tmp_path}/weights.pth")
-
-
 # ---------------------------------------------------------------------------------------------------------- CLIP models
 
 
@@ -249,9 +214,7 @@ def clip_words(spec: ModelSpec) -> tuple[str, ...]:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "bare"), [("vit", True), *((name, False) for name in ("vit_quickgelu", "convnext", "classifier", "clipa"))]
-)
+@pytest.mark.parametrize(("name", "bare"), [("vit", True), ("convnext", False), ("classifier", False)])
 def test_the_image_tower_of_an_open_clip_model_is_loaded_with_its_projection(
     name: str, bare: bool, tmp_path: Path
 ) -> None:
@@ -277,44 +240,6 @@ def open_clip_folder(folder: Path, config: Mapping[str, Any], model: nn.Module) 
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
     save_file(state_of(model), folder / "open_clip_model.safetensors")
     return folder
-
-
-def test_a_projection_to_another_embedding_is_initialized_randomly(tmp_path: Path) -> None:
-    config = OPEN_CLIP["vit"]
-    twin = trained(config)
-    place = open_clip_folder(tmp_path / "model", config, twin)
-    words = (*clip_words(spec_of(config, "model")), f"model.image.weights={place}", "model.embed_dim=16")
-    model, lines = loaded(*words)
-    assert "initialized randomly: image.projection" in lines
-    assert "dropped, of another shape or form: image.projection" in lines
-    torch.testing.assert_close(model.image.trunk.cls_token[0, 0], twin.visual.class_embedding)
-    with pytest.raises(
-        ConfigError, match=r"model\.image\.lock=all freezes projection\.weight, which model\.image\.weights="
-    ):
-        loaded(*words, "model.image.lock=all")
-    loaded(*words, "model.image.lock=0")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("model.image.size=40",), "image.trunk.pos_embed was interpolated from 4x4 positions to 5x5"),
-        (("model.image.options.depth=3",), "model.image.layers=2, expected 3"),
-        (("model.image.options.act_layer=quick_gelu",), "model.image.activation=GELU, expected QuickGELU"),
-        (("model.image.stretch=true",), "stretch=false, not model.image.stretch=true: give model.image.stretch=false"),
-    ],
-)  # fmt: skip
-def test_an_image_tower_of_another_form_is_interpolated_or_rejected(
-    words: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    config = OPEN_CLIP["vit"]
-    place = open_clip_folder(tmp_path / "model", config, trained(config))
-    words = (*clip_words(spec_of(config, "model")), "model.embed_dim=24", f"model.image.weights={place}", *words)
-    try:
-        text = " ".join(loaded(*words)[1])
-    except ClipxError as error:
-        text = str(error)
-    assert message in text and "\n" not in text
 
 
 def test_both_towers_of_two_runs_start_another(tmp_path: Path) -> None:
@@ -388,7 +313,7 @@ def hf_words(folder: Path, name: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("name", "headed"),
-    [("bert", True), ("xlm-roberta", False), ("qwen3", False), ("qwen3", True), ("mt5", True), ("m2m_100", False)],
+    [("bert", True), ("qwen3", False), ("qwen3", True), ("mt5", True)],
 )
 def test_a_folder_of_transformers_gives_its_features(name: str, headed: bool, tmp_path: Path) -> None:
     twin = hf_folder(tmp_path, name, headed)
@@ -413,13 +338,6 @@ def test_parts_of_weights_are_in_their_folder(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../other.safetensors")}))
     with pytest.raises(CheckpointError, match="index.json does not list the files of the weights: restore it"):
         text_source(str(tmp_path / "model"))
-
-
-def test_a_configuration_of_other_weights_is_compared(tmp_path: Path) -> None:
-    hf_folder(tmp_path / "a", "bert", headed=False)
-    hf_folder(tmp_path / "b", "bert", headed=False, hidden_act="relu", hidden_dropout_prob=0.3)
-    with pytest.raises(CheckpointError, match=r"holds weights of another model: hidden_act='relu', expected 'gelu'"):
-        loaded(*hf_words(tmp_path / "a", "bert"), f"model.text.weights={tmp_path}/b")
 
 
 def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:
