@@ -75,25 +75,6 @@ def test_value_gradients_and_state_of_many_steps_match_the_definition(options: t
             )
 
 
-@pytest.mark.parametrize("tau", [0.01, 0.2])
-def test_the_published_definition_of_the_first_step(tau: float) -> None:
-    """Compares the loss at γ = 1 and constant τ with the mean of τ log(ε + mean_j exp((ℓ_ij - ℓref_ij)/τ)), written
-    without loops."""
-    x, y = features(B)
-    image, text = reference_model()
-    options = (*CONSTANT, f"objective.init_temperature={tau}", "objective.min_temperature=0.01", "objective.eps=1e-4")
-    found = score(drrho(*options), x, y, (image, text))
-    losses = x @ y.T - (x * y).sum(1, keepdim=True) - (image @ text.T - (image * text).sum(1, keepdim=True))
-    other = y @ x.T - (x * y).sum(1, keepdim=True) - (text @ image.T - (image * text).sum(1, keepdim=True))
-    away = ~torch.eye(B, dtype=torch.bool)
-    rows = [(1e-4 + (part[away].view(B, B - 1) / tau).exp().mean(1)).log().mean() for part in (losses, other)]
-    loss = tau * (rows[0] + rows[1]) / 2
-    dx, dy = torch.autograd.grad(loss, (x, y))
-    assert_same(
-        {n: found[n] for n in ("loss", "image", "text")}, {"loss": loss.detach(), "image": dx, "text": dy}, atol=1e-7
-    )
-
-
 # ------------------------------------------------------------------------------------------------- limiting cases
 
 

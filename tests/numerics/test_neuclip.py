@@ -73,22 +73,3 @@ def test_enough_updates_on_a_batch_give_the_robust_loss_of_the_batch() -> None:
         errors.append(found.metrics["normaliser_error"].item())
     assert errors[0] > errors[1] > 100 * errors[2]
     assert_same(found.tensors, exact.tensors, atol=1e-4)
-
-
-# ---------------------------------------------------------------------------------------------------- prototypes
-
-
-@pytest.mark.parametrize("clip", [0.1, 5.0])
-def test_the_weights_of_a_row_are_limited(clip: float) -> None:
-    """One pair that does not match, among prototypes that predict a small normaliser: g exceeds exp(a) by e^100."""
-    x, y = (t.detach() for t in features(B, dtype=torch.float32))
-    x, y = x[:1].repeat(B, 1), x[:1].repeat(B, 1)
-    x[0], y[0] = -x[0], x[0]
-    options = ("objective.init_temperature=0.02", "objective.min_temperature=0.01", "objective.eps=1e-14")
-    keep = ("objective.updates=0", "objective.restart=null", f"objective.clip={clip}")
-    module = build("neuclip", *options, *keep, dtype=torch.float32)
-    module.get_buffer("prototypes_2mD").copy_(x[0].expand(2, 12, -1))
-    found = score(module, x, y, torch.arange(B), 10**6)
-    assert found.metrics["normaliser_error"] > 20
-    assert all(value.isfinite().all() for value in found.tensors.values())
-    assert found.image.norm() <= 4 * torch.tensor(clip).exp()

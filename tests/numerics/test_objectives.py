@@ -164,23 +164,6 @@ def test_infonce_and_dcl_are_limits_of_the_moving_average(name: str, eps: float)
             m.after_step(seen + B)
 
 
-def test_the_family_differs_only_as_documented() -> None:
-    """FastCLIP in the first epoch: v1 is SogCLR and v2 is iSogCLR; v0 is v1 without the factor τ; v3 is v1 plus τρ."""
-    x, y = features(B)
-    found = {name: score(build(name), x, y, torch.arange(B)) for name in AVERAGES}
-    assert_same(found["fastclip_v1"].tensors, found["sogclr"].tensors, atol=0)
-    assert_same(found["fastclip_v2"].tensors, found["isogclr"].tensors, atol=0)
-    v0, v1, v3 = (found[f"fastclip_v{k}"] for k in (0, 1, 3))
-    torch.testing.assert_close(v1.loss, 0.2 * v0.loss)
-    torch.testing.assert_close(v1.image, 0.2 * v0.image)
-    torch.testing.assert_close(v3.loss, v1.loss + 0.2 * 1.5)
-    torch.testing.assert_close(v3.image, v1.image)
-    torch.testing.assert_close(found["fastclip_v2"].image, v1.image)
-    for name in ("fastclip_v1", "sogclr"):
-        without = score(build(name, "objective.multiply_tau=false"), x, y, torch.arange(B))
-        assert_same(without.tensors, {key: v0.tensors[key] for key in without.tensors}, atol=1e-6)  # τ in float32
-
-
 @pytest.mark.parametrize(("name", "tau"), [("infonce", 1.0), ("infonce", 1 / 14.3), ("infonce", 0.01), ("siglip", 0.1)])
 def test_losses_equal_those_of_open_clip_in_float32(name: str, tau: float) -> None:
     x, y = features(64, 16, dtype=torch.float32)
@@ -360,46 +343,6 @@ def test_no_tensor_of_the_size_of_all_pairs_is_allocated(name: str) -> None:
     with LargestResult() as largest:
         loss.backward()
     assert largest.numel <= 4 * size
-
-
-# ------------------------------------------------------------------------------------------------- temperature gradient
-
-
-def v3_gradients(x: Tensor, y: Tensor, rho: float, *overrides: str) -> dict[str, float]:
-    found = {}
-    for choice in ("exact", "official"):
-        module = build("fastclip_v3", f"objective.tau_gradient={choice}", f"objective.rho={rho!r}", *overrides, batch=8)
-        found[choice] = score(module, x, y, torch.arange(8)).own["temperature.log_scale"].item()
-    return found
-
-
-def test_the_official_temperature_gradient_of_v3_doubles_the_inner_part() -> None:
-    x, y = features(8, seed=4, pull=0.0)
-    tau, tiny = 0.2, ("objective.eps=1e-14",)
-    at_rho_1 = v3_gradients(x, y, 1.0, *tiny)
-    inner = at_rho_1["official"] - at_rho_1["exact"]  # ∂comp/∂α·α
-    assert inner > 0
-    through_tau = at_rho_1["exact"] - inner  # -τ (ρ + ½ mean log u)
-    rho = (
-        1.0 + (through_tau + 1.5 * inner) / tau
-    )  # here through_tau is -1.5 times the inner part, so the official gradient flips its sign
-    assert 0 < rho < math.log(N - 1)
-    flipped = v3_gradients(x, y, rho, *tiny)
-    assert flipped["exact"] == pytest.approx(-0.5 * inner)
-    assert flipped["official"] == pytest.approx(0.5 * inner)
-
-
-def test_v3_is_stationary_at_a_mean_kl_of_rho() -> None:
-    """Computes KL(softmax over the negatives ‖ uniform) on both sides by its definition."""
-    x, y = features(8, seed=4)
-    s = reference.similarities(x.detach(), y.detach())
-    total, tau = 0.0, 1 / build("fastclip_v3").temperature.log_scale.exp().item()
-    for i in range(8):
-        for side in reference.SIDES:
-            z = torch.stack([v / tau for j, v in enumerate(reference.row(s, i, side)) if j != i])
-            p = z.softmax(0)
-            total += (p * (p * 7).log()).sum().item() / 16
-    assert v3_gradients(x, y, total, "objective.eps=0")["exact"] == pytest.approx(0, abs=1e-12)
 
 
 # ---------------------------------------------------------------------------------------------------------- schedules

@@ -114,15 +114,6 @@ def test_the_sigmoid_loss_is_the_mean_of_the_losses_with_one_caption_each(k: int
     torch.testing.assert_close(found["text"], torch.autograd.grad(theirs, y)[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["infonce", "siglip"])
-def test_distinct_captions_in_float32_give_the_loss_without_digests(name: str) -> None:
-    """The values and gradients of the kernel for one caption, to the rounding of float32."""
-    module = build(name, "objective.same_caption=negative", dtype=torch.float32)
-    x, y = several(1, torch.float32)
-    found, expected = (scored(module, x, y, digests, torch.arange(B)) for digests in (distinct(1), None))
-    assert_same(found, expected, atol=2e-7)
-
-
 @pytest.mark.parametrize(("name", "rule"), CASES)
 def test_the_order_of_samples_and_captions_has_no_effect(name: str, rule: str) -> None:
     k, module = 3, build(name, f"objective.same_caption={rule}")
@@ -136,15 +127,3 @@ def test_the_order_of_samples_and_captions_has_no_effect(name: str, rule: str) -
         whole["text"].unflatten(0, (B, k))[rows][:, within].flatten(0, 1),
     )
     assert_same(found, whole, atol=1e-12)
-
-
-def test_a_batch_whose_captions_are_all_equal_has_no_negatives() -> None:
-    """mask: the loss and its gradient are 0. positive: every target is uniform, and the minimum is log B."""
-    x, y = several(1)
-    digests = torch.zeros(B, 1, dtype=torch.int64)
-    masked = scored(build("infonce", "objective.same_caption=mask"), x, y, digests, torch.arange(B))
-    assert masked["loss"] == 0
-    assert all(not gradient.any() for gradient in masked.values())
-    same = torch.ones(B, 1, dtype=torch.float64) * x[:1].detach()
-    right = scored(build("infonce", "objective.same_caption=positive"), same, same, digests, torch.arange(B))
-    torch.testing.assert_close(right["loss"], torch.tensor(float(B), dtype=torch.float64).log())

@@ -7,7 +7,6 @@ import torch
 from helpers.runs import compose
 from timm.models.vision_transformer import Block
 
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
 
@@ -54,16 +53,3 @@ def test_the_embedding_is_a_projection_of_class_token_and_mean_patch(words: tupl
         pooled_BW = trunk((image_BCSS - model.mean_C11) / model.std_C11)
         torch.testing.assert_close(model.encode_trunk(image_BCSS), pooled_BW, rtol=0, atol=1e-6)
     assert model.trunk_width == pooled_BW.shape[1]
-
-
-def test_the_head_is_trained_above_a_locked_trunk_in_evaluation_mode() -> None:
-    model = build("model.image.lock=0", "model.image.weights=somewhere", "model.image.options.drop_path_rate=0.5")
-    model.train()
-    frozen = {name.split(".")[1] for name, p in model.named_parameters() if not p.requires_grad}
-    assert frozen == {"trunk"}
-    assert not any(module.training for module in model.image.trunk.modules())
-    assert model.image.head is not None and model.image.head.training and model.text.training
-    assert {name.partition(".blocks")[0] for name in named_blocks(model)} == {"image.trunk", "image.head", "text"}
-    image_BCSS = torch.rand(2, 3, 56, 56)
-    model.encode_image(image_BCSS).sum().backward()
-    assert all(p.grad is not None for p in (*model.image.head.parameters(), *model.image.projection.parameters()))

@@ -14,7 +14,7 @@ from helpers.samples import unpatchify
 from hypothesis import given
 from hypothesis import strategies as st
 from timm.data.naflex_transforms import get_image_size_for_seq
-from timm.models.naflexvit import NaFlexVit, checkpoint_filter_fn
+from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
 from transformers.models.siglip2.image_processing_siglip2 import (
     convert_image_to_patches,
@@ -191,16 +191,3 @@ def test_packed_images_have_the_features_of_each_image_alone(form: str) -> None:
     found, expected = (torch.autograd.grad((x * direction).sum(), parameters) for x in (together, alone))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
-
-
-def test_weights_of_a_fixed_size_vit_load_by_timms_conversion() -> None:
-    small = {"patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
-    fixed: Any = timm.create_model("vit_base_patch16_siglip_224", num_classes=0, img_size=16, **small)
-    model = build(spec(",act_layer:gelu", "model.image.mean=[0.5,0.5,0.5]", "model.image.std=[0.5,0.5,0.5]"))
-    model.image.trunk.load_state_dict(checkpoint_filter_fn(fixed.state_dict(), model.image.trunk))
-    rows_BRX = images(model.spec, [(4, 4)] * 3)
-    pixels = [unpatchify(rows_RX[1:17].numpy(), (4, 4), 4) for rows_RX in rows_BRX]
-    image_BCSS = (torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
-    with torch.no_grad():
-        found, expected = model.image.pooled(rows_BRX), fixed.eval()(image_BCSS)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

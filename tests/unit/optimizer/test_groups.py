@@ -14,7 +14,6 @@ from helpers.runs import compose
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
-from clipx.errors import ConfigError
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
 from clipx.model.lora import add_adapters
@@ -79,20 +78,6 @@ def test_groups_of_a_vit_equal_open_clip(rule: DecayRule) -> None:
         assert elements(our_decay) == elements(their_decay) and elements(our_keep) == elements(their_keep)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_groups_are_a_partition_and_the_rules_differ_only_in_the_positional_embeddings(name: str) -> None:
-    model = ours(name)
-    for rule in (PUBLISHED, CURRENT):
-        decay, keep = decayed(model, rule)
-        assert {**decay, **keep} == dict(model.named_parameters())
-        assert not decay.keys() & keep.keys()
-        assert all(p.ndim >= 2 for p in decay.values())
-        assert model.class_tokens() <= keep.keys()
-    published, current = (decayed(model, rule)[0].keys() for rule in (PUBLISHED, CURRENT))
-    assert published - current == model.positional_embeddings()
-    assert current <= published
-
-
 def value_by_name(key: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: group[key] for group in groups for name, _ in group["params"]}
 
@@ -145,13 +130,6 @@ def test_adapters_decay_like_matrices_and_are_scaled_like_their_layers() -> None
     assert scale["model.text.blocks.10.attn.qkv.lora_a"] == pytest.approx(3 * 0.5)
     exempt = value_by_name("weight_decay", adapted_groups("optimizer.no_decay=[*.lora_a,*.lora_b]"))
     assert not any(rate for name, rate in exempt.items() if "lora" in name)
-
-
-def test_muon_leaves_adapters_to_adamw_and_needs_another_matrix() -> None:
-    with pytest.raises(ConfigError, match="optimizer=muon has no effect if no hidden matrix is trained"):
-        adapted_groups("optimizer=muon")
-    found = muon_matrices(adapted_groups("optimizer=muon", "model.text.lora.rank=0"))
-    assert found and not any("lora" in name or name.startswith("model.image") for name in found)
 
 
 def test_each_tower_has_a_separate_learning_rate_scale() -> None:

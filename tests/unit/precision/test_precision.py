@@ -212,22 +212,6 @@ def test_small_updates_accumulate_only_with_master_weights(tmp_path: Path) -> No
     assert (found[1] > 0).float().mean() < 0.05
 
 
-def test_batch_norm_stays_in_float32_and_shares_its_statistics(tmp_path: Path) -> None:
-    """Model, optimizer copy and checkpoint of the default image tower share the BatchNorm statistics."""
-    short = ("precision=bf16", "checkpoint.every=1st", "optimizer.ema_decay=0.9", "data.batch_size=8")
-    trainer = Trainer(small(tmp_path / "run", *short, "duration=2st"))
-    norms = [m for m in trainer.learner.model.modules() if isinstance(m, nn.BatchNorm2d)]
-    assert norms and {t.dtype for m in norms for t in (m.weight, m.running_var)} == {torch.float32}
-    trainer.fit()
-    buffers = trainer.learner.weights.named_buffers()
-    moved = [name for name, buffer in buffers if "running_mean" in name and buffer.abs().sum() > 0]
-    assert len(moved) == len(norms)
-    saved = tensors(tmp_path / "run", 2)
-    assert all(torch.equal(saved[f"model/{name}"], trainer.learner.model.get_buffer(name)) for name in moved)
-    assert trainer.learner.average is not None
-    assert {p.dtype for p in trainer.learner.average.model.parameters()} == {torch.float32}
-
-
 # The text tower is 16 wide, so that its square projections are too narrow.
 TEXT = {f"text.blocks.{i}.{name}" for i in range(2) for name in ("attn.qkv", "mlp.fc1", "mlp.fc2")}
 

@@ -82,17 +82,6 @@ def test_a_deterministic_run_measures_nothing(allocator: list[str]) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_device_without_virtual_memory_management_gets_the_default_allocator(
-    allocator: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*size: int, device: torch.device) -> None:
-        raise RuntimeError("CUDA driver error: operation not supported")
-
-    monkeypatch.setattr(torch, "empty", fail)
-    assert not Backends.configure(False, CUDA).expandable
-    assert allocator == ["expandable_segments:True", "expandable_segments:False"]
-
-
 def test_a_deterministic_run_on_the_cpu_equals_an_ordinary_one(tmp_path: Path) -> None:
     """All operations of a step and of an evaluation have a deterministic algorithm, else they raise."""
     chosen = (*VIT, "duration=2st", "evaluator=[zeroshot,retrieval]", "checkpoint=none")

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
-import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.runs import VIT, compose
 from helpers.texts import captions
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.utils import counters
 
-from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.trainer.compile import Backend, CompileSpec, Mode
+from clipx.trainer.compile import Backend, CompileSpec
 
 CPU = torch.device("cpu")
-BLOCKS: dict[str, nn.Module] = {"image.trunk.blocks.0": nn.Linear(2, 2)}
 DEEP = (
     *VIT[:1],
     "+model.image.options={patch_size:16,embed_dim:64,depth:3,num_heads:2}",
@@ -107,30 +101,3 @@ def test_generated_code_matches_eager_mode() -> None:
     assert steps(model, 1) == [len(blocks)] == [1]
     for name, gradient in gradients(eager).items():
         torch.testing.assert_close(gradients(model)[name], gradient, rtol=1e-4, atol=1e-5, msg=name)
-
-
-@pytest.fixture
-def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Returns a device of compute capability 9.0 on a machine with all that inductor needs. Nothing runs there."""
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA P100")
-    return torch.device("cuda", 0)
-
-
-def test_auto_compiles_on_cuda_alone_and_a_given_choice_is_not_reported(cuda: torch.device) -> None:
-    for backend in (Backend.inductor, Backend.eager):
-        chosen, line = CompileSpec(backend=backend).on_device(cuda, BLOCKS)
-        assert (chosen, line) == (CompileSpec(towers="true", backend=backend), "compile.towers=auto chose true")
-    for device in ("cpu", "mps", "xpu"):
-        chosen, line = CompileSpec().on_device(torch.device(device), BLOCKS)
-        assert (chosen, line) == (CompileSpec(towers="false"), "compile.towers=auto chose false")
-    for towers in ("true", "false"):
-        assert CompileSpec(towers=towers).on_device(cuda, BLOCKS) == (CompileSpec(towers=towers), "")
-    with pytest.raises(ConfigError, match=r"^compile.mode=max_autotune has no effect, as .* chose false on cuda, as "):
-        CompileSpec(mode=Mode.max_autotune).on_device(cuda, {})
-    CompileSpec(mode=Mode.max_autotune, objective=True).on_device(cuda, {})

@@ -45,14 +45,3 @@ def test_a_large_u_is_reported() -> None:
     for log_u in (1.0, 30.0, 31.0, 2.0, 40.0):
         monitors.check(1, {"train/log_u": log_u})
     assert reported == ["large_u", "large_u"]
-
-
-def test_samples_with_one_caption_are_reported() -> None:
-    reported: list[str] = []
-    monitors = Monitors(Scored(), lambda kind, **facts: reported.append(facts["message"]), captions=3)
-    for repeated in (0.4, 2 / 3, 2 / 3, 0.66, 2 / 3):
-        monitors.check(1, {"train/repeated_captions": repeated})
-    assert len(reported) == 2
-    assert reported[0].startswith("data.captions_per_step=3 repeats one caption of each sample")
-    Monitors(Scored(), lambda kind, **facts: reported.append(kind)).check(1, {})
-    assert len(reported) == 2

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.runs import VIT, compose, events, rows, small, tensors
 
-from clipx.checkpoint.format import sha256
 from clipx.checkpoint.resume import step_of
 from clipx.errors import CheckpointError, ClipxError, DataError, Locked
 from clipx.trainer.trainer import Trainer
@@ -66,14 +65,6 @@ def test_a_directory_that_holds_a_run_is_not_overwritten(uninterrupted: Path) ->
         Trainer(small(uninterrupted, *TWENTY))
 
 
-def test_a_directory_of_another_run_is_rejected(uninterrupted: Path) -> None:
-    changed = ("seed=1", "model.text.layers=1", "data.batch_size=16")
-    with pytest.raises(CheckpointError, match="belongs to another run") as error:
-        Trainer(small(uninterrupted, *TWENTY, "resume=auto", *changed))
-    for named in ("seed: 0 -> 1", "model.text.layers: 2 -> 1", "data.batch_size: 32 -> 16"):
-        assert named in str(error.value)
-
-
 def test_a_damaged_checkpoint_falls_back_to_the_previous_with_a_report(
     tmp_path: Path, uninterrupted: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,20 +79,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_with_a_report(
     assert trainer.steps_done == 10
     assert "the hash of tensors.safetensors does not match" in caplog.text
     assert [event["event"] for event in events(run_dir)].count("checkpoint_damaged") == 1
-
-
-def test_resuming_on_other_data_is_rejected(tmp_path: Path, uninterrupted: Path) -> None:
-    run_dir = tmp_path / "other"
-    shutil.copytree(uninterrupted, run_dir)
-    folder = run_dir / "checkpoints" / "step-00000020"
-    state = json.loads((folder / "state.json").read_text())
-    state["state"]["data"] = "another"
-    (folder / "state.json").write_text(json.dumps(state))
-    manifest = json.loads((folder / "MANIFEST.json").read_text())
-    manifest["state.json"] = sha256(folder / "state.json")
-    (folder / "MANIFEST.json").write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match="the data differs from that of"):
-        Trainer(small(run_dir, *TWENTY, "resume=auto"))
 
 
 def test_too_many_bad_samples_end_the_run_with_their_names(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from clipx.model.spec import ModelSpec
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
-from clipx.weights.image_model import load_image_model
 from clipx.weights.load import load_weights, load_with_spec
 from clipx.weights.open_clip import spec_of
 from clipx.weights.tower import load_towers, normalization_of
@@ -162,17 +161,6 @@ def test_weights_that_timm_names_are_read_from_the_hub_cache(tmp_path: Path, hub
         model, lines = loaded(*words, f"model.image.weights={place}")
         check_trunk(model, twin)
         assert lines[0] == f"image tower: {place}"
-
-
-def test_an_image_tower_alone_is_built_from_what_timm_names(hub_folder: Path) -> None:
-    twin = timm_model("vit_tiny_patch16_224", 224)
-    cached(hub_folder, "timm/vit_tiny_patch16_224.augreg_in21k", {"model.safetensors": twin})
-    found = load_image_model("timm:vit_tiny_patch16_224.augreg_in21k", "run", None, CPU, torch.float32)
-    assert found is not None
-    _, spec, model = found
-    assert (spec.embed_dim, spec.image.size, spec.image.mean, spec.image.std) == (192, 224, [0.5] * 3, [0.5] * 3)
-    assert not model.training and not any(p.requires_grad for p in model.parameters())
-    check_trunk(model, twin)
 
 
 @pytest.fixture
