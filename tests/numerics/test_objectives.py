@@ -230,21 +230,6 @@ def test_gradients_scale_with_the_loss(name: str) -> None:
     assert_same({n: g / 65536 for n, g in scaled.items()}, {n: plain[n] for n in scaled}, atol=1e-14)
 
 
-@every
-def test_a_frozen_tower_does_not_change_the_other_gradient(name: str) -> None:
-    x, y = features(B)
-    whole = score(build(name), x, y, torch.arange(B))
-    module = build(name)
-    module.before_step(0)
-    loss, _ = module(StepInputs(x.detach(), y, torch.arange(B)))
-    loss.backward()
-    assert x.grad is None
-    torch.testing.assert_close(y.grad, whole.text, rtol=0, atol=1e-14)
-    with torch.no_grad():
-        alone, _ = build(name)(StepInputs(x, y, torch.arange(B)))
-    assert alone.item() == loss.item()
-
-
 # -------------------------------------------------------------------------------------------------------- precision
 
 
@@ -285,22 +270,6 @@ def test_results_are_finite_at_the_lowest_temperature_with_extreme_features(name
         finish_step(module, N + (step + 1) * B, own)
         table = read(module, B)
         assert table.isfinite().all()
-
-
-@every
-def test_float32_equals_float64_within_its_precision(name: str) -> None:
-    found = []
-    modules = [build(name, dtype=dtype) for dtype in (torch.float32, torch.float64)]
-    for step in range(3):
-        x, y = features(B, seed=step, dtype=torch.float32)
-        found = [
-            score(m, x.to(p), y.to(p), torch.arange(B), N + step * B).tensors
-            for m, p in zip(modules, (torch.float32, torch.float64), strict=True)
-        ]
-        assert all(value.dtype == torch.float32 for value in found[0].values())
-        assert_same({n: v.double() for n, v in found[0].items()}, found[1], rtol=1e-5, atol=2e-6)
-        for module in modules:
-            module.after_step(N + (step + 1) * B)
 
 
 def test_siglip_gradients_of_confident_positives_are_accurate() -> None:
@@ -461,37 +430,3 @@ def test_the_temperature_rate_of_v3_falls_to_a_third_below_0_03(start: float, fa
         module.after_step((step + 1) * B)
         assert module.temperature.log_scale.item() == pytest.approx(other.item(), abs=1e-12, rel=0)
         assert other.item() != pytest.approx(-math.log(start), abs=1e-6 * factor, rel=0)
-
-
-# --------------------------------------------------------------------------------------------------------- compilation
-
-
-COMPILED = ("infonce", "siglip", "fastclip_v2", "neuclip")
-
-
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [
-        *((name, "aot_eager") for name in COMPILED),
-        pytest.param("fastclip_v2", "inductor", marks=pytest.mark.slow),
-    ],
-)
-def test_the_compiled_objective_gives_equal_results(name: str, backend: str) -> None:
-    """Dynamo and AOTAutograd, and the machine code of the default backend."""
-    torch._dynamo.reset()
-    module, other = (build(name, "objective.tile=3", dtype=torch.float32) for _ in range(2))
-    compiled = torch.compile(other, backend=backend)
-    for step in range(2):
-        x, y = features(B, seed=step, dtype=torch.float32)
-        expected = score(module, x, y, torch.arange(B), N + step * B)
-        other.zero_grad()
-        a, b = (t.detach().clone().requires_grad_() for t in (x, y))
-        other.before_step(N + step * B)
-        loss, _ = compiled(StepInputs(a, b, torch.arange(B)))
-        loss.backward()
-        own = {n: p.grad for n, p in other.named_parameters()}
-        found = {"loss": loss.detach(), "image": a.grad, "text": b.grad, **own}
-        assert_same(found, expected.tensors, rtol=1e-5, atol=1e-6)
-        for m in (module, other):
-            m.after_step(N + (step + 1) * B)
-    assert_same({"": read(other, N)}, {"": read(module, N)}, rtol=1e-5, atol=1e-6)

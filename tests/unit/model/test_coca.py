@@ -18,12 +18,9 @@ from clipx.config.duration import Length
 from clipx.model import decoder as decoding
 from clipx.model.coca import CoCa, with_class_position
 from clipx.model.decoder import Captions
-from clipx.model.layers import parameter_layers
 from clipx.model.spec import CoCaSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Objective, StepInputs
-from clipx.optimizer.groups import decayed
-from clipx.optimizer.spec import DecayRule
 from clipx.weights.open_clip import config_of, spec_of, ties, to_open_clip
 
 # ----------------------------------------------------------------------------------------------- against open_clip
@@ -159,19 +156,3 @@ def test_the_caption_loss_is_the_mean_over_tokens_not_captions() -> None:
     assert metrics["caption_loss"].item() == pytest.approx(54 / 20)
     assert loss.item() == pytest.approx(3 * 54 / 20)
     assert metrics.keys() == {"contrastive_loss", "caption_loss", "temperature"}
-
-
-# --------------------------------------------------------------------------------------------------- parts and options
-
-
-def test_the_decoder_has_separate_layers_and_tokens_do_not_decay() -> None:
-    model = build()
-    places = parameter_layers(model, "optimizer.layer_decay=0.5")
-    assert places["decoder.blocks.0.cross.attn.weight"] == (1, 3)
-    assert places["decoder.blocks.1.text.attn.qkv.weight"] == (2, 3)
-    assert places["decoder.head.weight"] == places["decoder.norm.bias"] == (3, 3)
-    assert places["text.class_token"] == places["text.positional_embedding"] == (0, 3)
-    assert places["image.pool.query"] == places["image.projection.weight"] == (3, 3)
-    decay, keep = decayed(model, DecayRule.published)
-    assert {"text.class_token", "image.pool.query", "image.trunk.cls_token", "decoder.norm.weight"} <= keep.keys()
-    assert {"image.pool.k_weight", "decoder.head.weight", "decoder.blocks.0.cross.attn.weight"} <= decay.keys()

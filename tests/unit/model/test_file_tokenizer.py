@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +66,3 @@ def test_padding_and_truncation_follow_tokenizer_config_json(folder: Path) -> No
     write(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<unk>", **sides})
     oracle = HFTokenizer(str(folder), LENGTH, clean="canonicalize")
     assert tokenizer(folder)(TEXTS).tolist() == oracle(TEXTS).tolist()
-
-
-def test_a_tokenizer_is_pickled_decodes_and_is_found_by_its_folder(folder: Path) -> None:
-    made = tokenizer(folder)
-    by_folder = FileTokenizer(str(folder), LENGTH, 99, Clean.canonical)
-    for same in (pickle.loads(pickle.dumps(made)), by_folder):
-        assert same(TEXTS).tolist() == made(TEXTS).tolist()
-    assert made.decode(made(["a photo of cat"])[0].tolist()) == "a photo of cat"
-    assert made([]).shape == (0, LENGTH)
-    with pytest.raises(TypeError, match="must be a sequence of str"):
-        made("cat")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from clipx.errors import ConfigError
 from clipx.model.batchnorm import BATCH_NORM
-from clipx.model.blocks import image_blocks
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze, frozen_count
 from clipx.objective.base import StepInputs
@@ -61,16 +60,6 @@ def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None
     assert names - image == {"text.norm.weight", "text.norm.bias", "text.projection.weight"}
 
 
-@pytest.mark.parametrize("name", ["tiny", "rn50", "convnext_base_w", "vit_b32"])
-def test_each_architecture_is_locked_blockwise(name: str) -> None:
-    spec = compose(f"model={name}", "model.weights=somewhere", "model.image.lock=1").model
-    model = spec.build(META, torch.float32)
-    freeze(model, spec)
-    *lower, highest = image_blocks(model.image.trunk).values()
-    assert frozen_count(highest) == frozen_count(model.image.projection) == frozen_count(model.text) == 0
-    assert all(frozen_count(block) == sum(p.numel() for p in block.parameters()) for block in lower)
-
-
 def test_lock_norms_locks_only_batch_norms() -> None:
     spec = compose("model=tiny", "model.weights=somewhere", "model.image.lock=norms").model
     model = spec.build(META, torch.float32)
@@ -78,40 +67,6 @@ def test_lock_norms_locks_only_batch_norms() -> None:
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
     assert frozen_count(model) == sum(p.numel() for norm in norms for p in norm.parameters())
     assert not any(norm.training for norm in norms) and model.training
-
-
-# ----------------------------------------------------------------------------------------------------------- memory
-
-
-def saved_bytes(model: CLIP, tower: str) -> int:
-    """Returns the bytes that autograd saves in the forward pass of a tower, without the weights."""
-    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(x: Tensor) -> Tensor:
-        if x.untyped_storage().data_ptr() not in own:
-            kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    image = torch.zeros(4, 3, 48, 48, dtype=torch.uint8)
-    tokens = torch.full((4, 12), 49407)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        out = model.encode_image(image) if tower == "image" else model.encode_text(tokens)
-        assert out.requires_grad == bool(kept)
-    return sum(kept.values())
-
-
-def test_a_locked_tower_builds_no_graph_and_locked_lower_blocks_save_nothing() -> None:
-    def kept(tower: str, *overrides: str) -> int:
-        spec = compose(*VIT, *NARROW, "model.weights=somewhere", *overrides).model
-        model = spec.build(torch.device("cpu"), torch.float32)
-        freeze(model, spec)
-        return saved_bytes(model, tower)
-
-    for tower in ("image", "text"):
-        assert kept(tower, f"model.{tower}.lock=all") == 0
-        assert kept(tower, f"model.{tower}.lock=0") < 0.3 * kept(tower)
-        assert kept(tower, f"model.{tower}.lock=1") < 0.8 * kept(tower)
 
 
 # --------------------------------------------------------------------------------------------------------- training

@@ -89,24 +89,6 @@ def alone_of(tower: HfTextTower, tokens_1L: Tensor) -> Tensor:
     return hidden_1LW
 
 
-@pytest.mark.parametrize("name", ["roberta", "mt5"])
-def test_recomputation_has_the_same_gradients(name: str, tmp_path: Path) -> None:
-    found = []
-    for policy in ("none", "1", "selective"):
-        tower = build(tmp_path, name, checkpointing=policy, options=_NO_DROPOUT[name]).train()
-        tower(texts(5, 12, 2)).square().sum().backward()
-        found.append({key: p.grad for key, p in tower.named_parameters() if p.grad is not None})
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0])
-
-
-_DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-_NO_DROPOUT: dict[str, dict[str, Any]] = {
-    "roberta": dict.fromkeys(_DROPOUT, 0.0),
-    "mt5": {"dropout_rate": 0.0},
-}
-
-
 def test_padding_follows_the_text_and_is_that_of_the_model(tmp_path: Path) -> None:
     source = save_config(tmp_path, "qwen3")
     save_tokenizer(tmp_path, padding_side="left")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.hf_models import save_config, save_tokenizer
 from helpers.runs import VIT, compose
 from helpers.texts import captions
 from torch import Tensor, nn
@@ -139,22 +137,6 @@ def test_merged_weights_give_equal_embeddings(form: str, adapters: tuple[str, ..
     for found, wanted, start in zip(plain(*inputs(plain)), trained, before, strict=True):
         assert (found - wanted).norm() <= 1e-6 * wanted.norm()
         assert (wanted - start).norm() > 1e-2 * wanted.norm()
-
-
-@torch.no_grad()
-def test_towers_of_transformers_have_adapters(tmp_path: Path) -> None:
-    source = save_config(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    words = (f"model.text.source={source}", "model.text.pool=mean")
-    base = ("model=tiny", "model/text=hf", "model.weights=somewhere", "model.text.context_length=12")
-    spec = compose(*base, *words, "model.text.lora.rank=2").model
-    plain, model = (build(spec, torch.float32, adapters=on).eval() for on in (False, True))
-    tokens_BL = torch.randint(5, 90, (3, 12), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(model.encode_text(tokens_BL), plain.encode_text(tokens_BL))
-    adapted = {name.split(".")[-1] for name, m in model.named_modules() if isinstance(m, LoraLinear)}
-    assert len(adapted) >= 4, adapted
-    plain.load_state_dict(merged(train(model).state_dict(), spec, "x"))
-    torch.testing.assert_close(plain.encode_text(tokens_BL), model.encode_text(tokens_BL), rtol=1e-5, atol=1e-6)
 
 
 def test_adapters_and_projections_alone_are_trained() -> None:

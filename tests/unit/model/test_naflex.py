@@ -22,7 +22,7 @@ from transformers.models.siglip2.image_processing_siglip2 import (
 )
 
 from clipx.model.clip import CLIP, row_shape
-from clipx.model.image_packing import ImagePacking, PackedImages
+from clipx.model.image_packing import ImagePacking
 from clipx.model.patches import grid_of, patchify, read_grids, write_image
 from clipx.model.spec import ClipSpec
 
@@ -114,15 +114,6 @@ def test_packing_orders_tokens_by_image(prefix: int) -> None:
         assert packing.row_P[patches].tolist() == [21 * image + 1 + n for n in range(grid[0] * grid[1])]
         first = int(starts[packing.grids.index(grid)])
         assert packing.place_P[patches].tolist() == list(range(first, first + grid[0] * grid[1]))
-
-
-def test_padding_to_a_multiple_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = build(spec("", "model.image.max_tokens=64"))
-    rows_BRX = images(model.spec, [(7, 9), (8, 8), (3, 21)] * 7)
-    exact, padded = ImagePacking.of(rows_BRX), ImagePacking.of(rows_BRX, multiple=1024)
-    assert len(padded.tokens.tokens_T) > len(exact.tokens.tokens_T) == len(padded.row_P)
-    found, expected = (model.encode_image(PackedImages(rows_BRX, packing)) for packing in (padded, exact))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 # ------------------------------------------------------------------------------------------------- against timm

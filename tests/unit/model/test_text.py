@@ -58,22 +58,6 @@ def text(*ids: int) -> Tensor:
     return torch.tensor([[START, *ids, *[Tokenizer.pad_id] * (LENGTH - 1 - len(ids))]])
 
 
-@torch.no_grad()
-def test_tokens_after_the_end_token_have_no_effect(tower: TextTower) -> None:
-    features_1D = tower(text(320, 1125, END))
-    for other in (text(320, 1125, END, 7, 8, 9), text(320, 1125, END, END), text(320, 1125, END, 539, END, 2368)):
-        torch.testing.assert_close(tower(other), features_1D, rtol=0, atol=1e-6)
-
-
-def test_a_row_does_not_depend_on_its_batch_and_no_gradient_reaches_tokens_after_the_end(tower: TextTower) -> None:
-    texts_BL = Tokenizer(LENGTH)(TEXTS)
-    rows = torch.cat([tower(row_1L) for row_1L in texts_BL.split(1)])
-    torch.testing.assert_close(tower(texts_BL), rows, rtol=0, atol=1e-5)
-    loss = tower(text(320, END, 11, 12)).square().sum()
-    grad_VW = torch.autograd.grad(loss, tower.token_embedding.weight)[0]
-    assert set(grad_VW.any(dim=1).nonzero().flatten().tolist()) == {START, 320, END}
-
-
 def test_packed_and_padded_texts_have_equal_features_and_gradients() -> None:
     tokens_BL = Tokenizer(LENGTH)(TEXTS)
     found = []

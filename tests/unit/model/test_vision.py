@@ -79,11 +79,3 @@ def test_a_clip_vit_is_initialized_like_clip_outside_and_timm_inside_its_blocks(
     assert_std(other.trunk.pos_embed, 0.02)
     assert other.trunk.cls_token.abs().max() < 1e-5
     assert_std(other.projection.weight, 192**-0.5)
-
-
-def test_a_clip_resnet_has_clip_pool_weights_and_zero_residual_branches() -> None:
-    trunk = tower("resnet50_clip", 64, device="cpu").trunk
-    pool = trunk.head
-    for weight in (pool.q.weight, pool.k.weight, pool.v.weight, pool.proj.weight, pool.pos_embed):
-        assert_std(weight, 2048**-0.5)
-    assert not any(block.conv3_1x1.bn.weight.any() for stage in trunk.stages for block in stage)

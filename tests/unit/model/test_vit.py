@@ -83,15 +83,6 @@ def test_embeddings_and_gradients_equal_those_of_timms_modules(
     assert_equal(gradients(model, image), gradients(twin, image))
 
 
-def test_the_last_block_computes_all_tokens_where_they_have_an_effect() -> None:
-    for options in ({"proj_drop_rate": 0.1}, {"attn_drop_rate": 0.1}, {"global_pool": "avg"}):
-        assert type(build(CLIP_VIT, **options).image.trunk.blocks[-1]) is Block
-    assert type(build("model.image.timm=vit_base_patch16_siglip_224").image.trunk.blocks[-1]) is Block
-    coca = compose("model=coca_vit_b32").model.build(torch.device("meta"), torch.float32)
-    assert type(coca.image.trunk.blocks[-1]) is Block
-    assert type(coca.image.trunk.patch_embed.proj) is FoldedConv2d
-
-
 def patches(model: CLIP, autocast: bool) -> tuple[Tensor, Tensor]:
     """Returns the patch embedding of images, and the gradient of its weight."""
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):

@@ -15,8 +15,6 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 
 from clipx.model.clip import CLIP
-from clipx.model.freeze import freeze
-from clipx.model.lora import add_adapters
 from clipx.objective.base import Objective
 from clipx.optimizer.groups import decayed, parameter_groups, set_learning_rate
 from clipx.optimizer.spec import DecayRule
@@ -106,30 +104,6 @@ def test_patterns_exempt_further_parameters_from_decay() -> None:
     spec = compose(f"optimizer.no_decay=[{','.join(pattern)}]").optimizer
     rates = value_by_name("weight_decay", parameter_groups(model, Objective(), spec))
     assert {rates[f"model.{name}"] for name in exempt} == {0.0}
-
-
-ADAPTERS = ("model.image.lora.rank=2", "model.text.lora.rank=2", "model.image.lora.dora=true", "model.weights=x")
-
-
-def adapted_groups(*words: str) -> list[dict[str, Any]]:
-    run = compose("model=vit_s32", *ADAPTERS, *words)
-    model = run.model.build(torch.device("meta"), torch.float32)
-    freeze(model, run.model)
-    add_adapters(model, run.model)
-    return parameter_groups(model, Objective(), run.optimizer)
-
-
-def test_adapters_decay_like_matrices_and_are_scaled_like_their_layers() -> None:
-    groups = adapted_groups("optimizer.layer_decay=0.5", "optimizer.text_lr_scale=3", "optimizer.weight_decay=0.1")
-    decay, scale = value_by_name("weight_decay", groups), value_by_name("lr_scale", groups)
-    layer = "model.image.trunk.blocks.{}.mlp.fc1.{}"
-    for block, above in ((11, 0), (10, 1), (0, 11)):
-        for leaf, rate in (("lora_a", 0.1), ("lora_b", 0.1), ("magnitude", 0.0)):
-            name = layer.format(block, leaf)
-            assert (decay[name], scale[name]) == (rate, pytest.approx(0.5**above))
-    assert scale["model.text.blocks.10.attn.qkv.lora_a"] == pytest.approx(3 * 0.5)
-    exempt = value_by_name("weight_decay", adapted_groups("optimizer.no_decay=[*.lora_a,*.lora_b]"))
-    assert not any(rate for name, rate in exempt.items() if "lora" in name)
 
 
 def test_each_tower_has_a_separate_learning_rate_scale() -> None:

@@ -80,15 +80,3 @@ def test_state_on_the_host_is_restored_by_undo() -> None:
         counts.append((step.optimizer.param_groups[0]["step"], step.optimizer.state[weight]["step"]))
     assert counts == [(0, 0.0), (1, 1.0), (1, 1.0), (2, 2.0)]
     assert weight.tolist() == [5.0, 5.0]
-
-
-def test_gradients_on_the_host_of_another_device_are_not_stepped() -> None:
-    """The flag is read if the weights are on the host, as with cpu_offload."""
-    weight = torch.nn.Parameter(torch.zeros(2))
-    step = SkippableStep(torch.optim.AdamW([weight], fused=True), torch.device("cuda"), preserve=True)
-    weight.grad = torch.full((2,), torch.nan)
-    step(SKIPPED)
-    assert weight.tolist() == [0.0, 0.0]
-    weight.grad.fill_(1)
-    step(FINITE)
-    assert (weight < 0).all()

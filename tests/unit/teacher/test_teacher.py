@@ -12,7 +12,6 @@ import pytest
 import torch
 from helpers.runs import SMALL, VIT, compose, losses, small, tensors, untimed_rows
 from helpers.samples import Numbers, encode, picture
-from PIL import Image
 
 from clipx.data.batch import Batch
 from clipx.data.loader import SecondView, train_loader
@@ -116,16 +115,6 @@ def test_the_second_view_is_the_same_crop_and_caption_at_another_size() -> None:
                 rng = random.Random(f"0/{12 * step + place}")
                 train_transform(source.read(index).image, view.crop_scale, 10**6, rng, *outs)
                 assert torch.equal(found.second_image[place], outs[1].permute(2, 0, 1))
-
-
-def test_the_larger_view_decides_the_jpeg_decoding_size() -> None:
-    """A picture eight times larger than the small view is decoded once; both views show all of it."""
-    encoded = encode(picture(256, 256), "JPEG", quality=95)
-    outs = [torch.empty(size, size, 3, dtype=torch.uint8) for size in (32, 200)]
-    train_transform(encoded, (1.0, 1.0), 10**6, random.Random(0), *outs)
-    for out in outs:
-        exact = np.asarray(picture(256, 256).resize(out.shape[:2], Image.Resampling.BICUBIC), dtype=float)
-        assert np.abs(out.numpy() - exact).mean() < 3
 
 
 def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from unittest.mock import patch
 
 import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.fake_cuda import CUDA, FakeCuda, HostRead, MixedDevices, fake_cuda, fake_learner, host_batch
-from helpers.runs import NEEDED, VIT
+from helpers.runs import VIT
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from clipx.distributed.comm import Comm
-from clipx.model import varlen
 from clipx.model.blocks import named_blocks
 from clipx.trainer.learner import StepPosition
 
@@ -65,34 +63,6 @@ def step(device: FakeCuda, *overrides: str, steps: int = 2) -> None:
 def test_a_step_has_all_tensors_on_the_device(case: str) -> None:
     with fake_cuda() as device:
         step(device, *SHALLOW, *CASES[case])
-
-
-@pytest.mark.parametrize(
-    "words", slow_except([("model=tiny",), ("objective=coca", *NEEDED["coca"])], ("model=tiny",)), ids=" ".join
-)
-def test_a_step_of_other_models_has_all_tensors_on_the_device(words: tuple[str, ...]) -> None:
-    with fake_cuda() as device:
-        step(device, *words, "data.batch_size=4", "data.micro_batches=2", steps=1)
-
-
-@pytest.mark.parametrize(
-    ("capability", "words", "packed"),
-    [
-        ((9, 0), ("precision=amp_bf16",), True),
-        ((7, 5), ("precision=amp_fp16",), False),
-        ((9, 0), ("precision=amp_bf16", "model.text.heads=4"), False),
-    ],
-)
-def test_texts_are_padded_where_flash_attention_is_not_supported(
-    capability: tuple[int, int], words: tuple[str, ...], packed: bool
-) -> None:
-    with (
-        fake_cuda() as device,
-        patch("torch.cuda.get_device_capability", lambda *_: capability),
-        patch.object(varlen, "varlen_attn", wraps=varlen.varlen_attn) as attend,
-    ):
-        step(device, *SHALLOW, *words, steps=1)
-    assert attend.called is packed
 
 
 def test_norms_of_offloaded_shards_and_of_the_device_are_joined_on_the_device() -> None:

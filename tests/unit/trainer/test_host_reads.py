@@ -1,4 +1,4 @@
-"""No batch of an evaluation makes the host wait for the device. test_fake_cuda.py has the steps of training."""
+"""No operation of a training step makes the host wait for the device, and none of an evaluation's batches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,27 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.host_reads import HostReads
+from helpers.objective_cases import SETTINGS, of_run
 from helpers.runs import VIT, small
+from helpers.texts import captions
 from torch import nn
 
+from clipx.config.duration import Length
+from clipx.data.batch import Batch
+from clipx.distributed.comm import Comm
+from clipx.model.spec import Varying
 from clipx.model.transfer import HostCopy
+from clipx.trainer.learner import Learner, StepPosition
+from clipx.trainer.metrics import Meter
 from clipx.trainer.trainer import Trainer
+
+COMM = Comm(0, 1, 0, torch.device("cpu"))
+SIZE = 8
+# test_fake_cuda.py has the other objectives, optimizers and formats.
+CASES = [
+    ("objective=neuclip", *SETTINGS["neuclip"], "optimizer.non_finite=skip", "optimizer.clip_norm=1"),
+    ("precision=amp_bf16", "data.micro_batches=2", "optimizer.ema_decay=0.9", "objective=fastclip_v1"),
+]
 
 
 @pytest.fixture
@@ -32,17 +48,34 @@ def reads_of_copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return copies
 
 
-def test_the_count_sees_each_kind_of_read() -> None:
-    weight = nn.Linear(2, 2)
-    with HostReads([weight]) as reads:
-        x = weight.weight.detach() * 2
-        host = torch.arange(3)
-        host.tolist(), host[host > 1].sum().item()
+@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+def test_steps_between_logs_read_nothing(
+    overrides: tuple[str, ...], tmp_path: Path, reads_of_copies: list[int]
+) -> None:
+    spec = small(tmp_path, *VIT, f"data.batch_size={SIZE}", "data.samples=64", *overrides)
+    learner = Learner(spec, COMM, Length(epoch=64, batch=SIZE, total=640), Varying(spec.model.drops_patches))
+    meter, side = Meter(COMM), spec.model.image.size
+
+    def step(number: int, detailed: bool = False) -> None:
+        image = torch.randint(0, 256, (SIZE, 3, side, side), dtype=torch.uint8)
+        tokens = captions(SIZE, spec.model.text.context_length, seed=number)
+        batch = of_run(Batch(image, tokens, torch.arange(SIZE)), spec)
+        reads.mark(batch.image)
+        position = StepPosition(number, number * SIZE, (number + 1) * SIZE)
+        meter.add(learner.step(batch, position, detailed), SIZE, 0, learner.non_finite.found_inf)
+
+    reads = HostReads([m for m in (learner.model, learner.weights, learner.objective) if isinstance(m, nn.Module)])
+    step(0)  # creates the optimizer's state
+    with reads:
+        step(1)
+        step(2)
+        step(3, detailed=True)
         assert reads.found == []
-        float(x.sum()), bool((x > 100).any()), x[x > 0], x.nonzero(), torch.equal(x, x), x.tolist(), x.cpu(), x.numpy()
-        x.masked_select(x > 0), torch.unique(x), x.new_tensor(1.0), torch.tensor(1.0, device="cpu")
-        x[x > 0] = x[x > 0] * 2
-    assert len(reads.found) == 14
+        learner.settle()
+        found = meter.read()
+    assert [name.partition(" ")[0] for name in reads.found] == ["tolist"], "a log reads all metrics at once"
+    assert len(reads_of_copies) == 4
+    assert found["loss"] > 0
 
 
 def test_a_batch_of_an_evaluation_reads_nothing(tmp_path: Path, reads_of_copies: list[int]) -> None:

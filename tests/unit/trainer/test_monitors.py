@@ -37,11 +37,3 @@ def test_a_temperature_at_its_limit_is_reported_once_until_it_leaves() -> None:
     monitors.check(6000, {})
     monitors.check(6000 + AT_LIMIT_STEPS, {})
     assert [step for _, step in reported] == [100 + AT_LIMIT_STEPS, 6000 + AT_LIMIT_STEPS]
-
-
-def test_a_large_u_is_reported() -> None:
-    reported: list[str] = []
-    monitors = Monitors(Scored(), lambda kind, **facts: reported.append(kind))
-    for log_u in (1.0, 30.0, 31.0, 2.0, 40.0):
-        monitors.check(1, {"train/log_u": log_u})
-    assert reported == ["large_u", "large_u"]

@@ -14,8 +14,6 @@ from helpers.runs import VIT, compose, rows, small, tensors
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.model.spec import Varying
-from clipx.model.tower_spec import ImageTowerSpec
-from clipx.model.vision import ImageTower
 from clipx.trainer.stages import StagePlan
 from clipx.trainer.trainer import Trainer
 
@@ -45,21 +43,6 @@ def test_rate_size_and_patch_dropout_follow_the_stage() -> None:
     assert [made.patch_dropout(seen) for seen in (490, 500, 800, 1000)] == [0.6, 0.3, 0, 0]
     assert made.varying == Varying(patch_dropout=True, sizes=(96,))
     assert made.row(500) == {"train/image_size": 224, "train/batch_size": 10, "train/patch_dropout": 0.3}
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [("eva02_tiny_patch14_224", 112), ("resnet50_clip", 160)],
-)
-def test_towers_for_several_image_sizes_have_the_same_weights(name: str, size: int) -> None:
-    both, alone = tower(name, 224, size), tower(name, 224)
-    assert both(torch.empty(1, 3, size, size, device="meta")).shape == (1, 16)
-    assert {n: p.shape for n, p in both.state_dict().items()} == {n: p.shape for n, p in alone.state_dict().items()}
-
-
-def tower(name: str, size: int, *others: int) -> ImageTower:
-    with torch.device("meta"):
-        return ImageTower(ImageTowerSpec(timm=name, size=size), 16, False, Varying(sizes=others))
 
 
 # Four steps of 16, three of 24 and two of 32, in epochs of 75 samples: a stage ends within an epoch. Dropout draws

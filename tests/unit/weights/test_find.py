@@ -11,7 +11,6 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from helpers.hub_server import hub_cache
 from helpers.open_clip_models import SMALL, trained
 from helpers.payloads import Flag
 from helpers.ranks import Ranks
@@ -156,20 +155,6 @@ def test_concurrent_ranks_fetch_a_file_once(state: State, two_ranks: Ranks, tmp_
     (made,) = cache_folder("weights").rglob("of_ranks.safetensors")
     assert found == 2 * [(made, made.stat().st_mtime_ns)]
     assert made.read_bytes() == (tmp_path / "of_ranks.safetensors").read_bytes()
-
-
-def test_a_hub_repository_is_read_from_the_cache_and_named_if_unreachable(
-    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub_cache(tmp_path, write_folder(tmp_path / "model", state), "org/vit")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    found = load_weights("hf-hub:org/vit")
-    assert found.spec is not None
-    assert (found.spec.name, found.spec.image.size, len(found.model)) == ("vit", 32, len(state) - 1)
-    said = load_error("hf-hub:org/none")
-    assert said.startswith("hf-hub:org/none: open_clip_config.json cannot be downloaded from the Hugging Face hub (")
-    assert said.endswith("or download the repository elsewhere and give its folder")
 
 
 # -------------------------------------------------------------------------------------------- rejected weights

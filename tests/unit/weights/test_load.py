@@ -18,7 +18,7 @@ from torch import nn
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
-from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
+from clipx.weights.load import CONFIG, load_into, load_weights
 from clipx.weights.open_clip import spec_of
 
 CPU = torch.device("cpu")
@@ -47,24 +47,6 @@ def test_features_at_another_image_size_equal_open_clip(tmp_path: Path) -> None:
     twin = built(config_of_size(48))
     load_checkpoint(twin, str(folder / "open_clip_model.safetensors"))
     check_features(model.eval(), twin)
-
-
-def test_positions_of_attention_pools_and_vits_without_class_token_are_interpolated(tmp_path: Path) -> None:
-    for timm, sizes, name, grids in (
-        ("resnet50_clip", (64, 96), "image.trunk.head.pos_embed", ("2x2", "3x3")),
-        ("vit_base_patch16_siglip_224", (32, 64), "image.trunk.pos_embed", ("2x2", "4x4")),
-    ):
-        options = "{}" if timm == "resnet50_clip" else "{embed_dim:16,depth:1,num_heads:2}"
-        least = ("model.text.width=16", "model.text.heads=2", "model.text.layers=1", f"+model.image.options={options}")
-        specs = [
-            compose("model=rn50", f"model.image.timm={timm}", f"model.image.size={s}", *least).model for s in sizes
-        ]
-        before, after = (spec.build(CPU, torch.float32) for spec in specs)
-        notes = load_into(after, LoadedWeights("somewhere", before.state_dict(), specs[0]))
-        assert notes == [f"{name} was interpolated from {grids[0]} positions to {grids[1]}"]
-        found, given = after.state_dict()[name], before.state_dict()[name]
-        assert found.shape != given.shape
-        assert found.mean().item() == pytest.approx(given.mean().item(), abs=0.1 * given.std().item())
 
 
 # ------------------------------------------------------------------------------------------------- objective

@@ -14,7 +14,7 @@ import transformers
 from helpers.hf_models import CONFIGS, PACKED
 from helpers.open_clip_models import SMALL as OPEN_CLIP
 from helpers.open_clip_models import filled, trained
-from helpers.runs import compose, small
+from helpers.runs import compose
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -24,8 +24,7 @@ from clipx.model.freeze import freeze
 from clipx.model.spec import ModelSpec
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.trainer import Trainer
-from clipx.weights.load import load_weights, load_with_spec
+from clipx.weights.load import load_with_spec
 from clipx.weights.open_clip import spec_of
 from clipx.weights.tower import load_towers, normalization_of
 from clipx.weights.tower_source import text_source
@@ -120,17 +119,6 @@ def test_positions_and_patches_of_other_sizes_are_interpolated_as_by_timm(tmp_pa
     check_trunk(model, twin.eval())
     assert "pos_embed was interpolated from [1, 17, 192] to [1, 37, 192]" in lines
     assert "patch_embed.proj.weight was interpolated from [192, 3, 16, 16] to [192, 3, 8, 8]" in lines
-
-
-def test_original_layouts_are_converted(tmp_path: Path) -> None:
-    """DINOv2's own names, as its authors published them."""
-    twin = timm_model("vit_small_patch14_dinov2", 56, depth=2)
-    original = {name.replace("reg_token", "register_tokens"): t for name, t in state_of(twin).items()}
-    original["mask_token"] = torch.zeros(1, 384)
-    save_file(original, tmp_path / "weights.safetensors")
-    words = image_words("vit_small_patch14_dinov2", 56, {"depth": 2})
-    model, _ = loaded(*words, f"model.image.weights={tmp_path}/weights.safetensors")
-    check_trunk(model, twin)
 
 
 @pytest.fixture(scope="module")
@@ -228,45 +216,6 @@ def open_clip_folder(folder: Path, config: Mapping[str, Any], model: nn.Module) 
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
     save_file(state_of(model), folder / "open_clip_model.safetensors")
     return folder
-
-
-def test_both_towers_of_two_runs_start_another(tmp_path: Path) -> None:
-    for name, seed in (("one", 1), ("other", 2)):
-        Trainer(small(tmp_path / name, f"seed={seed}", "duration=2st")).fit()
-    places = {"image": tmp_path / "one", "text": tmp_path / "other"}
-    model, lines = loaded(*(f"model.{tower}.weights={place}" for tower, place in places.items()))
-    pixels = f"pixels are normalized by {CLIPS}, as in the training of these weights"
-    assert lines == [f"image tower: {tmp_path}/one", pixels, f"text tower: {tmp_path}/other"]
-    for tower, place in places.items():
-        weights = load_weights(str(place)).model
-        own = model.get_submodule(tower).state_dict()
-        assert all(torch.equal(tensor, weights[f"{tower}.{name}"]) for name, tensor in own.items())
-    with pytest.raises(CheckpointError, match=r"holds weights of another model: model\.text\.layers=2, expected 3"):
-        loaded(f"model.text.weights={tmp_path}/one", "model.text.layers=3")
-
-
-@pytest.mark.parametrize("name", ["vit", "siglip"])
-def test_the_text_tower_of_an_open_clip_file_is_loaded(name: str, tmp_path: Path) -> None:
-    config = OPEN_CLIP[name]
-    twin = trained(config)
-    place = open_clip_folder(tmp_path / "model", config, twin) / "open_clip_model.safetensors"
-    words = [
-        f"model.text.{key}={value}"
-        for key, value in config["text_cfg"].items()
-        if key in ("context_length", "width", "heads", "layers")
-    ]
-    if name == "siglip":
-        words += ["model.text.causal=false", "model.text.pool=last", "model.text.packed=false"]
-        words += ["model.text.projection_bias=true", "model.text.norm_eps=1e-6", "model.text.vocabulary=99"]
-        words += ["model.text.tokenizer=hf-hub:timm/ViT-B-16-SigLIP"]
-    model, lines = loaded(*words, f"model.embed_dim={config['embed_dim']}", f"model.text.weights={place}")
-    assert not any("random" in line for line in lines)
-    tokens_BL = torch.randint(5, 90, (3, 12))
-    if name == "vit":
-        tokens_BL[:, 9] = 49407
-    with torch.no_grad():
-        expected = twin.encode_text(tokens_BL, normalize=True)
-        torch.testing.assert_close(model.encode_text(tokens_BL), expected, rtol=0, atol=1e-5)
 
 
 # -------------------------------------------------------------------------------------------------------- transformers
