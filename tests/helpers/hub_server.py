@@ -11,7 +11,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
@@ -169,13 +168,3 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr("clipx.storage.remote._DELAY_S", (0.05, 0.5))
     yield hub
     hub.close()
-
-
-def hub_cache(home: Path, folder: Path, name: str) -> None:
-    """Creates the cache layout of huggingface_hub for a downloaded repository."""
-    repository = home / "hub" / f"models--{name.replace('/', '--')}"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    snapshot.parent.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    folder.rename(snapshot)

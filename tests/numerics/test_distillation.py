@@ -1,4 +1,4 @@
-"""Distillation against its definition and open_clip's loss; invariances, precision, memory, ranks, options."""
+"""Distillation against its definition and open_clip's loss; invariances, memory, ranks."""
 
 from __future__ import annotations
 

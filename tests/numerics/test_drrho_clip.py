@@ -42,9 +42,6 @@ def excess(x: Tensor, y: Tensor, given: tuple[Tensor, Tensor]) -> reference.Pair
     return [[s[i][j] - r[i][j] for j in range(len(s))] for i in range(len(s))]
 
 
-# ------------------------------------------------------------------------------------------------------ definition
-
-
 @both
 def test_value_gradients_and_state_of_many_steps_match_the_definition(options: tuple[str, ...]) -> None:
     """Takes 12 steps in two and a half epochs, with recurring samples, in float64 to 1e-10."""
@@ -73,9 +70,6 @@ def test_value_gradients_and_state_of_many_steps_match_the_definition(options: t
             torch.testing.assert_close(
                 table[number], torch.tensor(kept.columns, dtype=torch.float64), rtol=0, atol=1e-10
             )
-
-
-# ------------------------------------------------------------------------------------------------- limiting cases
 
 
 def test_a_reference_with_equal_similarities_gives_fastclip_v3() -> None:

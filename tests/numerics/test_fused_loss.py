@@ -1,4 +1,4 @@
-"""The Triton kernels of the loss: results in Triton's interpreter, code for two generations of devices, options."""
+"""The Triton kernels of the loss: results in Triton's interpreter, code for two generations of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NeuCLIP against its definition, its limiting cases, and the properties of its prototypes."""
+"""NeuCLIP against its definition and its limiting cases."""
 
 from __future__ import annotations
 
@@ -58,9 +58,6 @@ def test_a_batch_smaller_and_larger_than_the_prototypes_matches_the_definition()
             dx, dy, _ = torch.autograd.grad(outcome.loss, (x, y, at))
             assert_same({"image": found.image, "text": found.text}, {"image": dx, "text": dy}, atol=1e-10)
             module.after_step((step + 1) * batch)
-
-
-# ------------------------------------------------------------------------------------------------- limiting cases
 
 
 def test_enough_updates_on_a_batch_give_the_robust_loss_of_the_batch() -> None:

@@ -105,15 +105,6 @@ def test_distinct_captions_match_cross_entropy_with_soft_targets(k: int) -> None
     )
 
 
-@pytest.mark.parametrize("k", [2, 3])
-def test_the_sigmoid_loss_is_the_mean_of_the_losses_with_one_caption_each(k: int) -> None:
-    (x, y), module = several(k), build("siglip")
-    theirs = torch.stack([SigLipLoss()(x, y[t::k], *scale_and_bias(module)) for t in range(k)]).mean()
-    found = scored(module, x, y, distinct(k), torch.arange(B))
-    torch.testing.assert_close(found["loss"], theirs.detach(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(found["text"], torch.autograd.grad(theirs, y)[0], rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(("name", "rule"), CASES)
 def test_the_order_of_samples_and_captions_has_no_effect(name: str, rule: str) -> None:
     k, module = 3, build(name, f"objective.same_caption={rule}")

@@ -1,4 +1,4 @@
-"""The CLIP model: parameter counts of the published architectures, and features against open_clip."""
+"""The CLIP model: parameter counts of the published architectures, embeddings and initial weights."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def published(name: str) -> CLIP:
     return composed(name).build(META, torch.float32)
 
 
-def small_spec(quick_gelu: bool = False) -> ClipSpec:
+def small_spec() -> ClipSpec:
     options = {"patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4}
     return ClipSpec(
         name="small",
         embed_dim=48,
-        quick_gelu=quick_gelu,
+        quick_gelu=False,
         image=ImageTowerSpec(timm="vit_base_patch16_clip_224", size=32, options=options),
         text=ClipTextSpec(context_length=12, width=64, heads=2, layers=3),
     )
@@ -86,9 +86,6 @@ def tokens() -> Tensor:
     return Tokenizer(context_length=12)(["a photo of a cat", "two dogs", ""])
 
 
-# ----------------------------------------------------------------------------------------- published architectures
-
-
 @pytest.mark.parametrize("name", slow_except([*PUBLISHED, *UNPUBLISHED], "rn50", "vit_b32", "vit_b16_siglip", "tiny"))
 def test_an_architecture_has_the_counts_that_are_published_and_in_its_yaml(name: str) -> None:
     model, spec = published(name), composed(name)
@@ -102,9 +99,6 @@ def test_an_architecture_has_the_counts_that_are_published_and_in_its_yaml(name:
         image = torch.empty(2, 3, spec.image.size, spec.image.size, dtype=torch.uint8, device=META)
         tokens = torch.empty(2, spec.text.context_length, dtype=torch.int64, device=META)
         assert [x.shape for x in model(image, tokens)] == [(2, spec.embed_dim)] * 2
-
-
-# ---------------------------------------------------------------------------------------------------- embeddings
 
 
 @pytest.mark.parametrize(
@@ -130,9 +124,6 @@ def test_embeddings_have_unit_norm_in_float32_or_wider(
 def test_uint8_and_float_images_give_equal_embeddings(small: CLIP, images: Tensor) -> None:
     with torch.no_grad():
         torch.testing.assert_close(small.encode_image(images), small.encode_image(images / 255))
-
-
-# --------------------------------------------------------------------------------------------------------- state
 
 
 def test_every_weight_is_initialized() -> None:

@@ -1,4 +1,4 @@
-"""CoCa: features, scores and loss against open_clip; skipped computations; trained parameters and options."""
+"""CoCa: features, scores and loss against open_clip; skipped computations."""
 
 from __future__ import annotations
 

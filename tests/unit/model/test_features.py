@@ -1,4 +1,4 @@
-"""A model of stored features: embeddings, options, FLOPs, and errors for what needs images."""
+"""A model of stored features: its embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locked parameters: bit-identical after training, free of memory cost, with exact gradients for the rest."""
+"""Locked parameters: bit-identical after training, with exact gradients for the rest."""
 
 from __future__ import annotations
 

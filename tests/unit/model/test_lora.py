@@ -1,4 +1,4 @@
-"""Low-rank adapters: the definition, an unchanged start, merged weights, chosen layers, frozen weights, errors."""
+"""Low-rank adapters: against peft, an unchanged start, merged weights, chosen layers, frozen weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Patch dropout: dropped patches, schedules, logging, resuming, and unchanged evaluation."""
+"""Patch dropout: dropped patches, schedules, and unchanged evaluation."""
 
 from __future__ import annotations
 
@@ -29,9 +29,6 @@ def tokens(built: ImageTower) -> int:
     built(torch.rand(2, 3, 32, 32))
     hook.remove()
     return seen[0]
-
-
-# ----------------------------------------------------------------------------------------------- image tower
 
 
 @pytest.mark.parametrize(
@@ -70,9 +67,6 @@ def test_each_image_drops_different_patches() -> None:
     built.set_patch_dropout(0.5)
     features = built(torch.rand(1, 3, 32, 32).expand(4, -1, -1, -1))
     assert len(torch.unique(features, dim=0)) == 4
-
-
-# ---------------------------------------------------------------------------------------------------- options
 
 
 @pytest.mark.parametrize(

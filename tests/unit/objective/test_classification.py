@@ -1,4 +1,4 @@
-"""The classification head: initialization as zero-shot classifier, exact micro-batches, training and errors."""
+"""The classification head: its definition, initialization as zero-shot classifier, labels."""
 
 from __future__ import annotations
 
@@ -73,9 +73,6 @@ def test_the_head_is_initialized_as_the_zero_shot_classifier(start: Path, tmp_pa
         norms = t.learner.objective.head_CD.norm(dim=1)
         assert (kind == "zeroshot") == torch.allclose(norms, torch.ones_like(norms), atol=1e-6)
     assert found["zeroshot"][0] == found["zeroshot"][1] == found["random"][1] != found["random"][0]
-
-
-# ----------------------------------------------------------------------------------------------------------- errors
 
 
 def test_labels_are_indices_or_names_and_a_missing_label_is_a_bad_sample() -> None:

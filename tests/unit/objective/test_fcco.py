@@ -1,4 +1,4 @@
-"""Options of the moving-average objectives, and the values that experiments give them."""
+"""Options of the moving-average objectives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of per-sample state: row ownership, memory, reads and writes, resharding through checkpoints."""
+"""The table of per-sample state: row ownership, reads and writes, resharding through checkpoints."""
 
 from __future__ import annotations
 
@@ -52,9 +52,6 @@ def test_a_rank_writes_only_its_rows() -> None:
     for table in tables:
         table.write(torch.arange(8), torch.arange(8.0)[:, None])
     assert [t.rows[:, 0].tolist() for t in tables] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0]]
-
-
-# ------------------------------------------------------------------------------------------------- checkpoints
 
 
 def write_checkpoint(folder: Path, samples: int, world: int, lost: int | None = None) -> Checkpoint:

@@ -9,7 +9,7 @@ from typing import Any
 import open_clip.model  # type: ignore[import-untyped]
 import pytest
 import torch
-from helpers.optimizers import META, OPTIONS, Optimizing
+from helpers.optimizers import META, Optimizing
 from helpers.runs import compose
 from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
@@ -78,20 +78,6 @@ def test_groups_of_a_vit_equal_open_clip(rule: DecayRule) -> None:
 
 def value_by_name(key: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: group[key] for group in groups for name, _ in group["params"]}
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_an_optimizer_has_all_trained_parameters_in_groups_of_distinct_settings(option: str) -> None:
-    run = Optimizing(f"optimizer={option}", "optimizer.layer_decay=0.8")
-    assert sum(len(group["params"]) for group in run.optimizer.param_groups) == len(list(run.named()))
-    assert isinstance(run.optimizer, torch.optim.Optimizer)
-    run.model.image.requires_grad_(False)
-    groups = parameter_groups(run.model, run.objective, run.spec)
-    treatments = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-    assert all(treatments.count(treatment) == 1 for treatment in treatments)
-    assert value_by_name("weight_decay", groups).keys() == {
-        f"model.text.{n}" for n, _ in run.model.text.named_parameters()
-    } | {f"objective.{n}" for n, _ in run.objective.named_parameters()}
 
 
 def test_patterns_exempt_further_parameters_from_decay() -> None:

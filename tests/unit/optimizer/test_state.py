@@ -1,4 +1,4 @@
-"""Optimizer state survives a checkpoint for every optimizer, and every optimizer trains."""
+"""Optimizer state survives a checkpoint for every optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""precision=auto: the format that it chooses, on ranks, in plans, and at resume."""
+"""precision=auto: the format that it chooses."""
 
 from __future__ import annotations
 

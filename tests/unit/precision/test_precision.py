@@ -1,4 +1,4 @@
-"""Number formats: dtypes of weights, matrix products and embeddings; whole runs, loss scaling, quantized layers."""
+"""Number formats: whole runs, loss scaling, master weights, quantized layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from clipx.checkpoint.state import optimizer_tensors
 from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
-from clipx.model.clip import CLIP
 from clipx.precision.float8 import Float8Spec
 from clipx.precision.int8 import Int8Spec
-from clipx.precision.spec import AmpBf16Spec, Fp16Spec, Fp32Spec, Fp64Spec, Precision, PrecisionSpec
+from clipx.precision.spec import Fp32Spec, PrecisionSpec
 from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -28,40 +27,6 @@ def _tf32_restored():  # type: ignore[no-untyped-def]
     saved = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = saved
-
-
-def embed_batch(precision: Precision) -> tuple[CLIP, Tensor, Tensor]:
-    torch.manual_seed(0)
-    model = compose(*VIT).model.build(CPU, precision.dtype)
-    image = torch.randint(0, 256, (4, 3, 48, 48), dtype=torch.uint8)
-    tokens = torch.randint(1, 400, (4, 20))
-    with precision.autocast():
-        image_BD, text_BD = model(image, tokens)
-    return model, image_BD, text_BD
-
-
-@pytest.mark.parametrize(
-    ("spec", "weights", "product", "embeddings"),
-    [
-        (AmpBf16Spec(), torch.float32, torch.bfloat16, torch.float32),
-        (Fp16Spec(), torch.float16, torch.float16, torch.float32),
-        (Fp64Spec(), torch.float64, torch.float64, torch.float64),
-    ],
-    ids=["amp_bf16", "fp16", "fp64"],
-)
-def test_weights_products_and_embeddings_have_the_stated_types(
-    spec: PrecisionSpec, weights: torch.dtype, product: torch.dtype, embeddings: torch.dtype
-) -> None:
-    precision = spec.build(CPU)
-    model, image_BD, text_BD = embed_batch(precision)
-    assert {p.dtype for p in model.parameters()} == {weights} == {precision.dtype}
-    a = torch.ones(2, 2, dtype=weights)
-    with precision.autocast():
-        assert (a @ a).dtype == product
-    assert (a @ a).dtype == weights  # outside of autocast, products keep the dtype of the weights
-    assert image_BD.dtype == text_BD.dtype == embeddings
-    norms = torch.cat([image_BD, text_BD]).norm(dim=1)
-    assert torch.allclose(norms, torch.ones_like(norms), atol=1e-12 if embeddings == torch.float64 else 1e-6)
 
 
 def test_fp32_disables_tf32() -> None:

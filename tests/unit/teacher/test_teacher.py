@@ -1,9 +1,8 @@
-"""Teachers: live models and stored embeddings give equal training; resuming; invalid teachers."""
+"""Teachers: live models and stored embeddings give equal training; resuming; damaged embeddings."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -11,14 +10,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import SMALL, VIT, compose, losses, small, tensors, untimed_rows
-from helpers.samples import Numbers, encode, picture
 
 from clipx.data.batch import Batch
-from clipx.data.loader import SecondView, train_loader
-from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
-from clipx.data.transform import train_transform
-from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 from clipx.embed import embed
 from clipx.errors import CheckpointError, ClipxError
@@ -80,41 +74,6 @@ def test_a_teacher_returns_its_embeddings_times_its_scale(trained: Path) -> None
         torch.testing.assert_close(image / teacher.scale, teacher.model.encode_image(taught.image), rtol=0, atol=1e-12)
         torch.testing.assert_close(text, teacher.model.encode_text(taught.second_tokens), rtol=0, atol=1e-12)
     assert not image.requires_grad and not teacher.model.training
-
-
-def test_the_second_view_is_the_same_crop_and_caption_at_another_size() -> None:
-    source = Numbers([24], images={i: encode(picture(40, 30, i), "PNG" if i % 2 else "JPEG") for i in range(24)})
-    order, view, tokenizer = Order(source.sizes, 0, 30), ImageView(16, [0.3, 1.0], 10**6), Tokenizer(16)
-
-    def batches(second: SecondView | None, workers: int = 0) -> list[Batch]:
-        return list(
-            train_loader(
-                source, order, view, tokenizer, seed=0, samples=range(24), batch=12, rank=0, world=1, workers=workers,
-                prefetch=2, pin=False, second=second,
-            )
-        )  # fmt: skip
-
-    alone, small, same = (
-        batches(second) for second in (None, SecondView(8, Tokenizer(5)), SecondView(16, Tokenizer(5)))
-    )
-    large = batches(SecondView(24, Tokenizer(5)), workers=1)
-    for step, plain in enumerate(alone):
-        assert plain.second_tokens is None and plain.targets == ()
-        for found in (small[step], same[step]):
-            assert torch.equal(found.image, plain.image), "the student's view does not depend on the teacher"
-        assert same[step].second_image is None
-        for found, size in ((small[step], 8), (large[step], 24)):
-            assert found.second_image is not None and found.second_tokens is not None
-            assert found.second_image.shape == (12, 3, size, size)
-            assert torch.equal(found.tokens, plain.tokens)
-            assert torch.equal(found.second_tokens[:, :4], plain.tokens[:, :4]), (
-                "captions of one or two words fit into both contexts"
-            )
-            for place, index in enumerate(found.index.tolist()):
-                outs = [torch.empty(side, side, 3, dtype=torch.uint8) for side in (16, size)]
-                rng = random.Random(f"0/{12 * step + place}")
-                train_transform(source.read(index).image, view.crop_scale, 10**6, rng, *outs)
-                assert torch.equal(found.second_image[place], outs[1].permute(2, 0, 1))
 
 
 def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path) -> None:

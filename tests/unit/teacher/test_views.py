@@ -1,4 +1,4 @@
-"""Stored views of an ensemble of teachers: equal to the live teachers, drawn by position, resumed, and invalid ones."""
+"""Stored views of an ensemble of teachers: equal to the live teachers, drawn by position, and bad samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends of a run: deterministic algorithms, cuDNN, the allocator, and the line that reports them."""
+"""Backends of a run: deterministic algorithms, cuDNN and the allocator."""
 
 from __future__ import annotations
 

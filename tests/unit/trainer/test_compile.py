@@ -1,4 +1,4 @@
-"""torch.compile: few graphs, no graph breaks, bounded recompilation, and the results of eager code."""
+"""torch.compile: few graphs, no graph breaks, and the results of eager code."""
 
 from __future__ import annotations
 

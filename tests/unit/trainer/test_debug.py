@@ -1,4 +1,4 @@
-"""The options of the group debug: one batch until its loss is near zero, ten steps with everything on, a profile."""
+"""The options of the group debug: one batch until its loss is near zero, ten steps with everything on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training step and evaluation on a CUDA device without values: no mix of devices, no hidden host read."""
+"""A training step on a CUDA device without values: no mix of devices, no hidden host read."""
 
 from __future__ import annotations
 

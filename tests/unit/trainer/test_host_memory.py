@@ -14,7 +14,6 @@ from clipx.trainer import host_memory
 from clipx.trainer.host_memory import available_memory, check_batches
 
 GB = 10**9
-FEATURES = ("data.workers=0", "model=stored_features", "model.image.features=11")
 NATIVE = ("data.workers=0", "model.image.timm=naflexvit_base_patch16_siglip", "model.image.size=224",
           "model.image.native=true", "model.image.max_tokens=9")  # fmt: skip
 SAMPLE = 3 * 48**2 + 8 * 20  # bytes of the pixels and tokens of the model tiny
@@ -43,12 +42,9 @@ MEMINFO = {"proc/meminfo": "MemTotal:       20000000 kB\nMemAvailable:    800000
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, None),
         ({"proc/meminfo": "unknown\n"}, None),
-        ({**MEMINFO, "proc/self/cgroup": "0::/\n"}, 8_192_000_000),
         ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", "max", GB, 0)}, 8_192_000_000),
         ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", 4 * GB, 3 * GB, GB)}, 2 * GB),
-        ({**MEMINFO, "proc/self/cgroup": "0::/\n", **group("sys/fs/cgroup", 4 * GB, 5 * GB, 0)}, 0),
         ({"proc/self/cgroup": "0::/job/step\n", **group("sys/fs/cgroup/job", 6 * GB, GB, 0),
           **group("sys/fs/cgroup/job/step", "max", GB, 0)}, 5 * GB),
         ({**MEMINFO, "proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/docker/ab\n",  # a container that sees only its group
@@ -71,14 +67,10 @@ def set_available(monkeypatch: pytest.MonkeyPatch, size: int | None) -> None:
 @pytest.mark.parametrize(
     ("options", "ranks", "sharing", "needed"),
     [
-        (("data.workers=0", "data.prefetch=7"), 1, 1, 32 * SAMPLE),
         (("data.workers=0",), 2, 2, 2 * 16 * SAMPLE),  # each rank has half of the memory
         (("data.workers=3", "data.prefetch=2"), 1, 1, 7 * 32 * SAMPLE + 3 * 16_000_000),
         # 3 parts of 512 samples, of which each process keeps 2 ready
         (("data.batch_size=1536", "data.workers=2", "data.prefetch=1"), 1, 1, 7 * 512 * SAMPLE + 2 * 16_000_000),
-        (("data.workers=0", "stages=[{until:2st,batch_size:64},{}]"), 1, 1, 64 * SAMPLE),
-        (("data.workers=0", "data.captions_per_step=3"), 1, 1, 32 * (SAMPLE + 2 * 8 * 20)),
-        (FEATURES, 1, 1, 32 * (44 + 8 * 20)),
         (NATIVE, 1, 1, 32 * (10 * 3 * 16**2 + 8 * 20)),
     ],
 )

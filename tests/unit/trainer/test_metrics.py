@@ -16,7 +16,7 @@ from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops, peak_tflops
 from clipx.objective.base import Metrics
-from clipx.precision.spec import AmpBf16Spec, Fp32Spec
+from clipx.precision.spec import AmpBf16Spec
 from clipx.trainer.metrics import Meter
 from clipx.trainer.trainer import Trainer
 
@@ -128,9 +128,6 @@ def test_norms_of_the_towers_sum_to_the_total_and_updates_are_differences(tmp_pa
 def test_mfu_is_three_forwards_per_sample_relative_to_the_peak(logged: Logged) -> None:
     trainer, found, _ = logged
     assert peak_tflops("NVIDIA H100 PCIe", AmpBf16Spec()) == 756
-    assert peak_tflops("NVIDIA A100-SXM4-40GB", Fp32Spec()) == 19.5
-    assert peak_tflops("NVIDIA A100-SXM4-40GB", Fp32Spec(tf32=True)) == 156
-    assert peak_tflops("a device of tomorrow", AmpBf16Spec()) is None
     flops = ForwardFlops.of(trainer.spec.model)
     for row in found:
         if "train/mfu" in row:

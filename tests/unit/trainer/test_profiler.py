@@ -1,4 +1,4 @@
-"""Profiled steps: a real trace of two ranks, and the arithmetic on spans."""
+"""Profiled steps: the arithmetic on spans."""
 
 from __future__ import annotations
 

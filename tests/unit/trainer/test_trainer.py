@@ -1,4 +1,4 @@
-"""Whole runs: training, resuming at any step, and rejection of invalid runs."""
+"""Whole runs: training, resuming, and runs that end by an error."""
 
 from __future__ import annotations
 
@@ -60,14 +60,10 @@ def test_losses_match_the_golden_curve(uninterrupted: Path) -> None:
     assert [r["train/loss"] for r in rows(uninterrupted) if "train/loss" in r] == pytest.approx(golden, rel=1e-2)
 
 
-@pytest.mark.parametrize("drawn", [True, False])
-def test_a_run_that_diverges_is_never_saved_and_has_its_error_and_a_report(tmp_path: Path, drawn: bool) -> None:
-    """A report that cannot be drawn hides no error."""
+def test_a_run_that_diverges_is_never_saved_and_has_its_error_and_a_report(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    diverges = ("optimizer.lr=1e30", "duration=20st", f"log_every={1 if drawn else 3}st", "checkpoint.every=1st")
+    diverges = ("optimizer.lr=1e30", "duration=20st", "log_every=1st", "checkpoint.every=1st")
     trainer = Trainer(small(run_dir, *VIT, "report=true", *diverges))
-    if not drawn:
-        (run_dir / "report.png").mkdir()
     with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step 1: lower optimizer.lr"):
         trainer.fit()
     for folder in (run_dir / "checkpoints").glob("step-*"):
@@ -75,11 +71,8 @@ def test_a_run_that_diverges_is_never_saved_and_has_its_error_and_a_report(tmp_p
         assert [n for n, t in saved.items() if n.startswith("model/") and not t.isfinite().all()] == [], folder
     (failed,) = (event for event in events(run_dir) if event["event"] == "failed")
     assert failed["message"].startswith("the embeddings of rank 0 are not finite at step 1")
-    assert (run_dir / "report.html").is_file() == drawn
-    if drawn:
-        page = (run_dir / "report.html").read_text()
-        assert '<p class="state">Failed after step 2: the embeddings of rank 0 are not finite' in page
-        assert "training loss" in page
+    page = (run_dir / "report.html").read_text()
+    assert '<p class="state">Failed after step 2: the embeddings of rank 0 are not finite' in page
 
 
 def test_a_run_whose_directory_another_job_took_over_ends_after_its_step(tmp_path: Path) -> None:

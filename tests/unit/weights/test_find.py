@@ -1,4 +1,4 @@
-"""Sources of weights: files, folders, URLs, runs and the Hugging Face hub; rejected and mismatched weights."""
+"""Sources of weights: files, folders and URLs; rejected and mismatched weights."""
 
 from __future__ import annotations
 

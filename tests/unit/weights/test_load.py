@@ -36,9 +36,6 @@ def config_of_size(size: int) -> dict[str, Any]:
     return {**VIT, "vision_cfg": {**VIT["vision_cfg"], "image_size": size}}
 
 
-# --------------------------------------------------------------------------------------------------- image sizes
-
-
 def test_features_at_another_image_size_equal_open_clip(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", trained(VIT), VIT)
     model = spec_of(config_of_size(48), "vit").build(CPU, torch.float32)
@@ -47,9 +44,6 @@ def test_features_at_another_image_size_equal_open_clip(tmp_path: Path) -> None:
     twin = built(config_of_size(48))
     load_checkpoint(twin, str(folder / "open_clip_model.safetensors"))
     check_features(model.eval(), twin)
-
-
-# ------------------------------------------------------------------------------------------------- objective
 
 
 def objective(*overrides: str) -> Objective:
@@ -73,9 +67,6 @@ def test_the_bias_is_used_by_siglip_and_reported_as_ignored_by_others() -> None:
         "ignored the bias -12.5 of the weights: this objective has no bias"
     ]
     assert objective("objective=infonce").adopt_scale(None, None) == []
-
-
-# -------------------------------------------------------------------------------------------------- training
 
 
 def overrides(weights: Path) -> tuple[str, ...]:

@@ -21,8 +21,6 @@ from clipx.weights.files import METADATA, read_tensors
 from clipx.weights.load import load_weights
 from clipx.weights.open_clip import config_of, spec_of
 
-# ------------------------------------------------------------------------------------------------ archives and tensors
-
 
 def archive(path: Path, members: list[tuple[str, bytes, int]]) -> Path:
     with zipfile.ZipFile(path, "w") as file:
@@ -64,8 +62,6 @@ def test_tensors_without_plain_values_are_rejected_by_name(make: Callable[[], to
     with pytest.raises(CheckpointError, match="weights.pt: 'weight' is a sparse, quantized, repeated or empty tensor"):
         read_tensors(tmp_path / "weights.pt")
 
-
-# ------------------------------------------------------------------------------------------------------- configurations
 
 TINY = (*VIT, "model.text.width=8", "model.text.heads=1")
 MUTANTS: list[Any] = [None, -1, 1e400, float("nan"), "x", [], {}, True, 10**30, [None], {"a": {"b": []}}]

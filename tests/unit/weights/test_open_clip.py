@@ -1,4 +1,4 @@
-"""Conversion between clipx and open_clip: parameter names, configurations and features."""
+"""Conversion between clipx and open_clip: features and configurations."""
 
 from __future__ import annotations
 
@@ -26,16 +26,10 @@ def ours(spec: ModelSpec, twin: nn.Module) -> CLIP:
     return model.eval()
 
 
-# ----------------------------------------------------------------------------------------------- small models
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_features_equal_open_clip(name: str) -> None:
     twin = trained(SMALL[name])
     check_features(ours(spec_of(SMALL[name], name), twin), twin)
-
-
-# ----------------------------------------------------------------------------------------- published models
 
 
 @pytest.mark.parametrize("name", slow_except(PUBLISHED, "rn50", "vit_b32", "vit_b16_siglip", "convnext_base_w"))
@@ -45,9 +39,6 @@ def test_configurations_of_published_models_equal_open_clip(name: str) -> None:
     config["vision_cfg"].pop("timm_drop", None)  # belongs to training
     assert config_of(spec) == config
     assert config_of(spec_of(published(name), name)) == config
-
-
-# ---------------------------------------------------------------------------------------- conversion and errors
 
 
 def varied_config(part: str, key: str, value: Any) -> dict[str, Any]:

@@ -92,8 +92,6 @@ def shapes(state: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {key: tensor.shape for key, tensor in state.items() if key not in NOT_IN_MODEL}
 
 
-# ---------------------------------------------------------------------------------- features of one of each form
-
 _SIZE = r"_?(tiny|small|medium|base|large2?|xlarge|xxlarge|so400m|giantopt|giant|gigantic|enormous|patch\d+|\d+)(?=_|$)"
 _SIZES = (
     *("image_size", "patch_size", "width", "head_width", "mlp_ratio", "layers", "heads", "attn_pooler_heads"),

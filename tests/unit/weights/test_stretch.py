@@ -1,4 +1,4 @@
-"""Stretching of text positions to a longer context: Long-CLIP's formula, runs, exports and errors."""
+"""Stretching of text positions to a longer context: Long-CLIP's formula, and a run."""
 
 from __future__ import annotations
 

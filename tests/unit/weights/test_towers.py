@@ -1,4 +1,4 @@
-"""Weights of one tower: of timm, transformers, CLIP models; conversions, other sizes, and rejected weights."""
+"""Weights of one tower: of timm, transformers, CLIP models."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ def image_words(name: str, size: int, options: Mapping[str, Any]) -> tuple[str, 
 
 
 CLIPS = "mean=[0.48145466,0.4578275,0.40821073] std=[0.26862954,0.26130258,0.27577711]"
-HALF = "mean=[0.5,0.5,0.5] std=[0.5,0.5,0.5]"
 
 
 def loaded(*words: str) -> tuple[CLIP, list[str]]:
@@ -119,25 +118,6 @@ def test_positions_and_patches_of_other_sizes_are_interpolated_as_by_timm(tmp_pa
     check_trunk(model, twin.eval())
     assert "pos_embed was interpolated from [1, 17, 192] to [1, 37, 192]" in lines
     assert "patch_embed.proj.weight was interpolated from [192, 3, 16, 16] to [192, 3, 8, 8]" in lines
-
-
-@pytest.fixture(scope="module")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder by timm's function for the hub."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    timm.models.save_for_hf(timm_model("vit_tiny_patch16_224", 64, depth=2), folder, safe_serialization=True)
-    return folder
-
-
-TINY = image_words("vit_tiny_patch16_224", 64, {"depth": 2})
-
-
-@pytest.mark.parametrize("given", [(), ("mean",)])
-def test_pixels_follow_a_folder_of_timm(given: tuple[str, ...], tiny_folder: Path) -> None:
-    twin, place = timm_model("vit_tiny_patch16_224", 64, depth=2), tiny_folder
-    model, lines = loaded(*TINY, *(f"model.image.{key}=[0.5,0.5,0.5]" for key in given), f"model.image.weights={place}")
-    check_trunk(model, twin)
-    assert lines[1] == f"pixels are normalized by {HALF}, as in the training of these weights"
 
 
 def test_weights_that_timm_names_are_read_from_the_hub_cache(tmp_path: Path, hub_folder: Path) -> None:
