@@ -83,16 +83,6 @@ def test_embeddings_and_gradients_equal_those_of_timms_modules(
     assert_equal(gradients(model, image), gradients(twin, image))
 
 
-def patches(model: CLIP, autocast: bool) -> tuple[Tensor, Tensor]:
-    """Returns the patch embedding of images, and the gradient of its weight."""
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        out = model.image.trunk.patch_embed(model._input(images(64)))
-    weight = model.image.trunk.patch_embed.proj.weight
-    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out).sin()).sum().backward()
-    assert weight.grad is not None
-    return out.detach().double(), weight.grad.double()
-
-
 def test_constants_of_the_normalization_stay_in_float32_in_a_16_bit_copy() -> None:
     model = to_dtype(build(dtype=torch.float32), torch.bfloat16)
     proj = model.image.trunk.patch_embed.proj

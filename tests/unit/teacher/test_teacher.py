@@ -24,7 +24,7 @@ from clipx.teacher.stored import StoredTeachers, npy_files
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))
-FP32, FP64 = (Precision(dtype, None, "cpu") for dtype in (torch.float32, torch.float64))
+FP64 = Precision(torch.float64, None, "cpu")
 DATA = ("data.samples=96", "data.held_out_samples=16", "duration=3st", "schedule.warmup=1st")
 PLAIN = ("data.crop_scale=[1.0,1.0]",)  # crops the whole of square images, like the evaluation view
 

@@ -16,7 +16,7 @@ from clipx.trainer.backends import Backends, prepare_backends
 from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CUDA = torch.device("cuda", 0)
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 

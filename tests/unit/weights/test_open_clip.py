@@ -16,7 +16,7 @@ from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.weights.open_clip import config_of, from_open_clip, spec_of
 
-META, CPU = torch.device("meta"), torch.device("cpu")
+CPU = torch.device("cpu")
 
 
 def ours(spec: ModelSpec, twin: nn.Module) -> CLIP:
