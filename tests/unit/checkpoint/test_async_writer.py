@@ -10,12 +10,10 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.savers import EventLog, load_tensors, make_writer, run_in_processes, steps, tensors
-from helpers.waiting import wait_until
 from safetensors.torch import load_file
 
 from clipx.checkpoint.tensors import RankRows
@@ -38,30 +36,6 @@ def test_training_during_a_save_does_not_change_the_saved_state(tmp_path: Path, 
     run.close()
 
 
-def test_a_save_waits_for_the_previous_save_and_records_the_wait(
-    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log, now = EventLog(), 10.0
-    monkeypatch.setattr("clipx.checkpoint.async_writer.time", SimpleNamespace(perf_counter=lambda: now))
-    run = make_writer(tmp_path, log)
-    run.save(1, tensors(1), {})
-
-    def open_later() -> None:
-        nonlocal now
-        wait_until(lambda: run._pending is None)  # the second save waits
-        now += 0.5
-        gate.set()
-
-    threading.Thread(target=open_later).start()
-    run.save(2, tensors(2), {})
-    run.wait()
-    first, second = log.of("checkpoint_saved")
-    assert (first["waited_s"], second["waited_s"]) == (0, 0.5)
-    assert second["bytes"] > 4000 and second["seconds"] == 0.5, "the wait is part of the save"
-    assert load_tensors(tmp_path, 1)["a/n"] == 1 and load_tensors(tmp_path, 2)["a/n"] == 2
-    run.close()
-
-
 def test_background_and_foreground_saves_write_equal_bytes(tmp_path: Path) -> None:
     for background in (True, False):
         run = make_writer(tmp_path / str(background), background=background)
@@ -71,22 +45,6 @@ def test_background_and_foreground_saves_write_equal_bytes(tmp_path: Path) -> No
     manifests = [(tmp_path / str(b) / "step-00000001" / "MANIFEST.json").read_bytes() for b in (True, False)]
     assert manifests[0] == manifests[1]
     assert b"shard.00001-of-00001.safetensors" in manifests[0]
-
-
-def test_the_buffer_is_allocated_before_the_first_save(tmp_path: Path) -> None:
-    written: list[Path] = []
-    run = make_writer(tmp_path, hooks={"on_commit": written.append})
-    state = {**tensors(1), "rows": RankRows(torch.ones(5, 2), 0)}
-    run.reserve(state)
-    assert run._reserved is not None
-    run._reserved.result()
-    assert run._replicated._memory is not None and run._sharded._memory is not None
-    places = [run._replicated._memory.tensor.data_ptr(), run._sharded._memory.tensor.data_ptr()]
-    run.save(1, state, {})
-    assert [run._replicated._memory.tensor.data_ptr(), run._sharded._memory.tensor.data_ptr()] == places
-    run.close()
-    assert load_tensors(tmp_path)["rows"].eq(1).all()
-    assert written == [tmp_path / "step-00000001"]
 
 
 def test_every_dtype_and_shape_is_readable_by_safetensors(tmp_path: Path) -> None:
@@ -114,47 +72,6 @@ def _limit_file_size(bytes_: int) -> None:
     """Limits the size of files, like a full disk; needs no root."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, resource.RLIM_INFINITY))
-
-
-def _fails_and_recovers(comm: Comm, path: Path) -> tuple[EventLog, list[str]]:
-    log, errors = EventLog(), []
-    run = make_writer(path, log, max_failures=3)
-    run.save(1, tensors(1), {})
-    run.wait()
-    _limit_file_size(10_000)
-    run.save(2, tensors(2, size=10_000), {})
-    run.save(3, tensors(3, size=10_000), {})  # two failures in a row: training continues
-    try:
-        run.wait()
-    except CheckpointError as error:
-        errors.append(str(error))
-    _limit_file_size(resource.RLIM_INFINITY)
-    run.save(4, tensors(4, size=10_000), {})
-    run.wait()
-    _limit_file_size(10_000)
-    for step in (5, 6, 7):
-        run.save(step, tensors(step, size=10_000), {})
-    try:
-        run.save(8, tensors(8, size=10_000), {})
-    except CheckpointError as error:
-        errors.append(str(error))
-    run.close()
-    return log, errors
-
-
-def test_failed_saves_are_reported_and_several_in_a_row_end_the_run(tmp_path: Path) -> None:
-    ((log, errors),) = run_in_processes(1, tmp_path, _fails_and_recovers, tmp_path / "run")
-    assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 4]
-    failed = log.of("checkpoint_failed")
-    assert [facts["step"] for facts in failed] == [2, 2, 3, 3, 5, 5, 6, 6, 7, 7], "each save is tried twice"
-    assert all("File too large" in facts["message"] and facts["free_bytes"] > 0 for facts in failed)
-    assert all(facts["needed_bytes"] > 40_000 for facts in failed)
-    assert "the last checkpoint could not be written ([Errno 27] File too large" in errors[0]
-    assert errors[1].startswith("checkpoint.max_failures=3 checkpoints in a row could not be written ([Errno 27]")
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000004"], (
-        "temporary folders remain"
-    )
-    assert load_tensors(tmp_path / "run")["a/n"] == 4
 
 
 @pytest.fixture

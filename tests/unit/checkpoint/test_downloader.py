@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import resource
-import signal
 import threading
 import time
 from pathlib import Path
@@ -18,7 +16,7 @@ from helpers.uploads import same_files, save, upload
 
 from clipx.checkpoint.downloader import check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
 from clipx.checkpoint.format import find_damage
-from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
+from clipx.checkpoint.records import MANIFEST, TENSORS
 from clipx.errors import CheckpointError, ConfigError, StorageError
 from clipx.storage.remote import StorageFolder
 
@@ -53,13 +51,6 @@ def test_a_large_file_is_sent_in_parts_and_read_in_blocks(
     assert found is not None and same_files(found, folder)
 
 
-def test_a_missing_run_has_no_checkpoints(url: str, tmp_path: Path) -> None:
-    assert remote_checkpoints(url) == []
-    assert fetch_newest(url, tmp_path, pytest.fail) is None
-    fetch_history(url, tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == []
-
-
 def test_local_checkpoints_are_not_fetched_again(run_dir: Path, local_url: str) -> None:
     folder = save(run_dir, 10)
     upload(run_dir, local_url)
@@ -84,10 +75,7 @@ def _name(name: str, path: Path) -> None:
 
 DAMAGE = {
     f"the hash of {TENSORS} does not match": _flip,
-    f"{TENSORS} is missing": Path.unlink,
-    f"{MANIFEST} cannot be read": lambda path: (path.parent / MANIFEST).write_text('{"tensors'),
     f"{MANIFEST} names '../../stolen', which is not a file of the checkpoint": functools.partial(_name, "../../stolen"),
-    f"{STATE} is missing": lambda path: (path.parent / MANIFEST).write_text("{}"),
 }
 
 
@@ -112,20 +100,6 @@ def test_a_damaged_checkpoint_is_reported_and_skipped(
     )
 
 
-def test_a_full_disk_during_a_fetch_is_not_reported_as_damage(run_dir: Path, local_url: str, tmp_path: Path) -> None:
-    upload(run_dir, local_url, save(run_dir, 10), save(run_dir, 20, bytes(100_000)))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
-    try:
-        with pytest.raises(CheckpointError, match="step-00000020 cannot be fetched to .*File too large"):
-            fetch_newest(local_url, tmp_path / "into", pytest.fail)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
-    assert list((tmp_path / "into").iterdir()) == []
-
-
 def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
     folder = save(run_dir, 10, os.urandom(200_000))
     upload(run_dir, own_bucket)
@@ -143,9 +117,8 @@ def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: 
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("mode", ["hang"])
-def test_an_unreachable_storage_is_an_error(own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str) -> None:
-    proxy.set(mode)
+def test_an_unreachable_storage_is_an_error(own_bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
+    proxy.set("hang")
     for call in (
         functools.partial(fetch_newest, own_bucket, tmp_path, print),
         functools.partial(fetch_history, own_bucket, tmp_path),

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,16 +46,6 @@ def test_the_newest_checkpoint_is_loaded(folder: CheckpointDir) -> None:
     assert found.sharded_names() == {"rows"}
 
 
-def test_loading_from_a_missing_folder_returns_none(tmp_path: Path) -> None:
-    assert CheckpointDir(tmp_path / "none", pytest.fail).load() is None
-
-
-def test_steps_are_ordered_numerically(tmp_path: Path) -> None:
-    for step in (99_999_999, 100_000_000):
-        (tmp_path / f"step-{step:08d}").mkdir()
-    assert [p.name for p in CheckpointDir(tmp_path, pytest.fail).folders()] == ["step-100000000", "step-99999999"]
-
-
 def test_saving_a_step_again_replaces_it(folder: CheckpointDir) -> None:
     run = make_writer(folder.path)
     run.save(30, {"a/x": torch.zeros(2)}, {"again": True})
@@ -76,20 +65,9 @@ def flip(path: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a bit flipped": flip,
     "cut short": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "empty": lambda path: os.truncate(path, 0),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"}"),
     "missing": Path.unlink,
-    "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "no names": lambda path: path.write_text("{}"),
-    "one more file": lambda path: path.write_text(
-        json.dumps({**json.loads(path.read_text()), "b.safetensors": "0" * 64})
-    ),
 }
-CASES = [
-    *((file, "a bit flipped") for file in FILES),
-    *(("state.json", damage) for damage in DAMAGES if damage not in ("a bit flipped", "no names", "one more file")),
-    *(("MANIFEST.json", damage) for damage in ("missing", "cut short", "no names", "one more file")),
-]
+CASES = [*((file, "a bit flipped") for file in FILES), ("state.json", "missing"), ("MANIFEST.json", "cut short")]
 
 
 @pytest.mark.parametrize(("file", "damage"), CASES)
@@ -106,15 +84,6 @@ def test_a_damaged_checkpoint_is_reported_renamed_and_skipped(folder: Checkpoint
     assert newest.with_name(f"{newest.name}.corrupt").is_dir() and not newest.exists()
 
 
-def test_a_second_damaged_checkpoint_gets_another_name(folder: CheckpointDir) -> None:
-    for number in ("", "1"):
-        newest = folder.folders()[0]
-        flip(newest / "state.json")
-        assert folder.load() is not None
-        shutil.copytree(folder.path / "step-00000020", newest)
-        assert (folder.path / f"step-00000030.corrupt{number}").is_dir()
-
-
 def test_only_damaged_checkpoints_are_an_error(folder: CheckpointDir) -> None:
     for path in folder.folders():
         flip(path / "tensors.safetensors")
@@ -125,13 +94,6 @@ def test_only_damaged_checkpoints_are_an_error(folder: CheckpointDir) -> None:
         folder.load()
 
 
-def test_loading_a_damaged_step_is_an_error_and_keeps_its_folder(folder: CheckpointDir) -> None:
-    flip(folder.path / "step-00000020" / "state.json")
-    with pytest.raises(CheckpointError, match="cannot be used: the hash of state.json does not match; available steps"):
-        folder.load(20)
-    assert (folder.path / "step-00000020").is_dir()
-
-
 def _load(comm: Comm, path: Path) -> tuple[int, list[str], float]:
     messages = Messages()
     found = CheckpointDir(path, messages).load_on_all(comm)
@@ -139,10 +101,9 @@ def _load(comm: Comm, path: Path) -> tuple[int, list[str], float]:
     return found.step, list(messages), found.tensors["a/x"][0].item()
 
 
-@pytest.mark.parametrize("file", FILES[:2])
-def test_ranks_verify_together_and_load_the_same_checkpoint(folder: CheckpointDir, tmp_path: Path, file: str) -> None:
-    """The result does not depend on the rank that finds the damage."""
-    flip(folder.folders()[0] / file)
+def test_ranks_verify_together_and_load_the_same_checkpoint(folder: CheckpointDir, tmp_path: Path) -> None:
+    """One rank finds the damage."""
+    flip(folder.folders()[0] / FILES[1])
     found = run_in_processes(3, tmp_path, _load, folder.path)
     assert [(step, value) for step, _, value in found] == [(20, 20.0)] * 3
     assert [len(messages) for _, messages, _ in found] == [1, 0, 0]

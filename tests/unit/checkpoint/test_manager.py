@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.forks import Fork
-from helpers.processes import children_of
-from helpers.runs import SMALL, VIT, events, losses, rows, small, start, tensors, untimed_rows
+from helpers.runs import SMALL, VIT, losses, small, start, tensors, untimed_rows
 from helpers.s3_server import FaultyProxy
 from helpers.slurm_jobs import held, release
 from helpers.waiting import wait_until
 
-from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
@@ -48,18 +44,6 @@ def test_keep_every_between_two_saves_keeps_the_next_even_after_a_resume(tmp_pat
     assert steps(run_dir) == [4, 6, 10], "4 is the first save after 3, 6 a multiple, and none is after 6 up to 8"
 
 
-def test_the_best_checkpoint_by_a_metric_is_saved_and_kept(tmp_path: Path) -> None:
-    run_dir, metric = tmp_path / "run", "eval/retrieval/image_to_text/recall@1"
-    overrides = ("evaluator=[retrieval]", "evaluator.retrieval.every=1st", "checkpoint.keep_last=1")
-    Trainer(small(run_dir, *EVERY_STEP, *overrides, "checkpoint.every=end", f"checkpoint.best={metric}")).fit()
-    found = {int(row["step"]): row[metric] for row in rows(run_dir) if metric in row}
-    best = max(found.values())
-    first = min(step for step, value in found.items() if value == best)
-    assert steps(run_dir) in ([first, 6], [6])
-    saved = CheckpointDir(run_dir / "checkpoints", print).load(steps(run_dir)[0])
-    assert saved is not None and saved.score == best
-
-
 def test_a_resumed_run_knows_its_best_value(tmp_path: Path) -> None:
     def manager() -> CheckpointManager:
         spec, comm = CheckpointSpec(every="end", best="eval/x"), Comm(0, 1, 0, torch.device("cpu"))
@@ -72,21 +56,6 @@ def test_a_resumed_run_knows_its_best_value(tmp_path: Path) -> None:
     first.close()
     assert resumed.find(Resume.parse("auto")) is not None
     assert [resumed.is_new_best({"eval/x": value}) for value in (0.4, 0.6)] == [False, True]
-
-
-def test_a_cadence_in_minutes_is_due_when_the_time_has_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr("clipx.checkpoint.manager.time", SimpleNamespace(monotonic=lambda: now))
-    comm = Comm(0, 1, 0, torch.device("cpu"))
-    checkpoints = CheckpointManager(
-        tmp_path, CheckpointSpec(every="2min"), Length(100, 10), comm, lambda *_, **__: None
-    )
-    assert not checkpoints.due(0, 10)
-    now += 119
-    assert not checkpoints.due(10, 20)
-    now += 1
-    assert checkpoints.due(20, 30)
-    assert checkpoints.at_end
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +91,6 @@ def test_a_run_resumes_from_its_upload_on_another_machine(tmp_path: Path, upload
         other = Trainer(small(tmp_path / f"from-{step}", *EVERY_STEP, f"resume=file://{tmp_path}/far/run{end}"))
         other.close()
         assert other.steps_done == step
-
-
-def test_resume_uses_the_newer_of_local_and_remote_checkpoints(uploading: tuple[str, ...]) -> None:
-    shutil.rmtree("run/checkpoints/step-00000006")
-    for damaged in Path("run/checkpoints/step-00000005").glob("*.safetensors"):
-        damaged.write_bytes(b"damaged")
-    trainer = Trainer(small(Path("run"), *uploading, "resume=latest"))
-    trainer.close()
-    assert trainer.steps_done == 6
-    assert [event["event"] for event in events(Path("run"))].count("checkpoint_damaged") == 1
 
 
 def test_a_run_that_goes_back_does_not_continue_from_its_later_uploads(uploading: tuple[str, ...]) -> None:
@@ -235,36 +194,3 @@ def test_a_stopped_run_exits_with_75_and_resumes_bit_for_bit(tmp_path: Path) -> 
     assert untimed_rows(straight) == untimed_rows(stopped), (
         "the evaluation interrupted by the signal is repeated after the resume"
     )
-
-
-def test_a_second_job_in_the_same_directory_is_rejected(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    first = started(run_dir, "duration=200000st")
-    wait_for_step(run_dir, 1, first)
-    second = started(run_dir, "resume=auto")
-    _, said = second.communicate(timeout=600)
-    assert second.returncode == Exit.IN_USE == 3
-    assert f"is in use by pid {first.pid} on" in said
-    first.kill()
-    first.communicate()
-    third = started(run_dir, "resume=auto", "duration=2st")
-    _, said = third.communicate(timeout=600)
-    assert third.returncode == 0, said
-    assert "lock_taken_over" in [event["event"] for event in events(run_dir)]
-
-
-def test_a_hanging_loader_is_ended_by_the_watchdog_with_its_stacks(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    process = started(run_dir, "duration=4000st", "data.workers=1", "checkpoint=none", "distributed.watchdog_s=60")
-    wait_for_step(run_dir, 2, process)
-    (worker,) = children_of(process.pid)
-    os.kill(worker, signal.SIGSTOP)  # like a read from a file server that does not respond
-    try:
-        process.wait(timeout=600)
-    finally:
-        os.kill(worker, signal.SIGKILL)  # it holds an end of the pipes
-    _, said = process.communicate()
-    assert process.returncode == Exit.WATCHDOG == 70
-    assert "rank 0 made no progress for" in said
-    assert "in _loop" in (run_dir / "stacks.rank0.txt").read_text()
-    assert "watchdog" in [event["event"] for event in events(run_dir)]

@@ -9,7 +9,6 @@ import pytest
 from helpers.runs import VIT, small
 
 from clipx.checkpoint.resume import Resume
-from clipx.errors import CheckpointError
 from clipx.trainer.trainer import Trainer
 
 FOUR = (*VIT, "checkpoint.every=1st", "checkpoint.keep_last=9")
@@ -53,23 +52,3 @@ def test_resuming_an_earlier_step_renames_the_later_checkpoints(tmp_path: Path, 
     again = Trainer(small(run_dir, *FOUR, "resume=auto"))
     again.close()
     assert again.steps_done == 2, "resume=auto selected a renamed later checkpoint"
-
-
-def test_an_earlier_step_is_resumed_twice_in_a_second(tmp_path: Path, done: Path) -> None:
-    run_dir = tmp_path / "run"
-    for _ in range(2):
-        shutil.copytree(done, run_dir, dirs_exist_ok=True)
-        Trainer(small(run_dir, *FOUR, "resume=step:3")).close()
-    left = sorted(path.name for path in (run_dir / "checkpoints").glob("*.left*"))
-    assert left == ["step-00000004.left", "step-00000004.left1"]
-
-
-def test_a_missing_step_is_an_error_that_lists_the_available_steps(done: Path) -> None:
-    with pytest.raises(CheckpointError, match="step-00000007 cannot be used: it does not exist; available steps: 4"):
-        Trainer(small(done, *FOUR, "resume=step:7"))
-
-
-def test_a_path_without_a_run_is_rejected_and_not_created(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nowhere holds no run \(no config.yaml\): check the path"):
-        Trainer(small(tmp_path / "run", f"resume={tmp_path}/nowhere"))
-    assert not (tmp_path / "nowhere").exists()

@@ -63,16 +63,6 @@ def test_checkpoints_are_not_deleted_before_their_upload(tmp_path: Path) -> None
     run.close()
 
 
-def test_delete_previous_keeps_only_the_newest_of_the_uploaded(tmp_path: Path) -> None:
-    there = {"step-00000001", "step-00000003"}
-    hooks = {"is_uploaded": lambda folder: folder.name in there}
-    run = make_writer(tmp_path, keep_last=3, remote="s3://bucket/run", delete_previous=True, hooks=hooks)
-    for step in (1, 2, 3):
-        run.save(step, tensors(step), {}, keep=True)
-    run.close()
-    assert steps(tmp_path) == [3, 2]
-
-
 def test_a_damaged_checkpoint_does_not_count_towards_keep_last(tmp_path: Path) -> None:
     """Verifies a checkpoint before older ones are deleted, not when they are needed."""
     first = make_writer(tmp_path, keep_last=3)
@@ -89,18 +79,3 @@ def test_a_damaged_checkpoint_does_not_count_towards_keep_last(tmp_path: Path) -
     assert (tmp_path / "step-00000003.corrupt").is_dir()
     assert "the hash of tensors.safetensors does not match" in log.of("checkpoint_damaged")[0]["message"]
     assert load_tensors(tmp_path, 2)["a/n"] == 2
-
-
-def test_a_failed_deletion_does_not_fail_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_writer(tmp_path, keep_last=1)
-    run.save(1, tensors(1), {})
-    run.wait()
-
-    def refuse(path: Path) -> None:
-        raise PermissionError(13, "no", str(path))
-
-    monkeypatch.setattr("shutil.rmtree", refuse)
-    run.save(2, tensors(2), {})
-    run.wait()
-    run.close()
-    assert steps(tmp_path) == [2]

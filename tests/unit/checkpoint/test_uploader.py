@@ -16,7 +16,6 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from helpers.cases import slow_except
 from helpers.s3_server import FaultyProxy, admin
 from helpers.uploads import UploadEvents, same_files, save, steps, upload
 from helpers.waiting import wait_until
@@ -26,18 +25,6 @@ from clipx.checkpoint.records import MANIFEST, TENSORS
 from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
 from clipx.storage.remote import StorageFolder
-
-
-@pytest.mark.parametrize("url", ["s3"], indirect=True)
-def test_a_step_saved_again_replaces_its_upload(run_dir: Path, url: str, tmp_path: Path) -> None:
-    upload(run_dir, url, save(run_dir, 10, shards=3))
-    folder = save(run_dir, 10, b"other", shards=1)
-    upload(run_dir, url, folder)
-    found = fetch_newest(url, tmp_path / "other", pytest.fail)
-    assert found is not None and same_files(found, folder)
-    assert sorted(StorageFolder(url).files("checkpoints")) == [
-        f"checkpoints/step-00000010/{p.name}" for p in sorted(folder.iterdir())
-    ]
 
 
 def test_a_partly_replaced_step_is_not_listed(run_dir: Path, local_url: str, tmp_path: Path) -> None:
@@ -163,10 +150,7 @@ def test_abandoned_multipart_uploads_are_aborted(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(
-    ("mode", "amount"),
-    [("down", 0), ("status", 400), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("hang", 0), ("some", 3)))],
-)
+@pytest.mark.parametrize(("mode", "amount"), [("down", 0), ("status", 400)])
 def test_an_outage_only_delays_uploads(
     run_dir: Path, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, mode: str, amount: int
 ) -> None:
@@ -180,16 +164,15 @@ def test_an_outage_only_delays_uploads(
         start = time.monotonic()
         uploader.submit(folder)  # a call that waits for the storage would not return before the outage ends
         assert uploader.lag_s <= time.monotonic() - start
-        if mode != "some":
-            events.wait_for("upload_failed")
-            assert not uploader.is_uploaded(folder)
-            time.sleep(0.5)
-            assert uploader.lag_s > 0.5
-            assert events.of("upload_failed") == ["step-00000020"], "more than one event for an outage"
-            if amount == 400:
-                (message,) = (event["message"] for event in events if event["event"] == "upload_failed")
-                assert "ExpiredToken" in message and "correct or renew the credentials" in message
-            proxy.set("up")
+        events.wait_for("upload_failed")
+        assert not uploader.is_uploaded(folder)
+        time.sleep(0.5)
+        assert uploader.lag_s > 0.5
+        assert events.of("upload_failed") == ["step-00000020"], "more than one event for an outage"
+        if amount == 400:
+            (message,) = (event["message"] for event in events if event["event"] == "upload_failed")
+            assert "ExpiredToken" in message and "correct or renew the credentials" in message
+        proxy.set("up")
         assert uploader.finish(600)
         assert uploader.is_uploaded(folder)
     proxy.set("up")
@@ -218,19 +201,6 @@ def test_an_upload_interrupted_within_a_file_is_restarted(
 def manifests_at(endpoint: str, bucket: str) -> list[str]:
     """Returns the manifests at a URL, bypassing the proxy."""
     return [path for path in admin(endpoint).find(bucket) if path.endswith(MANIFEST)]
-
-
-def test_a_checkpoint_deleted_before_its_upload_is_skipped(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
-    events = UploadEvents()
-    proxy.set("down")
-    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
-        for folder in (save(run_dir, 10), save(run_dir, 20)):
-            uploader.submit(folder)
-        events.wait_for("upload_failed")
-        shutil.rmtree(run_dir / "checkpoints" / "step-00000020")
-        proxy.set("up")
-        assert uploader.finish(600)
-    assert steps(own_bucket) == [10]
 
 
 class Disturbed(LocalFileSystem):  # type: ignore[misc]
@@ -263,17 +233,6 @@ def test_a_truncated_upload_is_repeated(run_dir: Path, local_url: str, disturbed
     assert found is not None and same_files(found, folder)
 
 
-def test_a_checkpoint_replaced_during_its_upload_is_uploaded_again(
-    run_dir: Path, local_url: str, disturbed: str, tmp_path: Path
-) -> None:
-    Disturbed.happen = lambda path: save(run_dir, 10, b"another")
-    save(run_dir, 10)
-    events = upload(run_dir, disturbed)
-    assert [event["event"] for event in events] == ["upload_failed", "uploaded"]
-    found = fetch_newest(local_url, tmp_path / "other", pytest.fail)
-    assert found is not None and same_files(found, run_dir / "checkpoints" / "step-00000010")
-
-
 UPLOAD = """
 import sys, time
 from pathlib import Path
@@ -284,12 +243,9 @@ raise RuntimeError("by the training")
 """
 
 
-@pytest.mark.parametrize("mode", slow_except(["hang", "down"], "down"))
-def test_a_process_exits_immediately_during_an_outage(
-    run_dir: Path, own_bucket: str, proxy: FaultyProxy, mode: str
-) -> None:
+def test_a_process_exits_immediately_during_an_outage(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
     save(run_dir, 10, bytes(4 << 20))
-    proxy.set(mode)
+    proxy.set("down")
     command = [sys.executable, "-c", UPLOAD, str(run_dir), own_bucket]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=600, check=False
@@ -297,18 +253,13 @@ def test_a_process_exits_immediately_during_an_outage(
     assert done.returncode == 1 and "by the training" in done.stderr
 
 
-@pytest.mark.parametrize("damage", ["missing", "a file outside"])
 def test_a_damaged_checkpoint_of_an_earlier_process_is_skipped_and_blocks_nothing(
-    run_dir: Path, local_url: str, damage: str
+    run_dir: Path, local_url: str
 ) -> None:
     (run_dir.parent / "outside").write_text("secret")
     for step in (10, 20):
         save(run_dir, step)
-    damaged = run_dir / "checkpoints" / "step-00000010"
-    if damage == "missing":
-        (damaged / TENSORS).unlink()
-    else:
-        (damaged / MANIFEST).write_text('{"../../../outside": "x"}')
+    (run_dir / "checkpoints" / "step-00000010" / MANIFEST).write_text('{"../../../outside": "x"}')
     events = upload(run_dir, local_url)
     assert steps(local_url) == [20] and events.of("upload_skipped") == ["step-00000010"]
     assert not [p for p in run_dir.parent.rglob("outside") if p.parent != run_dir.parent]
