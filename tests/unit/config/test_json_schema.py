@@ -16,7 +16,7 @@ from jsonschema import Draft7Validator
 from omegaconf import OmegaConf
 from referencing import Registry, Resource
 
-from clipx.config.reference import SCHEMA, main
+from clipx.config.reference import SCHEMA
 from clipx.config.registry import CONF_DIR
 
 SITES = CONF_DIR.parent / "launch" / "sites"
@@ -72,29 +72,18 @@ def test_the_schema_is_what_the_specs_give(tmp_path: Path) -> None:
     )
 
 
-def test_the_schema_is_valid() -> None:
-    Draft7Validator.check_schema(json.loads(SCHEMA.read_text()))
-
-
 def test_every_file_is_accepted() -> None:
+    Draft7Validator.check_schema(json.loads(SCHEMA.read_text()))
     found = {str(path): errors(path.read_text(), schema_of(path)) for path in FILES}
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
 RUN = [
-    ("sede: 1", "$: Additional properties are not allowed ('sede' was unexpected)"),
-    ("data: {batch_sise: 8}", "$.data: Additional properties are not allowed ('batch_sise' was unexpected)"),
     ("evaluator: {zeroshot: {evry: 1ep}}", "$.evaluator.zeroshot: Additional properties are not allowed ('evry' was"),
     ("stages: [{image_sise: 8}]", "$.stages[0]: Additional properties are not allowed ('image_sise' was unexpected)"),
-    ("model: {image: {sise: 8}}", "$.model.image: Additional properties are not allowed ('sise' was unexpected)"),
-    ("seed: abc", "$.seed: 'abc' does not match"),
     ("seed: 1.5", "$.seed: 1.5 is not of type 'integer', 'string'"),
-    ("report: 2", "$.report: 2 is not of type 'boolean', 'string'"),
-    ("optimizer: {betas: 0.9}", "$.optimizer.betas: 0.9 is not of type 'array', 'string'"),
     ("optimizer: {betas: [a, 1]}", "$.optimizer.betas[0]: 'a' does not match"),
     ("optimizer: {non_finite: stopp}", "$.optimizer.non_finite: 'stopp' is not one of ['stop', 'skip', 'rollback']"),
-    ("seed: null", "$.seed: None is not of type 'integer', 'string'"),
-    ("duration: [32ep]", "$.duration: ['32ep'] is not of type 'string', 'number'"),
     (
         "defaults: [override /objective: siglip]\nobjective: {rho: 8}",
         "$.objective: Additional properties are not allowed ('rho' was unexpected)",
@@ -110,13 +99,10 @@ def test_an_invalid_key_or_value_is_reported_with_its_key(text: str, message: st
 @pytest.mark.parametrize(
     "text",
     [
-        "seed: ${oc.env:SEED}",
         "data: {shards: '${oc.env:DATA}/{0000..0123}.tar', path: '???'}",
         "duration: 12.8e9sa\nevaluator: {zeroshot: {every: end}}",
         "defaults: [base, {override /objective: siglip}, {override /logger: []}, _self_]\nobjective: {init_bias: -10}",
-        "objective: {init_bias: -10, rho: 8}",  # without an option in this file the keys of all objectives
         "optimizer: {clip_norm: null, lr: 5e-4}",
-        "data: {workers: 8}\ncompile: {towers: true}",
         "data: {workers: auto}\ncompile: {towers: auto}",
         "model: {image: {options: {patch_size: 8}}}",
         "data: {sources: {a: {path: a.csv}, b: {shards: b.tar, weight: 2}}}",
@@ -131,23 +117,15 @@ def test_valid_keys_and_values_are_accepted(text: str) -> None:
     ("group", "text", "message"),
     [
         ("objective", "defaults: [/schema/objective/siglip@_here_]\nrho: 8", "$: Additional properties .*'rho'"),
-        ("objective", "defaults: [openclip]\ninit_bias: 8", "$: Additional properties .*'init_bias'"),
-        ("objective", "defaults: [mine]\ntiel: 8", "$: Additional properties .*'tiel'"),
         ("model", "defaults: [/schema/model/clip@_here_]\nembed_dim: wide", "$.embed_dim: 'wide' does not match"),
-        ("model", "defaults: [/schema/model/clip@_here_]", "$: 'name' is a required property"),
         ("launcher", "defaults: [clipx_slurm]\npartitoin: gpu", "$: Additional properties .*'partitoin'"),
         ("expectation", "metrics: {a: {value: 1}}", "$: 'overrides' is a required property"),
-        ("evaluate", "run: outputs/a\nstepp: 1", "$: Additional properties .*'stepp'"),
         ("plan", "ranks: 8\nmodel: {nmae: a}", "$.model: Additional properties .*'nmae'"),
     ],
 )
 def test_the_file_of_an_option_has_the_keys_of_its_kind(group: str, text: str, message: str) -> None:
     found = errors(text, f"schema/{group}.json")
     assert any(re.match(re.escape(message).replace(r"\.\*", ".*"), error) for error in found), found
-
-
-def test_a_kind_of_a_plug_in_has_any_keys() -> None:
-    assert errors("defaults: [/schema/objective/steep@_here_]\nslope: 2", "schema/objective.json") == []
 
 
 def test_the_schema_of_a_folder_has_its_options(tmp_path: Path) -> None:
@@ -170,8 +148,3 @@ def test_the_schema_of_a_folder_has_its_options(tmp_path: Path) -> None:
     text = "defaults: [{override /schedule: stairs}]\nschedule: {steps: many}"
     assert [error.partition(" ")[0] for error in errors(text, folder=tmp_path)] == ["$.schedule.steps:"]
     assert errors((tmp_path / "schedule" / "stairs.yaml").read_text(), "schema/schedule.json", tmp_path) == []
-
-
-def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(tmp_path / "schema.json"), "--config-dir", str(tmp_path / "no")]) == 2
-    assert "is not a folder: give a folder that contains config groups" in capsys.readouterr().err

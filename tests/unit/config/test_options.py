@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import os
 from functools import cache
@@ -25,10 +24,8 @@ import clipx.wise_ft  # noqa: F401
 from clipx.cli import cli
 from clipx.config.duration import Length
 from clipx.config.registry import CONF_DIR
-from clipx.config.renamed import RENAMED, current_name, group_key
 from clipx.config.safe_yaml import read_saved
-from clipx.config.saved import from_dict, removed_values, save, to_dict
-from clipx.data.spec import Dataset
+from clipx.config.saved import from_dict, save, to_dict
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.optimizer.groups import parameter_groups
@@ -40,9 +37,6 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = Length(10_000, 100, 100_000)
 
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
-# Folders without a module: hydra/ belongs to Hydra, a recipe to a data set's option, an experiment to a run, an
-# expectation to clipx.check (tests/unit/config/test_expectation.py).
-WITHOUT_MODULE = {"hydra", "recipe", "experiment", "debug", "expectation"}
 OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
 CONTENDERS = "experiment/fastclip_small"  # tests/integration/test_fastclip_study.py composes them
 LISTS = {"evaluator", "logger"}
@@ -78,12 +72,6 @@ def composed(group: str, name: str) -> RunSpec:
 # ------------------------------------------------------------------------------------------ groups and their files
 
 
-def test_each_group_shares_its_name_with_the_module_that_reads_it() -> None:
-    folders = {path.name for path in CONF_DIR.iterdir() if path.is_dir() and any(path.rglob("*.yaml"))}
-    assert folders - WITHOUT_MODULE == set(GROUPS) | OF_ANOTHER_COMMAND
-    assert all(importlib.util.find_spec(f"clipx.{group}") for group in (*GROUPS, *OF_ANOTHER_COMMAND))
-
-
 def test_every_file_is_an_option_composed_by_these_tests() -> None:
     folders = {group for group, _ in OPTIONS} | {"recipe", "experiment", "debug", "expectation", "model/text"}
     folders |= {"hydra/launcher", "hydra/sweeper", "hydra/hydra_logging", CONTENDERS, *OF_ANOTHER_COMMAND}
@@ -100,10 +88,6 @@ def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
     assert OmegaConf.merge(spec, recipe) == spec
     real_images = name not in ("digits", "shapes")
     assert spec["precision"]["kind"] == ("amp_bf16" if real_images else "auto")
-
-
-def test_a_recipe_is_overridden_by_the_command_line() -> None:
-    assert compose("data=cc3m", "precision=bf16").precision.kind == "bf16"
 
 
 def test_every_launcher_and_sweeper_has_valid_keys() -> None:
@@ -156,47 +140,15 @@ def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> 
     assert grouped == sum(1 for module in (model, objective) for _ in module.parameters())
 
 
-@cache
-def small_shapes() -> Dataset:
-    return compose("data.samples=64", "data.held_out_samples=16").data.open()
-
-
-@pytest.mark.parametrize("name", names("evaluator"))
-def test_every_evaluator_accepts_the_default_data(name: str) -> None:
-    evaluator = composed("evaluator", name).evaluator[name]
-    if evaluator.learns:  # and the default data holds out whole classes
-        with pytest.raises(ConfigError, match="needs classes with both training and held-out images"):
-            evaluator.check(small_shapes())
-    else:
-        evaluator.check(small_shapes())
-
-
-@pytest.mark.parametrize("name", ["shapes", "digits"])
-def test_generated_data_has_what_its_evaluators_need(name: str) -> None:
-    spec = compose(f"data={name}", *(["data.samples=64", "data.held_out_samples=16"] if name == "shapes" else []))
-    dataset = spec.data.open()
-    assert dataset.held_out is not None and dataset.classes is not None
-    sizes = sum(dataset.train.sizes), sum(dataset.held_out.sizes)
-    assert sizes == (64, 16) if name == "shapes" else sum(sizes) == 1797
-    assert set(spec.evaluator) == {"zeroshot", "retrieval"}
-
-
-@pytest.mark.parametrize("name", ["cc3m", "datacomp1b"])
-def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv(f"CLIPX_{name.upper()}", raising=False)
-    spec = compose(f"data={name}")
+def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CLIPX_CC3M", raising=False)
+    spec = compose("data=cc3m")
     assert to_dict(spec)["data"]["samples"] > 1_000_000
-    with pytest.raises(ConfigError, match=rf"^data\.shards has no value: give the shards of {name}") as caught:
+    with pytest.raises(ConfigError, match=r"^data\.shards has no value: give the shards of cc3m.*CLIPX_CC3M"):
         spec.data.open()
-    message = str(caught.value)
-    for part in (f"CLIPX_{name.upper()}", "img2dataset --output_format=webdataset", "precision=amp_bf16", " GPUs"):
-        assert part in message
-    assert len(message) < 300
-    small_shapes()
-    monkeypatch.setenv(f"CLIPX_{name.upper()}", f"{os.environ['CLIPX_CACHE']}/shapes-*/train-64/*.tar")
-    assert sum(compose(f"data={name}").data.open().train.sizes) == 64
+    compose("data.samples=64", "data.held_out_samples=16").data.open()
+    monkeypatch.setenv("CLIPX_CC3M", f"{os.environ['CLIPX_CACHE']}/shapes-*/train-64/*.tar")
+    assert sum(compose("data=cc3m").data.open().train.sizes) == 64
     assert spec.evaluator == {}  # the data set has no held-out samples
 
 
@@ -208,8 +160,6 @@ def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(
     [
         ("data.shards=/data/{0000..0123}.tar", "/data/{0000..0123}.tar"),
         ("data.shards='/data/{0000..0123}.tar'", "/data/{0000..0123}.tar"),
-        ("data.shards=s3://bucket/{train,extra}/{0..9}.tar", "s3://bucket/{train,extra}/{0..9}.tar"),
-        ("data.shards=/a/{0..3}.tar::/b/*.tar", "/a/{0..3}.tar::/b/*.tar"),
         ("data.shards=${oc.env:HOME}/{0..3}.tar", f"{os.environ['HOME']}/{{0..3}}.tar"),
     ],
 )
@@ -221,8 +171,6 @@ def test_a_pattern_of_shards_needs_no_quotes(typed: str, value: str) -> None:
     ("typed", "options"),
     [
         ("model.image.options.depth=4", {"embed_dim": 384, "num_heads": 6, "depth": 4}),
-        ("model.image.options={embed_dim: 128, depth: 4}", {"embed_dim": 128, "num_heads": 6, "depth": 4}),
-        ("+model.image.options.depth=4", {"embed_dim": 384, "num_heads": 6, "depth": 4}),
         ("~model.image.options.embed_dim", {"num_heads": 6}),
     ],
 )
@@ -230,22 +178,11 @@ def test_timm_options_are_set_without_a_plus(typed: str, options: dict[str, int]
     assert real_compose("model=vit_s16", typed).model.image.options == options
 
 
-def test_resume_of_a_run_directory_sets_run_dir() -> None:
-    assert compose("resume=outputs/earlier").run_dir == "outputs/earlier"
-
-
 def test_a_model_sets_optimizer_defaults_that_the_command_line_overrides() -> None:
     assert to_dict(compose("model=rn50"))["optimizer"]["eps"] == 1e-8
     assert to_dict(compose("model=vit_b32"))["optimizer"]["eps"] == 1e-6
     assert to_dict(compose("model=rn50", "optimizer=adamw"))["optimizer"]["eps"] == 1e-6
     assert to_dict(compose("model=rn50", "optimizer.eps=1e-7"))["optimizer"]["eps"] == 1e-7
-
-
-def test_a_small_data_set_sets_a_short_schedule_that_the_command_line_overrides() -> None:
-    assert compose("data=webdataset").duration == "32ep"
-    assert compose("data=shapes").duration != "32ep"
-    spec = compose("data=shapes", "duration=3ep", "schedule.warmup=7st")
-    assert (spec.duration, spec.schedule.warmup) == ("3ep", "7st")
 
 
 def test_any_number_of_evaluators_and_loggers_can_be_chosen() -> None:
@@ -292,20 +229,14 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_user_defined_option_composes_and_builds(folder: Path) -> None:
-    spec = compose("model=mine", config_dir=folder)
-    assert spec.model.image.timm == "resnet18"
-    model = spec.model.build(META, torch.float32)
-    assert model.embed_dim == 64
-    assert from_dict(RunSpec, to_dict(spec)) == spec
-
-
 def test_a_user_defined_experiment_is_overridden_by_the_command_line(folder: Path) -> None:
     spec = compose("experiment=large", config_dir=folder)
     assert (spec.model.name, spec.data.name) == ("vit_b32", "laion400m")
     assert (spec.duration, spec.data.batch_size) == ("12.8e9sa", 65536)
-    spec = compose("experiment=large", "model=rn50", "data.batch_size=64", config_dir=folder)
-    assert (spec.model.name, spec.data.batch_size, spec.duration) == ("rn50", 64, "12.8e9sa")
+    spec = compose("experiment=large", "model=mine", "data.batch_size=64", config_dir=folder)
+    assert (spec.model.name, spec.data.batch_size, spec.duration) == ("mine", 64, "12.8e9sa")
+    assert spec.model.build(META, torch.float32).embed_dim == 64
+    assert from_dict(RunSpec, to_dict(spec)) == spec
 
 
 # --------------------------------------------------------------------------------- inside another Hydra application
@@ -347,16 +278,9 @@ def test_a_saved_spec_loads_as_an_equal_spec_of_plain_values(tmp_path: Path) -> 
     ("change", "message"),
     [
         ({"objective": {"kind": "hinge", "margin": 0.2}}, "objective.kind=hinge is not registered: choose one of "),
-        (
-            {"evaluator": {"mine": {"every": "1ep"}}},
-            "evaluator.kind=None is not registered: choose one of linear_probe, retrieval, zeroshot",
-        ),
-        ({"logger": {"mine": None}}, "logger.kind=None is not registered: choose one of "),
         ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
         ({"seed": "many"}, "seed=many: Value 'many' of type 'str' could not be converted to Integer"),
-        ({"seed": -1}, "seed=-1 must be in [0, 2^63)"),
         ({"model": {"kind": "clip", "name": "m", "depth": 3}}, "model.depth is not a key here: the keys are "),
-        ({"model": {"kind": "clip", "text": True}}, "text.kind=None is not registered: choose one of clip, hf"),
         ({"data": None}, "data=null: field 'data' is not Optional"),
     ],
 )
@@ -378,46 +302,6 @@ def test_a_saved_spec_of_an_earlier_version_gets_new_defaults() -> None:
 # ------------------------------------------------------------------------------------------------------- renamed keys
 
 SAVED_BY_8DDB223 = Path(__file__).with_name("run_saved_by_8ddb223.yaml")
-
-
-def test_a_removed_key_of_a_saved_configuration_is_ignored() -> None:
-    spec = compose("objective=fastclip_v2")
-    values = to_dict(spec)
-    values["objective"]["tau_gradient"] = "official"
-    assert from_dict(RunSpec, values) == spec
-    assert removed_values(values) == {"objective.tau_gradient": "official"}
-    values["objective"]["tau_gradient"] = "exact"
-    assert removed_values(values) == {}
-    assert removed_values(to_dict(compose("objective=fastclip_v3", "objective.tau_gradient=official"))) == {}
-
-
-@pytest.mark.parametrize(
-    ("key", "found"),
-    [
-        ("model.image.squash", "model.image.squash"),
-        ("evaluator.mine.own", "evaluator.own"),
-        ("evaluator.mine.sets.birds.path", "data.path"),
-        ("data.sources.cc.path", "data.path"),
-        ("evaluator.mine.sets.birds.sources.cc.path", "data.path"),
-        ("data.sources.cc", "data"),
-        ("data.held_out", "data.held_out"),
-        ("stages[0].until", "stages.until"),
-    ],
-)
-def test_group_key_maps_a_key_to_its_group(key: str, found: str) -> None:
-    assert group_key(key) == found
-
-
-def test_only_the_last_part_of_a_key_is_renamed() -> None:
-    for old, new in RENAMED.items():
-        assert old.rpartition(".")[0] == new.rpartition(".")[0] and old != new
-    assert not RENAMED.keys() & set(RENAMED.values())
-
-
-def test_a_plugins_field_can_have_an_old_name() -> None:
-    assert current_name("evaluator.own", ["kind", "held_out"]) == "held_out"
-    assert current_name("evaluator.own", ["kind", "held_out", "own"]) is None
-    assert current_name("evaluator.own", ["kind"]) is None
 
 
 def test_a_run_saved_by_8ddb223_loads() -> None:

@@ -10,7 +10,6 @@ from functools import cache
 import pytest
 
 from clipx.config.catalogue import commands, folder_of, groups, load_all, options
-from clipx.config.docstrings import field_docs
 from clipx.config.entries import spec_entries
 from clipx.config.messages import LIST_GROUPS
 from clipx.config.registry import kinds
@@ -62,34 +61,6 @@ def test_the_page_of_a_group_has_every_option_and_every_key(group: str) -> None:
         for entry in spec_entries(spec, None, prefix):
             assert entry.key in found, (kind, entry.key)
             assert " ".join(entry.doc.replace("`", "").split()) in text, (kind, entry.key)
-
-
-def test_the_page_of_a_run_has_every_key_outside_of_groups() -> None:
-    run = kinds("")["run"]
-    keys = {f.name for f in dataclasses.fields(run)} - {"kind"} - set(groups())
-    nested = {"compile", "early_stopping", "profiler", "stages", "teacher"}
-    found = items("run")
-    assert keys - nested <= found.keys()
-    assert {
-        "teacher.weights",
-        "compile.towers",
-        "early_stopping.patience",
-        "profiler.steps",
-        "stages.N.until",
-    } <= found.keys()
-    assert found["seed"] == (" (int, default 0)", field_docs(run)["seed"])
-    assert found["duration"][0] == " (str, default 32ep)"
-
-
-def test_special_characters_of_docstrings_are_text() -> None:
-    page = written()["reference/checkpoint.md"]
-    assert "&lt;remote&gt;/&lt;run_dir&gt;" in page and "<remote>" not in page
-    assert items("logger")["logger.NAME.mode"][1].startswith("online: sends metrics during the run")
-
-
-def test_the_values_of_an_option_are_the_defaults_of_its_keys() -> None:
-    assert "(float, default 0.07)" in written()["reference/objective.md"]
-    assert items("model")["model.name"][0] == " (str, set by the option)"
 
 
 def test_every_command_has_its_keys() -> None:

@@ -31,10 +31,6 @@ def test_a_shell_reads_the_overrides_back() -> None:
     assert shlex.split(line) == ["python", "-m", "clipx.train", "--config-dir", "my conf", *overrides]
 
 
-def test_nothing_is_recorded_for_a_run_started_from_python() -> None:
-    assert contextvars.Context().run(repeat_command) is None
-
-
 @pytest.mark.parametrize(("world", "nodes"), [("4", ""), ("8", "--nnodes=2 ")])
 def test_torchrun_is_part_of_the_command(monkeypatch: pytest.MonkeyPatch, world: str, nodes: str) -> None:
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": "4"}.items():
