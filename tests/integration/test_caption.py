@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cases import slow_except
 from helpers.ranks import Ranks
-from helpers.runs import VIT, losses, run, small
+from helpers.runs import VIT, run, small
 
 import clipx.caption
 from clipx.data import shapes
@@ -29,29 +28,11 @@ COCA = (
     *("model.embed_dim=32", "model.text.width=32", "model.text.layers=1", "model.decoder.layers=1", "model.queries=5"),
 )
 
-# ---------------------------------------------------------------------------------------------------------- training
-
 
 def test_both_parts_of_the_loss_and_the_norms_of_each_tower_are_logged(trained: Path) -> None:
     row = json.loads((trained / "metrics.jsonl").read_text().splitlines()[0])
     assert row["train/loss"] == pytest.approx(row["train/contrastive_loss"] + 2 * row["train/caption_loss"], rel=1e-5)
     assert {"train/grad_norm_decoder", "train/update_decoder", "train/temperature"} <= row.keys()
-
-
-@pytest.mark.parametrize(
-    "words",
-    slow_except(
-        [("optimizer=muon", "optimizer.layer_decay=0.7"), ("compile.towers=true", "compile.backend=eager")],
-        ("optimizer=muon", "optimizer.layer_decay=0.7"),
-    ),
-)
-def test_a_captioner_trains_with_layer_decay_muon_and_compiled_towers(tmp_path: Path, words: tuple[str, ...]) -> None:
-    short = ("checkpoint=none", "duration=2st", "schedule.warmup=1st")
-    Trainer(small(tmp_path / "run", *COCA, *words, *short)).fit()
-    assert len(losses(tmp_path / "run")) == 2
-
-
-# -------------------------------------------------------------------------------------------------------- captioning
 
 
 @pytest.fixture(scope="module")
@@ -130,44 +111,14 @@ def test_captions_do_not_depend_on_batch_size_or_ranks(two_ranks: Ranks, trained
         assert (first.stdout, second.stdout) == (whole, ""), method
 
 
-def test_errors_name_the_images_and_the_options(tmp_path: Path, trained: Path, pictures: Path) -> None:
+def test_too_many_bad_images_and_other_models_are_errors(tmp_path: Path, trained: Path, pictures: Path) -> None:
     done = caption(trained, pictures)
     assert (done.returncode, len(rows(done.stdout))) == (1, 6), "the good images are captioned before"
     assert "1 of 7 images are bad, more than max_bad_share=0.1" in done.stderr
-    done = caption(trained, pictures / "bad.jpg", "max_bad_share=1")
-    assert done.returncode == 1
-    assert "1 of 1 images are bad: the lines above name the reasons" in done.stderr
-
-    other, out = tmp_path / "clip", tmp_path / "captions.jsonl"
+    other = tmp_path / "clip"
     Trainer(small(other, *VIT, "duration=1st", "schedule.warmup=0st")).fit()
-    out.touch()
-    length = "max_length=19 is more than the 18 tokens that fit between start and end in a context of 20"
-    for run_dir, images, word, message in (
-        (
-            other,
-            pictures,
-            "beams=2",
-            f"run={other} cannot caption (its model is tiny): give a captioning model, e.g. of",
-        ),
-        (tmp_path / "none", pictures, "beams=2", f"{tmp_path}/none"),
-        (trained, tmp_path / "none", "beams=2", f"images={tmp_path}/none matches no images"),
-        (trained, pictures, "max_length=19", length),
-        (trained, pictures, f"out={out}", f"out={out} exists already"),
-    ):
-        done = caption(run_dir, images, word)
-        assert done.returncode in (1, 2), message
-        assert message in done.stderr
-        assert done.stderr.count("\n") == 1, done.stderr
-
-
-def test_help_does_not_import_torch() -> None:
-    torchless = (
-        "import sys; sys.modules['torch'] = None; sys.argv = ['caption', '--help']; "
-        "from clipx.caption import main; main()"
-    )
-    done = run(sys.executable, "-c", torchless, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "python -m clipx.caption run=outputs/RUN images=FOLDER" in done.stdout
+    done = caption(other, pictures)
+    assert f"run={other} cannot caption (its model is tiny): give a captioning model, e.g. of" in done.stderr
 
 
 # -------------------------------------------------------------------------------------- numbers of docs/guides/coca.md, by hand

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from helpers.cases import slow_except
 from helpers.runs import SMALL, VIT, rows, run
 
-from clipx.cli import cli
-
 TRAIN = (sys.executable, "-m", "clipx.train")
-EVALUATE = (sys.executable, "-m", "clipx.evaluate")
-SCRIPT = str(Path(sys.executable).with_name("clipx-train"))
 
 
 # Modules that a start must not import: each takes between 0.1 s and several seconds.
@@ -47,10 +40,6 @@ def command_code(*arguments: str) -> str:
 # ------------------------------------------------------------------------------------------------- fast starts
 
 
-def test_composing_from_python_imports_no_heavy_module() -> None:
-    without_heavy_modules("from clipx import compose\nfor data in ('shapes', 'laion400m'): compose(f'data={data}')")
-
-
 def test_commands_that_do_not_train_import_no_heavy_module() -> None:
     commands = ["modl=x"], ["--help"], ["--help", "data.shuffle_window"], ["-sc", "install=bash"]
     printed = without_heavy_modules(*(command_code(*arguments) for arguments in commands))
@@ -63,13 +52,6 @@ def test_composing_a_large_run_imports_no_heavy_module() -> None:
     composed = yaml.safe_load(without_heavy_modules(command_code("model=vit_l14", "data=laion400m", "--cfg", "job")))
     assert composed["model"]["image"]["timm"] == "vit_large_patch14_clip_224"
     assert composed["data"]["samples"] == 414_080_000
-
-
-@pytest.mark.parametrize("command", [TRAIN, EVALUATE], ids=["train", "evaluate"])
-def test_help_lists_the_options_of_each_group(command: tuple[str, ...]) -> None:
-    text = run(*command, "--help").stdout
-    assert "data: benchmark, cc12m, cc3m, csv, datacomp1b, datacomp_medium, datacomp_small, digits, folder" in text
-    assert "evaluator: linear_probe, retrieval, zeroshot" in text
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
@@ -88,22 +70,6 @@ def test_options_are_accepted_between_overrides(tmp_path: Path) -> None:
     assert "lr: 0.5\n" in run(*TRAIN, *words, "run_dir=b").stdout
 
 
-def test_hydra_full_error_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    done = run(*TRAIN, "seed=-1", check=False)
-    assert done.returncode == 2
-    assert "Traceback (most recent call last)" in done.stderr
-    assert "in __post_init__" in done.stderr
-    assert done.stderr.endswith("\nerror: seed=-1 must be in [0, 2^63): give 0 or more\n")
-
-
-def test_errors_of_a_job_name_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    done = run(*TRAIN, "seed=-1", check=False)
-    assert done.stderr == "error (rank 3): seed=-1 must be in [0, 2^63): give 0 or more\n"
-
-
 # -------------------------------------------------------------------------------------- a reader that ends, as `head`
 
 CODE = """
@@ -119,7 +85,6 @@ print("more")
     ("arguments", "code"),
     [
         (("-m", "clipx.train", "--help"), 141),
-        (("-m", "clipx_launch", "script", "--help"), 141),
         (("-c", CODE), 0),  # the output of a run is discarded, and the run continues
     ],
 )
@@ -133,42 +98,6 @@ def test_output_without_a_reader_is_no_traceback(arguments: tuple[str, ...], cod
 
 
 # -------------------------------------------------------------------------------------------------- tab completion
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_groups_options_and_keys(tmp_path: Path) -> None:
-    (tmp_path / "clipx-train").symlink_to(SCRIPT)  # Hydra's code does not complete a command in a path with a space
-    expected = {
-        "clipx-train objective=": {"objective=infonce"},
-        "clipx-train obj": {"objective="},
-        "clipx-train mod": {"model"},  # and model/text=
-        "clipx-train seed=1 model=vit_b": {"model=vit_b16", "model=vit_b32", "model=vit_bigg14"},
-        "clipx-train data.ba": {"data.batch_size="},
-    }
-    script = f"""
-        set -e
-        PATH={shlex.quote(str(tmp_path))}:$PATH
-        eval "$(clipx-train -sc install=bash)"
-        complete -p clipx-train | grep -q hydra_bash_completion
-        for line in "$@"; do
-            COMP_LINE="$line" COMP_POINT=${{#line}} COMP_WORDS=($line) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMPREPLY=()
-            hydra_bash_completion
-            echo "${{COMPREPLY[@]}}"
-        done
-        eval "$(clipx-train -sc uninstall=bash)"
-    """
-    done = run("bash", "-c", script, "bash", *expected)
-    for line, printed in zip(expected, done.stdout.splitlines(), strict=True):
-        assert set(printed.split()) >= expected[line]
-        assert all(word.startswith(line.split()[-1]) for word in printed.split())
-    assert done.stderr == ""
-
-
-@pytest.mark.parametrize("shell", slow_except(["zsh", "fish"], "fish"))
-def test_completion_commands_exit_with_0(shell: str) -> None:
-    done = run(SCRIPT, "-sc", f"install={shell}")
-    assert "hydra" in done.stdout
-    assert done.stderr == ""
 
 
 # ---------------------------------------------------------------------------------------------------------- sweeps
@@ -202,57 +131,4 @@ def test_a_failed_point_is_named_and_the_others_are_trained(tmp_path: Path) -> N
     assert [row["step"] for row in rows(tmp_path / "sweep" / "1")] == [1, 2]
 
 
-def test_a_sweep_uses_explicit_run_directories(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("-m", "seed=3,4", f"run_dir={tmp_path}/s${{seed}}", f"hydra.sweep.dir={tmp_path}/sweep")
-    monkeypatch.setattr("sys.argv", ["clipx-train", *words])
-    cli(lambda spec: print("in", spec.run_dir), "train")()
-    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("in ")]
-    assert printed == [f"in {tmp_path}/s3", f"in {tmp_path}/s4"]
-
-
 # ------------------------------------------------------------------------------------------------------ from Python
-
-NOTEBOOK = f"""
-from hydra import compose as other_compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-
-initialize_config_dir("FOLDER", version_base="1.3")  # as another application, or an earlier cell, leaves it
-
-from clipx import Trainer, compose
-spec = compose(*{SMALL}, "run_dir=FOLDER/run", "seed=3")
-final = Trainer(spec).fit()
-
-assert GlobalHydra.instance().is_initialized()
-assert dict(other_compose("train")) == {{"answer": 42}}
-assert final["step"] == 4, final
-print("loss", final["train/loss"])
-"""
-
-
-def test_three_lines_of_python_train_inside_another_hydra_app(tmp_path: Path) -> None:
-    (tmp_path / "train.yaml").write_text("answer: 42\n")
-    script = tmp_path / "notebook.py"
-    script.write_text(NOTEBOOK.replace("FOLDER", str(tmp_path)))
-    done = run(sys.executable, str(script))
-    assert float(done.stdout.rpartition("loss ")[2]) > 0
-    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 3
-
-
-def test_log_lines_have_a_level_and_other_packages_log_only_warnings() -> None:
-    """Hydra's own configuration begins every line with [HYDRA], and prints where botocore found credentials."""
-    code = (
-        "import logging, sys\nfrom clipx.cli import cli\n"
-        "def task(spec):\n"
-        "    for name in ('clipx.data.spec', 'hydra.core', 'aiobotocore.credentials'):\n"
-        "        for level in (logging.INFO, logging.WARNING):\n"
-        "            logging.getLogger(name).log(level, name)\n"
-        "sys.argv = ['clipx-select', 'scores=x', 'out=x.npy']\n"
-        "import clipx.data.select\ncli(task, 'select')()"
-    )
-    printed = run(sys.executable, "-c", code).stdout
-    assert [line.partition("] ")[2] for line in printed.splitlines()] == [
-        *("INFO: clipx.data.spec", "WARNING: clipx.data.spec", "INFO: hydra.core", "WARNING: hydra.core"),
-        "WARNING: aiobotocore.credentials",
-    ]

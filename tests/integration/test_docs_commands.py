@@ -120,8 +120,9 @@ def check_clipx(module: str, words: Sequence[str]) -> None:
     if arguments.help:
         assert _help(config_name, arguments.overrides, folders)
         return
-    for point in points(given(arguments.overrides), arguments.multirun):
-        runs.compose(*point, config_name=config_name, config_dir=folders[0] if folders else None)
+    words = given(arguments.overrides)
+    point = [first_value(word) for word in words] if arguments.multirun else words
+    runs.compose(*point, config_name=config_name, config_dir=folders[0] if folders else None)
 
 
 def given(overrides: Sequence[str]) -> list[str]:
@@ -136,22 +137,10 @@ def given(overrides: Sequence[str]) -> list[str]:
     return found
 
 
-def points(overrides: Sequence[str], multirun: bool) -> Iterator[list[str]]:
-    """Yields the points of a sweep in which one key at a time takes each of its values. The others take their first."""
-    choices = [values(word) if multirun else [word] for word in overrides]
-    first = [options[0] for options in choices]
-    yield first
-    for i, options in enumerate(choices):
-        for option in options[1:]:
-            yield [*first[:i], option, *first[i + 1 :]]
-
-
-def values(word: str) -> list[str]:
-    """Returns an override for each value of a sweep; for an interval its bounds."""
+def first_value(word: str) -> str:
+    """Returns the override with the first value of a sweep."""
     override = OverridesParser.create().parse_override(word)
     if not override.is_sweep_override():
-        return [word]
-    key = override.get_key_element()
-    if override.is_interval_sweep():
-        return [f"{key}={override.value().start}", f"{key}={override.value().end}"]
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+        return word
+    value = override.value().start if override.is_interval_sweep() else next(iter(override.sweep_string_iterator()))
+    return f"{override.get_key_element()}={value}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import functools
 import os
 import re
 import subprocess
@@ -60,8 +58,6 @@ class Session:
 
 SESSIONS = [
     Session("docs/start/installation.md", ("Check the installation",)),
-    Session("docs/start/gpu_node.md", ("2. Plan memory and time",)),
-    Session("docs/start/slurm.md", ("1. Look at the job script",)),
     Session(
         "docs/start/first_run.md",
         small=(
@@ -81,17 +77,6 @@ SESSIONS = [
             ("clipx.train", ("duration=8st", "evaluator.retrieval.every=4st", "log_every=4st")),
         ),
         chosen=r"a (small|large) \w+ \w+ on \w+",
-    ),
-    Session("docs/guides/distillation.md", ("Example",), (("clipx.train", (*SHAPES, "duration=2st")),)),
-    Session("docs/guides/look.md", ("Example",)),
-    Session(
-        "docs/guides/sweeps.md",
-        (
-            "Start a sweep with -m",
-            "Follow, cancel and resume a sweep: clipx-sweep",
-            "Compare the points: best and results",
-        ),
-        (("clipx.train", ("duration=1ep", "data.batch_size=512", "data.workers=0", "schedule.warmup=1st")),),
     ),
 ]
 
@@ -137,56 +122,3 @@ def output(command: Command, session: Session) -> str:
 def environment() -> dict[str, str]:
     """Returns the environment of other programs: Python and its scripts are those of the tests."""
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-
-
-VALUE = "\0"
-# Messages of faults and of clusters, which cannot be produced here, or not quickly.
-QUOTED = {
-    "docs/troubleshooting.md": None,
-    "docs/guides/weights.md": None,
-    "docs/start/slurm.md": ("2. Submit the first array", "4. Stop and resume"),
-}
-
-
-@pytest.mark.parametrize("page", QUOTED)
-def test_the_messages_that_a_page_quotes_are_in_the_source(page: str) -> None:
-    sections = QUOTED[page]
-    quoted = [
-        block for block in blocks(page) if block.language == "text" and (not sections or block.section in sections)
-    ]
-    lines = [line for block in quoted for line in block.text.splitlines() if not re.match(r"[┏┃┡│└]|$", line)]
-    assert lines
-    unknown = [line for line in lines if not any(is_of(line, template) for template in templates())]
-    assert not unknown, "\n".join(unknown)
-
-
-def is_of(line: str, template: tuple[str, ...]) -> bool:
-    """Returns whether a line contains a message of at least 15 characters besides its values, or begins with a shorter one.
-
-    A line such as `changed  …` has a label.
-    """
-    line = re.sub(r"^error( \(rank \d+\))?: ", "", line)
-    text = "".join(template).strip()
-    if len(text) < 3 or any(part not in line for part in template):
-        return False
-    pattern = ".*".join(map(re.escape, template))
-    if len(text) >= 15:
-        return re.search(pattern, line) is not None
-    if len(template) == 1:
-        return template[0] == text and line.startswith(f"{text}  ")
-    return template[0] != "" and re.match(pattern, line) is not None
-
-
-@functools.cache
-def templates() -> set[tuple[str, ...]]:
-    """Returns the strings of the source, each as its parts between values."""
-    found = set()
-    for path in [*(ROOT / "clipx").rglob("*.py"), *(ROOT / "launch").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            values = [part.value if isinstance(part, ast.Constant) else VALUE for part in parts]
-            if all(isinstance(value, str) for value in values):
-                found.add(tuple("".join(values).split(VALUE)))
-    for text in re.findall(r'"([^"\n]{30,})"', (ROOT / "launch/clipx_launch/job_end.sh").read_text()):
-        found.add(tuple(re.split(r"\$\w+|\$\{[^}]*\}", text)))
-    return found

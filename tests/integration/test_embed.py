@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.cases import refusal, slow_except
 from helpers.ranks import Ranks
 from helpers.runs import SMALL, VIT, compose, run
 
@@ -90,35 +89,6 @@ def test_embeddings_equal_the_models_output_for_every_image_and_caption(trained:
             torch.testing.assert_close(torch.tensor(text[own]), expected, rtol=0, atol=1e-5)
 
 
-def test_the_manifest_describes_model_and_data(trained: Path, uninterrupted: Path) -> None:
-    manifest = json.loads((uninterrupted / "manifest.json").read_text())
-    config = compose(*TRAIN)
-    assert manifest["data"] == config.data.open().train.fingerprint
-    assert manifest["model"]["image"]["timm"] == "vit_xsmall_patch16_clip_224"
-    assert {key: manifest[key] for key in ("samples", "samples_per_shard", "width", "dtype", "format", "split", "bad")} == {
-        "samples": 64, "samples_per_shard": 24, "width": 128, "dtype": "float32", "format": "npy", "split": "train", "bad": 0,
-    }  # fmt: skip
-    assert [shard["samples"] for shard in manifest["shards"]] == [24, 24, 16]
-    assert manifest["captions"] == sum(shard["captions"] for shard in manifest["shards"]) == 5 * 64
-    scale = load_weights(str(trained)).log_scale
-    assert scale is not None and manifest["scale"] == pytest.approx(np.exp(scale))
-
-
-@pytest.mark.parametrize("number", slow_except([3, 6, 16], 3, 16))
-def test_a_kill_before_any_rename_continues_to_identical_files(
-    trained: Path, uninterrupted: Path, tmp_path: Path, number: int
-) -> None:
-    """Kills before the rename of 3 of the 17 files: within a shard, after a shard, and before the manifest."""
-    killed(trained, tmp_path, number)
-    assert not (tmp_path / "manifest.json").exists()
-    assert len([name for name in contents(tmp_path) if not name.startswith(".")]) == number
-    before = {path.name: path.stat().st_ino for path in tmp_path.glob("*.json")}
-    written(trained, tmp_path)
-    assert contents(tmp_path) == contents(uninterrupted)
-    after = {path.name: path.stat().st_ino for path in tmp_path.glob("*.json")}
-    assert {name: after[name] for name in before} == before, "finished files were written again"
-
-
 def test_two_ranks_continue_a_killed_single_rank_with_identical_files(
     trained: Path, uninterrupted: Path, tmp_path: Path, two_ranks: Ranks
 ) -> None:
@@ -164,21 +134,6 @@ def test_parquet_has_one_row_per_sample_with_the_same_values(
     assert len(table["text"][3]) == offsets[4] - offsets[3]
 
 
-def test_held_out_samples_in_16_bits_under_a_url(trained: Path) -> None:
-    import fsspec
-
-    fs, out = fsspec.filesystem("memory"), "memory://embedded"
-    words = ("split=held_out", "dtype=float16")
-    written(trained, out, *words)
-    files = {name: fs.cat_file(f"/embedded/{name}") for name in ("00000.image.npy", "00000.text.npy", "manifest.json")}
-    assert json.loads(files["manifest.json"])["samples"] == 16
-    fs.rm("/embedded/00000.json")
-    fs.rm("/embedded/manifest.json")
-    fs.pipe_file("/embedded/00000.text.npy", b"half")
-    written(trained, out, *words)
-    assert {name: fs.cat_file(f"/embedded/{name}") for name in files} == files
-
-
 def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, tmp_path: Path) -> None:
     rows = ["filepath,caption"]
     source = compose(*TRAIN).data.open().train
@@ -200,18 +155,6 @@ def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, t
     assert np.flatnonzero(np.isnan(image).all(1)).tolist() == [2, 5]
     assert np.diff(offsets).tolist() == [1, 1, 0, 1, 1, 0, 1, 1]
     assert not np.isnan(text).any()
-
-
-def test_a_folder_of_other_embeddings_is_an_error_and_unchanged(trained: Path, uninterrupted: Path) -> None:
-    before = contents(uninterrupted)
-    for words, message in {
-        ("dtype=float16",): "holds other embeddings (dtype was float32, is float16): give another folder",
-        ("samples_per_shard=32",): "holds other embeddings (samples_per_shard was 24, is 32)",
-        ("data=digits", "data.workers=0"): "holds other embeddings (data was ",
-    }.items():
-        said = refusal(written, trained, uninterrupted, *words)
-        assert said.startswith("ConfigError") and message in said and "\n" not in said, (words, said)
-        assert contents(uninterrupted) == before, words
 
 
 def test_an_output_folder_is_locked_by_one_command(trained: Path, uninterrupted: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
 from helpers.documentation import blocks, commands, write_files
 from helpers.runs import VIT, rows, run
 from PIL import Image
@@ -21,7 +20,6 @@ from clipx import train as command
 from clipx.config.typed import last_of_each
 from clipx.data.spec import open_data
 from clipx.errors import ConfigError
-from clipx.objective.spec import ObjectiveSpec
 from clipx.trainer.trainer import Trainer
 
 # A few steps on little data of any source, in one process.
@@ -106,16 +104,6 @@ def test_a_number_format(folder: Path) -> None:
         train(tf32, "tf32", *SHAPES, "distributed=cpu")
 
 
-def test_the_rounded_format_rounds_as_bfloat16_does(folder: Path) -> None:
-    shown("docs/extend/precision.md")
-    compose("precision=rounded", config_dir="mine")
-    from clipx.config.plugins.precision.rounded_linear import rounded
-
-    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(rounded(x, 7), x.bfloat16().float())
-    assert torch.equal(rounded(x, 23), x)
-
-
 def test_the_values_of_a_sites_launcher(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,20 +114,6 @@ def test_the_values_of_a_sites_launcher(
     assert "#SBATCH --partition=debug" in script and "module load cuda/12.8" in script
 
 
-@pytest.mark.slow
-def test_a_launcher_writes_commands_that_run_the_points(folder: Path) -> None:
-    _, launch, _, status = shown("docs/extend/launcher.md")
-    more = [*FEW, *SHAPES, *VIT, "evaluator=[]", "data=shapes", "distributed=cpu"]
-    done = run(sys.executable, *launch[1:], *more)
-    assert done.stdout.endswith("wrote 2 commands to commands.txt\n")
-    first, second = Path("commands.txt").read_text().splitlines()
-    run("bash", "-c", first, fresh=True)
-    assert [row["step"] for row in rows(Path("outputs/sweep/0"))] == [1, 2]
-    again = run(sys.executable, *launch[1:], *more)  # the first point has finished
-    assert again.stdout.endswith("wrote 1 commands to commands.txt\n")
-    assert Path("commands.txt").read_text() == f"{second}\n"
-    table = run(sys.executable, "-m", "clipx_launch", *status[1:]).stdout
-    assert "finished" in table
 
 
 def test_a_name_of_clipx_is_refused(folder: Path) -> None:
@@ -149,9 +123,3 @@ def test_a_name_of_clipx_is_refused(folder: Path) -> None:
         ConfigError, match=r"infonce\.yaml would have no effect, since clipx has the option objective/infonce"
     ):
         compose(config_dir="mine")
-
-
-def test_the_class_variables_of_an_objective_exist() -> None:
-    table = (ROOT / "docs/extend/objective.md").read_text().split("## Class variables")[1]
-    named = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert len(named) > 5 and all(hasattr(ObjectiveSpec, name) for name in named)

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
-import sys
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
-from helpers.cases import slow_except
-from helpers.runs import VIT, compose, rows, run, small, tensors
+from helpers.runs import VIT, compose, small, tensors
 from helpers.samples import jpeg
 from PIL import Image
 from transformers import CLIPModel
 
-from clipx.errors import CheckpointError
 from clipx.export import export
 from clipx.model.clip import CLIP
-from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
-from clipx.weights.interpolation import check_mixable, interpolate
 from clipx.weights.load import load_model, load_weights
 
 CPU = torch.device("cpu")
@@ -94,19 +88,6 @@ def test_a_run_is_read_with_its_adapters_merged(kind: str, zero: Path, trained: 
         assert (found - first).norm() > 0.05 * wanted.norm()
 
 
-@pytest.mark.parametrize("kind", slow_except(KINDS, "dora"))
-def test_the_evaluation_command_finds_the_numbers_of_the_run(
-    kind: str, trained: dict[str, Trainer], tmp_path: Path
-) -> None:
-    path = trained[kind].rundir.path
-    run(sys.executable, "-m", "clipx.evaluate", f"run={path}", f"out={tmp_path}")
-    (file,) = tmp_path.glob("*.json")
-    numbers = json.dumps(json.loads(file.read_text()))
-    for name, value in rows(path)[-1].items():
-        if name.startswith("eval/retrieval/image_to_text"):
-            assert str(value) in numbers
-
-
 @torch.no_grad()
 def test_open_clip_and_transformers_load_merged_weights(trained: dict[str, Trainer], tmp_path: Path) -> None:
     path = trained["dora"].rundir.path
@@ -124,37 +105,3 @@ def test_open_clip_and_transformers_load_merged_weights(trained: dict[str, Train
     features = hugging.get_text_features(tokens_BL)
     features = features if isinstance(features, torch.Tensor) else features.pooler_output
     torch.testing.assert_close(torch.nn.functional.normalize(features, dim=1), own_BD, atol=1e-5, rtol=0)
-
-
-def test_an_exported_file_has_no_adapters_and_starts_a_run(trained: dict[str, Trainer], tmp_path: Path) -> None:
-    file = tmp_path / "x.safetensors"
-    path = trained["lora"].rundir.path
-    export(compose(f"run={path}", f"out={file}", "format=safetensors", config_name="export"))  # type: ignore[arg-type]
-    weights, of_run = load_weights(str(file)), load_weights(str(path))
-    assert weights.spec is not None and not weights.spec.has_adapters
-    assert all(torch.equal(tensor, of_run.model[name]) for name, tensor in weights.model.items())
-    for start, words in ((str(file), ()), (str(path), KINDS["lora"])):
-        again = Trainer(small(tmp_path / "next", *SMALL, f"model.weights={start}", *words))
-        state = again.learner.model.state_dict()
-        assert all(torch.equal(state[name], tensor) for name, tensor in weights.model.items())
-        again.close()
-
-
-def test_open_clips_training_checkpoint_is_refused(trained: dict[str, Trainer], tmp_path: Path) -> None:
-    path = trained["lora"].rundir.path
-    words = (f"run={path}", f"out={tmp_path / 'x.pt'}", "format=open_clip_checkpoint")
-    with pytest.raises(CheckpointError, match="parameters were not trained.*choose format=open_clip"):
-        export(compose(*words, config_name="export"))  # type: ignore[arg-type]
-
-
-def test_a_run_with_adapters_is_averaged_with_its_start(zero: Path, trained: dict[str, Trainer]) -> None:
-    base, fine = load_weights(str(zero)), load_weights(str(trained["lora"].rundir.path))
-    check_mixable(base, fine)
-    half = interpolate(base, fine, 0.5).model
-    name = "text.blocks.0.attn.qkv.weight"
-    torch.testing.assert_close(half[name], (base.model[name] + fine.model[name]) / 2)
-    assert not torch.equal(half[name], base.model[name])
-
-
-def test_the_start_of_a_run_reports_frozen_parameters(trained: dict[str, Trainer]) -> None:
-    assert facts(trained["lora"])["locked"].endswith("parameters are frozen: image.lora.rank=4, text.lora.rank=4")

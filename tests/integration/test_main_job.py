@@ -71,10 +71,6 @@ def encoded(image: Image.Image, kind: str) -> bytes:
     return out.getvalue()
 
 
-def add(shard: tarfile.TarFile, name: str, content: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    shard.addfile(info, io.BytesIO(content))
 
 
 def class_names(folder: Path) -> str:
@@ -97,31 +93,3 @@ def test_a_table_of_jpeg_png_and_webp_files_trains_and_is_evaluated(tmp_path: Pa
     assert found["train/bad_samples"] == 0
 
 
-@pytest.mark.slow
-def test_shards_in_img2datasets_layout_train_and_are_evaluated(tmp_path: Path) -> None:
-    """jpg + txt + json, as img2dataset writes them; shards by a brace pattern; labels in json."""
-    for n in range(3):
-        with tarfile.open(tmp_path / f"{n:05d}.tar", "w") as shard:
-            for i, (image, label) in list(enumerate(scans()))[n::3]:
-                add(shard, f"{i:09d}.jpg", encoded(image, "jpeg"))
-                meta = {"key": f"{i:09d}", "status": "success", "label": label, "width": 40}
-                add(shard, f"{i:09d}.json", json.dumps(meta).encode())
-                add(shard, f"{i:09d}.txt", f"a photo of a {NAMES[label]}.".encode())
-    data = ("data=webdataset", f"data.shards='{tmp_path}/{{00000..00002}}.tar'", "data.label_key=json.label")
-    run(*TRAIN, *data, class_names(tmp_path), *BOTH, *QUICK, f"run_dir={tmp_path}/run")
-    found = final(tmp_path / "run")
-    assert found["eval/zeroshot/top1"] > 0.8
-    assert found["eval/retrieval/image_to_text/recall@1"] > 0.8
-
-
-def test_data_without_labels_reports_only_retrieval(tmp_path: Path) -> None:
-    lines = ["filepath\ttitle"]
-    for i, (image, label) in enumerate(scans()):
-        if i < 100:
-            (tmp_path / f"{i}.png").write_bytes(encoded(image, "png"))
-            lines.append(f"{i}.png\t{NAMES[label]}, number {i}")
-    (tmp_path / "table.tsv").write_text("\n".join(lines))
-    data = ("data=csv", f"data.path={tmp_path}/table.tsv", 'data.separator="\\t"', "data.caption_column=title")
-    run(*TRAIN, *data, *QUICK, "duration=2st", "schedule.warmup=1st", "data.batch_size=16", f"run_dir={tmp_path}/run")
-    names = {name.split("/")[1] for name in final(tmp_path / "run") if name.startswith("eval/")}
-    assert names == {"retrieval"}

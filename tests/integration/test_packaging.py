@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import subprocess
 import sys
 import zipfile
@@ -13,12 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import ROOT
-from helpers.runs import NEEDED, SMALL, VIT, run
+from helpers.runs import SMALL, VIT, run
 
-import clipx_launch
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import last_of_each
-from hydra_plugins import clipx_plugins
 
 
 @pytest.fixture(scope="module")
@@ -67,36 +63,6 @@ def test_the_wheel_contains_the_package_its_configuration_and_its_merges(wheel: 
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
 
 
-def test_a_checkout_imports_the_launchers_of_its_launch_folder() -> None:
-    assert Path(clipx_launch.__file__).parent == ROOT / "launch/clipx_launch"
-    assert Path(clipx_plugins.__file__).parent == ROOT / "launch/hydra_plugins"
-
-
-@pytest.mark.slow
-def test_every_option_composes_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
-    code = """
-import clipx, json, sys
-from clipx import compose
-from clipx.config.expectation import load_expectation
-from clipx.config.registry import CONF_DIR
-needed = json.loads(sys.argv[1])
-print(clipx.__file__, CONF_DIR)
-count = 0
-for path in sorted(CONF_DIR.glob("*/*.yaml")):
-    group, name = path.parent.name, path.stem
-    if group == "expectation":
-        load_expectation(name, [CONF_DIR])
-    elif group != "recipe":
-        choice = f"{group}=[{name}]" if group in ("evaluator", "logger") else f"{group}={name}"
-        compose(choice, *needed.get(name, ()), config_name="bench" if group == "bench" else "train")
-    count += group != "recipe"
-print(count)
-"""
-    where, count = outside(installed, tmp_path, "-c", code, json.dumps(NEEDED)).splitlines()
-    assert where == f"{installed}/clipx/__init__.py {installed}/clipx/conf"
-    assert int(count) == len([path for path in CONF_DIR.glob("*/*.yaml") if path.parent.name != "recipe"])
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_installed_wheel_work_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     shown = outside(installed, tmp_path, "-m", "clipx.train", "model=vit_l14", "data=laion400m", "--cfg", "job")
@@ -116,12 +82,3 @@ def test_the_installed_wheel_launches_sweeps(installed: Path, tmp_path: Path) ->
     (code,) = (tmp_path / "local/.launch/code").iterdir()
     assert sorted(path.name for path in code.iterdir()) == ["clipx", "clipx_launch"]
     assert "finished" in outside(installed, tmp_path, "-m", "clipx_launch", "status", "local")
-
-
-def test_the_installed_wheel_submits_jobs(slurm: Path, installed: Path, tmp_path: Path) -> None:
-    options = ("hydra.launcher.gpus_per_node=0", "hydra.launcher.cpus_per_task=1", "hydra.launcher.wait=true")
-    sweep = ("-m", "clipx.train", "-m", "hydra/launcher=clipx_slurm", *options, *SMALL, "checkpoint=none")
-    outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/slurm")
-    assert '"finished"' in (tmp_path / "slurm/0/.launch/result.json").read_text()
-    python = shlex.quote(sys.executable)
-    assert f"{python} -u -m clipx_launch.worker" in (tmp_path / "slurm/0/.launch/script.sh").read_text()

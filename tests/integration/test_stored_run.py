@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers.runs import compose, tensors
 
-from clipx.errors import CheckpointError
 from clipx.trainer.trainer import Trainer
 
 STORED = Path(__file__).parent / "stored_run"
@@ -32,12 +31,6 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.chdir(tmp_path)
     typed = (STORED / "options.txt").read_text().split()
     return [*typed, *GAMMA, "compile.towers=false", "name=stored", "run_dir=run", "resume=step:3"]
-
-
-def test_a_default_that_changed_is_refused_by_name(options: list[str]) -> None:
-    now = [option for option in options if option not in GAMMA]
-    with pytest.raises(CheckpointError, match=r"objective\.gamma\.minimum: 0\.2 -> None.*saved values"):
-        Trainer(compose(*now))
 
 
 def test_every_tensor_and_the_position_are_restored(options: list[str]) -> None:

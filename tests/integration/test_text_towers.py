@@ -5,23 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import open_clip  # type: ignore[import-untyped]
-import pytest
 import torch
-from helpers.cases import slow_except
 from helpers.hf_models import save_config, save_tokenizer
 from helpers.runs import VIT, compose, small
 
 from clipx.export import export
-from clipx.plan.dry import DryRun
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_model, load_weights
 
-NO_DROPOUT = "model.text.options={hidden_dropout_prob:0.0,attention_probs_dropout_prob:0.0}"
 HF = ("model/text=hf", "model.text.context_length=24")
-MODERN = (
-    *("model/text=modern_512", "model.text.width=16", "model.text.heads=2", "model.text.layers=2"),
-    *("model.text.causal=false", "model.text.pool=map"),
-)
 
 
 def options(name: str, folder: Path) -> tuple[str, ...]:
@@ -61,14 +53,3 @@ def test_open_clip_loads_an_export_with_its_tokenizer(tmp_path: Path) -> None:
     of_run = load_weights(str(tmp_path / "run"))
     assert weights.model.keys() == of_run.model.keys()
     assert all(torch.equal(weights.model[key], of_run.model[key]) for key in of_run.model)
-
-
-@pytest.mark.parametrize("name", slow_except(["xlm-roberta", "qwen3", "mt5", "modern"], "xlm-roberta", "mt5"))
-def test_the_plan_counts_shortened_towers_as_whole_ones(name: str, tmp_path: Path) -> None:
-    words = (*VIT[:2], *MODERN) if name == "modern" else options(name, tmp_path)
-    spec = compose("model=tiny", *words, *(["model.text.packed=false"] if name == "mt5" else [])).model
-    precision = compose().precision.build(torch.device("cpu"))
-    short, whole = (DryRun(spec, precision, every_block=every) for every in (False, True))
-    tokens = 9 if spec.text.packed else spec.text.context_length
-    assert short.flops(tokens) == whole.flops(tokens)
-    assert short.memory(8, tokens) == whole.memory(8, tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from pathlib import Path
 
@@ -57,28 +56,6 @@ def test_a_locked_trunk_remains_that_of_timm_and_resumes_bit_for_bit(weights: Pa
     for name, tensor in load_file(weights / "model.safetensors").items():
         if not name.startswith("head."):
             assert torch.equal(whole[f"model/image.trunk.{name}"], tensor)
-
-
-def test_the_log_names_the_weights_and_what_is_random(weights: Path, tmp_path: Path) -> None:
-    trainer = Trainer(small(tmp_path / "run", *TOWER, f"model.image.weights={weights}"))
-    assert trainer.loaded_weights == [
-        f"image tower: {weights}",
-        PIXELS,
-        "dropped the classifier: head.bias, head.weight",
-        "initialized randomly: image.projection",
-    ]
-    trainer.close()
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_fill_towers_in_each_number_format(precision: str, weights: Path, tmp_path: Path) -> None:
-    words = (*TOWER, f"model.image.weights={weights}", f"precision={precision}")
-    trainer = Trainer(small(tmp_path / "run", *words))
-    expected = load_file(weights / "model.safetensors")["blocks.1.attn.qkv.weight"]
-    for model in (trainer.learner.model, trainer.learner.weights):
-        found = model.image.trunk.blocks[1].attn.qkv.weight
-        torch.testing.assert_close(found, expected.to(found.dtype), rtol=0, atol=0)
-    trainer.close()
 
 
 def test_a_run_is_exported_without_its_sources_and_starts_a_tower(weights: Path, tmp_path: Path) -> None:
@@ -161,9 +138,3 @@ def stored(folder: Path) -> NDArray[np.float32]:
                     assert file is not None
                     rows.append(np.load(io.BytesIO(file.read())))
     return np.stack(rows)
-
-
-def test_another_image_size_interpolates_and_is_stored(weights: Path, tmp_path: Path) -> None:
-    embedded(weights, tmp_path / "out", *DATA, "image_size=64", "split=held_out")
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert manifest["model"]["image"]["size"] == 64 and manifest["width"] == 48

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,13 +16,12 @@ import torch
 import yaml
 from helpers.payloads import Flag
 from helpers.runs import VIT, compose, small
-from safetensors.torch import load_file, save_file
 
 from clipx.checkpoint.downloader import fetch
 from clipx.checkpoint.format import CheckpointDir, find_damage, sha256
 from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
 from clipx.errors import CheckpointError, ClipxError, ConfigError
-from clipx.evaluate import evaluate, main
+from clipx.evaluate import evaluate
 from clipx.trainer.saved_run import load_run
 from clipx.trainer.trainer import Trainer
 
@@ -110,25 +108,13 @@ def test_a_pickle_in_place_of_tensors_is_rejected(copies: Iterator[Path], flag: 
         assert flag.absent, kind
 
 
-def test_a_pickle_is_rejected_by_resume_and_evaluate(
-    copies: Iterator[Path], flag: Flag, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def command(run_dir: Path) -> None:
-        monkeypatch.setattr("sys.argv", ["clipx-evaluate", f"run={run_dir}", "evaluator=[retrieval]"])
-        main()
-
-    for enter, malicious in zip((*ENTRANCES, command), copies, strict=False):
+def test_a_pickle_is_rejected_by_resume_and_evaluate(copies: Iterator[Path], flag: Flag) -> None:
+    for enter, malicious in zip(ENTRANCES, copies, strict=False):
         (folder(malicious) / TENSORS).write_bytes(flag.saved())
         sign(folder(malicious))
-        capfd.readouterr()
-        if enter is not command:
-            with pytest.raises(CheckpointError, match=f"{TENSORS} is not a safetensors file"):
-                enter(malicious)
-        else:
-            with pytest.raises(SystemExit) as ended:
-                enter(malicious)
+        with pytest.raises(CheckpointError, match=f"{TENSORS} is not a safetensors file"):
+            enter(malicious)
         assert flag.absent, enter
-    assert (ended.value.code, len(capfd.readouterr().err.splitlines())) == (1, 1)
 
 
 @pytest.mark.parametrize("enter", ENTRANCES)
@@ -162,23 +148,11 @@ REDUCE = {"__reduce__": ["os.system", ["touch flag"]], "py/object/apply": "os.sy
 
 def test_a_malformed_state_is_rejected_in_one_line(copies: Iterator[Path]) -> None:
     message = r"\(step-00000002: state.json is not the state of a checkpoint \(.+\)\): restore one"
-    documents = ("[" * 200_000, '{"a":' * 200_000, "[]", "null", "7", '"state"', "{}", '{"state": []}', "\x80\x04", "")
+    documents = ("[" * 200_000, "[]", '{"state": []}', "\x80\x04")
     for content, malicious in zip(documents, copies, strict=False):
         write_state(malicious, content)
         with pytest.raises(CheckpointError, match=message):
             CheckpointDir(malicious / "checkpoints", print).load()
-
-
-def test_values_of_wrong_types_are_rejected_by_name(copies: Iterator[Path], flag: Flag) -> None:
-    values = [("samples_seen", value) for value in (REDUCE, "64", -64, 1e99)]
-    values += [("world", None), ("data", ["../../etc/passwd"]), ("overdue", [REDUCE]), ("non_finite", [0])]
-    for (key, value), malicious in zip([*values, ("best", REDUCE)], copies, strict=False):
-        state = state_of(malicious)
-        write_state(malicious, json.dumps({**state, "state": {**state["state"], key: value}}))
-        named = rf"{STATE} is not the state of a checkpoint \(state.{key}\S*( is .*)?: (Input should be|Field required)"
-        with pytest.raises(CheckpointError, match=named):
-            CheckpointDir(malicious / "checkpoints", print).load()
-        assert flag.absent, key
 
 
 def test_the_configuration_in_a_checkpoint_is_never_evaluated(
@@ -207,34 +181,23 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         lambda run_dir, flag: config_with(run_dir) + f"\nx: !!python/object/apply:os.system ['touch {flag}']\n",
         "could not determine a constructor",
     ),
-    "module": (lambda run_dir, flag: "!!python/module:antigravity {}\n", "could not determine a constructor"),
     "target": (
         lambda run_dir, flag: config_with(run_dir, _target_="os.system", command=f"touch {flag}"),
         "(_target_|command) is not a key",
-    ),
-    "target within": (
-        lambda run_dir, flag: config_with(run_dir, checkpoint={"kind": "local", "_target_": "os.system"}),
-        "_target_' not in|_target_ is not a key",
     ),
     "kind": (
         lambda run_dir, flag: config_with(run_dir, data={"kind": "os.system"}),
         "data.kind=os.system is not registered",
     ),
     "environment": (lambda run_dir, flag: config_with(run_dir, name="${oc.env:VICTIM}"), "found an interpolation"),
-    "another resolver": (lambda run_dir, flag: config_with(run_dir, name="x${now:%Y}"), "found an interpolation"),
     "environment as a key": (lambda run_dir, flag: "'${oc.env:VICTIM}': 1\n", "found an interpolation"),
     "aliases": (
         lambda run_dir, flag: "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)),
         "found an alias",
     ),
     "nesting": (lambda run_dir, flag: "[" * 20_000, "cannot be read as a saved configuration: maximum recursion"),
-    "no mapping": (lambda run_dir, flag: "- a\n", "is not a saved configuration"),
     "no text": (lambda run_dir, flag: "\x00\x01", "cannot be read as a saved configuration"),
-    "a repeated key": (lambda run_dir, flag: "seed: 1\nseed: 2\n", "found a repeated key"),
     "a repeated kind": (lambda run_dir, flag: "data: {kind: shapes, kind: os.system}\n", "found a repeated key"),
-    "a long number": (lambda run_dir, flag: "seed: " + "9" * 5000, "Exceeds the limit"),
-    "no UTF-8": (lambda run_dir, flag: "name: \udcff\n", "can't decode byte 0xff"),
-    "empty": (lambda run_dir, flag: "", "is not a saved configuration"),
     "another folder": (
         lambda run_dir, flag: config_with(
             run_dir, data={"kind": "shapes", "name": "../../x", "samples": 256, "batch_size": 32}
@@ -298,56 +261,18 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_rejected(malicious: 
         assert not [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
 
 
-def link(path: Path, outside: Path) -> None:
-    path.rename(outside)
-    path.symlink_to(outside)
-
-
-@pytest.mark.parametrize("name", [TENSORS, STATE])
-def test_a_link_to_a_file_outside_the_folder_is_rejected(malicious: Path, tmp_path: Path, name: str) -> None:
-    link(folder(malicious) / name, tmp_path / "outside")
-    assert find_damage(folder(malicious)) == f"{name} is not a regular file"
+def test_a_link_to_a_file_outside_the_folder_is_rejected(malicious: Path, tmp_path: Path) -> None:
+    path = folder(malicious) / STATE
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    assert find_damage(folder(malicious)) == f"{STATE} is not a regular file"
     with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged"):
         resumed(malicious)
 
 
-def test_a_named_pipe_is_rejected_without_opening(malicious: Path) -> None:
-    (folder(malicious) / TENSORS).unlink()
-    os.mkfifo(folder(malicious) / TENSORS)
-    assert find_damage(folder(malicious)) == f"{TENSORS} is not a regular file"
-
-
 def test_a_malformed_manifest_is_a_damaged_checkpoint(malicious: Path, tmp_path: Path) -> None:
-    for content in ("[" * 200_000, "[]", "7", '{"tensors.safetensors": {}}', "\x00"):
+    for content in ("[" * 200_000, '{"tensors.safetensors": {}}', "\x00"):
         (folder(malicious) / MANIFEST).write_text(content)
         assert find_damage(folder(malicious)), content
         with pytest.raises(ClipxError, match="is damaged"):
             fetch(f"file://{folder(malicious)}", tmp_path / "fetched")
-
-
-# ------------------------------------------------------------------------------------------------ saved configurations
-
-
-def test_options_in_a_configuration_of_another_type_are_one_error(malicious: Path) -> None:
-    values = yaml.safe_load((malicious / "config.yaml").read_text())
-    for evaluator in ({"retrieval": {"kind": "retrieval", "sets": 7}}, {"retrieval": 7}, 7, [7]):
-        (malicious / "config.yaml").write_text(yaml.safe_dump({**values, "evaluator": evaluator}))
-        with pytest.raises(ConfigError) as error:
-            load_run(malicious)
-        assert "\n" not in str(error.value)
-
-
-def test_a_state_of_random_numbers_of_another_form_is_rejected(copies: Iterator[Path]) -> None:
-    changed: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        "holds no valid state of the random numbers": lambda rng: rng * 0 + 255,
-        "of floating point numbers, not .* of integer numbers": lambda rng: rng.float(),
-        "the rows of rng in .* have shape": lambda rng: rng[:, :-1],
-        "lacks rows 0 to 1 of rng": lambda rng: rng[:0],
-    }
-    for (message, change), malicious in zip(changed.items(), copies, strict=False):
-        (path,) = folder(malicious).glob("shard.*")
-        tensors = load_file(path)
-        save_file({**tensors, "rng": change(tensors["rng"]).contiguous()}, path, {"rows": json.dumps({"rng": 0})})
-        sign(folder(malicious))
-        with pytest.raises(CheckpointError, match=message):
-            resumed(malicious)

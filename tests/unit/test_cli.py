@@ -8,7 +8,6 @@ import sys
 import tomllib
 from importlib.metadata import version
 
-import pytest
 from helpers import ROOT
 from helpers.runs import run
 
@@ -16,29 +15,9 @@ from clipx import __version__
 from clipx.__main__ import commands
 from clipx.config import catalogue
 
-STARTS = """
-import gc
-from clipx.cli import imports
-with imports():
-    assert not gc.isenabled()
-    import json
-assert gc.isenabled() and gc.get_freeze_count() > 0
-frozen = gc.get_freeze_count()
-import sys
-sys.modules["torch"] = json  # loaded before: a notebook, or a second command in one process
-with imports():
-    assert gc.isenabled()
-assert gc.get_freeze_count() == frozen
-"""
 
-
-def test_libraries_are_imported_without_garbage_collection_once() -> None:
-    run(sys.executable, "-c", STARTS, fresh=True)
-
-
-@pytest.mark.parametrize("module", ["clipx", "clipx.train", "clipx.plan"])
-def test_version_names_clipx_and_what_it_runs_on(module: str) -> None:
-    printed = run(sys.executable, "-m", module, "--version").stdout
+def test_version_names_clipx_and_what_it_runs_on() -> None:
+    printed = run(sys.executable, "-m", "clipx.train", "--version").stdout
     packages = f"torch {version('torch')}, hydra-core {version('hydra-core')}, Python {platform.python_version()}"
     assert printed == f"clipx {__version__}, {packages}\n"
 

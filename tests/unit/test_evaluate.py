@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT
 from helpers.benchmark_set import write_set
 from helpers.ranks import Ranks
 from helpers.runs import VIT, compose, rows, small
 from helpers.samples import jpeg
 from PIL import Image
 
-from clipx.errors import ClipxError
-from clipx.evaluate import EvaluateSpec, evaluate
+from clipx.evaluate import evaluate
 from clipx.export import export
 from clipx.trainer.trainer import Trainer
 
@@ -64,31 +61,6 @@ def test_evaluation_reproduces_the_final_metrics_of_training(trained: Path, caps
     assert "eval/zeroshot/held_out/top1" in capsys.readouterr().out
 
 
-def test_a_step_and_one_evaluator_can_be_chosen(trained: Path) -> None:
-    evaluation(f"run={trained}", "step=2", "evaluator=[retrieval]")
-    found = json.loads((trained / "evaluation-shapes-step-2.json").read_text())
-    assert {name.split("/")[1] for name in found if name.startswith("eval/")} == {"retrieval"}
-
-
-def test_other_data_can_be_chosen(trained: Path) -> None:
-    evaluation(f"run={trained}", "data=digits", "data.workers=0")
-    found = json.loads((trained / "evaluation-digits-step-4.json").read_text())
-    assert found["eval/zeroshot/chance"] == 0.1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("step=3",), "step-00000003 cannot be used: it does not exist; available steps: 4, 2"),
-        (("data=csv", "data.path=/nowhere.csv"), "data.path=/nowhere.csv cannot be read"),
-    ],
-)
-def test_invalid_evaluations_raise_a_one_line_error(trained: Path, arguments: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ClipxError, match=message) as caught:
-        evaluation(f"run={trained}", *arguments)
-    assert "\n" not in str(caught.value)
-
-
 # --------------------------------------------------------------------------------------------- sets, steps, models
 
 
@@ -121,18 +93,6 @@ def test_several_sets_give_a_robustness_table_equal_on_two_ranks(
     assert 0 <= found["eval/linear_probe/three/top1"] <= 1
     two_ranks.call(evaluation, f"run={trained}", *probe, f"out={tmp_path}/2")
     assert evaluated(tmp_path / "2" / "evaluation-shapes-step-4.json") == found
-
-
-def test_step_all_evaluates_every_checkpoint(
-    trained: Path, sets: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    evaluation(f"run={trained}", "step=all", f"out={tmp_path}", *sets)
-    out = capsys.readouterr().out
-    found = evaluated(tmp_path / "evaluation-shapes.json")
-    logged = {row["step"]: row["eval/zeroshot/top1"] for row in rows(trained) if "eval/zeroshot/top1" in row}
-    assert [model["step"] for model in found["models"]] == [2, 4]
-    assert found["models"][1]["eval/zeroshot/top1"] == logged[4]
-    assert "step 2" in out and "step 4" in out
 
 
 def test_run_accepts_a_folder_of_checkpoints_or_a_single_checkpoint(trained: Path, tmp_path: Path) -> None:
@@ -173,25 +133,3 @@ def test_exported_models_and_their_run_have_equal_results(trained: Path, sets: t
     models = evaluated(tmp_path / "out" / "evaluation-sets.json")["models"]
     assert [model["model"] for model in models] == ["a.safetensors", "b.safetensors"]
     assert models[0]["eval/zeroshot/one/top1"] == numbers["eval/zeroshot/one/top1"]
-
-
-def test_a_run_evaluates_sets_at_the_evaluators_cadence(sets: tuple[str, ...], tmp_path: Path) -> None:
-    Trainer(small(tmp_path / "run", *VIT, *sets, "evaluator.zeroshot.every=2st")).fit()
-    logged = {row["step"]: row for row in rows(tmp_path / "run") if "eval/zeroshot/one/top1" in row}
-    assert list(logged) == [2, 4]
-    assert {"eval/zeroshot/top1", "eval/zeroshot/two/top1", "eval/zeroshot/three/top5"} <= logged[4].keys()
-
-
-def test_an_invalid_set_is_rejected_before_training(sets: tuple[str, ...], tmp_path: Path) -> None:
-    wrong = "evaluator.zeroshot.sets.two.held_out_split=dev"
-    with pytest.raises(ClipxError, match=r"evaluator.zeroshot.sets.two.*has no dev/nshards.txt: give a set in"):
-        Trainer(small(tmp_path / "run", *sets, wrong))
-    assert not (tmp_path / "run").exists()
-
-
-def test_every_command_of_the_docs_composes() -> None:
-    text = (ROOT / "docs/guides/evaluation.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^python -m clipx\.(\w+) (.*?)(?: +#.*)?$", text, re.MULTILINE)
-    assert len(commands) > 3
-    for name, arguments in commands:
-        assert isinstance(compose(*arguments.split(), config_name=name), EvaluateSpec) == (name == "evaluate")

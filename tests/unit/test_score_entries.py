@@ -7,19 +7,13 @@ import json
 import random
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from helpers.runs import compose
-from helpers.samples import captions, jpeg, write_tar
 
-from clipx.data.select import select
-from clipx.data.selection.selected import cumulative_weights
-from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ConfigError, DataError
+from clipx.errors import ConfigError
 from clipx.score.__main__ import score
 from clipx.score.entries import Entries, read_entries
 
@@ -60,23 +54,6 @@ def test_a_line_and_an_item_of_json_have_the_number_of_their_place(tmp_path: Pat
     assert read_entries(str(tmp_path / "list.json")).digest == read_entries(str(tmp_path / "list.txt")).digest
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.json", b'["dog", 3]', "is not a list of texts in UTF-8 (1 is 3"),
-        ("a.json", b'{"dog": 1}', "is not a list of texts"),
-        ("a.json", b"[", "is not a list of texts"),
-        ("a.txt", b"\xff", "is not a list of texts in UTF-8"),
-        ("a.txt", b"\n \n", "has no entry"),
-    ],
-)
-def test_files_without_a_list_of_texts_are_errors(tmp_path: Path, name: str, content: bytes, message: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        read_entries(str(tmp_path / name))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_samples_have_the_entries_of_all_their_captions_and_the_counts_of_entries(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,35 +79,6 @@ def test_samples_have_the_entries_of_all_their_captions_and_the_counts_of_entrie
     (tmp_path / "list.txt").write_text("sea\n")
     with pytest.raises(ConfigError, match=r"holds other scores \(entries was"):
         score(compose(*options, config_name="score"))  # type: ignore[arg-type]
-
-
-def test_weights_of_scored_shards_are_those_of_their_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every fourth sample is held out, and is neither scored nor drawn."""
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    texts = ["dog", "sea", "a dog", "nothing", "dog", "sea", "nothing", "dog"]
-    for shard in range(2):
-        members = [
-            (f"{i}.{end}", data)
-            for i in range(4)
-            for end, data in (("jpg", jpeg(i)), ("txt", texts[4 * shard + i].encode()))
-        ]
-        write_tar(tmp_path / f"{shard:05d}.tar", members)
-    (tmp_path / "list.json").write_text('["sea", "dog"]')
-    data = ("data=webdataset", f"data.shards={tmp_path}/*.tar", "data.held_out_share=0.25", "data.workers=0")
-    options = (*data, "scores=[entries]", f"entries={tmp_path}/list.json", f"out={tmp_path}/out")
-    score(compose(*options, config_name="score"))  # type: ignore[arg-type]
-    words = (f"scores={tmp_path}/out", "balance=1", "weights=true", f"out={tmp_path}/w.parquet")
-    select(compose(*words, config_name="select"))  # type: ignore[arg-type]
-    spec = WebDatasetSpec(name="mine", shards=f"{tmp_path}/*.tar", held_out_share=0.25, weights=f"{tmp_path}/w.parquet")
-    train, everything = (
-        spec.open().train,
-        captions(WebDatasetSpec(name="all", shards=spec.shards, held_out_share=0.25).open().train),
-    )
-    expected = [text for text in everything if text != "nothing"]
-    assert captions(train) == expected and len(everything) == 6
-    weights = np.diff(cumulative_weights(train), prepend=0)
-    counts = Counter(text.split()[-1] for text in expected)
-    assert weights.tolist() == pytest.approx([1 / counts[text.split()[-1]] for text in expected])
 
 
 MEASURED = """

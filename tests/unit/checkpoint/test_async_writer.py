@@ -122,19 +122,11 @@ def _one_rank_fails(comm: Comm, path: Path) -> tuple[list[str], EventLog]:
         except CheckpointError as error:
             errors.append(str(error))
 
-    save(1)
-    run.wait()
-    if comm.rank == 1:
-        _limit_file_size(50_000)
-    save(2)
-    caught(run.wait)
-    if comm.rank == 1:
-        _limit_file_size(resource.RLIM_INFINITY)
-    save(3)
-    run.wait()
-    if comm.rank == 1:
-        _limit_file_size(50_000)
-    save(4)
+    for step, size in ((1, resource.RLIM_INFINITY), (2, 50_000), (3, resource.RLIM_INFINITY), (4, 50_000)):
+        _limit_file_size(size if comm.rank == 1 else resource.RLIM_INFINITY)
+        save(step)
+        if step < 4:
+            caught(run.wait)
     save(5)
     caught(save, 6)
     run.close()

@@ -116,19 +116,6 @@ def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: 
     assert found is not None and same_files(found, folder)
 
 
-@pytest.mark.usefixtures("impatient")
-def test_an_unreachable_storage_is_an_error(own_bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    proxy.set("hang")
-    for call in (
-        functools.partial(fetch_newest, own_bucket, tmp_path, print),
-        functools.partial(fetch_history, own_bucket, tmp_path),
-    ):
-        with pytest.raises(StorageError, match=rf"^{own_bucket}\S* cannot be read: the storage failed for \d+ s"):
-            call(retry_s=1.0)
-    with pytest.raises(StorageError):
-        check_writable(own_bucket, retry_s=1.0)
-
-
 def test_an_unwritable_url_is_rejected_before_training(url: str, own_bucket: str, tmp_path: Path) -> None:
     check_writable(url)
     assert StorageFolder(url).files() == {}

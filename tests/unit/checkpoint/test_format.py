@@ -46,16 +46,6 @@ def test_the_newest_checkpoint_is_loaded(folder: CheckpointDir) -> None:
     assert found.sharded_names() == {"rows"}
 
 
-def test_saving_a_step_again_replaces_it(folder: CheckpointDir) -> None:
-    run = make_writer(folder.path)
-    run.save(30, {"a/x": torch.zeros(2)}, {"again": True})
-    run.close()
-    found = folder.load()
-    assert found is not None
-    assert found.state == {"again": True} and set(found.tensors) == {"a/x"}
-    assert {p.name for p in folder.path.iterdir()} == {"step-00000010", "step-00000020", "step-00000030"}
-
-
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -46,14 +46,3 @@ def test_a_state_of_another_module_is_rejected_by_name() -> None:
         CheckpointError, match=r"missing 0.bias; unexpected extra; different shape 0.weight \[2, 3, 3, 3\]"
     ):
         load_module(model, state, "model")
-
-
-def test_an_optimizer_state_of_another_model_is_rejected_by_name() -> None:
-    _, optimizer = trained(0)
-    state = optimizer_tensors(optimizer)
-    left_over = {**state, "foo/exp_avg": torch.zeros(1)}
-    with pytest.raises(CheckpointError, match="state for unknown parameters: foo"):
-        load_optimizer(optimizer, left_over)
-    missing = {k: v for k, v in state.items() if not k.startswith("0.bias/")}
-    with pytest.raises(CheckpointError, match=r"no state for 0.bias"):
-        load_optimizer(optimizer, missing)

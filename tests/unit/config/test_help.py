@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import pytest
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from clipx.config.catalogue import load_all
 from clipx.config.docstrings import field_docs
-from clipx.data.spec import DataSpec
-from clipx.train import main
 
 load_all()
 
@@ -43,55 +39,9 @@ def specs() -> list[type]:
 SPECS = specs()
 
 
-@pytest.fixture
-def clipx_help(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Runs `clipx-train --help WORDS…` on a terminal of 120 columns. Returns its output."""
-
-    def run(*words: str) -> str:
-        monkeypatch.setenv("COLUMNS", "120")
-        monkeypatch.setattr(sys, "argv", ["clipx-train", "--help", *words])
-        main()
-        return capsys.readouterr().out
-
-    return run
-
-
 def test_every_option_and_every_field_has_a_docstring() -> None:
     docs = {f"{spec.__name__}.{name}": doc for spec in SPECS for name, doc in field_docs(spec).items()}
     fields = [f"{spec.__name__}.{f.name}" for spec in SPECS for f in dataclasses.fields(spec) if f.name != "kind"]
     assert not [name for name in fields if name not in docs], "without an attribute docstring"
     assert not [name for name in fields if not docs[name].endswith(".")], "docstring does not end with a period"
     assert not [spec for spec in SPECS if (spec.__doc__ or "").startswith(f"{spec.__name__}(")], "without a docstring"
-
-
-@dataclasses.dataclass
-class Base:
-    inherited: int = 1
-    """Of the base."""
-    replaced: int = 2
-    """Of the base."""
-
-
-@dataclasses.dataclass
-class Derived(Base):
-    replaced: int = 3
-    """Of the derived class,
-    on two lines."""
-    bare: int = 4
-    added: list[int] | None = None
-    "In single quotes."
-
-
-def test_docstrings_are_inherited_and_overridden() -> None:
-    assert field_docs(Derived) == {
-        "inherited": "Of the base.",
-        "replaced": "Of the derived class, on two lines.",
-        "added": "In single quotes.",
-    }
-
-
-def test_a_key_is_printed_with_its_value_type_and_docstring(clipx_help: Callable[..., str]) -> None:
-    printed = clipx_help("data.shuffle_window")
-    head, *body = printed.splitlines()
-    assert head == "data.shuffle_window=200000  (int)"
-    assert " ".join(" ".join(body).split()) == field_docs(DataSpec)["shuffle_window"]

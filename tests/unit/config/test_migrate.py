@@ -12,8 +12,7 @@ from helpers import ROOT
 from helpers.open_clip_parser import open_clip_actions, open_clip_parser
 from helpers.runs import compose
 
-from clipx.config.open_clip_flags import FLAGS
-from clipx.config.typed import last_of_each, override_key
+from clipx.config.typed import last_of_each
 from clipx.trainer.spec import RunSpec
 
 OPEN_CLIP = ROOT / "docs/migrate/open_clip.md"
@@ -78,20 +77,6 @@ def test_the_table_accounts_for_each_flag_of_open_clip_once() -> None:
     assert sorted(named) == sorted(open_clip_actions())
     for words, _ in counterparts(OPEN_CLIP):
         open_clip_parser().parse_args(words)
-
-
-def keys(overrides: list[str]) -> set[str]:
-    return {override_key(word) or word for word in overrides}
-
-
-def test_the_table_and_the_answers_of_the_command_line_agree() -> None:
-    """An answer may name fewer keys: the table adds the options that an example needs to compose."""
-    for words, overrides in counterparts(OPEN_CLIP):
-        for flag in flags_of(words):
-            answer = FLAGS[flag.removeprefix("--")]
-            assert bool(answer.overrides) == bool(overrides), flag
-            shorter = {key.replace(".NAME", ".a") for key in keys(answer.overrides.split())}
-            assert shorter <= keys(overrides), flag
 
 
 SETTING = re.compile(r"[+~]{0,2}[a-z][\w.@]*=(?!NAME|$)[^…]*")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from helpers.runs import compose
 
-from clipx.config.names import name_of
 from clipx.errors import ConfigError
 
 PATH = "is a path, and a name is one part of a path"
@@ -52,18 +49,3 @@ def test_keys_that_become_metric_names_are_checked(override: str, key: str) -> N
     with pytest.raises(ConfigError) as caught:
         compose(*override.split())
     assert str(caught.value).startswith(key)
-
-
-@pytest.mark.parametrize(
-    ("location", "name"),
-    [
-        ("outputs/a/", "a"),
-        ("hf-hub:org/model", "model"),
-        ("s3://bucket/my model.pt", "my-model.pt"),
-        ("a/..", Path.cwd().name),
-        ("/", "unnamed"),
-        ("x" * 300, "x" * 100),
-    ],
-)
-def test_name_of_a_location_is_one_part_of_a_path(location: str, name: str) -> None:
-    assert name_of(location) == name

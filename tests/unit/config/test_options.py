@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 
 import clipx.check  # registers its options, as does the next one
 import clipx.wise_ft  # noqa: F401
-from clipx.cli import cli
 from clipx.config.duration import Length
 from clipx.config.registry import CONF_DIR
 from clipx.config.safe_yaml import read_saved
@@ -167,17 +166,6 @@ def test_a_pattern_of_shards_needs_no_quotes(typed: str, value: str) -> None:
     assert to_dict(real_compose("data=webdataset", typed))["data"]["shards"] == value
 
 
-@pytest.mark.parametrize(
-    ("typed", "options"),
-    [
-        ("model.image.options.depth=4", {"embed_dim": 384, "num_heads": 6, "depth": 4}),
-        ("~model.image.options.embed_dim", {"num_heads": 6}),
-    ],
-)
-def test_timm_options_are_set_without_a_plus(typed: str, options: dict[str, int]) -> None:
-    assert real_compose("model=vit_s16", typed).model.image.options == options
-
-
 def test_a_model_sets_optimizer_defaults_that_the_command_line_overrides() -> None:
     assert to_dict(compose("model=rn50"))["optimizer"]["eps"] == 1e-8
     assert to_dict(compose("model=vit_b32"))["optimizer"]["eps"] == 1e-6
@@ -291,14 +279,6 @@ def test_an_invalid_saved_spec_raises_a_one_line_error(change: dict[str, object]
     assert "\n" not in str(caught.value)
 
 
-def test_a_saved_spec_of_an_earlier_version_gets_new_defaults() -> None:
-    values = to_dict(compose("objective.tile=77"))
-    del values["objective"]["tile"], values["log_every"]
-    spec = from_dict(RunSpec, values)
-    assert to_dict(spec)["objective"]["tile"] == to_dict(compose())["objective"]["tile"]
-    assert spec.log_every == "20st"
-
-
 # ------------------------------------------------------------------------------------------------------- renamed keys
 
 SAVED_BY_8DDB223 = Path(__file__).with_name("run_saved_by_8ddb223.yaml")
@@ -332,15 +312,3 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
-
-
-def test_the_command_prints_the_error_and_exits_with_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The message of tests/messages, in one line."""
-    monkeypatch.setattr("sys.argv", ["clipx-train", "schedule=cosin"])
-    with pytest.raises(SystemExit) as caught:
-        cli(lambda spec: pytest.fail("composed"), "train")()
-    assert caught.value.code == 2
-    options = "constant, constant_cooldown, cosine (did you mean cosine?)"
-    assert capsys.readouterr().err == f"error: schedule=cosin is not an option: choose one of {options}\n"

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import re
 from functools import cache
 
 import pytest
 
-from clipx.config.catalogue import commands, folder_of, groups, load_all, options
+from clipx.config.catalogue import folder_of, groups, load_all, options
 from clipx.config.entries import spec_entries
 from clipx.config.messages import LIST_GROUPS
 from clipx.config.registry import kinds
-from clipx.errors import Exit
 from reference_pages import pages
 
 
@@ -61,22 +59,3 @@ def test_the_page_of_a_group_has_every_option_and_every_key(group: str) -> None:
         for entry in spec_entries(spec, None, prefix):
             assert entry.key in found, (kind, entry.key)
             assert " ".join(entry.doc.replace("`", "").split()) in text, (kind, entry.key)
-
-
-def test_every_command_has_its_keys() -> None:
-    page = written()["reference/commands.md"]
-    for command in commands():
-        assert f"## {command.module}\n" in page
-        section = page.partition(f"## {command.module}\n")[2].partition("\n## ")[0]
-        if command.config not in ("train", "bench"):
-            own = {f.name for f in dataclasses.fields(command.spec)} - {"kind"} - set(groups())
-            own -= {f.name for f in dataclasses.fields(kinds("")["run"])} if command.config == "plan" else set()
-            assert all(f"<code>{key}</code>" in section for key in own), command.module
-    assert "<code>--metric" in page.partition("### clipx-sweep best")[2]
-    assert "`python -m clipx.evaluate`, installed as `clipx-evaluate`." in page
-
-
-def test_every_exit_code_is_described() -> None:
-    found = items("exit_codes")
-    assert {int(code) for code in found} == set(Exit)
-    assert all(about.endswith(".") for _, about in found.values())

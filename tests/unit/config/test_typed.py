@@ -6,7 +6,6 @@ import pytest
 from helpers.open_clip_parser import open_clip_actions
 from hydra._internal.utils import get_args_parser
 
-from clipx.cli import cli
 from clipx.config.open_clip_flags import FLAGS
 from clipx.config.typed import check_typed, last_of_each, override_key
 from clipx.errors import ConfigError
@@ -36,30 +35,6 @@ def test_a_key_given_twice_is_refused(words: list[str], rule: str) -> None:
     message = refused(*words)
     assert message.startswith(rule)
     assert message.endswith(ONCE.format(key=rule.partition(" is")[0]))
-
-
-@pytest.mark.parametrize(
-    ("values", "meant"),
-    [
-        (["/d/0.tar", "/d/1.tar", "/d/2.tar", "/d/3.tar"], "/d/{0..3}.tar"),
-        (["/a/x.tar", "/b/x.tar"], "/{a,b}/x.tar"),
-    ],
-)
-def test_braces_that_the_shell_expanded_are_named_with_their_quoting(values: list[str], meant: str) -> None:
-    message = refused(*(f"data.shards={value}" for value in values))
-    assert message.endswith(f": if the shell expanded braces, quote them: data.shards='{meant}'")
-
-
-def test_the_command_refuses_a_key_given_twice(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words in (["seed=1", "seed=2"], ["-m", "seed=1", "seed=2"], ["--config-dir=a", "--config-dir", "b"]):
-        monkeypatch.setattr("sys.argv", ["clipx-train", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli(lambda spec: pytest.fail("composed"), "train")()
-        assert caught.value.code == 2
-        line = capsys.readouterr().err
-        assert "is given twice" in line and line.count("\n") == 1
 
 
 def test_last_of_each_keeps_the_last_value_of_a_key() -> None:
