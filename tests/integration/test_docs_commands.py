@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest

@@ -6,13 +6,12 @@ The example of an objective is tested by test_plugin.py.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.documentation import blocks, commands, write_files
-from helpers.runs import VIT, rows, run
+from helpers.runs import VIT, rows
 from PIL import Image
 
 from clipx import compose
@@ -112,8 +111,6 @@ def test_the_values_of_a_sites_launcher(
     command.main()
     script = capsys.readouterr().out
     assert "#SBATCH --partition=debug" in script and "module load cuda/12.8" in script
-
-
 
 
 def test_a_name_of_clipx_is_refused(folder: Path) -> None:

@@ -38,10 +38,7 @@ def test_gradients_reduced_in_16_bits_change_results_little(two_ranks: Ranks, tm
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "shards"),
-    [
-        ((MUON,), ("distributed.shard_size=2",)),
-        (("objective=fastclip_v3", "objective.rho=2.9"), ()),
-    ],
+    [((MUON,), ("distributed.shard_size=2",)), (("objective=fastclip_v3", "objective.rho=2.9"), ())],
 )
 def test_hybrid_sharding_matches_a_single_process(
     words: tuple[str, ...], shards: tuple[str, ...], tmp_path: Path

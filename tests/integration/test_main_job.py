@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,8 +70,6 @@ def encoded(image: Image.Image, kind: str) -> bytes:
     return out.getvalue()
 
 
-
-
 def class_names(folder: Path) -> str:
     (folder / "names.txt").write_text("\n".join(NAMES))
     return f"evaluator.zeroshot.classnames={folder}/names.txt"
@@ -91,5 +88,3 @@ def test_a_table_of_jpeg_png_and_webp_files_trains_and_is_evaluated(tmp_path: Pa
     assert found["eval/zeroshot/top1"] > 0.8
     assert found["eval/retrieval/image_to_text/recall@1"] > 0.8, "equal captions must count as one"
     assert found["train/bad_samples"] == 0
-
-

@@ -15,11 +15,11 @@ import pytest
 import torch
 from helpers.cases import refusal, slow_except
 from helpers.objective_cases import AVERAGES, POSITIVES, VARIANTS, positive_specs, specs
+from helpers.objective_grid import COUNTED, Collectives
 from helpers.objective_grid import main as objective_grid
 from helpers.ranks import Ranks
 from helpers.runs import SMALL, VIT, compose, losses, small, torchrun
 from safetensors.torch import load_file
-from torch.nn.parallel import DistributedDataParallel
 
 from clipx.evaluate import evaluate
 from clipx.trainer.trainer import Trainer
@@ -28,7 +28,7 @@ from clipx.trainer.trainer import Trainer
 
 
 MICRO_BATCHES = {1: [1], 2: [1, 5], 3: [3]}  # by ranks: 5 does not divide their 12 samples, and 3 not their 8
-Grid = dict[str, torch.Tensor]
+Grid = tuple[dict[str, torch.Tensor], Collectives]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory, two_ranks: Ranks) -> Callable
         else:
             with contextlib.closing(Ranks(ranks, folder)) as others:
                 others.call(objective_grid, *given)
-        return load_file(out)
+        return load_file(out), json.loads(out.with_suffix(".json").read_text())
 
     return on
 
@@ -64,7 +64,7 @@ def test_objectives_on_any_number_of_ranks_and_micro_batches_match_a_single_proc
     grid: Callable[[int], Grid], ranks: int
 ) -> None:
     """Loss on each rank, metrics, all gradients of two steps and the state after them: float64, to 1e-10."""
-    single, together = grid(1), grid(ranks)
+    single, together = grid(1)[0], grid(ranks)[0]
     for variant, micro_batches in itertools.product([*VARIANTS, *POSITIVES], MICRO_BATCHES[ranks]):
         whole, found = part(single, variant, 1), part(together, variant, micro_batches)
         assert found.keys() == whole.keys() and len(whole) > 20
@@ -81,6 +81,25 @@ def test_objectives_on_any_number_of_ranks_and_micro_batches_match_a_single_proc
         if variant.split()[0] in AVERAGES:
             assert whole["0/repeated"] == 1
             assert not whole["table"].isnan().all()
+
+
+def test_the_number_of_collectives_does_not_depend_on_micro_batches(grid: Callable[[int], Grid]) -> None:
+    """Counts collectives in the process group's records of forward and backward.
+
+    Expected are one reduction of the towers' gradients, and the collectives of the objective. FastCLIP like InfoNCE
+    reduces no gradients of features.
+    """
+    counts = grid(2)[1]
+    for variant in COUNTED:
+        one = counts[f"{variant}/1"]
+        assert one == counts[f"{variant}/5"]
+        assert one.keys() == {"all_gather", "all_reduce"}, "reduce_scatter or broadcast was used"
+        # Reduced are the towers' gradients, the gradients of the objective's parameters, and the rows of the table.
+        # The prototypes' gradients are summed in each of three updates, and their metrics once.
+        assert one["all_reduce"] <= {"fastclip_v3": 3, "siglip": 3, "neuclip": 2 + 3 + 1}.get(variant, 2)
+        # Gathered are features, statistics, and sample indices with digests of captions or rows of the table.
+        most = {"infonce": 2, "infonce of 3 captions": 3, "siglip": 1, "neuclip": 2}
+        assert one["all_gather"] <= most.get(variant, 4)
 
 
 def refused_to_start(run_dir: Path, *words: str) -> str:
@@ -107,10 +126,6 @@ def test_processes_of_torchrun_follow_the_curve_of_one_process(tmp_path: Path, t
     run_dir = tmp_path / "two"
     torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", fresh=True)
     assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9) and len(losses(run_dir)) == 4
-
-
-
-
 
 
 @pytest.mark.parametrize("batch_size", [7, 256], ids=["several batches a rank", "ranks without a batch"])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import SMALL, compose, losses, rows, small
+from helpers.runs import SMALL, compose, rows, small
 
 from clipx.data.transform import decode, eval_transform
 from clipx.data.vocabulary import vocabulary
@@ -130,5 +130,3 @@ def test_a_text_tower_learns_from_the_features_far_above_chance(stored: Path, tm
     Trainer(compose(*features(stored, f"model.weights={tmp_path}/run"), f"run_dir={tmp_path}/further")).close()
     with pytest.raises(CheckpointError, match=r"^open_clip has no tower for model\.image\.features=96: use format="):
         export(compose(f"run={tmp_path}/run", "format=open_clip", f"out={tmp_path}/folder", config_name="export"))
-
-

@@ -24,11 +24,7 @@ from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights
 
 SIZE, DEPTH = 48, {"depth": 2, "embed_dim": 48, "num_heads": 4}
-TOWER = (
-    "model.image.timm=vit_tiny_patch16_224",
-    "model.image.options={depth:2,embed_dim:48,num_heads:4}",
-    *VIT[2:],
-)
+TOWER = ("model.image.timm=vit_tiny_patch16_224", "model.image.options={depth:2,embed_dim:48,num_heads:4}", *VIT[2:])
 MEAN, STD = [0.4, 0.5, 0.45], [0.25, 0.2, 0.3]
 PIXELS = "pixels are normalized by mean=[0.4,0.5,0.45] std=[0.25,0.2,0.3], as in the training of these weights"
 
