@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.samples import captions, img2dataset, jpeg, write_tar
 
-from clipx.cli import escape_output, print_error
+from clipx.cli import print_error
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
 from clipx.escape import EscapedLogRecord, escaped, json_text
@@ -62,14 +60,6 @@ def test_a_name_that_is_not_utf8_is_quarantined_escaped(tmp_path: Path) -> None:
     expected = f"{shard}:{NAME}".replace("\udce9", r"\xe9")
     assert json.loads(line) == {"sample": expected, "reason": "caption is missing or empty"}
     assert json.loads((tmp_path / "events.jsonl").read_bytes())["sample"] == expected
-
-
-def test_standard_output_in_ascii_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
-    escape_output()
-    print("τ 0.07", flush=True)
-    assert written.getvalue() == b"\\u03c4 0.07\n"
 
 
 def test_errors_and_log_lines_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,13 +21,10 @@ UPLOADED = [Info(1, uploaded=True), Info(2, keep=True, uploaded=True), Info(3, u
         ([], 3, False, set()),
         (FIVE, 1, False, {2, 3, 5}),
         (FIVE, 2, False, {2, 3, 4, 5}),
-        (list(reversed(FIVE)), 1, False, {2, 3, 5}),
         ([Info(1, score=1.0), Info(2, score=1.0), Info(3)], 1, False, {2, 3}),  # of equal scores the newer
         ([Info(1, score=math.nan), Info(2, score=-1.0), Info(3, score=math.inf), Info(4)], 1, False, {2, 4}),
         (UPLOADED, 1, False, {2, 3, 4}),
         (UPLOADED, 1, True, {3, 4}),
-        (UPLOADED, 3, True, {3, 4}),
-        ([Info(1, uploaded=True), Info(2, uploaded=False)], 1, True, {2}),
         (FIVE, 1, True, {1, 2, 3, 4, 5}),  # nothing is uploaded
     ],
 )

@@ -54,15 +54,6 @@ def metric(**values: object) -> dict[str, object]:
     return {**VALID, "metrics": {"eval/zeroshot/top1": {"value": 0.5, "source": "a table", **values}}}
 
 
-def test_a_path_and_a_name_in_another_folder_are_read(tmp_path: Path) -> None:
-    found = load_expectation(written(tmp_path, VALID), [CONF_DIR])
-    assert found.metrics["eval/zeroshot/top1"].value == 0.5
-    assert found.metrics["eval/zeroshot/top1"].tolerance is None
-    (tmp_path / "expectation").mkdir()
-    (tmp_path / "mine.yaml").rename(tmp_path / "expectation" / "mine.yaml")
-    assert load_expectation("mine", [CONF_DIR, tmp_path]) == found
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [

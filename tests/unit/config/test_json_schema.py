@@ -37,9 +37,9 @@ FILES += sorted(path for path in SITES.rglob("hydra/**/*.yaml"))
 
 
 @cache
-def registry(folder: Path) -> Registry[Any]:
-    """Returns the schemas of a folder by their URIs, relative to which they refer to each other."""
-    files = [*folder.glob("schema.json"), *folder.glob("schema/*.json")]
+def registry() -> Registry[Any]:
+    """Returns the schemas by their URIs, relative to which they refer to each other."""
+    files = [*CONF_DIR.glob("schema.json"), *CONF_DIR.glob("schema/*.json")]
     return (
         Registry()
         .with_resources((path.as_uri(), Resource.from_contents(json.loads(path.read_text()))) for path in files)
@@ -48,14 +48,14 @@ def registry(folder: Path) -> Registry[Any]:
 
 
 @cache
-def validator(name: str, folder: Path = CONF_DIR) -> Draft7Validator:
-    return Draft7Validator({"$ref": (folder / name).as_uri()}, registry=registry(folder))
+def validator(name: str) -> Draft7Validator:
+    return Draft7Validator({"$ref": (CONF_DIR / name).as_uri()}, registry=registry())
 
 
-def errors(text: str, name: str = "schema.json", folder: Path = CONF_DIR) -> list[str]:
+def errors(text: str, name: str = "schema.json") -> list[str]:
     """Returns the errors of the text of a YAML file, each with its key."""
     values = OmegaConf.to_container(OmegaConf.create(text))
-    found = list(validator(name, folder).iter_errors(values))
+    found = list(validator(name).iter_errors(values))
     return [f"{error.json_path}: {(error.context or [error])[0].message}" for error in found]  # type: ignore[list-item]
 
 
@@ -124,25 +124,3 @@ def test_valid_keys_and_values_are_accepted(text: str) -> None:
 def test_the_file_of_an_option_has_the_keys_of_its_kind(group: str, text: str, message: str) -> None:
     found = errors(text, f"schema/{group}.json")
     assert any(re.match(re.escape(message).replace(r"\.\*", ".*"), error) for error in found), found
-
-
-def test_the_schema_of_a_folder_has_its_options(tmp_path: Path) -> None:
-    (tmp_path / "schedule").mkdir()
-    (tmp_path / "schedule" / "stairs.yaml").write_text("defaults: [/schema/schedule/stairs@_here_]\nsteps: 3\n")
-    (tmp_path / "schedule" / "stairs.py").write_text(
-        "from dataclasses import dataclass\n"
-        "from clipx.config.registry import option\n"
-        "from clipx.schedule import ScheduleSpec\n"
-        "@option('schedule')\n"
-        "@dataclass(kw_only=True, slots=True)\n"
-        "class StairsSpec(ScheduleSpec):\n"
-        "    '''Steps.'''\n"
-        "    kind: str = 'stairs'\n"
-        "    steps: int = 2\n"
-        "    '''Number of steps.'''\n"
-    )
-    command = [sys.executable, "-m", "clipx.config.reference", str(tmp_path / "schema.json")]
-    subprocess.run([*command, "--config-dir", str(tmp_path)], check=True)
-    text = "defaults: [{override /schedule: stairs}]\nschedule: {steps: many}"
-    assert [error.partition(" ")[0] for error in errors(text, folder=tmp_path)] == ["$.schedule.steps:"]
-    assert errors((tmp_path / "schedule" / "stairs.yaml").read_text(), "schema/schedule.json", tmp_path) == []
