@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 from collections.abc import Callable
@@ -97,13 +96,6 @@ def test_ranks_verify_together_and_load_the_same_checkpoint(folder: CheckpointDi
     found = run_in_processes(3, tmp_path, _load, folder.path)
     assert [(step, value) for step, _, value in found] == [(20, 20.0)] * 3
     assert [len(messages) for _, messages, _ in found] == [1, 0, 0]
-
-
-def test_no_pickle_is_written(folder: CheckpointDir) -> None:
-    newest = folder.folders()[0]
-    assert {p.name for p in newest.iterdir()} == set(FILES)
-    state = json.loads((newest / "state.json").read_text())
-    assert state == {"step": 30, "keep": False, "score": 0.3, "state": {"samples_seen": 30}}
 
 
 @pytest.mark.parametrize(("sizes", "most"), [((), 1 << 30), ((8, 0, 3), 2), ((5, (9 << 20) + 1), 1 << 20)])

@@ -41,16 +41,6 @@ def test_a_partly_replaced_step_is_not_listed(run_dir: Path, local_url: str, tmp
     assert steps(local_url) == [20, 10]
 
 
-def test_a_restarted_run_uploads_only_missing_checkpoints(run_dir: Path, local_url: str) -> None:
-    upload(run_dir, local_url, save(run_dir, 10))
-    save(run_dir, 20)
-    events = UploadEvents()
-    with closing(Uploader(run_dir, local_url, events)) as uploader:
-        assert uploader.finish(600)
-        assert events.of("uploaded") == ["step-00000020"]
-        assert all(uploader.is_uploaded(run_dir / "checkpoints" / f"step-000000{k}0") for k in (1, 2))
-
-
 def test_finish_uploads_the_final_versions_of_small_files(run_dir: Path, local_url: str, tmp_path: Path) -> None:
     with closing(Uploader(run_dir, local_url, UploadEvents())) as uploader:
         uploader.submit(save(run_dir, 10))
