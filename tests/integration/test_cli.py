@@ -63,13 +63,6 @@ def test_configuration_errors_are_one_line_with_exit_code_2(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
-def test_options_are_accepted_between_overrides(tmp_path: Path) -> None:
-    (tmp_path / "optimizer").mkdir()
-    (tmp_path / "optimizer/mine.yaml").write_text("defaults: [adamw]\nlr: 0.5\n")
-    words = ("seed=3", "--cfg", "job", "optimizer=mine", "--config-dir", str(tmp_path), "name=a", "-p", "optimizer")
-    assert "lr: 0.5\n" in run(*TRAIN, *words, "run_dir=b").stdout
-
-
 # -------------------------------------------------------------------------------------- a reader that ends, as `head`
 
 CODE = """

@@ -190,6 +190,7 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         "data.kind=os.system is not registered",
     ),
     "environment": (lambda run_dir, flag: config_with(run_dir, name="${oc.env:VICTIM}"), "found an interpolation"),
+    "another resolver": (lambda run_dir, flag: config_with(run_dir, name="x${now:%Y}"), "found an interpolation"),
     "environment as a key": (lambda run_dir, flag: "'${oc.env:VICTIM}': 1\n", "found an interpolation"),
     "aliases": (
         lambda run_dir, flag: "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 60)),

@@ -252,6 +252,14 @@ def test_a_parquet_extension_type_is_not_unpickled(flag: Flag, tmp_path: Path, c
     assert flag.absent
 
 
+def test_pickles_in_parquet_are_read_as_bytes(flag: Flag, tmp_path: Path) -> None:
+    evil = pa.table({"filepath": [flag.pickled(), jpeg()], "caption": ["an object", "a caption"]})
+    pq.write_table(evil, tmp_path / "evil.parquet")
+    prepare(PrepareSpec(source="evil.parquet", out="shards", processes=1))
+    assert len((tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()) == 1
+    assert flag.absent
+
+
 # ------------------------------------------------------------------------------------------------- paths and URLs
 
 COMMANDS = ("pipe:touch flag", "pipe:cat /etc/passwd", "pipe://touch flag")
