@@ -17,15 +17,12 @@ FOUR = (*VIT, "checkpoint.every=1st", "checkpoint.keep_last=9")
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
-        ("none", Resume(False)),
         ("auto", Resume(True)),
         ("latest", Resume(True, True)),
         ("step:30", Resume(True, True, 30)),
-        ("outputs/mine/", Resume(True, True, run_dir="outputs/mine")),
         ("outputs/mine/checkpoints/step-00000030", Resume(True, True, 30, run_dir="outputs/mine")),
         ("s3://bucket/outputs/mine", Resume(True, True, url="s3://bucket/outputs/mine")),
         ("s3://bucket/mine/checkpoints/step-00000030/", Resume(True, True, 30, url="s3://bucket/mine")),
-        ("step-00000030", Resume(True, True, run_dir="step-00000030")),
         ("logs/theirs/checkpoints/epoch_3.pt", Resume(False, open_clip="logs/theirs/checkpoints/epoch_3.pt")),
     ],
 )

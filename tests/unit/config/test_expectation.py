@@ -57,7 +57,6 @@ def metric(**values: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1], "is not an expectation, which is a mapping"),
         ({**VALID, "extra": 1}, "extra is not a key"),
         (metric(value=float("nan")), "value=nan is not a finite number"),
         (metric(tolerance=-0.1), "tolerance=-0.1 must be at least 0"),

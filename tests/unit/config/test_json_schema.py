@@ -102,7 +102,6 @@ def test_an_invalid_key_or_value_is_reported_with_its_key(text: str, message: st
         "data: {shards: '${oc.env:DATA}/{0000..0123}.tar', path: '???'}",
         "defaults: [base, {override /objective: siglip}, {override /logger: []}, _self_]\nobjective: {init_bias: -10}",
         "optimizer: {clip_norm: null, lr: 5e-4}",
-        "data: {workers: auto}\ncompile: {towers: auto}",
         "data: {sources: {a: {path: a.csv}, b: {shards: b.tar, weight: 2}}}",
         "hydra: {sweeper: {params: {seed: '0,1'}}, launcher: {partition: gpu}}",
     ],
