@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -73,7 +74,7 @@ def _name(name: str, path: Path) -> None:
     (path.parent / MANIFEST).write_text(json.dumps({**manifest, name: "0" * 64}))
 
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[Path], object]] = {
     f"the hash of {TENSORS} does not match": _flip,
     f"{MANIFEST} names '../../stolen', which is not a file of the checkpoint": functools.partial(_name, "../../stolen"),
 }
