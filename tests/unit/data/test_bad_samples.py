@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from clipx.data import bad_samples
 from clipx.data.bad_samples import BadCount, BadSampleCounter
 from clipx.data.source import BadRecord
 from clipx.errors import DataError
@@ -26,13 +25,6 @@ def test_samples_are_counted_once_and_draws_each_time() -> None:
         "3 samples, drawn 5 times: image is empty",
         "1 sample, drawn 1 times: image has … pixels",
     ]
-
-
-def test_the_number_of_stored_names_is_limited_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bad_samples, "_MAX_KEYS", 8)
-    many = [counted(2, *map(str, range(20))), counted(2, "x")]
-    (count,) = BadSampleCounter.sum(many)
-    assert str(count) == "at least 5 samples, drawn 21 times: image is empty"
 
 
 def test_the_error_during_training_names_an_example_and_the_list() -> None:

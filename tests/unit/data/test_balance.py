@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,15 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import SCRIPTS
-from helpers.runs import compose, run
+from helpers.runs import compose
 
 from clipx.data.balance import entry_counts, keep_probabilities, uniform_draws
 from clipx.data.select import select
-from clipx.errors import ConfigError
 
 ENTRIES, SAMPLES = 12, 600
-KILLED = (str(SCRIPTS / "killed_at_rename.py"), "select")
 Matched = list[list[int] | None]
 
 
@@ -125,26 +120,3 @@ def test_weights_are_the_probabilities_of_samples_with_an_entry(tmp_path: Path) 
     expected = {3 * number: p for number, p in enumerate(probabilities(lists, 25)) if p > 0}
     assert dict(zip(found["index"], found["weight"], strict=True)) == pytest.approx(expected, rel=1e-12, abs=0)
     assert [*found] == ["index", "weight"]
-
-
-def test_a_killed_command_keeps_the_file_and_writes_the_same_when_started_again(tmp_path: Path) -> None:
-    out = "ids.parquet"
-    expected = selected(tmp_path, table(matched()), "balance=25", out=out).read_bytes()
-    (tmp_path / out).write_bytes(b"before")
-    options = (f"scores={tmp_path}", f"out={tmp_path}/{out}", "balance=25")
-    assert run(sys.executable, *KILLED, "0", *options, check=False).returncode == -signal.SIGKILL
-    assert (tmp_path / out).read_bytes() == b"before"
-    select(compose(*options, config_name="select"))  # type: ignore[arg-type]
-    assert (tmp_path / out).read_bytes() == expected
-
-
-def test_a_table_without_lists_of_entries_is_an_error(tmp_path: Path) -> None:
-    scores = table(matched())
-    for changed, message in (
-        (scores.drop_columns(["entries"]), "has no column entries"),
-        (scores.set_column(4, "entries", scores["words"]), "column entries has no lists of integers but int64"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            selected(tmp_path, changed, "balance=2")
-    with pytest.raises(ConfigError, match="column entries has no numbers but list"):
-        selected(tmp_path, scores, "balance=2", "least={entries:1}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +14,6 @@ from helpers.samples import captions, img2dataset, write_tar
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import DataError
 
 KEY = {"txt": 0.25, "table.recaption": 0.75}
 MISSING = (3, 25)  # samples without a row, and 7 and 27 without a usable caption
@@ -79,14 +75,6 @@ def test_rows_are_found_by_key_and_missing_ones_leave_the_other_captions(
         assert any("4 of 40 samples have no caption in data.caption_table=shards" in note for note in found.notes)
 
 
-def test_captions_are_drawn_by_weight_among_those_that_a_sample_has(folder: Path) -> None:
-    sample, rng = opened(folder).train.read(5), random.Random(0)
-    drawn = Counter(sample.draw_captions(rng)[0].split()[0] for _ in range(2000))
-    assert abs(drawn["synthetic"] - 1500) < 100  # 5 standard deviations
-    without = opened(folder).train.read(MISSING[0])
-    assert {without.draw_captions(rng)[0] for _ in range(50)} == {"caption 3"}
-
-
 def test_tables_in_another_folder_have_rows_in_order_without_a_key(folder: Path, tmp_path: Path) -> None:
     for k in range(2):
         rows = [f"in order {i}" for i in range(20 * k, 20 * k + 20)]
@@ -94,19 +82,6 @@ def test_tables_in_another_folder_have_rows_in_order_without_a_key(folder: Path,
     found = opened(folder, caption_table=str(tmp_path)).train
     assert captions(found)[2:4] == ["caption 1", "in order 1"]
     assert found.read(39).captions[-1] == "in order 39"
-
-
-def test_tables_are_read_from_a_url(folder: Path) -> None:
-    fs = fsspec.filesystem("memory")
-    for k in range(2):
-        fs.pipe_file(f"/recaptions/{k:05d}.parquet", (folder / f"{k:05d}.parquet").read_bytes())
-    for options in ({}, {"samples_per_shard": 20}):
-        found = opened(folder, caption_table="memory://recaptions/", **options).train
-        assert [list(found.read(i).captions) for i in (0, 3, 39)] == [expected(i) for i in (0, 3, 39)]
-    with pytest.raises(
-        DataError, match=r"table memory://other/00000\.parquet of .*00000\.tar does not exist: write it"
-    ):
-        opened(folder, caption_table="memory://other")
 
 
 def test_held_out_samples_keep_their_own_captions(folder: Path) -> None:
@@ -135,15 +110,3 @@ def test_the_fingerprint_changes_with_the_texts_and_not_with_their_location(fold
     assert listed.startswith("listed-") and listed != fingerprint(
         folder, {"txt": 1, "table.one": 1}, samples_per_shard=20
     )
-
-
-def test_a_missing_table_or_one_without_texts_in_the_column_is_an_error(folder: Path, tmp_path: Path) -> None:
-    cases: list[tuple[dict[str, Any], str]] = [
-        ({"caption_key": {"txt": 1, "table.caption": 1}}, r"^data\.caption_table=shards: "),
-        ({"caption_key": {"txt": 1, "table.similarity": 1}}, r"^column similarity of "),
-        ({"caption_table": str(tmp_path)}, r"table .*/00000\.parquet of .*/00000\.tar does not exist: write it"),
-    ]
-    for options, message in cases:
-        with pytest.raises(DataError, match=message) as caught:
-            opened(folder, **options)
-        assert "\n" not in str(caught.value)

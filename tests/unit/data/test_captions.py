@@ -17,14 +17,11 @@ from helpers.runs import compose
 from helpers.samples import captions, jpeg, write_tar
 
 from clipx.config.saved import from_dict, save, to_dict
-from clipx.data.index import IndexSpec, index
-from clipx.data.loader import eval_loader, train_loader
-from clipx.data.mixture import Mixture
+from clipx.data.loader import train_loader
 from clipx.data.source import BadSample, Source
 from clipx.data.spec import open_data
 from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import RunSpec
 
@@ -98,21 +95,6 @@ def test_keys_are_drawn_by_weight_among_those_with_a_caption(shards: str) -> Non
     assert_shares(texts, {"one": 0.5, "two": 0.5})  # the captions of a key are drawn uniformly
 
 
-def test_only_the_ratios_of_weights_matter_and_each_source_of_a_mixture_has_its_own(shards: str) -> None:
-    one = open_train(shards, {"txt": 0.3, "json.recaption": 0.7})
-    same = open_train(shards, {"json.recaption": 7, "txt": 3})
-    assert drawn_captions(one, 240) == drawn_captions(same, 240), "their order and scale do not matter"
-    mixture = Mixture.of({"a": open_train(shards, "txt"), "b": open_train(shards, WEIGHTS)})
-    assert mixture.read(0).captions_by_key == ()
-    assert [weight for weight, _ in mixture.read(sum(mixture.sources[0].sizes)).captions_by_key] == [0.3, 0.5, 0.2]
-
-
-def test_a_single_weighted_key_equals_the_plain_key(shards: str) -> None:
-    weighted, alone = open_train(shards, {"json.recaption": 5}), open_train(shards, "json.recaption")
-    assert weighted.fingerprint == alone.fingerprint
-    assert all(map(torch.equal, batches(weighted, range(60)), batches(alone, range(60))))
-
-
 def test_short_captions_are_excluded_from_the_draw(tmp_path: Path) -> None:
     short = {"caption": "hi", "recaption": ["hi", "long enough json.recaption"], "label": 7}
     none = {"caption": "hi", "recaption": ["hi"], "label": 8}
@@ -127,15 +109,6 @@ def test_short_captions_are_excluded_from_the_draw(tmp_path: Path) -> None:
     assert (first.label, second.label) == (7, 7), "of the JSON that has captions"
     with pytest.raises(BadSample, match=r"^caption has 2 characters, fewer than data\.min_caption_chars=5$"):
         source.read(2)
-
-
-def test_evaluation_uses_the_captions_of_all_keys(shards: str) -> None:
-    data = spec(shards, WEIGHTS, held_out_share=0.05).open()
-    assert data.held_out is not None
-    loader = eval_loader(data.held_out, VIEW, batch=8, rank=0, world=1, workers=0, prefetch=2)
-    found = [texts for batch in loader for texts in batch.captions]
-    assert found == [[c for _, held in s.captions_by_key for c in held] for s in map(data.held_out.read, range(3))]
-    assert found[2] == ["59 json.caption", "59 json.recaption one", "59 json.recaption two"]
 
 
 # ------------------------------------------------------------------------------------------------- sample counts
@@ -177,24 +150,6 @@ def test_the_fingerprint_depends_on_the_keys_not_on_their_weights(shards: str) -
     prints = {open_train(shards, key).fingerprint for key in keys}
     assert len(prints) == len(keys)
     assert open_train(shards, {"json.caption": 0.1, "txt": 9}).fingerprint in prints
-
-
-def test_the_index_command_accepts_weighted_keys_like_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shard = shard_of_all_kinds(tmp_path / "a.tar")
-    asked = compose(f"shards={shard}", f"caption_key={BOTH}", f"manifest={tmp_path}/m.json", config_name="index")
-    assert isinstance(asked, IndexSpec)
-    index(asked)
-    source = open_train(shard, {"txt": 0.3, "json.recaption": 0.7})
-    assert source.fingerprint in capsys.readouterr().out
-    manifest = json.loads((tmp_path / "m.json").read_text())
-    assert (manifest["samples"], manifest["fingerprint"]) == (6, source.fingerprint)
-    assert manifest["caption_key"] == {"txt": 0.3, "json.recaption": 0.7}
-
-
-def test_the_error_on_shards_without_captions_names_all_keys(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", [("x.jpg", jpeg())])
-    with pytest.raises(DataError, match=r"\(data\.caption_key=json\.a or txt\); .*a\.tar:x: caption is missing"):
-        open_train(shard, {"txt": 1, "json.a": 2})
 
 
 # -------------------------------------------------------------------------------------------------- configuration

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from helpers.runs import SMALL, VIT, compose, rows
 from helpers.samples import encode, jpeg, picture, read_all
 
 from clipx.data.folder import FolderSpec
-from clipx.errors import ConfigError
-from clipx.trainer.trainer import Trainer
 
 
 def write_class_folders(place: Path, **images: int) -> Path:
@@ -82,21 +78,3 @@ def test_class_names_and_templates_are_read_from_files(tmp_path: Path) -> None:
     options = {"classnames": f"{tmp_path}/names.txt", "templates": f"{tmp_path}/templates.txt"}
     source = spec(tmp_path / "x", held_out_share=0.0, **options).open().train
     assert [s.captions for s in read_all(source)] == [["a tench", "the tench"], ["a goldfish", "the goldfish"]]
-
-
-def test_a_run_trains_on_a_folder(tmp_path: Path) -> None:
-    write_class_folders(tmp_path / "x", a=20, b=20)
-    small = [option for option in SMALL if not option.startswith(("data.samples", "data.held_out_samples"))]
-    data = ("data=folder", f"data.path={tmp_path}/x", "data.held_out_share=0.1", "checkpoint=none")
-    Trainer(compose(*small, *VIT, *data, f"run_dir={tmp_path}/run", "evaluator=[zeroshot]", "duration=2st")).fit()
-    assert rows(tmp_path / "run")[-1]["eval/zeroshot/chance"] == 0.5
-
-
-def test_a_class_folder_that_is_not_named_in_utf8_raises_an_error(tmp_path: Path) -> None:
-    write_class_folders(tmp_path, **{"dog": 1, b"caf\xe9".decode("utf-8", "surrogateescape"): 1})
-    with pytest.raises(ConfigError, match=r"the class folder caf\udce9 is not named in UTF-8, .*: rename it, or give"):
-        spec(tmp_path).open()
-    names = tmp_path / "names.txt"
-    names.write_text("café\ndog")
-    data = spec(tmp_path, classnames=str(names), held_out_share=0.0).open()
-    assert [sample.captions for sample in read_all(data.train)] == [["a photo of a café."], ["a photo of a dog."]]

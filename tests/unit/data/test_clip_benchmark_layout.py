@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from helpers.samples import encode, jpeg, picture, read_all, write_tar
 from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.source import BadSample
 from clipx.data.transform import decode
-from clipx.errors import ClipxError, ConfigError, DataError
 
 
 def spec(path: Path | str | None, **options: Any) -> BenchmarkSpec:
@@ -80,19 +78,6 @@ def test_splits_map_to_the_train_and_held_out_sides(tmp_path: Path) -> None:
     assert alone is not None and len(alone.sizes) == 3
 
 
-def test_a_set_is_read_from_an_object_store(tmp_path: Path, own_bucket: str) -> None:
-    import fsspec
-
-    classification(tmp_path)
-    fs, root = fsspec.core.url_to_fs(f"{own_bucket}/set")
-    for path in filter(Path.is_file, tmp_path.rglob("*")):
-        fs.pipe_file(f"{root}/{path.relative_to(tmp_path)}", path.read_bytes())
-    data = spec(f"{own_bucket}/set").open_for_evaluation()
-    assert data.held_out is not None and data.classes is not None
-    assert [s.label for s in read_all(data.held_out)] == [s.label for s in read_all(_held_out(tmp_path))]
-    assert list(data.classes.names) == ["red fox", "owl", "eel"]
-
-
 def _held_out(folder: Path) -> Any:
     return spec(folder).open_for_evaluation().held_out
 
@@ -106,29 +91,3 @@ def test_a_sample_without_a_label_that_is_an_index_is_bad(tmp_path: Path) -> Non
     assert bad.reason == "label is missing or empty"
     with pytest.raises(BadSample, match="label 'eel' is not an index"):
         source.read(sum(source.sizes) - 1)
-
-
-def test_images_without_class_names_have_no_captions_and_cannot_be_trained_on(tmp_path: Path) -> None:
-    classification(tmp_path)
-    classification(tmp_path, split="train")
-    os.remove(tmp_path / "classnames.txt")  # noqa: PTH107
-    data = spec(tmp_path).open()
-    assert data.classes is None
-    assert data.held_out is not None and data.held_out.read(0).captions == ()
-    with pytest.raises(
-        BadSample, match=r"label 0 has no caption: classnames.txt or .*templates.txt has no entry for it"
-    ):
-        data.train.read(0)
-
-
-def test_a_set_without_a_sample_and_a_template_without_a_place_raise_a_one_line_error(tmp_path: Path) -> None:
-    classification(tmp_path)
-    cases: tuple[tuple[str, str, type[ClipxError], str], ...] = (
-        ("zeroshot_classification_templates.txt", "a photo", ConfigError, "'a photo' has no {} for the class name"),
-        ("dataset_type.txt", "retrieval", DataError, "have no sample with an image and a caption"),
-    )
-    for name, text, error, message in cases:
-        (tmp_path / name).write_text(text)
-        with pytest.raises(error, match=message) as raised:
-            spec(tmp_path).open_for_evaluation()
-        assert "\n" not in str(raised.value)

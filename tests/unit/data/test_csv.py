@@ -7,15 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import compose
 from helpers.samples import captions, encode, jpeg, picture, read_all
 
 from clipx.data.csv import CsvSpec
-from clipx.data.order import Order
 from clipx.data.source import BadSample, Source
 from clipx.data.transform import decode
-from clipx.errors import ConfigError, DataError
-from clipx.trainer.trainer import Trainer
 
 
 def spec(path: Path | str | None, **options: Any) -> CsvSpec:
@@ -64,16 +60,6 @@ def test_paths_are_relative_to_the_table_or_absolute(tmp_path: Path, monkeypatch
     assert len(read_all(open_train(Path("table.csv")))) == 2
 
 
-def test_separators_are_characters_or_names(tmp_path: Path) -> None:
-    names = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|", r"\t": "\t"}
-    for separator, character in (names | {character: character for character in ",;\t| "}).items():
-        path = write_table(tmp_path, f"filepath{character}caption\na.jpg{character}cat\n")
-        assert captions(open_train(path, separator=separator)) == ["cat"], repr(separator)
-        if typed := {"tab": "tab", r"\t": r"\t", ";": '";"'}.get(separator):
-            words = ("data=csv", f"data.path='{path}'", f"data.separator={typed}", "data.held_out_share=0")
-            assert captions(compose(*words).data.open().train) == ["cat"], typed
-
-
 def test_captions_are_those_of_the_cells(tmp_path: Path) -> None:
     header = "filepath,caption\n"
     text = "filepath,caption\na.jpg,a cat\nb.png,Füße 猫\n"
@@ -93,11 +79,6 @@ def test_captions_are_those_of_the_cells(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------- labels
-
-
-def test_labels_are_indices_or_names(tmp_path: Path) -> None:
-    path = write_table(tmp_path, "filepath,caption,class\na.jpg,x,3\nb.png,y,tabby cat\nc.webp,z, 0 \n")
-    assert [s.label for s in read_all(open_train(path, label_column="class"))] == [3, "tabby cat", 0]
 
 
 def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
@@ -152,47 +133,6 @@ def test_an_unreadable_image_is_a_bad_sample(tmp_path: Path) -> None:
     assert source.read(len(cases)).captions == ["a dog"]
 
 
-# ---------------------------------------------------------------------------------------------------- bad tables
-
-
-def test_an_unclosed_quote_raises_an_error_with_its_line(tmp_path: Path) -> None:
-    rows = "".join(f"a.jpg,caption {i}\n" for i in range(10_000))
-    with pytest.raises(DataError, match=r"table.csv:\d+ cannot be read .*: look for an unclosed quote"):
-        open_train(write_table(tmp_path, f'filepath,caption\na.jpg,"never closed\n{rows}'))
-
-
-def test_a_binary_file_as_table_raises_an_error(tmp_path: Path) -> None:
-    for content in (jpeg(), bytes(range(256)) * 20, b"\0" * 1000, b"PAR1" + b"\0\xff" * 500):
-        with pytest.raises((ConfigError, DataError), match=r"table.csv"):
-            open_train(write_table(tmp_path, content))
-
-
-def test_rows_of_other_image_formats_are_bad_before_any_is_read(tmp_path: Path) -> None:
-    content = "filepath,caption\na.jpg,a cat\nlogo.SVG,a logo\nclip.gif,a clip\nb.png,a dog\n"
-    path = write_table(tmp_path, content)
-    source = open_train(path)
-    assert captions(source) == ["a cat", "a dog"]
-    assert reasons(source) == [
-        (3, "image is a .svg file, not JPEG, PNG or WebP"),
-        (4, "image is a .gif file, not JPEG, PNG or WebP"),
-    ]
-    fewer = write_table(tmp_path, content.replace("clip.gif", "c.webp"), "fewer.csv")
-    assert open_train(fewer).fingerprint != source.fingerprint
-
-
-def test_a_table_with_too_many_images_of_other_formats_is_refused_before_training(tmp_path: Path) -> None:
-    lines = [f"{i}.svg,a logo" if i % 4 == 0 else f"{i}.jpg,a photo" for i in range(1000)]
-    path = write_table(tmp_path, "filepath,caption\n" + "\n".join(lines))
-    options = ("data.held_out_share=0", "evaluator=[]", "logger=[]", f"run_dir={tmp_path}/run")
-    spec = compose("data=csv", f"data.path={path}", *options)
-    with pytest.raises(DataError) as caught:
-        Trainer(spec)
-    assert str(caught.value) == (
-        "250 of 1,000 samples are bad, more than data.max_bad_share=0.1 (250 × image is a .svg file, not JPEG, PNG or "
-        f"WebP: {path}:2 …): convert, correct or remove them, or raise the limit"
-    )
-
-
 # ---------------------------------------------------------------------------------------------------- held out
 
 
@@ -209,14 +149,6 @@ def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Pat
     apart = spec(tmp_path / "table.csv", held_out_path=str(test)).open()
     assert apart.held_out is not None
     assert (sum(apart.train.sizes), captions(apart.held_out)) == (40, ["a bird"])
-
-
-def test_rows_of_a_long_table_are_shuffled_beyond_the_window(tmp_path: Path) -> None:
-    source = open_train(write_table(tmp_path, "filepath,caption\n" + "\n".join(f"{i}.jpg,x" for i in range(2050))))
-    assert sum(source.sizes) == 2050
-    order = Order(source.sizes, seed=0, window=200)
-    first = [order(p) for p in range(200)]
-    assert max(first) - min(first) > 400  # contiguous blocks would span 200 rows at most
 
 
 def test_the_fingerprint_depends_on_the_table_and_its_columns(tmp_path: Path) -> None:

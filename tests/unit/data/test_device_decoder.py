@@ -6,16 +6,13 @@ torchvision's decoder on the CPU stands in for nvJPEG.
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.runs import VIT, losses, small
 from helpers.samples import Numbers, encode, picture
 from torch import Tensor
 
@@ -23,7 +20,7 @@ from clipx.data import device_decoder
 from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec
 from clipx.data.batch import Batch, mapped
 from clipx.data.caption_mask_spec import CaptionMaskSpec, CaptionRule
-from clipx.data.device_decoder import check_device_decoding, decode_jpegs, resize_crops
+from clipx.data.device_decoder import decode_jpegs, resize_crops
 from clipx.data.encoded import LARGEST, device_crop
 from clipx.data.loader import CaptionDraw, SecondView, train_loader
 from clipx.data.order import Order
@@ -31,11 +28,9 @@ from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadSample, Sample
 from clipx.data.transform import Crop, resize, train_transform
 from clipx.data.views import ImageView
-from clipx.errors import ConfigError, DataError
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Interpolation
-from clipx.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")
 
@@ -184,29 +179,21 @@ def test_batches_do_not_depend_on_parts_processes_ranks_and_the_start(on_device:
             assert torch.equal(half.image, whole.image[rows_of]), rank
 
 
-@pytest.mark.parametrize("changed", [
-    {"second": None}, {"targets": None}, {"targets": Targets(stored=True)}, {"second": SecondView(SIDE, Tokenizer(9))},
-    {"captions": CaptionDraw(3, compared=True)},
-])  # fmt: skip
-def test_batches_with_other_views_and_targets(changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changed", [{"targets": Targets(stored=True)}, {"captions": CaptionDraw(3, compared=True)}])
+def test_batches_with_other_targets_and_captions(changed: dict[str, Any]) -> None:
     assert_same_samples(loaded(True, **changed), loaded(False, **changed))
 
 
-@pytest.mark.parametrize("stored", [False, True])
-def test_images_on_the_device_have_the_augmentation_of_the_cpu(stored: bool) -> None:
-    """Compares images without changes of hue, which is 8 bits in Pillow. `stored`: drawn by the stored crop."""
-    spec = AugmentSpec(
-        flip=0.5, grayscale=0.3, erase=0.5, color_jitter=ColorJitterSpec(probability=0.8, hue=0),
-    )  # fmt: skip
-    options = {"augment": spec, "targets": Targets(stored), "mask": CaptionMaskSpec(tokens=1, rule=CaptionRule.random)}
-    found = loaded(True, **options)
-    plain = loaded(True, **{**options, "augment": replace(spec, flip=0, grayscale=0, color_jitter=ColorJitterSpec())})
-    assert_same_samples(found, loaded(False, **options))
+def test_images_on_the_device_have_the_augmentation_of_the_cpu() -> None:
+    """Compares images without changes of hue, which is 8 bits in Pillow."""
+    spec = AugmentSpec(flip=0.5, grayscale=0.3, erase=0.5, color_jitter=ColorJitterSpec(probability=0.8, hue=0))
+    targets, mask = Targets(stored=True), CaptionMaskSpec(tokens=1, rule=CaptionRule.random)
+    found = loaded(True, spec, targets=targets, mask=mask)
+    plain = loaded(True, replace(spec, flip=0, grayscale=0, color_jitter=ColorJitterSpec()), targets=targets, mask=mask)
+    assert_same_samples(found, loaded(False, spec, targets=targets, mask=mask))
     different = [not torch.equal(*pair) for one, other in zip(found, plain, strict=True)
                  for pair in zip(one.image, other.image, strict=True)]  # fmt: skip
     assert sum(different) > 0.8 * len(different), "erased only"
-    for one, other in zip(found, loaded(True, part=7, workers=1, **options), strict=True):
-        assert all(map(torch.equal, one.images, other.images))
 
 
 def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> None:
@@ -229,13 +216,12 @@ def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> No
 
 
 @pytest.mark.parametrize("interpolation", Interpolation)
-@pytest.mark.parametrize("size", [16, 224])
-def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(size: int, interpolation: Interpolation) -> None:
+def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(interpolation: Interpolation) -> None:
     """Two levels where a rounding of the first product is multiplied by the filter of the second.
 
     Bilinear weights of 64 pixels at 224 are multiples of 1/7, which give many halves: they are rounded either way.
     """
-    share = 0.15 if interpolation is Interpolation.bilinear else 0.03
+    size, share = 224, 0.15 if interpolation is Interpolation.bilinear else 0.03
     shapes = [(300, 200), (64, 64), (100, 333), (5, 7), (1, 1), (size, size)]
     crops = [torch.from_numpy(np.array(picture(w, h, i))).permute(2, 0, 1) for i, (w, h) in enumerate(shapes)]
     crops.append(255 * torch.randint(0, 2, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
@@ -249,26 +235,17 @@ def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(size: int, interp
         assert (off > 0).float().mean() < share
 
 
-@pytest.mark.parametrize(("width", "height", "least"), [(341, 256, 60.0), (1600, 1200, 40.0)])
-def test_pixels_are_close_to_those_of_the_cpu(width: int, height: int, least: float) -> None:
-    """The same decoder on the CPU: only rounding differs, unless the CPU shrinks the image while decoding it."""
+def test_pixels_are_close_to_those_of_the_cpu() -> None:
+    """The same decoder on the CPU: only rounding differs."""
     for seed in range(3):
-        encoded, expected = file(seed, width, height), torch.empty((224, 224, 3), dtype=torch.uint8)
+        encoded, expected = file(seed, 341, 256), torch.empty((224, 224, 3), dtype=torch.uint8)
         train_transform(encoded, [0.5, 1.0], 10**7, random.Random(seed), expected)
         crop = device_crop(encoded, [0.5, 1.0], 10**7, random.Random(seed))
         assert crop is not None
         (pixels,) = decode_jpegs([torch.frombuffer(bytearray(encoded), dtype=torch.uint8)], CPU)
         assert pixels is not None
         left, top, right, bottom = crop.box
-        assert psnr(resize_crops([pixels[:, top:bottom, left:right]], 224)[0], expected) > least
-
-
-def test_small_groups_give_the_same_pixels(monkeypatch: pytest.MonkeyPatch, on_device: list[Batch]) -> None:
-    monkeypatch.setattr(device_decoder, "_PIXELS", 10_000)
-    monkeypatch.setattr(device_decoder, "_NUMBERS", 1)
-    for one, other in zip(loaded(True), on_device, strict=True):
-        for images, others in zip(one.images, other.images, strict=True):
-            assert (images.int() - others.int()).abs().max() <= 1
+        assert psnr(resize_crops([pixels[:, top:bottom, left:right]], 224)[0], expected) > 60
 
 
 # ------------------------------------------------------------------------------------------------------ faults
@@ -297,58 +274,3 @@ def test_an_image_that_only_the_device_cannot_decode_is_read_on_the_cpu(
     assert_same_samples(loaded(True), on_cpu)
     assert 1 in lengths
     assert max(lengths) > 10, "together, if none fails"
-
-
-def test_a_decoder_that_fails_for_all_images_or_lacks_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases: tuple[tuple[str, type[Exception], str], ...] = (
-        ("Failed to decode batch: 6\n at line 7", DataError,
-         r"decode=gpu: cpu decoded none of \d+ JPEGs \(Failed to decode batch: 6\): use"),
-        ("CUDA out of memory. Tried to allocate 2 GiB", torch.OutOfMemoryError, "Tried"),
-    )  # fmt: skip
-    for reason, error, message in cases:
-        with monkeypatch.context() as patch:
-            spoiled(patch, lambda files, reason=reason: reason)  # type: ignore[misc]
-            with pytest.raises(error, match=message):
-                loaded(True)
-
-
-def test_an_image_of_another_size_than_its_header_is_read_on_the_cpu(
-    monkeypatch: pytest.MonkeyPatch, on_cpu: list[Batch]
-) -> None:
-    decode = device_decoder._decode
-    monkeypatch.setattr(device_decoder, "_decode", lambda files, to: [x[:, 1:] for x in decode(files, to)])
-    assert_same_samples(loaded(True), on_cpu)
-
-
-def test_few_images_for_the_device_are_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    source = Numbers([24], images=dict.fromkeys(range(20), OTHERS["PNG"]))
-    view = ImageView(SIDE, [0.5, 1.0], 10**6, on_device=True)
-    for rank, expected in ((0, 1), (1, 0)):
-        caplog.clear()
-        loader = train_loader(
-            source, Order(source.sizes, 0, 24), view, TOKENIZER, seed=0, samples=range(48), batch=24, rank=rank,
-            world=2, workers=0, prefetch=1, pin=False,
-        )  # fmt: skip
-        assert len(list(loader)) == 2
-        assert len(caplog.messages) == expected
-    assert len(list(loader)) == 2
-
-
-# ------------------------------------------------------------------------------------------------------- options
-
-
-def test_decoding_on_the_device_needs_cuda() -> None:
-    with pytest.raises(ConfigError, match=r"^data.decode=gpu: torchvision decodes no JPEG on cuda:0 \(.+\): install a"):
-        check_device_decoding(torch.device("cuda", 0))
-
-
-def test_a_run_resumes_with_another_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clipx.trainer.batches.check_device_decoding", lambda device: None)
-    fixed = ("duration=4st", "checkpoint.every=2st", "evaluate=false", "distributed.device=cpu")
-    Trainer(small(tmp_path / "run", *VIT, *fixed, "data.decode=gpu")).fit()
-    shutil.copytree(tmp_path / "run", tmp_path / "other")
-    resumed = Trainer(small(tmp_path / "other", *VIT, *fixed, "data.decode=cpu", "resume=step:2"))
-    assert resumed.notes == ["data.decode: gpu -> cpu"]
-    resumed.fit()
-    assert losses(tmp_path / "other")[-2:] == pytest.approx(losses(tmp_path / "run")[-2:], rel=1e-3)
-    assert losses(tmp_path / "other")[-2:] != losses(tmp_path / "run")[-2:], "both decoders were used"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from helpers.samples import read_all
@@ -12,7 +10,6 @@ from sklearn.datasets import load_digits
 from clipx.data.digits import NAMES, TEMPLATES, DigitsSpec
 from clipx.data.spec import Dataset
 from clipx.data.transform import decode
-from clipx.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +41,3 @@ def test_images_match_the_scans(data: Dataset) -> None:
         assert image.size == (32, 32)
         ink = np.asarray(image.convert("L")).reshape(8, 4, 8, 4).mean((1, 3)) / 255
         assert np.corrcoef(ink.ravel(), kept[index].ravel())[0, 1] > 0.97
-
-
-def test_a_missing_scikit_learn_raises_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ConfigError, match=r"data=digits needs scikit-learn: pip install 'clipx\[examples\]'"):
-        DigitsSpec(name="digits").open()

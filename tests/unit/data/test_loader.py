@@ -20,12 +20,10 @@ import pytest
 import torch
 from helpers.samples import Numbers, encode, img2dataset, jpeg, picture, write_tar
 from helpers.waiting import wait_until
-from PIL import Image
 
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
 from clipx.data.loader import EvalBatch, eval_loader, train_loader
-from clipx.data.loader_processes import exit_with_trainer
 from clipx.data.order import Order
 from clipx.data.source import Sample, Source
 from clipx.data.transform import decode, eval_transform
@@ -80,14 +78,6 @@ def test_a_batch_holds_images_tokens_and_indices_of_the_stream(reference_run: li
             assert (batch.tokens[place] == texts).all(1).any(), "the caption belongs to the sample"
 
 
-def test_images_match_their_sample_indices() -> None:
-    colours = {i: (10 * i, 255 - 10 * i, 100 + 3 * i) for i in range(24)}
-    source = Numbers([24], images={i: encode(Image.new("RGB", (20, 16), c), "PNG") for i, c in colours.items()})
-    for batch in batches(source, 0, 48, workers=1):
-        for image, index in zip(batch.image, batch.index.tolist(), strict=True):
-            assert (image.permute(1, 2, 0) == torch.tensor(colours[index])).all()
-
-
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_batches_are_the_same_for_any_number_of_workers(reference_run: list[Batch]) -> None:
     for workers in (0, 1, 3):
@@ -104,26 +94,6 @@ def test_batches_of_the_ranks_concatenate_to_the_global_batch(reference_run: lis
 def test_starting_at_any_step_equals_an_uninterrupted_run(reference_run: list[Batch]) -> None:
     for step in (7, 18):
         assert_same(batches(SOURCE, 12 * step, 240), reference_run[step:])
-
-
-def test_starting_late_reads_no_earlier_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    original = Numbers.read
-
-    def spy(self: Numbers, index: int) -> Any:
-        read.append(index)
-        return original(self, index)
-
-    monkeypatch.setattr(Numbers, "read", spy)
-    batches(UNEVEN, 10**9, 10**9 + 24)
-    assert len(read) == 24
-
-
-def test_another_seed_changes_crops_and_captions(reference_run: list[Batch]) -> None:
-    other = batches(SOURCE, 0, 120, seed=4)  # the same order of samples: only crops and captions differ
-    for one, two in zip(reference_run[:10], other, strict=True):
-        assert not torch.equal(one.image, two.image)
-    assert any(not torch.equal(one.tokens, two.tokens) for one, two in zip(reference_run, other, strict=False))
 
 
 def test_all_captions_of_a_sample_are_drawn_and_views_differ_between_epochs() -> None:
@@ -165,11 +135,10 @@ def test_a_bad_sample_is_reported_and_replaced_by_a_good_sample(reference_run: l
     assert bad.key == "sample 5" and "1100x1000 pixels, more than data.max_pixels=1000000" in bad.reason
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_only_bad_samples_raise_a_one_line_error(workers: int) -> None:
+def test_only_bad_samples_raise_a_one_line_error() -> None:
     source = Numbers([20], broken=frozenset(range(20)))
     with pytest.raises(DataError, match=r"^100 samples in a row are bad, the last sample \d+: broken on purpose$"):
-        batches(source, 0, 24, workers=workers)
+        batches(source, 0, 24, workers=2)
 
 
 # -------------------------------------------------------------------------------------------------- evaluation
@@ -194,10 +163,9 @@ def test_evaluation_batches_are_the_same_for_any_number_of_ranks() -> None:
             assert torch.equal(batch.image, expected.image), f"{samples=} {step=}"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_bad_samples(workers: int) -> None:
+def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_bad_samples() -> None:
     broken = {0, 1, 9}
-    found = eval_batches(Numbers([2, 0, 30], broken=frozenset(broken)), batch=2, workers=workers)
+    found = eval_batches(Numbers([2, 0, 30], broken=frozenset(broken)), batch=2, workers=2)
     assert (len(found[0].image), found[0].index, len(found[0].bad)) == (0, [], 2)
     assert [i for batch in found for i in batch.index] == [i for i in range(32) if i not in broken]
     assert [bad.key for batch in found for bad in batch.bad] == [f"sample {i}" for i in sorted(broken)]
@@ -212,25 +180,18 @@ def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_ba
 # ------------------------------------------------------------------------------------------------- real files
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 def test_shards_are_loaded_by_several_workers(tmp_path: Path) -> None:
     for k, (start, stop) in enumerate(((0, 5), (5, 6), (6, 24))):
         write_tar(tmp_path / f"{k}.tar", img2dataset(range(start, stop)))
     source = WebDatasetSpec(name="mine", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
     source.read(0)  # a file open in the parent is shared with the workers; they must not move each other's offset
     alone = batches(source, 0, 96)
-    assert_same(batches(source, 0, 96, workers=3), alone)
-    assert sorted(torch.cat([b.index for b in alone[:2]]).tolist()) == list(range(24))
+    assert_same(batches(source, 0, 96, workers=2), alone)
     for batch in alone:
-        expected = TOKENIZER([f"caption {i}" for i in batch.index.tolist()])
-        assert torch.equal(batch.tokens, expected)
+        assert torch.equal(batch.tokens, TOKENIZER([f"caption {i}" for i in batch.index.tolist()]))
 
 
-@pytest.mark.parametrize("seen", ["before", "afterwards"])
-def test_a_process_that_died_before_its_batch_was_taken_is_named(
-    seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`afterwards`: taking the batch fails before the end of the process can be seen."""
+def test_a_process_that_died_before_its_batch_was_taken_is_named(tmp_path: Path) -> None:
     third, read = tmp_path / "third", itertools.count()
 
     class Held(Numbers):
@@ -247,36 +208,8 @@ def test_a_process_that_died_before_its_batch_was_taken_is_named(
     wait_until(third.exists)
     os.kill(worker.pid or 0, signal.SIGKILL)
     worker.join()
-    if seen == "afterwards":
-        wait = multiprocessing.connection.wait
-
-        def not_at_once(sentinels: list[Any], timeout: float | None = None) -> list[Any]:
-            return wait(sentinels, timeout) if timeout else []
-
-        monkeypatch.setattr("clipx.data.loader_processes.multiprocessing.connection.wait", not_at_once)
-    died = rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\), .*: lower data.workers"
-    with pytest.raises(DataError, match=died) as raised:
+    with pytest.raises(DataError, match=rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\), "):
         next(loader)
-    assert (raised.value.__cause__ is None) == (seen == "before")
-
-
-def test_the_handler_of_sigchld_is_restored_between_batches() -> None:
-    """Torch's handler would raise the death of a process in any statement of the trainer."""
-    handler = signal.getsignal(signal.SIGCHLD)
-    loader = stream(UNEVEN, 0, 24, workers=1)
-    next(loader)
-    assert signal.getsignal(signal.SIGCHLD) == handler
-
-
-def test_a_loader_process_exits_if_its_trainer_died_during_startup() -> None:
-    """The process then sees its new parent, so a check for a change of the parent alone would not notice."""
-    trainer = os.getpid() + 1_000_000  # not the parent of this process
-    child = os.fork()
-    if child == 0:
-        exit_with_trainer(trainer, 0)
-        time.sleep(600)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_loader_process_ends_at_the_sigterm_of_its_trainer_alone() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,13 +97,6 @@ def test_items_requested_before_an_evaluation_stay_ready_up_to_the_limit(pool: L
     assert pool._streams == []
 
 
-def test_streams_may_be_read_in_any_order(pool: LoaderPool) -> None:
-    a, b = numbers(pool, range(20)), numbers(pool, range(50, 70))
-    assert [next(one) for one in (a, b, b, a, b, a)] == [0, 50**2, 51**2, 1, 52**2, 4]
-    assert list(a) == [n * n for n in range(3, 20)]
-    assert list(b) == [n * n for n in range(53, 70)]
-
-
 def test_an_error_is_raised_by_the_loader_of_its_item_alone(pool: LoaderPool) -> None:
     first = numbers(pool, range(6), Squares(wrong=3))
     assert next(first) == 0
@@ -124,31 +115,6 @@ def test_a_data_set_that_cannot_be_sent_gets_its_own_processes(pool: LoaderPool,
     assert next(found) == 0
     assert len({child.pid for child in multiprocessing.active_children()} - before) == 1
     assert list(found) == [n * n for n in range(1, 30)]
-
-
-def test_known_objects_are_not_pickled(pool: LoaderPool) -> None:
-    same = Numbers(SOURCE.sizes)
-    small, large = (pool.describe(Squares(held=one)) for one in ([SOURCE] * 3, [same, ORDER]))
-    assert small is not None
-    assert large is not None
-    assert b"Numbers" not in small
-    assert b"Numbers" in large
-    assert b"Order" not in large
-
-
-def test_the_death_of_a_process_is_named() -> None:
-    others = set(multiprocessing.active_children())
-    own = LoaderPool(1, 1, False, [])
-    try:
-        found = numbers(own, range(9))
-        next(found)
-        (worker,) = set(multiprocessing.active_children()) - others
-        os.kill(worker.pid or 0, signal.SIGKILL)
-        worker.join()
-        with pytest.raises(DataError, match=rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\)"):
-            list(found)
-    finally:
-        own.close()
 
 
 def test_close_ends_the_processes_and_the_state_of_the_generators_is_unchanged() -> None:

@@ -6,9 +6,7 @@ import base64
 import html
 import io
 import re
-import tracemalloc
 from collections import Counter
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.looks import CONTEXT, bars, composed, opened, options_of, page_of, parsed, part, tiles, write_table
-from helpers.samples import Numbers, encode, picture
+from helpers.samples import encode, picture
 from PIL import Image
 
-from clipx.data.loader import TrainBatches, train_loader
-from clipx.data.look.look import LookPage, look
-from clipx.data.look.measure import measure
-from clipx.data.look.pictures import Pictures
-from clipx.data.order import Order
-from clipx.data.source import Sample
-from clipx.data.spec import Dataset, open_data
-from clipx.data.views import ImageView, view_of
-from clipx.model.hf_tokenizer import FileTokenizer
-from clipx.model.text_spec import Clean
+from clipx.data.loader import train_loader
+from clipx.data.look.look import LookPage
+from clipx.data.spec import open_data
+from clipx.data.views import view_of
 from clipx.model.tokenizer import Tokenizer
 
 ALONE: dict[str, Any] = {"seed": 0, "rank": 0, "world": 1, "workers": 0, "prefetch": 1, "pin": False}
@@ -120,62 +112,6 @@ def test_captions_are_counted_by_length_script_and_text(page: LookPage, table: P
     assert "Most frequent of 50 different captions; 3 occur more than once" in section
 
 
-def test_sizes_are_upright_and_formats_counted(page: LookPage) -> None:
-    samples, section = page.found.samples, part(page, "Sizes of images")
-    assert Counter(zip(samples["width"].tolist(), samples["height"].tolist(), strict=True)) == {
-        (96, 80): 38,
-        (64, 53): 3,
-        (40, 200): 1,
-    }
-    assert bars(section, "Format") == {"JPEG": 40, "PNG": 1, "WebP": 1}
-    assert bars(section, "Width : height") == {"below 1:3": 1, "4:5 to 5:4": 41}
-    assert sum(bars(section, "Shorter side, pixels").values()) == 42
-    assert "1 of 42 images (2.4%) have a side below model.image.size=48 and are enlarged." in section
-    assert re.search(r'<td>height, pixels</td><td class="n" data-v="53">53</td>.*data-v="200">200</td></tr>', section)
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    images = {0: encode(picture(40, 20), "JPEG", exif=turned.tobytes())}
-    (sample,) = measure(_stream(Numbers([1], images=images)), 10**6, range(1), 0).samples
-    assert (sample["width"], sample["height"]) == (20, 40)
-
-
-def _stream(source: Numbers) -> TrainBatches:
-    return TrainBatches(source, Order(source.sizes, 0, 100), ImageView(16, [0.5, 1.0], 10**6), Tokenizer(16), 0)
-
-
-def test_findings_name_the_share_and_the_key_and_the_page_depends_on_the_command_alone(
-    table: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, written = table.parent / "look.html", []
-    for workers in ("2", "0"):
-        capsys.readouterr()
-        look(composed(*options_of(table, **{"data.workers": workers})))
-        written.append(path.read_text(encoding="utf-8"))
-    out, err = capsys.readouterr()
-    assert written[0].replace("workers: &#x27;2&#x27;", "workers: &#x27;0&#x27;") == written[1]
-    assert re.search(r"│ exact duplicates +│ +5 │ +12% │", out) and re.search(r"│ near duplicates +│ +6 │", out)
-    assert re.search(r"│ unusable +│ +7 │ +14% │", out) and f"written to {path}" in out
-    warnings = [line for line in err.splitlines() if line.startswith("warning: ")]
-    assert "warning: 7 of 49 samples (14%) cannot be used" in warnings[0]
-    assert "training ends with an error above data.max_bad_share=0.1" in warnings[0]
-    cut = next(line for line in warnings if "are cut off at 12 tokens" in line)
-    assert re.search(r"model\.text\.context_length=\d+ holds 99% of them", cut)
-    assert any("5 of 42 samples (12%) are exact duplicates" in line for line in warnings)
-
-
-def test_a_clean_set_has_no_finding_and_bad_samples_end_the_sheet(tmp_path: Path) -> None:
-    images = {f"{i}.jpg": encode(picture(64, 64, i), "JPEG") for i in range(20)}
-    clean = write_table(tmp_path, images, [(name, f"picture {name}") for name in images])
-    found = page_of(composed(*options_of(clean)))
-    assert not found.findings and not {"groups", "long"} & set(re.findall(r'class="(\w+)"', found.html))
-    assert "None: no statistic below is beyond its limit" in found.html
-    images = {f"{i}.jpg": b"nothing" for i in range(5)}
-    bad = write_table(tmp_path, images, [(name, "a text") for name in images])
-    found = page_of(composed(*options_of(bad)))
-    assert not tiles(found.html) and "The samples end here: 100 samples in a row are bad" in found.html
-    assert len(found.found.bad) == 5 and "5 of 5 samples (100%) cannot be used" in found.findings[0][0]
-
-
 # ------------------------------------------------------------------------------------------------------- contact sheet
 
 
@@ -207,60 +143,7 @@ def test_the_contact_sheet_shows_the_first_batch_of_training(table: Path, option
     assert len(replaced) == len({bad.key for bad in batch.bad}) and replaced[0].remark.startswith("in place of ")
 
 
-def test_draws_of_a_sample_differ_in_crop_and_caption(page: LookPage) -> None:
-    shown = part(page, "Draws of one sample").split("<h3>")[1:]
-    assert [re.match(r"[\w.]+, 2 captions</h3>", found) is not None for found in shown] == [True] * 3
-    draws = [tiles(found) for found in shown]
-    assert all(whole.remark == "96 x 80" and not whole.caption for whole, *_ in draws)
-    assert [len({tile.picture for tile in crops}) for _, *crops in draws] == [6, 6, 6]
-    assert any(len({tile.caption for tile in crops}) == 2 for _, *crops in draws)
-
-
-def _tokens(tokenizer: Tokenizer, words: str) -> dict[str, list[str]]:
-    """Returns the tokens of a caption by their tag: `em` of special ones, `s` of those that are cut off."""
-    stream = replace(_stream(Numbers([1])), tokenizer=tokenizer)
-    found: dict[str, list[str]] = {}
-    for tag, piece in opened(Pictures(stream, 10**6).caption(words, 0))[1]:
-        found.setdefault(tag, []).append(piece)
-    return found
-
-
-def test_tokens_beyond_the_context_are_marked() -> None:
-    found = _tokens(Tokenizer(CONTEXT), LONG)
-    assert found["s"] == ["eleven ", "twelve "] and found["em"] == ["<start_of_text>", "<end_of_text>"]
-    assert "s" not in _tokens(Tokenizer(CONTEXT), LONG.removesuffix(" eleven twelve"))
-    assert _tokens(Tokenizer(CONTEXT), "船")["span"] == ["\\xe8", "\\x88", "\\xb9 "]
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_tokens_of_a_file_are_marked_on_the_side_that_is_cut(tmp_path: Path, side: str) -> None:
-    from clipx.data.vocabulary import count_words, word_tokenizer
-
-    word_tokenizer(count_words([LONG]), 64).save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(f'{{"truncation_side": "{side}"}}')
-    found, words = _tokens(FileTokenizer(str(tmp_path), 10, 64, Clean.clip), LONG), LONG.split()
-    assert found["s"] == (words[:3] if side == "left" else words[-3:]) and found["em"] == ["<end>"]
-
-
 # ---------------------------------------------------------------------------------------------------------- other data
-
-
-def test_sources_of_a_mixture_have_their_shares_and_no_duplicates_of_themselves(tmp_path: Path) -> None:
-    tables = []
-    for name, count in (("few", 4), ("many", 60)):
-        (tmp_path / name).mkdir()
-        images = {f"{i}.jpg": encode(picture(32, 32, 100 * count + i), "JPEG") for i in range(count)}
-        tables.append(write_table(tmp_path / name, images, [(file, f"{name} {file}") for file in images]))
-    options = [
-        *("data=mixture", "+data@data.sources.few=csv", "+data@data.sources.many=csv", "data.workers=0"),
-        *(f"data.sources.{name}.path={table}" for name, table in zip(("few", "many"), tables, strict=True)),
-        *(f"data.sources.{name}.held_out_share=0" for name in ("few", "many")),
-        "data.sources.many.weight=3",
-    ]
-    found = page_of(composed(*options))
-    cells = re.findall(r"<tr><td>(\w+)</td>" + r'<td class="n" data-v="(\d+)">\d+</td>' * 2, part(found, "Sources"))
-    assert cells == [("few", "4", "16"), ("many", "60", "48")] and "share of batches" in part(found, "Sources")
-    assert len(found.found.samples) == 4 + 48 and ("exact duplicates", "0", "0%") in found.rows
 
 
 def test_classes_of_labelled_data_are_counted(tmp_path: Path) -> None:
@@ -276,27 +159,6 @@ def test_classes_of_labelled_data_are_counted(tmp_path: Path) -> None:
     )
     assert f"{len(labels):,} classes occur in 50 samples with a label, of 144 classes with a name" in found.html
     assert "of 50 of 80 training samples: those that training with seed=0 reads first" in found.html
-
-
-@dataclass(frozen=True)
-class Large(Numbers):
-    """Source whose images have a mebibyte of bytes behind their pixels."""
-
-    def read(self, index: int) -> Sample:
-        sample = super().read(index)
-        return Sample(sample.image + bytes(1 << 20), sample.captions)
-
-
-def test_memory_does_not_grow_with_the_bytes_of_the_images() -> None:
-    spec = composed("data=shapes", "data.workers=0", "sheet=4")
-    tracemalloc.start()
-    try:
-        found = LookPage(spec, Dataset(Large([200]), None)).found
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert len(found.samples) == 200 and found.samples.itemsize < 300
-    assert peak < 24 << 20  # all images together have 200 MiB
 
 
 def test_the_page_is_well_formed_and_loads_nothing(page: LookPage) -> None:

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from clipx.data.duplicates import near_duplicates, signature
-from clipx.data.look.bars import bars, bins, percent
+from clipx.data.look.bars import bins
 from clipx.data.look.measure import main_script
 
 
@@ -57,14 +57,6 @@ def test_bins_count_every_value_once_and_begin_after_the_edge(edge: int | None) 
         for low, high, count in found:
             assert count == ((values >= low) & (values <= (values.max() if high is None else high))).sum()
             assert edge is None or high is None or not low <= edge < high
-
-
-def test_bars_have_shares_and_leave_out_what_does_not_occur() -> None:
-    shown = bars("<b>", [("a", 3), ("b", 0), ("c", 1)], 4, over=1)
-    assert shown.startswith("<figure><figcaption>&lt;b&gt;</figcaption>") and "<span>b</span>" not in shown
-    assert '<span>a</span><div style="width:100.0%"></div><span>3</span><span>75%</span>' in shown
-    assert '<span>c</span><div class=over style="width:33.3%"></div><span>1</span><span>25%</span>' in shown
-    assert bars("none", [], 0) == "" and percent(1, 20_000) == "< 0.01%" and percent(0, 0) == "–"
 
 
 def test_the_script_of_a_text_is_that_of_most_letters() -> None:

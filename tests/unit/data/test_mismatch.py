@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from helpers.runs import compose, small
 from helpers.samples import Numbers
 
 from clipx.data.mismatch import Mismatched, Permutation
 from clipx.data.source import BadSample
-from clipx.errors import CheckpointError
-from clipx.trainer.trainer import Trainer
 
 
 def exchanged(n: int, share: float, seed: int = 0) -> dict[int, int]:
@@ -54,32 +49,3 @@ def test_an_unreadable_partner_is_a_bad_sample() -> None:
     source = Mismatched.of(Numbers([10], broken=frozenset({whole.partner(7)})), 1.0, 0)
     with pytest.raises(BadSample, match="broken on purpose"):
         source.read(7)
-
-
-def test_a_run_reads_the_captions_of_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = Trainer(small(tmp_path / "run", "data.mismatched=0.25", "seed=3", "duration=1st", "schedule.warmup=1st"))
-    plain = trainer.spec.data.open()
-    wanted = Mismatched.of(plain.train, 0.25, 3)
-    n = sum(plain.train.sizes)
-    assert [trainer.dataset.train.read(i) for i in range(n)] == [wanted.read(i) for i in range(n)]
-    assert trainer.dataset.train.fingerprint == plain.train.fingerprint
-    assert plain.held_out is not None and trainer.dataset.held_out is not None
-    assert trainer.dataset.held_out.read(0) == plain.held_out.read(0)
-    trainer.fit()
-    assert f"{round(n / 4)} with the captions of another" in capsys.readouterr().out
-    with pytest.raises(CheckpointError, match="data.mismatched: 0.25 -> 0.5"):
-        Trainer(small(tmp_path / "run", "data.mismatched=0.5", "seed=3", "duration=2st", "resume=latest"))
-
-
-def test_a_mixture_exchanges_captions_over_all_sources(tmp_path: Path) -> None:
-    add = "+data@data.sources."
-    sizes = [f"data.sources.{name}.{size}" for name in "ab" for size in ("samples=64", "held_out_samples=16")]
-    spec = compose("data=mixture", f"{add}a=shapes", f"{add}b=shapes", *sizes, "data.batch_size=32", "data.workers=0",
-                   "data.mismatched=1.0", "duration=1st", "schedule.warmup=1st", "evaluator=[]", "logger=[]",
-                   f"run_dir={tmp_path / 'run'}", "report=false")  # fmt: skip
-    trainer = Trainer(spec)
-    source = trainer.dataset.train
-    assert isinstance(source, Mismatched)
-    sides = [(i < 64, source.partner(i) < 64) for i in range(128)]
-    assert {(True, False), (False, True)} < set(sides), "captions move between the sources"
-    trainer.close()

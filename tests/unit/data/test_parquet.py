@@ -13,10 +13,9 @@ from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import jpeg
 
 from clipx.data.parquet import ParquetSpec
-from clipx.data.shards import cache, first_use
+from clipx.data.shards import first_use
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
-from clipx.errors import ConfigError, DataError
 from clipx.storage.traffic import take_traffic
 
 GROUP = 10  # rows of a row group
@@ -52,12 +51,6 @@ def cached(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "shards").glob("*.tar"))
 
 
-def refuses(path: object, text: str, kind: type[Exception] = ConfigError, **options: Any) -> None:
-    with pytest.raises(kind) as raised:
-        open_train(path, **options)
-    assert text in str(raised.value)
-
-
 def reason_of(source: Source, index: int) -> str:
     with pytest.raises(BadSample) as bad:
         source.read(index)
@@ -84,18 +77,6 @@ def test_images_may_be_plain_bytes_and_captions_lists_with_weights(tmp_path: Pat
     assert open_train(file, caption_column="texts").read(3).captions == ["text 3", "another 3"]
     sample = open_train(file, caption_column={"texts": 0.3, "caption": 0.7}).read(3)
     assert list(sample.captions_by_key) == [(0.7, ["caption 3"]), (0.3, ["text 3", "another 3"])]
-
-
-def test_opening_reads_footers_only_and_a_removed_file_is_written_again(tmp_path: Path) -> None:
-    source = open_train(write(tmp_path / "a.parquet", [row(i) for i in range(25)]))
-    assert not cached(tmp_path)
-    source.read(12)
-    (stored,) = cached(tmp_path)
-    assert stored.stat().st_size < 30_000, "columns that are not needed are not stored"
-    before = stored.read_bytes()
-    stored.unlink()
-    assert source.read(17).image == jpeg(17)
-    assert cached(tmp_path)[0].read_bytes() == before
 
 
 def test_the_fingerprint_depends_on_content_and_columns_and_not_on_the_place(tmp_path: Path) -> None:
@@ -134,19 +115,6 @@ def test_a_row_group_is_fetched_ahead_and_removed_when_it_is_done(tmp_path: Path
     assert source.read(10).captions == ["caption 10"], "it is stored again"
 
 
-def test_rows_are_read_from_memory_if_the_cache_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(cache.os, "truncate", full)  # no disk of a test machine can be filled
-    source = open_train(write(tmp_path / "a.parquet", [row(i) for i in range(20)]))
-    assert [source.read(i).captions[0] for i in (0, 15, 9)] == ["caption 0", "caption 15", "caption 9"]
-    assert "cannot be stored" in capfd.readouterr().err
-    assert not cached(tmp_path)
-
-
 # ------------------------------------------------------------------------------------------------------- faults
 
 
@@ -180,29 +148,6 @@ def test_a_damaged_row_group_gives_bad_samples_and_the_others_are_read(tmp_path:
     assert "row group cannot be read" in reason_of(other, 13)
 
 
-def test_files_that_are_cut_off_or_no_parquet_are_errors(tmp_path: Path) -> None:
-    content = write(tmp_path / "a.parquet", [row(i) for i in range(20)]).read_bytes()
-    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    for bad, text in (
-        (content[:-100], "bad.parquet is cut off: it begins as a Parquet file and has no footer"),
-        (b"<html>not found</html>" * 100, "bad.parquet is not a Parquet file"),
-        (b"", "bad.parquet is not a Parquet file"),
-        (content[:footer] + b"\xff" * 40 + content[footer + 40 :], "damaged footer"),
-    ):
-        (tmp_path / "bad.parquet").write_bytes(bad)
-        refuses(tmp_path / "bad.parquet", text, DataError)
-    refuses(tmp_path / "none.parquet", "does not exist", DataError)
-
-
-def test_columns_are_checked_at_the_start(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.parquet", [{**row(i), "place": f"{i}.jpg", "score": 0.5} for i in range(3)])
-    refuses(file, "data.image_column=jpg is not a column of", image_column="jpg")
-    refuses(file, "data.image_column=place of", image_column="place")
-    refuses(file, "data.caption_column=score of", caption_column="score")
-    refuses(file, "data.label_column=score of", label_column="score")
-    refuses(file, "data.cache_gb=1e-06 is less than", cache_gb=1e-6)
-
-
 # ------------------------------------------------------------------------------------------------------- remote
 
 
@@ -232,16 +177,3 @@ def test_rows_on_s3_equal_local_rows_and_a_row_group_costs_a_request_for_each_co
     columns = [group.column(k) for k in range(group.num_columns)]
     sizes = {column.path_in_schema: column.total_compressed_size for column in columns}
     assert traffic.bytes == sizes["image.bytes"] + sizes["caption"] + sizes["label"]
-
-
-def test_a_row_group_is_read_during_an_outage_and_a_long_one_is_an_error(bucket: str, proxy: FaultyProxy) -> None:
-    source = open_train(f"{bucket}/a.parquet", retry_s=600.0)
-    proxy.set("some", 2)
-    assert source.read(3).captions == ["caption 3"]
-    proxy.set("up")
-    short = open_train(f"{bucket}/a.parquet", retry_s=0.2)
-    proxy.set("status", 503)
-    with pytest.raises(DataError, match="the storage failed for"):
-        short.read(13)
-    proxy.set("up")
-    assert short.read(13).captions == ["caption 13"]

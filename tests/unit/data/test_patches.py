@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.runs import compose
 from helpers.samples import Numbers, encode, jpeg, picture, unpatchify
 from PIL import Image
 from torch import Tensor
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from clipx.data.batch import Batch
-from clipx.data.loader import EvalBatch, eval_loader, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.order import Order
 from clipx.data.patches import PatchView, random_native_box
-from clipx.data.source import BadSample
-from clipx.data.views import Crops, view_of
-from clipx.model.image_packing import ImagePacking, PackedImages
+from clipx.model.image_packing import ImagePacking
 from clipx.model.packer import ImagePacker
-from clipx.model.patches import grid_of, read_grids
+from clipx.model.patches import read_grids
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Interpolation
 
@@ -37,13 +33,6 @@ def pixels(rows_RX: Tensor, patch: int = 4) -> np.ndarray:
     """Returns the pixels of an image in rows, [H, W, 3]."""
     rows, columns = read_grids(rows_RX[None])[0].tolist()
     return unpatchify(rows_RX[1 : 1 + rows * columns].numpy(), (rows, columns), patch)
-
-
-def test_the_view_of_a_model_follows_its_options() -> None:
-    spec = compose("model=naflex_tiny", "data.max_pixels=1000", "data.crop_scale=[0.3,0.9]")
-    assert view_of(spec.model.image, spec.data) == PatchView(8, 36, [0.3, 0.9], 1000, Interpolation.bilinear)
-    other = compose("data.max_pixels=50").data
-    assert view_of(spec.model.image, spec.data).for_data(other) == PatchView(8, 36, [0.3, 0.9], 50, "bilinear")  # type: ignore[arg-type]
 
 
 def test_evaluation_equals_the_processor_of_siglip_2() -> None:
@@ -84,15 +73,6 @@ def test_random_boxes_have_the_ratio_of_their_image_and_a_share_of_its_area() ->
     assert random_native_box((1, 3000), [0.01, 0.01], random.Random(0))[2] == 1
 
 
-def test_stored_boxes_and_crops_are_rows_of_patches() -> None:
-    rows_VRX, boxes_V4 = Crops(3, seed=1).load(VIEW, 5, jpeg(0, 40, 30))
-    again, boxes = Crops(3, seed=1).load(VIEW, 5, jpeg(0, 40, 30))
-    assert rows_VRX.shape == (3, 21, 48) and boxes_V4.shape == (3, 4)
-    assert torch.equal(rows_VRX, again) and torch.equal(boxes_V4, boxes)
-    with pytest.raises(BadSample, match="its stored crop is 0,0 to 50,10"):
-        VIEW.load(jpeg(0, 40, 30), (0, 0, 50, 10), rows_VRX[0])
-
-
 # ----------------------------------------------------------------------------------------------------------- batches
 
 
@@ -123,24 +103,3 @@ def test_batches_do_not_depend_on_processes_and_parts(workers: int) -> None:
             assert_same_packing(packing, whole)
         # 10 class tokens, and at most 20 patches of each image
         assert one.image_tokens == 10 + int(read_grids(one.image).prod(1).sum()) <= 210
-
-
-def test_micro_batches_have_the_images_of_their_packing() -> None:
-    batch = batches(0, micro_batches=5)[0]
-    inputs = batch.image_inputs(5)
-    assert [len(one) for one in inputs] == [2] * 5
-    for one, rows_BRX in zip(inputs, batch.image.chunk(5), strict=True):
-        assert isinstance(one, PackedImages)
-        assert_same_packing(one.packing, ImagePacking.of(rows_BRX, 1))
-
-
-def test_batches_have_the_ratio_of_their_files() -> None:
-    def grids(batch: Batch | EvalBatch) -> Iterator[tuple[list[int], tuple[int, int]]]:
-        for index, grid in zip(list(batch.index), read_grids(batch.image).tolist(), strict=True):
-            width, height = SIZES[index % len(SIZES)]
-            yield grid, grid_of(height, width, 4, 20)
-
-    for batch in batches(0):
-        assert all(abs(found[0] - of[0]) <= 1 and abs(found[1] - of[1]) <= 2 for found, of in grids(batch))
-    for whole in eval_loader(SOURCE, VIEW, batch=16, rank=0, world=1, workers=0, prefetch=2):
-        assert all(found == list(of) for found, of in grids(whole))

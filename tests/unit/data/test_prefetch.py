@@ -14,8 +14,6 @@ from clipx.data.prefetch import DevicePrefetcher
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
-CPU = torch.device("cpu")
-
 
 def batch(number: int) -> Batch:
     image = torch.full((2, 3, 4, 4), number, dtype=torch.uint8)
@@ -91,22 +89,6 @@ def test_an_error_of_the_loader_is_raised_when_its_batch_is_asked_for(streams: S
     with pytest.raises(DataError, match=f"^batch {fails} is bad$"):
         next(ahead)
     assert [line for line in streams.log if line.startswith("load")] == [f"load {i}" for i in range(fails)]
-
-
-def test_on_the_cpu_no_batch_is_taken_before_it_is_asked_for() -> None:
-    taken = []
-
-    def batches() -> Iterator[Batch]:
-        for number in range(2):
-            taken.append(number)
-            yield batch(number)
-
-    ahead = DevicePrefetcher(batches(), CPU)
-    first = next(ahead)
-    ahead.start_next()
-    assert taken == [0]
-    assert torch.equal(first.image, batch(0).image)
-    assert [int(given.index[0]) for given in ahead] == [2]
 
 
 def test_every_tensor_that_moves_to_the_device_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import io
 import json
@@ -23,13 +22,12 @@ from helpers.runs import compose
 from helpers.samples import captions, encode, exif_of, jpeg, picture, read_all, write_tar
 from PIL import Image
 
-from clipx.data.csv import CsvSpec
 from clipx.data.prepare.prepare import main, prepare
 from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.source import Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ConfigError, DataError
+from clipx.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -91,16 +89,6 @@ def test_parquet_with_embedded_images_is_written_into_shards(tmp_path: Path, kin
     assert [sample.image for sample in read_all(source)] == content
     labels = open_shards(tmp_path / "out", label_key="json.label")
     assert [sample.label for sample in read_all(labels)] == list(range(8))
-
-
-def test_several_captions_of_a_cell_are_stored(tmp_path: Path) -> None:
-    (image,) = write_images(tmp_path, 1)
-    pq.write_table(pa.table({"filepath": [image.name], "caption": [["one", "two"]]}), tmp_path / "t.parquet")
-    near = CsvSpec(name="x", path=str(tmp_path / "t.parquet"), held_out_share=0).open().train
-    pq.write_table(pa.table({"image": [image.read_bytes()], "caption": [["one", "two"]]}), tmp_path / "b.parquet")
-    prepare_shards(tmp_path / "b.parquet", tmp_path / "out", image_column="image")
-    stored = open_shards(tmp_path / "out", caption_key="json.captions")
-    assert near.read(0).captions == stored.read(0).captions == ["one", "two"]
 
 
 # ------------------------------------------------------------------------------------------------------- dropping
@@ -207,15 +195,6 @@ def test_the_printed_command_trains_on_all_captions_and_the_labels(
     assert "2 of 2 shards exist from an earlier run" in capsys.readouterr().out
 
 
-def test_a_second_process_writing_the_same_folder_raises_an_error(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    write_images(tmp_path, 1)
-    with (tmp_path / "out" / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match=r"out=\S+ is being written by another process: wait for it"):
-            prepare_shards(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")
-
-
 def test_another_source_or_other_options_require_another_folder(tmp_path: Path) -> None:
     write_images(tmp_path)
     path = table(tmp_path, [("000.jpg", "a")])
@@ -227,18 +206,3 @@ def test_another_source_or_other_options_require_another_folder(tmp_path: Path) 
     write_tar(tmp_path / "mine" / "a.tar", [])
     with pytest.raises(ConfigError, match=r"holds shards that prepare did not write"):
         prepare_shards(path, tmp_path / "mine")
-
-
-def test_csv_data_on_parquet_with_embedded_images_raises_an_error_with_the_fix(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"filepath": [b"x"], "caption": ["x"]}), tmp_path / "b.parquet")
-    with pytest.raises(ConfigError, match=r"holds binary, not paths: if these are images, write them into shards with python -m"):  # fmt: skip
-        CsvSpec(name="x", path=str(tmp_path / "b.parquet")).open()
-    (tmp_path / "cut.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"cut.parquet cannot be read as Parquet"):
-        CsvSpec(name="x", path=str(tmp_path / "cut.parquet")).open()
-
-
-def test_a_source_without_usable_samples_raises_an_error(tmp_path: Path) -> None:
-    write_images(tmp_path, 1)[0].write_bytes(b"")
-    with pytest.raises(DataError, match=r"all 1 samples were dropped; the first: \S+/000.jpg: image is empty"):
-        prepare_shards(table(tmp_path, [("000.jpg", "a")]), tmp_path / "out")

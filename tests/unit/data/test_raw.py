@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import tarfile
@@ -16,12 +15,10 @@ import pytest
 from helpers.s3_server import FaultyProxy, admin
 from helpers.samples import jpeg
 
-from clipx.data.prepare import raw
 from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.raw import ReadOptions, open_raw
 from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.source import Sample
-from clipx.errors import ConfigError, DataError, StorageError
 
 INSIDE = {"image_column": "image", "caption_column": "text"}
 OPTIONS = ReadOptions(("image", "text", None), None, 5.0)
@@ -113,17 +110,6 @@ def _text(sample: object) -> str:
     return sample.captions[0]
 
 
-def test_only_a_single_table_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    for name in "abc":
-        (tmp_path / f"{name}.csv").write_text("image,text\n" + "".join(f"{i}.jpg,{name}\n" for i in range(100)))
-    shards = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(40)
-    assert [len(pieces) for pieces in shards] == [1, 1, 2, 1, 1, 1, 1, 1]
-    for pieces in shards:
-        assert sum(1 for piece in pieces for _ in piece.samples()) <= 40
-        assert raw._table.cache_info().currsize == 1
-        assert len(pickle.dumps(pieces)) < 2000
-
-
 @pytest.mark.usefixtures("processes")
 def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub: Path, tmp_path: Path) -> None:
     def content(out: str) -> dict[str, bytes]:
@@ -143,49 +129,6 @@ def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub
     assert not list((tmp_path / "a").glob(".0*"))
 
 
-def test_changed_files_require_another_output_folder(hub: Path, tmp_path: Path) -> None:
-    prepared_captions(str(hub), tmp_path / "out", **INSIDE)
-    copy = write_parquet(tmp_path / "moved" / "x.parquet", range(3))
-    first = open_raw(str(hub / "train-00000-of-00005.parquet"), OPTIONS).fingerprint
-    assert open_raw(str(copy), OPTIONS).fingerprint == first, "moving a file keeps its fingerprint"
-    write_parquet(hub / "train-00002-of-00005.parquet", [3, 4, 5, 6, 8, 7, 9])
-    with pytest.raises(ConfigError, match=r"holds shards with other options \(source was"):
-        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
-
-
-# --------------------------------------------------------------------------------------------------------- errors
-
-
-def test_an_unreadable_file_raises_an_error_before_any_sample_is_read(hub: Path, tmp_path: Path) -> None:
-    last, damaged = hub / "train-00004-of-00005.parquet", hub / "train-00002-of-00005.parquet"
-    pq.write_table(pa.table({"picture": [b"x"], "text": ["x"]}), last)
-    with pytest.raises(ConfigError, match=r"^image_column=image is not a column of \S+00004-of-00005.parquet: it has picture, text"):  # fmt: skip
-        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
-    last.write_bytes(b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"^source=\S+00004-of-00005.parquet cannot be read as Parquet"):
-        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
-    last.unlink()
-    (hub / "x.csv").write_text("a,b\n")
-    with pytest.raises(ConfigError, match=r"image_column=image is not a column of \S+x.csv"):
-        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
-    assert not (tmp_path / "out").exists()
-    (hub / "x.csv").unlink()
-    content = bytearray(damaged.read_bytes())
-    content[4:60] = bytes(56)  # the header of the first page
-    damaged.write_bytes(content)
-    with pytest.raises(DataError, match=r"^\S+train-00002-of-00005.parquet cannot be read \(.*\): check the file"):
-        prepared_captions(str(hub), tmp_path / "out", **INSIDE)
-
-
-def test_a_table_changed_during_reading_raises_an_error(tmp_path: Path) -> None:
-    for name in "ab":  # two tables, so that the first one is reloaded
-        (tmp_path / f"{name}.csv").write_text("image,text\n0.jpg,a\n1.jpg,b\n")
-    (pieces,) = open_raw(f"{tmp_path}/*.csv", OPTIONS).shards(10)
-    (tmp_path / "a.csv").write_text("image,text\n0.jpg,a\n")
-    with pytest.raises(DataError, match=r"source=\S+a.csv changed while it was read"):
-        list(pieces[0].samples())
-
-
 # --------------------------------------------------------------------------------------------------- remote files
 
 
@@ -203,19 +146,3 @@ def test_remote_parquet_is_read_despite_failing_requests(
     proxy.set("some", 4)  # every fourth request fails
     found = prepared_captions(f"{remote_hub}/train-*.parquet", tmp_path / "far", retry_s=30.0, processes=1, **INSIDE)
     assert found == prepared_captions(str(hub), tmp_path / "near", **INSIDE) == expected_captions()
-
-
-def test_unreadable_remote_sources_raise_a_one_line_error(remote_hub: str, proxy: FaultyProxy, endpoint: str) -> None:
-    with pytest.raises(DataError, match=r"^source=s3://\S+/no.parquet cannot be read as Parquet \(.*\): check the file$"):  # fmt: skip
-        open_raw(f"{remote_hub}/no.parquet", OPTIONS)
-    paths = io.BytesIO()
-    pq.write_table(pa.table({"image": ["a.jpg"], "text": ["a"]}), paths)
-    for name, content in {"t.csv": b"image,text\na,b\n", "t.parquet": paths.getvalue()}.items():
-        admin(endpoint).pipe_file(f"{remote_hub}/{name}", content)
-        with pytest.raises(ConfigError, match=rf"^source=\S+{name} is a table of paths: copy it to the machine that has its images"):  # fmt: skip
-            open_raw(f"{remote_hub}/{name}", OPTIONS)
-    options = ReadOptions(OPTIONS.columns, None, 1.0)
-    (pieces,) = open_raw(f"{remote_hub}/train-00002-of-00005.parquet", options).shards(100)
-    proxy.set("status", 503)
-    with pytest.raises(StorageError, match=r"s3://\S+ cannot be read: the storage failed for \d+ s"):
-        list(pieces[0].samples())

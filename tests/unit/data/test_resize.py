@@ -71,14 +71,6 @@ def test_the_border_is_white_and_the_crop_is_central() -> None:
 # ------------------------------------------------------------------------------------------ reduced-size decoding
 
 
-def test_the_decode_factor_leaves_at_least_a_halving_to_the_filter() -> None:
-    for size, factor in {100: 8, 101: 4, 200: 4, 201: 2, 400: 2, 401: 1, 1700: 1}.items():
-        assert _factor((1800, 1600), spec(size=size)) == _factor((1600, 1800), spec(size=size)) == factor, size
-    assert _factor((1800, 1600), spec(Resize.no)) == 1
-    assert _factor((180, 160), spec()) == 1
-    assert _factor((1, 4000), spec(Resize.keep_ratio_largest, size=100)) == 1, "no side may shrink to 0 pixels"
-
-
 @pytest.mark.parametrize("mode", SCALED)
 @pytest.mark.parametrize(("subsampling", "size"), [(0, 100), (2, 100), (2, 53), (2, 26)])
 def test_reduced_decoding_adds_less_error_than_the_output_jpeg(mode: Resize, subsampling: int, size: int) -> None:

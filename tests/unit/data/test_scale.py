@@ -12,7 +12,6 @@ import pickle
 import sys
 import time
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,25 +102,6 @@ def test_starting_at_any_position_does_the_same_work(replacement: bool, monkeypa
         assert all(sum(numbers) <= 2 * 4096 for numbers in done.values())
     else:
         assert all(numbers == [SHARDS, WINDOW] for numbers in done.values())
-
-
-def test_the_shuffle_covers_the_whole_window() -> None:
-    """A batch of 4,096 mixes 20 shards evenly; samples of a shard are 20 positions apart, in one or two windows."""
-    order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
-    start = 700 * WINDOW
-    shards = np.array([order(position) // PER_SHARD for position in range(start, start + WINDOW)])
-    batch = Counter(shards[:4096].tolist())
-    assert len(batch) == WINDOW // PER_SHARD
-    assert max(batch.values()) < 1.4 * 4096 / len(batch)
-    for shard in np.unique(shards):
-        (places,) = np.nonzero(shards == shard)
-        assert len(places) == PER_SHARD
-        assert places.max() - places.min() > 0.99 * WINDOW
-        assert np.median(np.diff(places)) < 20 < np.diff(places).max()
-    neighbours = {order(position) // PER_SHARD for position in range(start + WINDOW, start + 2 * WINDOW, 50)}
-    assert len(neighbours) == 20
-    numbers = sorted(set(shards.tolist()))
-    assert np.diff(numbers).mean() > SHARDS / 40, "the shards of a window come from the whole data set"
 
 
 # -------------------------------------------------------------------------------------------------------- source

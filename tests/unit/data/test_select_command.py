@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from helpers.runs import compose
 
 from clipx.data.select import select
-from clipx.errors import ConfigError, DataError
 
 TABLE = {
     "index": [0, 2, 4, 6, 8, 10, 12, 14],
@@ -61,14 +58,3 @@ def test_each_format_has_the_same_samples(tmp_path: Path) -> None:
         selected(tmp_path, *words, out=file)
         found = np.load(selected(tmp_path, f"within={tmp_path}/{file}", "most={words:6}", out="both.npy"))
         assert found.tolist() == [10, 12]
-
-
-def test_invalid_options_raise_an_error(tmp_path: Path) -> None:
-    for words, kind, message in (
-        ("least={width:3}", ConfigError, "has no column width, only index, key"),
-        ("least={script:3}", ConfigError, "column script has no numbers but string"),
-        ("least={words:9}", DataError, "no sample meets the conditions (7 usable, 0 with words ≥ 9): relax them"),
-        ("within=nowhere.npy", DataError, "within=nowhere.npy cannot be read"),
-    ):
-        with pytest.raises(kind, match=re.escape(message)):
-            selected(tmp_path, words)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,9 @@ import pytest
 from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import img2dataset, write_tar
 
-from clipx.data.selection.expression import Condition
-from clipx.data.selection.files import Ordered, Reading, passing, read_condition
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ClipxError, ConfigError, DataError
+from clipx.errors import ClipxError
 
 TOTAL = 24
 
@@ -57,41 +54,6 @@ def test_a_truncated_file_is_a_one_line_error_that_names_it(shards: Path, tmp_pa
         with pytest.raises(ClipxError, match=f"{path}.*(cannot be read|is not 32 hexadecimal digits)") as failed:
             opened(shards, **options)
         assert "\n" not in str(failed.value), name
-
-
-def test_true_and_false_of_another_length_and_no_indices_are_an_error(shards: Path, tmp_path: Path) -> None:
-    for rows in (TOTAL - 1, TOTAL + 1, TOTAL + 100):
-        np.save(tmp_path / "mask.npy", np.ones(rows, dtype=bool))
-        with pytest.raises(DataError, match=f"has {rows} rows, but the shards have 24 samples: give one row for each"):
-            opened(shards, keep=f"{tmp_path}/mask.npy")
-    pq.write_table(pa.table({"index": pa.array([], pa.int64())}), tmp_path / "ids.parquet")
-    with pytest.raises(ConfigError, match="ids.parquet is empty"):
-        opened(shards, keep=f"{tmp_path}/ids.parquet")
-
-
-def test_a_table_is_not_held_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column of 8 MiB in groups of 0.5 MiB. All of it would be allocated at the last batch."""
-    rows, held = 1 << 20, list[int]()
-    table = pa.table({"score": np.random.default_rng(0).random(rows)})
-    pq.write_table(table, tmp_path / "table.parquet", row_group_size=rows >> 4)
-    tracemalloc.start()
-
-    def allocated() -> int:
-        return int(pa.total_allocated_bytes()) + tracemalloc.get_traced_memory()[0]
-
-    before = allocated()
-
-    def recorded(condition: Condition, part: pa.Table) -> np.ndarray[Any, Any]:
-        held.append(allocated() - before)
-        return passing(condition, part)
-
-    monkeypatch.setattr("clipx.data.selection.files.passing", recorded)
-    reading = Reading(rows, 1.0, tmp_path)
-    found = read_condition(Condition.parse("data.where", "score < 0.5"), [f"{tmp_path}/table.parquet"], reading)
-    tracemalloc.stop()
-    assert isinstance(found, Ordered)
-    assert found.mask(0, rows).tolist() == (table["score"].to_numpy() < 0.5).tolist()
-    assert len(held) == 16 and max(held) < 6 << 20
 
 
 @pytest.fixture

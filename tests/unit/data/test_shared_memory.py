@@ -98,15 +98,3 @@ def test_a_forked_process_does_not_use_the_files_of_its_parent(own_files: list[i
 def _write_in_child(parent: int) -> None:
     shared = copy_to_shared(rows(9))
     assert shared.eq(9).all() and parent not in shared_memory._kept(os.getpid())
-
-
-def test_without_leases_or_with_enough_files_memory_is_new(
-    own_files: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_memory, "_KEPT", 1)
-    held = [copy_to_shared(rows(value)) for value in (1, 2, 3)]
-    assert len(own_files) == 1
-    del held
-    monkeypatch.setattr(shared_memory, "_is_unused", lambda file: False)
-    assert copy_to_shared(rows(4)).eq(4).all()
-    assert len(own_files) == 1

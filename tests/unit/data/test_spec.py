@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.samples import Numbers
 
-from clipx.data.spec import Dataset, DataSpec, nearest_multiples, open_on_all_ranks
+from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
 from clipx.distributed.comm import Comm
 
 
@@ -31,11 +31,6 @@ def test_loader_processes_are_as_many_as_given_or_one_less_than_the_cores_of_a_r
         (40, 64, 8): 40,
     }
     assert {case: processes(*case) for case in expected} == expected  # type: ignore[arg-type]
-
-
-def test_nearest_multiples_are_listed() -> None:
-    expected = {(100, 8): "96 or 104", (5, 8): "8", (8, 8): "8 or 8", (4096, 24): "4080 or 4104"}
-    assert {case: nearest_multiples(*case) for case in expected} == expected
 
 
 def test_other_ranks_open_the_versions_that_rank_0_has_found() -> None:

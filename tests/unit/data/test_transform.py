@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import io
 import random
 import struct
@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.samples import encode, exif_of, jpeg, picture
+from hypothesis import given
+from hypothesis import strategies as st
 from open_clip.transform import image_transform  # type: ignore[import-untyped]
 from PIL import Image, ImageFile, ImageOps
 from scipy import stats
@@ -22,9 +24,7 @@ from torchvision.transforms import CenterCrop, Compose, InterpolationMode, Rando
 from torchvision.transforms.functional import resized_crop
 
 from clipx.data.source import BadSample
-from clipx.data.spec import MAX_PIXELS
 from clipx.data.transform import decode, eval_transform, random_box, train_transform
-from clipx.model.tower_spec import Interpolation
 
 LIMIT = 10_000_000
 
@@ -121,21 +121,6 @@ def test_exif_orientation_is_applied(kind: str) -> None:
         assert (array(found) == expected).all(), orientation
 
 
-@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
-def test_damaged_exif_and_unknown_orientations_are_ignored() -> None:
-    damaged = (b"", b"no TIFF", b"II*\0\xff\xff\xff\xff", b"MM\0*\0\0\0\x08\xff\xff\x01")
-    for exif in (*(b"Exif\0\0" + content for content in damaged), *map(exif_of, (0, 9, 77))):
-        for kind in ("JPEG", "WEBP"):
-            assert decode(encode(picture(48, 32), kind, exif=exif), LIMIT).size == (48, 32), (kind, exif)
-
-
-def test_the_first_frame_of_an_animation_is_used() -> None:
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "green", "blue")]
-    for kind in ("WEBP", "PNG"):
-        encoded = encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=50, lossless=True)
-        assert (array(decode(encoded, LIMIT)) == [255, 0, 0]).all(), kind
-
-
 # ------------------------------------------------------------------------------------------------ bad images
 
 
@@ -143,21 +128,12 @@ UNDECODABLE = [
     (b"", "image is empty"),
     (random.Random(0).randbytes(4000), "not JPEG, PNG or WebP"),
     (b"<!DOCTYPE html><html><body>404 Not Found</body></html>", "^image is HTML, not JPEG, PNG or WebP$"),
-    (encode(picture(9, 9), "GIF"), "^image is GIF, not JPEG, PNG or WebP$"),
-    *((encode(picture(9, 9), kind), f"image is {kind}, not") for kind in ("PDF", "TIFF", "BMP", "ICO", "AVIF")),
-    (encode(picture(9, 9), "EPS"), "image is PostScript, not"),
-    (encode(picture(9, 9), "JPEG2000"), "image is JPEG 2000, not"),
-    (b"\0\0\0\x18ftypheic" + bytes(12), "image is HEIF, not"),
-    (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image is SVG, not"),
+    *((encode(picture(9, 9), kind), f"image is {kind}, not") for kind in ("GIF", "TIFF", "AVIF")),
     (b"\n<?xml version='1.0'?><!-- x --><svg/>", "image is SVG, not"),
-    (gzip.compress(b"<svg/>"), "image is gzip, not"),
-    (b'{"error": "not found"}', "image is text, not"),
     (bytes(600), "^image consists of zero bytes$"),
     (encode(picture(9, 9), "PNG")[:9], "^image is PNG with a damaged header$"),
     (jpeg(width=200, height=200)[:-2000], "cannot be decoded"),
-    (encode(picture(200, 200), "PNG")[:-2000], "cannot be decoded"),
     (encode(picture(200, 200), "WEBP")[:-200], "cannot be decoded"),
-    (jpeg()[:20], "image"),
 ]
 
 
@@ -185,32 +161,20 @@ def test_too_many_pixels_are_rejected_from_the_header(monkeypatch: pytest.Monkey
             decode(file_claiming_size(kind, 12_000, 11_000), 89_000_000)
 
 
-@pytest.mark.filterwarnings("error")
-def test_the_limit_on_pixels_is_ours_and_not_that_of_pillow() -> None:
-    width, height = 9500, 9420  # Pillow warns above 89,478,485 pixels, and refuses twice as many
-    image = encode(Image.new("1", (width, height)), "PNG")
-    assert decode(image, width * height).size == (width, height)
-    with pytest.raises(BadSample, match="9500x9420 pixels, more than data.max_pixels=89489999"):
-        decode(image, width * height - 1)
-    with pytest.raises(BadSample, match="1048576x1024 pixels, more than data.max_pixels=715827882"):
-        decode(file_claiming_size("PNG", 1 << 20, 1 << 10), MAX_PIXELS)
+WHOLE = {kind: encode(picture(40, 50), kind, exif=exif_of(6)) for kind in ("JPEG", "PNG", "WEBP")}
 
 
-def test_damaged_bytes_give_an_image_or_a_bad_sample() -> None:
-    for kind in ("JPEG", "PNG", "WEBP"):
-        rng, outcomes = random.Random(kind), set()
-        whole = encode(picture(40, 50), kind, exif=exif_of(6))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for _ in range(400):
-                damaged = bytearray(whole)
-                for _ in range(rng.choice((1, 3, 10))):
-                    damaged[rng.randrange(min(len(damaged), rng.choice((100, 1 << 30))))] = rng.randrange(256)
-                try:
-                    outcomes.add(decode(bytes(damaged), LIMIT).mode)
-                except BadSample:
-                    outcomes.add("bad")
-        assert outcomes == {"RGB", "bad"}, kind
+@pytest.mark.filterwarnings("ignore")
+@given(
+    kind=st.sampled_from(sorted(WHOLE)),
+    changes=st.lists(st.tuples(st.integers(0, 100) | st.integers(0, 1 << 30), st.integers(0, 255)), max_size=10),
+)
+def test_damaged_bytes_give_an_image_or_a_bad_sample(kind: str, changes: list[tuple[int, int]]) -> None:
+    damaged = bytearray(WHOLE[kind])
+    for place, byte in changes:
+        damaged[place % len(damaged)] = byte
+    with contextlib.suppress(BadSample):
+        assert decode(bytes(damaged), LIMIT).mode == "RGB"
 
 
 # ------------------------------------------------------------------------------------------------- geometry
@@ -236,31 +200,23 @@ def test_random_boxes_follow_the_distribution_of_torchvision() -> None:
                 assert stats.ks_2samp(one, other).pvalue > 1e-3, (size, scale, name)
 
 
-def test_boxes_of_extreme_aspect_ratios_equal_torchvision() -> None:
-    for size in ((1000, 100), (100, 1000), (3000, 1), (1, 3000), (97, 31), (1, 1), (2, 3)):
-        ours, theirs = boxes(size, (0.95, 1.0), 20)
-        if max(size) > 3:  # no box of this area has an allowed ratio, so the fallback is deterministic
-            assert (ours == theirs).all(), size
-        assert (ours[:, 2:] >= 1).all(), size
-        assert (ours[:, :2] + ours[:, 2:] <= size).all() and (ours >= 0).all(), size
+@given(
+    size=st.tuples(st.integers(1, 3000), st.integers(1, 3000)), scale=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1))
+)
+def test_random_boxes_are_in_the_image_and_the_fallback_equals_torchvision(
+    size: tuple[int, int], scale: tuple[float, float]
+) -> None:
+    ours, theirs = boxes(size, (min(scale), max(scale)), 20)
+    assert (ours[:, 2:] >= 1).all() and (ours >= 0).all()
+    assert (ours[:, :2] + ours[:, 2:] <= size).all()
+    if max(size) / min(size) > 4 / min(scale):  # no box of this area has an allowed ratio
+        assert (ours == theirs).all()
 
 
 def train_view(encoded: bytes, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
     out = torch.empty(size, size, 3, dtype=torch.uint8)
     train_transform(encoded, scale, LIMIT, random.Random(seed), out)
     return out.numpy().astype(int)
-
-
-def test_a_given_box_is_cut_as_a_drawn_one() -> None:
-    for kind in ("JPEG", "PNG"):
-        encoded = encode(picture(90, 60), kind)
-        drawn, given = (torch.empty(32, 32, 3, dtype=torch.uint8) for _ in range(2))
-        box = train_transform(encoded, (0.3, 0.6), LIMIT, random.Random(1), drawn)
-        assert train_transform(encoded, (1.0, 1.0), LIMIT, box, given) == box, kind
-        assert torch.equal(drawn, given), kind
-        for outside in ((0, 0, 91, 60), (-1, 0, 9, 9), (5, 5, 5, 9)):
-            with pytest.raises(BadSample, match="image has 90x60 pixels, its stored crop is "):
-                train_transform(encoded, (1.0, 1.0), LIMIT, outside, given)
 
 
 def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
@@ -279,10 +235,9 @@ def test_a_training_crop_equals_torchvision() -> None:
             assert difference.mean() < 0.3, (size, kind, target)
 
 
-@pytest.mark.parametrize("size", [(900, 600), (1100, 1500)], ids=str)
-def test_reduced_jpeg_decoding_is_close_to_full_decoding(size: tuple[int, int]) -> None:
+def test_reduced_jpeg_decoding_is_close_to_full_decoding() -> None:
     """Differences: box filters of 2, 4 or 8 pixels before the bicubic one; a crop in whole small-image pixels."""
-    y, x = np.mgrid[: size[1], : size[0]] / 40
+    y, x = np.mgrid[:1500, :1100] / 40
     waves = np.stack([np.sin(x) * np.cos(y), np.sin(x + y), np.cos(x - 2 * y)], -1)
     image = Image.fromarray((127.5 + 120 * waves).astype(np.uint8))
     encoded = encode(image, "JPEG", quality=95)
@@ -301,61 +256,40 @@ def jpeg_segment(kind: int, content: bytes) -> bytes:
 def test_orientations_at_any_place_of_the_header_and_colours_of_jpegs_are_applied_in_training() -> None:
     plain, turned = encode(picture(90, 60), "JPEG"), jpeg_segment(0xE1, exif_of(6))
     headers = {
-        "exif": turned,
         "behind a long profile": jpeg_segment(0xE2, bytes(65_000)) * 6 + turned,
         "behind what looks like a scan": jpeg_segment(0xFE, b"\xff\xda") + turned,
-        "behind padding": b"\xff\xff" + turned,
         "xmp": jpeg_segment(0xE1, b'http://ns.adobe.com/xap/1.0/\0<x tiff:Orientation="6"/>'),
     }
     files = {name: plain[:2] + header + plain[2:] for name, header in headers.items()}
     assert {name: decode(encoded, LIMIT).size for name, encoded in files.items()} == dict.fromkeys(files, (60, 90))
     files |= {f"orientation {k}": encode(picture(90, 60), "JPEG", exif=exif_of(k)) for k in range(1, 9)}
-    files |= {mode: encode(picture(90, 60).convert(mode), "JPEG", quality=95) for mode in ("L", "CMYK")}
+    files["CMYK"] = encode(picture(90, 60).convert("CMYK"), "JPEG", quality=95)
     for name, encoded in files.items():
         assert np.abs(train_view(encoded, 48, 1) - by_torchvision(decode(encoded, LIMIT), 48, 1)).max() <= 2, name
 
 
-def test_truncated_and_oversized_jpegs_are_bad_samples_in_training() -> None:
-    encoded = encode(picture(300, 200), "JPEG")
-    with pytest.raises(BadSample, match="image cannot be decoded"):
-        train_view(encoded[: len(encoded) // 2], 32, 0)
-    with pytest.raises(BadSample, match="image has 300x200 pixels, more than data.max_pixels=59999"):
-        train_transform(encoded, (0.9, 1.0), 59_999, random.Random(0), torch.empty(32, 32, 3, dtype=torch.uint8))
+def reference_view(image: Image.Image, size: int) -> np.ndarray:
+    return np.asarray(Compose([Resize(size, InterpolationMode.BICUBIC), CenterCrop(size)])(image)).astype(int)
 
 
-def reference_view(image: Image.Image, size: int, mode: InterpolationMode = InterpolationMode.BICUBIC) -> np.ndarray:
-    return np.asarray(Compose([Resize(size, mode), CenterCrop(size)])(image)).astype(int)
+@given(short=st.integers(1, 300), ratio=st.floats(1, 8), tall=st.booleans(), target=st.sampled_from([32, 33, 224]))
+def test_the_evaluation_view_equals_resize_and_centre_crop_of_torchvision(
+    short: int, ratio: float, tall: bool, target: int
+) -> None:
+    size = (short, int(short * ratio))
+    image = picture(*size[:: 1 if tall else -1])
+    found = eval_transform(image, target)
+    assert found.dtype == np.uint8
+    assert np.array_equal(found, reference_view(image, target))
 
 
-def test_the_evaluation_view_equals_resize_and_centre_crop_of_torchvision() -> None:
-    large, small = [(500, 375), (375, 500), (333, 501), (250, 32), (32, 253)], [(20, 16), (7, 9), (1, 1), (3, 1)]
-    for size, target in product([*large, (32, 32), (33, 47), *small, (31, 224)], (32, 33, 224)):
-        image = picture(*size)
-        found = eval_transform(image, target)
-        assert found.dtype == np.uint8
-        assert np.array_equal(found, reference_view(image, target)), (size, target)
+def test_the_evaluation_view_of_a_panorama_is_close_to_that_of_torchvision() -> None:
     for size in ((640, 32), (33, 1001), (1001, 40)):
         image = picture(*size)
         expected, turned = reference_view(image, 32), eval_transform(image.rotate(180), 32)
         difference = np.abs(eval_transform(image, 32) - expected).mean()
         assert difference < 1, "the centre may shift by a fraction of a pixel"
         assert difference < 0.1 * np.abs(turned - expected).mean(), size
-
-
-def test_bilinear_views_equal_torchvision() -> None:
-    bilinear, mode = Interpolation.bilinear, InterpolationMode.BILINEAR
-    for size in ((500, 375), (30, 90)):
-        image, (left, top, right, bottom) = picture(*size), (5, 7, 26, 29)
-        assert (eval_transform(image, 32, interpolation=bilinear) == reference_view(image, 32, mode)).all()
-        stretched = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR))
-        assert (eval_transform(image, 32, stretch=True, interpolation=bilinear) == stretched).all()
-        found, cubic = (torch.empty(32, 32, 3, dtype=torch.uint8) for _ in range(2))
-        encoded, box = encode(image, "PNG"), (left, top, right, bottom)
-        train_transform(encoded, (1.0, 1.0), LIMIT, box, found, interpolation=bilinear)
-        expected = np.asarray(resized_crop(image, top, left, bottom - top, right - left, [32, 32], mode)).astype(int)
-        assert np.abs(found.numpy().astype(int) - expected).max() <= 1
-        train_transform(encoded, (1.0, 1.0), LIMIT, box, cubic)
-        assert not torch.equal(found, cubic)
 
 
 def test_of_an_extreme_panorama_only_the_middle_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,17 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.runs import compose
 from helpers.samples import Numbers, jpeg
 
-from clipx.data.loader import eval_loader, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
-from clipx.data.transform import decode
-from clipx.data.views import FeatureView, ImageView, parse_features, view_of
-from clipx.errors import ConfigError, DataError
+from clipx.data.views import FeatureView, parse_features
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import ImageTowerSpec
 
 WIDTH, TOKENIZER = 6, Tokenizer(8)
 
@@ -110,16 +105,6 @@ def test_an_object_array_is_not_unpickled(tmp_path: Path) -> None:
     assert payload.flag.exists(), "unpickling the payload works, so the test can fail"
 
 
-def test_stored_features_are_a_bad_image() -> None:
-    message = r"^image is stored features \(\.npy\), not pixels: set model\.image\.features$"
-    with pytest.raises(BadSample, match=message):
-        decode(npy(features(0)), 10**6)
-    with pytest.raises(BadSample, match=message):
-        ImageView(4, [1.0, 1.0], 10**6).load(
-            npy(features(0)), random.Random(0), torch.empty(4, 4, 3, dtype=torch.uint8)
-        )
-
-
 def test_a_batch_has_the_features_of_its_samples() -> None:
     source = Stored([17, 13], images={4: npy(np.zeros(WIDTH + 1)), 9: jpeg()})
     loader = train_loader(
@@ -135,35 +120,3 @@ def test_a_batch_has_the_features_of_its_samples() -> None:
     for batch in found:
         assert (batch.image.dtype, batch.image.shape) == (torch.float32, (12, WIDTH))
         assert torch.equal(batch.image, stored(batch.index.tolist()))
-
-
-def test_features_in_place_of_images_end_the_run_with_the_fix() -> None:
-    source = Stored([8])
-    loader = train_loader(
-        source, Order(source.sizes, 0, 8), ImageView(4, [1.0, 1.0], 10**6), TOKENIZER,
-        seed=0, samples=range(4), batch=4, rank=0, world=1, workers=0, prefetch=1, pin=False,
-    )  # fmt: skip
-    with pytest.raises(DataError, match=r"not pixels: set model\.image\.features$"):
-        list(loader)
-
-
-def test_evaluation_batches_have_the_features_of_the_good_samples() -> None:
-    source = Stored([8], broken=frozenset({0, 1, 2, 5}))
-    found = list(eval_loader(source, FeatureView(WIDTH), batch=3, rank=0, world=1, workers=1, prefetch=1))
-    assert [list(batch.index) for batch in found] == [[], [3, 4], [6, 7]]
-    assert found[0].image.shape == (0, WIDTH)
-    for batch in found[1:]:
-        assert torch.equal(batch.image, stored(batch.index))
-
-
-def test_the_view_of_a_model_follows_its_input() -> None:
-    data = compose("data=csv", "data.path=x", "data.crop_scale=[0.5,1]", "data.max_pixels=1000").data
-    image = ImageTowerSpec(timm="test_vit", size=32, stretch=True)
-    assert view_of(image, data) == ImageView(32, [0.5, 1.0], 1000, True)
-    assert view_of(image, data, 16) == ImageView(16, [0.5, 1.0], 1000, True)
-    assert ImageView(8, [0.9, 1.0], 10**6).for_data(data) == ImageView(8, [0.9, 1.0], 1000)
-    assert view_of(ImageTowerSpec(features=7), compose("data=csv", "data.path=x").data) == FeatureView(7)
-    with pytest.raises(ConfigError, match=r"^data\.crop_scale=\[0\.5, 1\.0\] has no effect on stored features"):
-        view_of(ImageTowerSpec(features=7), data)
-    with pytest.raises(ConfigError, match=r"^data\.max_pixels=1000 has no effect on stored features"):
-        FeatureView(WIDTH).for_data(compose("data=csv", "data.path=x", "data.max_pixels=1000").data)

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers.runs import compose
-from helpers.samples import Numbers, img2dataset, write_tar
 
 from clipx.data.shapes import TEMPLATES
-from clipx.data.spec import Classes, Dataset
-from clipx.data.vocabulary import VocabularySpec, _texts, count_words, vocabulary, word_tokenizer
+from clipx.data.vocabulary import VocabularySpec, count_words, vocabulary, word_tokenizer
 from clipx.errors import DataError
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.text_spec import Clean
@@ -69,19 +67,3 @@ def test_no_word_of_the_data_and_its_prompts_is_unknown(tmp_path: Path, capsys: 
     before = out.read_bytes()
     vocabulary(spec)
     assert out.read_bytes() == before
-
-
-def test_bad_samples_are_skipped_up_to_the_share_of_the_data() -> None:
-    source = Numbers([8], broken=frozenset({2}))
-    dataset = Dataset(source, None, Classes(["cat"], ["a photo of a {}"]))
-    captions = [caption for i in range(8) if i != 2 for caption in source.read(i).captions]
-    assert list(_texts(dataset, 0.2)) == [*captions, "cat", "a photo of a "]
-    with pytest.raises(DataError, match=r"^1 of 8 samples are bad, more than data\.max_bad_share=0\.1 \("):
-        list(_texts(dataset, 0.1))
-
-
-def test_captions_of_shards_are_read_from_their_keys(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
-    spec = compose("data=webdataset", f"data.shards={shard}", f"out={tmp_path}/w.json", config_name="vocabulary")
-    vocabulary(spec)  # type: ignore[arg-type]
-    assert "caption" in json.loads((tmp_path / "w.json").read_text())["model"]["vocab"]

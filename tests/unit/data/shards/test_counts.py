@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.runs import VIT, compose, interrupt, losses, rows
-from helpers.samples import captions, img2dataset, read_all, write_tar
+from helpers.samples import img2dataset, read_all, write_tar
 
 from clipx.data.index import IndexSpec
 from clipx.data.index import index as index_command
@@ -16,7 +15,6 @@ from clipx.data.source import BadSample, Source, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
-from clipx.trainer.trainer import Trainer
 
 SIZES = (6, 9, 5)
 
@@ -69,16 +67,6 @@ def test_a_manifest_gives_the_counts_and_the_fingerprint_of_the_content(shards: 
     assert read_all(open_data(moved, manifest=str(moved / Path(manifest).name)).train) == expected, "found by name"
 
 
-def test_held_out_shards_are_evaluated_without_the_manifest(shards: Path) -> None:
-    manifest = manifest_of(shards)
-    held_out = write_tar(shards.parent / "held_out.tar", img2dataset(range(30, 33)))
-    data = WebDatasetSpec(name="own", manifest=manifest, held_out_shards=str(held_out))
-    expected = [f"caption {i}" for i in range(30, 33)]
-    for opened in (data.open(), data.open_for_evaluation()):
-        assert opened.held_out is not None
-        assert captions(opened.held_out) == expected
-
-
 def test_a_moved_shard_whose_name_a_manifest_lists_twice_is_an_error(shards: Path, tmp_path: Path) -> None:
     write_tar(tmp_path / "others" / "00001.tar", img2dataset(range(40, 44)))
     manifest = str(tmp_path / "manifest.json")
@@ -97,14 +85,6 @@ def test_places_of_a_shorter_shard_are_bad_samples_with_the_count(
     assert bad == [short] * 2 + [shorter] * 3
     line = "00001.tar has 9 usable samples, data.samples_per_shard=8 lists 8"
     assert capfd.readouterr().err.count(line) == 1
-
-
-def test_a_missing_shard_loses_its_places_only(shards: Path) -> None:
-    train = open_data(shards, samples_per_shard=6).train
-    (shards / "00001.tar").unlink()
-    found, bad = outcomes(train)
-    assert found == [f"caption {i}" for i in (*range(6), *range(15, 20))]
-    assert bad[:6] == ["shard has 0 of the 6 samples that data.samples_per_shard=6 lists; shard does not exist"] * 6
 
 
 def test_a_replaced_shard_is_read_by_its_own_index_in_the_next_run(shards: Path) -> None:
@@ -133,21 +113,6 @@ def test_samples_are_numbered_with_those_of_held_out_shards(shards: Path, tmp_pa
     chosen = open_data(shards, keep=str(tmp_path / "ids.npy"), **options).train
     assert [whole_index(chosen, index) for index in range(2)] == [3, 20]
     assert [chosen.key(index) for index in range(2)] == [train.key(3), train.key(11)]
-
-
-def test_a_run_with_listed_counts_resumes_bit_for_bit(shards: Path, tmp_path: Path) -> None:
-    """The counts of two shards are wrong: their places are filled in the same way."""
-    options = (
-        *VIT, "data=webdataset", f"data.shards={shards}/*.tar", "data.samples_per_shard=8", "data.held_out_share=0",
-        "data.batch_size=4", "data.shuffle_window=8", "data.max_bad_share=1", "data.read=range", "evaluator=[]",
-        "schedule.warmup=1st", "log_every=1st", "logger=[]", "report=false", "data.workers=0", "checkpoint.every=5st",
-        "duration=12st", "precision=fp32",
-    )  # fmt: skip
-    Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
-    interrupt(Trainer(compose(*options, f"run_dir={tmp_path}/parts")), 7)
-    Trainer(compose(*options, f"run_dir={tmp_path}/parts", "resume=auto")).fit()
-    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
-    assert rows(tmp_path / "whole")[-1]["train/bad_samples"] > 0
 
 
 def outcomes(source: Source) -> tuple[list[str], list[str]]:

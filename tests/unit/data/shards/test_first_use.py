@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import VIT, compose, interrupt, rows
-from helpers.s3_server import FaultyProxy, admin, clear_caches
+from helpers.s3_server import FaultyProxy, admin
 from helpers.samples import img2dataset, write_tar
 
 from clipx.data.batch import Batch
@@ -21,9 +20,7 @@ from clipx.data.loader import train_loader
 from clipx.data.spec import training_order
 from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.trainer import Trainer
 
 SHARDS, EACH = 8, 6
 BATCH, STEPS = 4, 24  # two epochs
@@ -145,14 +142,6 @@ def test_a_process_ends_without_waiting_for_shards_that_it_does_not_read(bucket:
         assert process.wait(600) == 0
 
 
-def test_a_permanent_outage_is_an_error_with_the_url(bucket: str, proxy: FaultyProxy) -> None:
-    stream = batches(spec_of(bucket, retry_s=1.0), workers=2)
-    next(stream)
-    proxy.set("down")
-    with pytest.raises(DataError, match=rf"^(shard )?{bucket}/0000\d.tar cannot be (read|opened)"):
-        list(stream)
-
-
 def test_missing_truncated_and_shorter_shards_cost_only_their_places(
     own: str, endpoint: str, local: Path, tmp_path: Path
 ) -> None:
@@ -170,22 +159,3 @@ def test_missing_truncated_and_shorter_shards_cost_only_their_places(
     assert reasons["00003.tar"] == "shard has 4 of the 6 samples that sizes.json lists"
     again = list(batches(spec_of(own, max_bad_share=1.0)))
     assert indices(again) == indices(found)
-
-
-def test_a_run_from_s3_resumes_bit_for_bit_on_a_machine_with_an_empty_cache(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = (
-        *VIT, "data=webdataset", f"data.shards={bucket}/{{00000..00007}}.tar", "data.held_out_share=0", "report=false",
-        "data.batch_size=4", "data.shuffle_window=12", "evaluator=[]", "schedule.warmup=1st", "log_every=1st", "logger=[]",
-        "data.workers=0", "checkpoint.every=5st", "duration=15st", "precision=fp32",
-    )  # fmt: skip
-    Trainer(compose(*options, f"run_dir={tmp_path}/whole")).fit()
-    interrupt(Trainer(compose(*options, f"run_dir={tmp_path}/parts")), 7)
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "other"))
-    clear_caches()
-    Trainer(compose(*options, f"run_dir={tmp_path}/parts", "resume=auto")).fit()
-    whole, parts = (rows(tmp_path / name) for name in ("whole", "parts"))
-    assert [row["train/loss"] for row in whole] == [row["train/loss"] for row in parts]
-    assert whole[-1]["train/requests_per_sample"] > 0
-    assert whole[-1]["train/bytes_per_sample"] > 1000

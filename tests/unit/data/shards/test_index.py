@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.runs import compose, run
-from helpers.samples import img2dataset, jpeg, write_tar
+from helpers.runs import compose
+from helpers.samples import img2dataset, write_tar
 
 from clipx.data.index import main
-from clipx.data.shards.index import ShardIndex, index_shards, load_table
-from clipx.data.shards.tar import IMAGE, TXT
+from clipx.data.shards.index import ShardIndex, index_shards
+from clipx.data.shards.tar import TXT
 from clipx.data.shards.urls import expand
-from clipx.data.spec import open_on_all_ranks
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ConfigError, DataError
+from clipx.errors import ConfigError
 
 SIZES = [3, 0, 5, 1, 4]
 
@@ -95,27 +93,6 @@ def test_parts_indexed_apart_equal_the_whole_index(
         assert Path(one.table).read_bytes() == Path(other.table).read_bytes()
 
 
-def test_a_part_may_be_empty_and_held_out_samples_are_not_in_the_epoch(
-    shards: Path, command: Callable[..., str]
-) -> None:
-    assert command(f"shards={shards}/*.tar", "part=7/16") == "part 7 of 16 of 5 shards is empty: nothing to do\n"
-    out = command(f"shards={shards}/*.tar", "held_out_share=0.25")
-    data = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0.25).open()
-    assert sum(data.train.sizes) == 10
-    assert cells(out)[4] == "10 samples (3 held out)"
-
-
-def test_composing_index_and_prepare_imports_no_torch() -> None:
-    code = """
-import sys
-import clipx.data.index, clipx.data.prepare.prepare
-from helpers.runs import compose
-print(compose("shards=a.tar", config_name="index").shards, compose("source=a.csv", "out=b", config_name="prepare").out)
-sys.exit("torch" in sys.modules)
-"""
-    assert run(sys.executable, "-c", code).stdout == "a.tar b\n"
-
-
 # ------------------------------------------------------------------------------------------ counts of other tools
 
 
@@ -141,32 +118,6 @@ def test_img2datasets_stats_are_a_cross_check(shards: Path, successes: object, r
     assert bad_of(shards / "00002.tar") == [], "a count is no bad sample"
 
 
-def test_statistics_that_count_unusable_samples_agree(shards: Path) -> None:
-    path = write_tar(shards / "a.tar", [*img2dataset(range(3)), ("x.jpg", jpeg()), ("x.json", b"{}")])
-    write_stats(shards / "a_stats.json", 4)
-    assert (bad_of(path), notes_of(path)) == (["caption is missing or empty"], [])
-
-
-def test_a_run_logs_the_notes_of_its_data_once(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (shards / "sizes.json").write_text(json.dumps({f"{k:05d}.tar": 4 for k in range(5)}))
-    comm = compose("distributed=cpu").distributed.build()
-    open_on_all_ranks(WebDatasetSpec(name="mine", shards=f"{shards}/*.tar"), comm)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"mine: 4 × shard has 3 samples, but sizes.json lists 4; those in the shard are used: {shards}/00000.tar …"
-    ]
-
-
-def test_a_truncated_shard_reports_the_damage_and_the_expected_count(shards: Path) -> None:
-    write_stats(shards / "00002_stats.json", 5)
-    os.truncate(shards / "00002.tar", 6000)
-    (damage,) = bad_of(shards / "00002.tar")
-    assert damage == (
-        "shard is cut off or damaged after 000000004 (unexpected end of data); 1 samples before it are used, of 5 "
-        "listed by 00002_stats.json"
-    )
-    assert notes_of(shards / "00002.tar") == []
-
-
 # ------------------------------------------------------------------------------------------------------- changes
 
 
@@ -189,38 +140,6 @@ def test_a_change_of_size_or_mtime_reindexes_the_shard(shards: Path) -> None:
     assert index_of(path).table != longer.table, "the same size, an mtime 1 ms later"
     os.utime(path, ns=(time, time))
     assert index_of(path).table == longer.table, "the cached index matches again at the previous size and mtime"
-
-
-def test_a_symlink_shares_the_index_and_a_moved_shard_has_the_same_digest(shards: Path) -> None:
-    path = shards / "00002.tar"
-    first = index_of(path)
-    (shards / "link.tar").symlink_to(path)
-    assert index_of(shards / "link.tar").table == first.table
-    moved = index_of(path.rename(shards / "moved.tar"))
-    assert (moved.table != first.table, moved.digest) == (True, first.digest)
-
-
-def test_the_table_holds_offset_and_size_of_each_member(shards: Path) -> None:
-    content = (shards / "00002.tar").read_bytes()
-    table = load_table(index_of(shards / "00002.tar").table)
-    assert table.shape == (5, 4, 2)
-    for row, number in zip(table.tolist(), range(3, 8), strict=True):
-        offset, size = row[TXT]
-        assert content[offset : offset + size] == f"caption {number}".encode()
-        offset, size = row[IMAGE]
-        assert content[offset : offset + 3] == b"\xff\xd8\xff"
-
-
-@pytest.mark.usefixtures("processes")
-def test_a_killed_indexing_process_raises_a_clear_error(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(*_: object) -> None:
-        os.kill(os.getpid(), 9)
-
-    monkeypatch.setattr("clipx.data.shards.index.scan", die)
-    with pytest.raises(
-        DataError, match="^indexing: a process was killed, probably because memory ran out: run the command again"
-    ):
-        index_shards([str(shards / "00000.tar"), str(shards / "00002.tar")], TXT)
 
 
 # --------------------------------------------------------------------------------------------------------- lists

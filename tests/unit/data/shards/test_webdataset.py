@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import pickle
 import shutil
@@ -12,13 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import webdataset
-from helpers.cases import refusal
-from helpers.samples import captions, encode, img2dataset, jpeg, picture, read_all, write_tar
+from helpers.samples import captions, img2dataset, jpeg, read_all, write_tar
 
-from clipx.data.shards.index import index_shards
 from clipx.data.source import BadSample, Source
-from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
 
@@ -39,29 +34,6 @@ def reasons(source: Source) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------------- layouts
 
 
-def test_images_dropped_for_dots_in_their_names_are_counted(tmp_path: Path) -> None:
-    members = [
-        *(("img.v1.jpg", jpeg()), ("img.v1.txt", b"one"), ("b.3.PNG", jpeg()), ("b.3.txt", b"two")),
-        *(("c.jpg", jpeg()), ("c.seg.png", b"a further image of sample c"), ("c.txt", b"three")),
-    ]
-    data = spec(write_tar(tmp_path / "a.tar", members)).open()
-    assert captions(data.train) == ["three"]
-    assert list(data.notes) == [
-        "1 × 2 images are not read because of the dots in their names, e.g. img.v1.jpg: the name of a sample ends at "
-        f"the first dot, here img, and v1.jpg is no extension of an image; name it img_v1.jpg: {tmp_path}/a.tar"
-    ]
-    alone = write_tar(tmp_path / "b.tar", members[:2])
-    with pytest.raises(DataError, match="have no sample .*b.tar: 1 images are not read because of the dots"):
-        spec(alone).open()
-
-
-def test_every_image_extension_is_found(tmp_path: Path) -> None:
-    kinds = {"jpg": "JPEG", "jpeg": "JPEG", "JPG": "JPEG", "png": "PNG", "webp": "WEBP", "PNG": "PNG"}
-    images = [(f"{i}.{ending}", encode(picture(20, 16), kind)) for i, (ending, kind) in enumerate(kinds.items())]
-    source = open_train(write_tar(tmp_path / "a.tar", [*images, *((f"{i}.txt", b"a picture") for i in range(6))]))
-    assert [decode(sample.image, 10**6).size for sample in read_all(source)] == [(20, 16)] * 6
-
-
 def captions_or_reason(source: Source, index: int) -> object:
     """Returns captions, or the reason of a bad sample."""
     try:
@@ -72,14 +44,12 @@ def captions_or_reason(source: Source, index: int) -> object:
 
 NO_TEXT = "caption is missing: json.caption contains no text"
 CAPTIONS: list[tuple[bytes, str, object]] = [  # json, key, captions or the reason
-    (b'{"caption": "one"}', "json.caption", ["one"]),
     (b'{"captions": ["one", " two "]}', "json.captions", ["one", "two"]),
     (b'{"captions": ["", 7, null, "half \\ud83d", "good"]}', "json.captions", ["good"]),
     (b'{"alt.text": "with a dot"}', "json.alt.text", ["with a dot"]),
-    *((meta, "json.caption", NO_TEXT) for meta in (b"{}", b'{"caption": null}', b'{"caption": []}')),
-    (b'{"caption": " "}', "json.caption", "caption is empty"),
+    (b'{"caption": []}', "json.caption", NO_TEXT),
     (b'{"caption": "\\ud83d"}', "json.caption", "caption is not UTF-8"),
-    *((meta, "json.caption", "json cannot be read") for meta in (b'{"caption": "', b"\xff\xfe{}", b"[" * 200_000)),
+    *((meta, "json.caption", "json cannot be read") for meta in (b"\xff\xfe{}", b"[" * 200_000)),
     (b'["caption"]', "json.caption", "json is not an object"),
 ]
 
@@ -93,17 +63,12 @@ def test_captions_are_read_from_json(tmp_path: Path) -> None:
 
 NO_LABEL = "label is missing: json.label is neither an index nor a name"
 LABELS: list[tuple[str, bytes, str, object]] = [  # member, its content, key, label or the reason
-    ("cls", b"7", "cls", 7),
     ("cls", b" 12\n", "cls", 12),
     ("cls", b"cat", "cls", "cat"),
     ("json", b'{"label": 3}', "json.label", 3),
-    ("json", b'{"label": "3"}', "json.label", 3),
     ("json", b'{"class": "tabby cat"}', "json.class", "tabby cat"),
-    ("other", b"", "cls", "label is missing"),
     ("cls", b" ", "cls", "label is missing"),
-    ("json", b'{"label": null}', "json.label", NO_LABEL),
     ("json", b'{"label": [1]}', "json.label", NO_LABEL),
-    ("other", b"", "json.label", "json cannot be read"),
 ]
 
 
@@ -117,42 +82,6 @@ def test_labels_are_read_from_cls_or_json(tmp_path: Path) -> None:
         source = open_train(shard, label_key=key)
         found = captions_or_reason(source, i)
         assert (found if isinstance(found, str) else source.read(i).label) == expected, content
-
-
-def test_folders_and_dots_in_names_are_grouped_as_in_webdataset(tmp_path: Path) -> None:
-    names = ["a/x", "b/x", "./c/d/x", "x", "ünï/猫", "folder/" * 30 + "x", "y" * 90, "z" * 300]
-    members = []
-    for name in names:
-        members += [(f"{name}.jpg", jpeg()), (f"{name}.txt", name.encode()), (f"{name}.seg.png", b"not the image")]
-    shard = write_tar(tmp_path / "a.tar", members)
-    source = open_train(shard)
-    assert captions(source) == names
-    assert [s["txt"].decode() for s in webdataset.WebDataset(str(shard), shardshuffle=False)] == names
-    assert source.key(1) == f"{shard}:b/x.jpg"
-    assert source.key(5).startswith(f"{shard}:folder/folder/")
-
-
-def test_members_of_a_sample_need_not_be_adjacent(tmp_path: Path) -> None:
-    members = img2dataset(range(30))
-    by_kind = sorted(members, key=lambda m: m[0].rpartition(".")[2])  # the order of `tar c *.jpg *.txt`
-    source = open_train(write_tar(tmp_path / "a.tar", by_kind))
-    assert captions(source) == [f"caption {i}" for i in range(30)]
-    assert [s.image for s in read_all(source)] == [jpeg(i) for i in range(30)]
-
-
-def test_unused_large_members_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = [("x.jpg", jpeg(1)), ("x.npy", bytes(1 << 20)), ("x.txt", b"far away")]
-    source = open_train(write_tar(tmp_path / "a.tar", members))
-    read, pread = [], os.pread
-
-    def spy(file: int, size: int, offset: int) -> bytes:
-        read.append(size)
-        return pread(file, size, offset)
-
-    monkeypatch.setattr(os, "pread", spy)
-    sample = source.read(0)
-    assert (sample.image, list(sample.captions)) == (jpeg(1), ["far away"])
-    assert sum(read) == len(jpeg(1)) + len("far away")
 
 
 def test_npy_is_read_in_place_of_an_image_and_ignored_next_to_one(tmp_path: Path) -> None:
@@ -207,30 +136,14 @@ def test_patterns_expand_to_shards(three: Path, monkeypatch: pytest.MonkeyPatch)
     local = open_train(f"{three}/*.tar")
     for pattern, sizes in {
         "{0000..0002}.tar": [2, 3, 4], "{0000,0002}.tar": [2, 4], "*.tar": [2, 3, 4], "000[12].tar": [3, 4],
-        "000?.tar": [2, 3, 4], f"0002.tar::{three}/0000.tar": [4, 2], "{0002..0000}.tar": [4, 3, 2], "0001.tar": [3],
+        f"0002.tar::{three}/0000.tar": [4, 2], "{0002..0000}.tar": [4, 3, 2],
     }.items():  # fmt: skip
         for folder in (str(three), "~"):
             assert open_train(f"{folder}/{pattern}").sizes == sizes, (folder, pattern)
-    for pattern in ("{0000..0002}.tar", "*.tar"):
-        far = open_train(f"file://{three}/{pattern}")
-        assert (far.sizes, far.fingerprint, read_all(far)) == (local.sizes, local.fingerprint, read_all(local)), pattern
+    far = open_train(f"file://{three}/*.tar")
+    assert (far.sizes, far.fingerprint, read_all(far)) == (local.sizes, local.fingerprint, read_all(local))
     literal = write_tar(three / "set [1]" / "a.tar", img2dataset(range(2)))
     assert open_train(literal).sizes == [2], "an existing path with characters of patterns"
-
-
-# --------------------------------------------------------------------------------------------------- held out
-
-
-def test_a_share_of_the_samples_or_separate_shards_are_held_out(three: Path) -> None:
-    data = spec(f"{three}/*.tar", held_out_share=0.25).open()
-    assert data.held_out is not None
-    together = captions(data.train) + captions(data.held_out)
-    assert sorted(together) == sorted(captions(open_train(f"{three}/*.tar")))
-    assert len(captions(data.held_out)) == 2
-    assert data.classes is None
-    data = spec(f"{three}/{{0000..0001}}.tar", held_out_shards=f"{three}/0002.tar").open()
-    assert data.held_out is not None
-    assert (data.train.sizes, data.held_out.sizes) == ([2, 3], [4])
 
 
 # ---------------------------------------------------------------------------------------------------- damage
@@ -280,67 +193,25 @@ def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Pa
         assert found.endswith("; 5 samples before it are used"), how
 
 
-PAX = {  # headers of a sixth sample that tarfile does not refuse by a TarError
-    "sparse map": {"GNU.sparse.map": "abc", "GNU.sparse.size": "3"},
-    "sparse map of 5,000 digits": {"GNU.sparse.map": f"0,{'9' * 5000}"},
-    "sparse size": {"GNU.sparse.size": "abc"},
-    "sparse version 1.0 without a map": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
-    "size beyond the file": {"size": "9" * 300},
-    "negative size": {"size": "-512"},
-}
-
-
-def test_samples_before_a_damaged_pax_header_are_used(tmp_path: Path) -> None:
-    for name, headers in PAX.items():
-        path = write_tar(tmp_path / f"{name}.tar", img2dataset(range(5)))
-        with tarfile.open(path, "a", format=tarfile.PAX_FORMAT) as tar:
-            info = tarfile.TarInfo("000000005.jpg")
-            info.size, info.pax_headers = len(jpeg()), headers
-            tar.addfile(info, io.BytesIO(jpeg()))
-        source = open_train(path)
-        assert captions(source) == [f"caption {i}" for i in range(5)], name
-        (record,) = source.bad
-        assert record.key == str(path)
-        assert record.reason.startswith(("shard is cut off or damaged after 000000004 (", "shard is cut off inside"))
-        assert record.reason.endswith("; 5 samples before it are used"), name
-        assert len(record.reason) < 300, name
-
-
-NO_TARS = {
-    "b.tar": (b"", "empty file"),
-    "c.tar": (b"<!DOCTYPE html><html>404</html>" * 40, "cannot be read as an uncompressed tar"),
-    "d.tar": (gzip.compress(bytes(100_000)), "cannot be read as an uncompressed tar"),
-    "e.tar": (bytes(range(256)) * 40, "cannot be read as an uncompressed tar"),
-}
-
-
 def test_files_that_are_no_tar_are_reported_and_other_shards_are_used(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", img2dataset(range(3)))
-    write_tar(tmp_path / "f.tar", img2dataset(range(3, 5)))
-    for name, (content, _) in NO_TARS.items():
-        (tmp_path / name).write_bytes(content)
+    for name, numbers in (("a.tar", range(3)), ("e.tar", range(3, 5))):
+        write_tar(tmp_path / name, img2dataset(numbers))
+    (tmp_path / "b.tar").touch()
+    (tmp_path / "c.tar").write_bytes(b"<!DOCTYPE html><html>404</html>" * 40)
+    (tmp_path / "d.tar").write_bytes(gzip.compress(bytes(100_000)))
     source = open_train(f"{tmp_path}/*.tar")
-    assert source.sizes == [3, 0, 0, 0, 0, 2]
+    assert source.sizes == [3, 0, 0, 0, 2]
     assert captions(source) == [f"caption {i}" for i in range(5)]
-    assert reasons(source).keys() == NO_TARS.keys()
-    for name, (_, reason) in NO_TARS.items():
-        assert reason in reasons(source)[name]
-    write_tar(tmp_path / "g.tar", [("readme.txt", b"hello"), ("data.npy", b"x")])
-    for name in (*NO_TARS, "g.tar"):
-        said = refusal(open_train, tmp_path / name)
-        assert said.startswith(f"DataError: 1 shards, from {tmp_path}/{name}, have no sample "), name
-        assert "(data.caption_key=txt)" in said
+    found = reasons(source)
+    no_tar = "shard cannot be read as an uncompressed tar"
+    assert {name: reason[: len(no_tar)] for name, reason in found.items()} == dict.fromkeys(
+        ("b.tar", "c.tar", "d.tar"), no_tar
+    )
+    with pytest.raises(DataError, match=r"^1 shards, from \S+c.tar, have no sample "):
+        open_train(tmp_path / "c.tar")
 
 
 # --------------------------------------------------------------------------------------------------------- index
-
-
-def test_an_index_with_a_missing_file_is_rebuilt(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", img2dataset(range(3)))
-    for ending in (".npy", ".json"):
-        (index,) = index_shards([str(path)], 1)
-        Path(index.table).with_suffix(ending).unlink()
-        assert captions(open_train(path)) == ["caption 0", "caption 1", "caption 2"]
 
 
 def test_a_shard_truncated_after_indexing_gives_bad_samples(tmp_path: Path) -> None:
@@ -373,22 +244,3 @@ def test_the_fingerprint_depends_on_content_not_on_path_or_mtime(tmp_path: Path)
         open_train(f"{path}::{copy}"),
     ]
     assert len({source.fingerprint, *(other.fingerprint for other in others)}) == 5
-
-
-def test_samples_are_found_across_uneven_and_empty_shards(tmp_path: Path) -> None:
-    sizes, start = [0, 4, 0, 0, 1, 7, 0], 0
-    for k, size in enumerate(sizes):
-        write_tar(tmp_path / f"{k}.tar", img2dataset(range(start, start + size)))
-        start += size
-    source = open_train(f"{tmp_path}/*.tar", label_key="json.label")
-    assert source.sizes == sizes
-    for i in (11, 0, 4, 5, 3):
-        sample = source.read(i)
-        assert (list(sample.captions), sample.image, sample.label) == ([f"caption {i}"], jpeg(i), i % 3)
-        assert source.key(i).endswith(f":{i:09d}.jpg")
-
-
-def test_a_source_survives_pickling(tmp_path: Path) -> None:
-    source = open_train(write_tar(tmp_path / "a.tar", img2dataset(range(3))))
-    source.read(0)  # opens the file
-    assert read_all(pickle.loads(pickle.dumps(source))) == read_all(source)

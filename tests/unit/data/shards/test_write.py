@@ -11,10 +11,9 @@ import webdataset
 from helpers.samples import jpeg, read_all
 
 from clipx.data.shards.shards import Shards
-from clipx.data.shards.write import ShardSample, ensure_shards, run_in_pool, write_samples
+from clipx.data.shards.write import ShardSample, ensure_shards, write_samples
 from clipx.data.source import Sample
-from clipx.errors import ConfigError, DataError
-from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.local import write_atomically
 
 
 def make_and_note(index: int, note: Path) -> Sample:
@@ -85,50 +84,3 @@ def test_an_interrupted_write_leaves_no_partial_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "file", fails)
     assert (tmp_path / "file").read_text() == "whole"
-
-
-def test_a_full_disk_raises_a_one_line_error(tmp_path: Path) -> None:
-    def full(path: str) -> None:
-        with Path("/dev/full").open("w") as disk:
-            disk.write(path)
-
-    with pytest.raises(
-        DataError, match=r"file cannot be written \(No space left on device\): make room, or set CLIPX_"
-    ):
-        write_atomically(tmp_path / "file", full)
-
-
-def test_the_cache_folder_follows_clipx_cache_xdg_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setenv("CLIPX_CACHE", "~/mine")
-    assert cache_folder("x") == tmp_path / "home" / "mine" / "x"
-    monkeypatch.delenv("CLIPX_CACHE")
-    assert cache_folder("x") == tmp_path / "xdg" / "clipx" / "x"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder("x/y") == tmp_path / "home" / ".cache" / "clipx" / "x" / "y"
-    assert cache_folder("x/y").is_dir()
-
-
-def test_an_uncreatable_cache_raises_an_error_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "file"))
-    with pytest.raises(
-        ConfigError, match=r"the cache folder \S+ cannot be created .*: set CLIPX_CACHE to a writable folder"
-    ):
-        ensure_shards("folder", jpeg, 10, per_shard=5, what="x")  # type: ignore[arg-type]
-
-
-def fail(item: int) -> None:
-    if item == 2:
-        raise DataError("two is bad")
-
-
-@pytest.mark.usefixtures("processes")
-def test_pool_work_is_logged_and_its_error_is_raised_unchanged(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(DataError, match="^two is bad$"):
-        run_in_pool(fail, [1, 2, 3], "counting")
-    out, told = capfd.readouterr()
-    assert (out, told) == ("", "counting: 3 shards\n")
-    run_in_pool(fail, [], "counting")
-    assert capfd.readouterr().err == ""
