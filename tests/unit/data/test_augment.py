@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as v2
-from helpers.runs import compose
 from helpers.samples import Numbers, picture
 from PIL import Image
 from scipy import stats
@@ -23,7 +21,6 @@ from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec, RandAugmentSpe
 from clipx.data.batch import Batch
 from clipx.data.loader import SecondView, train_loader
 from clipx.data.order import Order
-from clipx.data.transform import random_box
 from clipx.data.views import ImageView
 from clipx.model.tokenizer import Tokenizer
 
@@ -141,44 +138,6 @@ def test_each_change_is_made_with_its_probability() -> None:
     assert not any(drawn.flip or drawn.operations or drawn.erased for drawn in draws(AugmentSpec(), 50))
     for drawn in draws(AugmentSpec(flip=1, grayscale=1, erase=1), 50):
         assert drawn.flip and drawn.operations == [("grayscale", 1.0)] and drawn.erased is not None
-
-
-def test_rand_augment_draws_all_operations_and_both_signs() -> None:
-    found = [
-        operation for drawn in draws(AugmentSpec(rand_augment=RandAugmentSpec(operations=3)), 1500)
-        for operation in drawn.operations
-    ]  # fmt: skip
-    assert len(found) == 4500
-    counts = Counter(name for name, _ in found)
-    assert set(counts) == set(OPERATIONS) and stats.chisquare(list(counts.values())).pvalue > 0.001
-    for name, operation in OPERATIONS.items():
-        strengths = {strength for other, strength in found if other == name}
-        expected = strength_of(name, 9)
-        assert strengths == ({expected, -expected} if operation.signed else {expected})
-
-
-def test_erased_rectangles_have_the_distribution_of_torchvision() -> None:
-    torch.manual_seed(0)
-    reference, blank = v2.RandomErasing(p=1.0), torch.zeros(3, 1000, 1000)
-    theirs = [reference.make_params([blank]) for _ in range(3000)]
-    ours = [drawn.erased for drawn in draws(AugmentSpec(erase=1), 3000) if drawn.erased is not None]
-    boxes = [(box["j"], box["i"], box["j"] + box["w"], box["i"] + box["h"]) for box in theirs]
-    for edge in range(4):
-        assert stats.ks_2samp([box[edge] for box in ours], [box[edge] / 1000 for box in boxes]).pvalue > 0.001
-    areas = [(right - left) * (bottom - top) for left, top, right, bottom in ours]
-    assert min(areas) >= 0.02 and max(areas) <= 0.33
-    assert all(0 <= left < right <= 1 and 0 <= top < bottom <= 1 for left, top, right, bottom in ours)
-
-
-def test_the_default_ratio_leaves_crops_bit_for_bit_as_without_the_option() -> None:
-    spec = replace(compose().data, crop_scale=[0.1, 1.0])
-    assert spec.crop_ratio == [3 / 4, 4 / 3]
-    one, other = random.Random(1), random.Random(1)
-    assert [random_box((640, 480), spec.crop_scale, one, spec.crop_ratio) for _ in range(100)] == [
-        random_box((640, 480), spec.crop_scale, other) for _ in range(100)
-    ]
-    boxes = [random_box((640, 480), [0.1, 1.0], random.Random(f"0/{position}")) for position in (7, 8)]
-    assert boxes == [(209, 26, 569, 361), (330, 95, 572, 408)], "of the code before the option"
 
 
 # --------------------------------------------------------------------------------------------------------- batches

@@ -1,4 +1,5 @@
-"""Balanced sampling of `clipx.data.select`, compared with loops that follow the definition (arXiv:2309.16671)."""
+"""`clipx.data.select`: its balanced sampling compared with loops that follow the definition (arXiv:2309.16671), and its
+conditions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.runs import compose
 
-from clipx.data.balance import entry_counts, keep_probabilities, uniform_draws
 from clipx.data.select import select
 
 ENTRIES, SAMPLES = 12, 600
@@ -77,46 +77,44 @@ def test_samples_are_selected_by_the_definition_and_given_draws(tmp_path: Path, 
     assert 50 < len(expected) < sum(map(bool, lists)) - 50
 
 
-def test_a_sample_is_selected_in_any_order_and_any_parts_of_the_table(tmp_path: Path) -> None:
-    scores = table(matched())
-    expected = np.load(selected(tmp_path, scores, "balance=25")).tolist()
-    shuffled = scores.take(np.random.default_rng(0).permutation(SAMPLES))
-    assert np.load(selected(tmp_path, shuffled, "balance=25", rows=7)).tolist() == expected
-    assert np.load(selected(tmp_path, scores, "balance=25", "seed=1")).tolist() != expected
-
-
-def test_an_entry_keeps_its_threshold_in_expectation() -> None:
-    """All of its samples if it has fewer; more than the threshold by those samples that match rarer entries, too."""
-    lists = [*matched(), *([0] for _ in range(100))]
-    column = pa.array(lists, pa.list_(pa.int32()))
-    counts = entry_counts([column])
-    assert counts.tolist() == [sum(e in (found or ()) for found in lists) for e in range(ENTRIES - 1)]
-    threshold = 40
-    probability = keep_probabilities(column, counts, threshold)
-    assert probability.tolist() == pytest.approx(probabilities(lists, threshold), rel=1e-12, abs=0)
-    index, seeds = np.arange(len(lists)), 300
-    kept = np.array([uniform_draws(index, seed) < probability for seed in range(seeds)])
-    for entry, count in enumerate(counts.tolist()):
-        rows = np.array([entry in (found or ()) for found in lists])
-        expected, deviation = probability[rows].sum(), np.sqrt((probability * (1 - probability))[rows].sum() / seeds)
-        assert abs(kept[:, rows].sum(1).mean() - expected) <= 5 * deviation
-        assert expected >= min(count, threshold) - 1e-9
-    alone = kept[:, -100:].mean()  # samples of the most frequent entry alone
-    share = threshold / counts[0]
-    assert abs(alone - share) < 5 * np.sqrt(share * (1 - share) / (100 * seeds))
-
-
-def test_draws_are_uniform_and_independent_of_neighbours_and_seeds() -> None:
-    draws = [uniform_draws(np.arange(100_000), seed) for seed in (0, 1)]
-    for found in draws:
-        assert np.abs(np.histogram(found, 50, (0, 1))[0] - 2000).max() < 5 * np.sqrt(2000)
-        assert abs(np.corrcoef(found[1:], found[:-1])[0, 1]) < 5 / np.sqrt(100_000)
-    assert abs(np.corrcoef(*draws)[0, 1]) < 5 / np.sqrt(100_000)
-
-
 def test_weights_are_the_probabilities_of_samples_with_an_entry(tmp_path: Path) -> None:
     lists = matched()
     found = pq.read_table(selected(tmp_path, table(lists), "balance=25", "weights=true", out="w.parquet")).to_pydict()
     expected = {3 * number: p for number, p in enumerate(probabilities(lists, 25)) if p > 0}
     assert dict(zip(found["index"], found["weight"], strict=True)) == pytest.approx(expected, rel=1e-12, abs=0)
     assert [*found] == ["index", "weight"]
+
+
+# ----------------------------------------------------------------------------------------------------- conditions
+
+
+TABLE = {
+    "index": [0, 2, 4, 6, 8, 10, 12, 14],
+    "key": [f"sample-{number}" for number in range(8)],
+    "reason": [None, None, "damaged", None, None, None, None, None],
+    "similarity": [0.1, 0.5, None, 0.3, 0.3, 0.2, 0.4, 0.0],
+    "words": [1, 2, None, 3, 4, 5, 6, 7],
+    "script": ["Latin", "Han", None, "Latin", "Latin", "Latin", "Greek", "Latin"],
+    "near_duplicate_of": pa.array([None, 0, None, None, 6, 0, None, None], pa.int64()),
+    "cluster": [0, 0, None, 0, 0, 1, 1, 1],
+}
+
+
+SELECTED = {
+    "": [0, 2, 6, 8, 10, 12, 14],
+    "least={similarity:0.3}": [2, 6, 8, 12],
+    "most={words:3}": [0, 2, 6],
+    "scripts=[Han,Greek]": [2, 12],
+    "without=[near]": [0, 6, 12, 14],
+    "without=[near] by=similarity": [2, 6, 12, 14],
+    "without=[near] scripts=[Latin] least={words:4}": [8, 10, 14],
+    "by=similarity top=0.4": [2, 6, 12],
+    "by=similarity top=0.3 per_cluster=true": [2, 6, 12],
+    "by=similarity top=1": [0, 2, 6, 8, 10, 12, 14],
+}
+
+
+def test_conditions_select_samples(tmp_path: Path) -> None:
+    found = {words: np.load(selected(tmp_path, pa.table(TABLE), *words.split())) for words in SELECTED}
+    assert {words: ids.tolist() for words, ids in found.items()} == SELECTED
+    assert {ids.dtype for ids in found.values()} == {np.dtype(np.int64)}

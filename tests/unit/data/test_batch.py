@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.samples import Numbers
-from helpers.waiting import wait_until
 from torch import Tensor
 
 from clipx.data import batch as batches_of
@@ -23,7 +18,6 @@ from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
 from clipx.data.transform import Crop
 from clipx.data.views import ImageView
-from clipx.errors import DataError
 from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
 from clipx.model.packing import Packing
@@ -112,58 +106,6 @@ def test_targets_are_those_of_the_samples_and_their_substitutes() -> None:
     assert all(torch.equal(batch.targets[0], batch.index) for batch in found)
 
 
-def test_an_error_in_a_part_is_raised_after_the_batches_before_it() -> None:
-    order = Order([101], 3, 30)
-    last = Failing([101], broken=frozenset(order(position) for position in range(64, 72)))  # of the third batch
-    found = iter(loader(last, part=8, workers=2, targets=None))
-    assert [len(next(found).index) for _ in range(2)] == [24, 24]
-    with pytest.raises(DataError, match=r"^the file is gone$"):
-        next(found)
-
-
-class Failing(Numbers):
-    """A source that cannot be read at all at some samples."""
-
-    def read(self, index: int) -> Sample:
-        if index in self.broken:
-            raise DataError("the file is gone")
-        return super().read(index)
-
-
-# ---------------------------------------------------------------------------------------------------- shared memory
-
-
-def shared(processes: list[int]) -> dict[int, int]:
-    """Returns {inode: bytes} of the shared storages that these processes hold."""
-    sizes: dict[int, int] = {}
-    for pid in processes:
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                if descriptor.readlink().name.startswith("torch_"):
-                    about = descriptor.stat()
-                    sizes[about.st_ino] = about.st_size
-    return sizes
-
-
-def test_processes_keep_the_prefetched_batches_ready_and_no_more() -> None:
-    """Each of 2 processes keeps 3 parts of 4 samples, so that both keep a batch of 24 samples. The memory of one more
-    is used again: that of the part which the trainer copies while the process makes the next one."""
-    others, before = set(multiprocessing.active_children()), shared([os.getpid()])
-    options = {"part": 4, "workers": 2, "prefetch": 1, "second": None, "targets": None}
-    found = iter(loader(Numbers([500]), samples=range(480), **options))
-    next(found)
-    started = [child.pid or 0 for child in set(multiprocessing.active_children()) - others]
-
-    def held() -> int:
-        return sum(size for inode, size in shared([*started, os.getpid()]).items() if inode not in before)
-
-    part_bytes = 4 * 3 * SIDE * SIDE
-    wait_until(lambda: held() >= 2 * 3 * part_bytes, lambda: f"{held()} bytes are held, not {2 * 3 * part_bytes}")
-    for _ in range(12):
-        next(found)
-        assert held() <= 2 * 4 * part_bytes
-
-
 # ----------------------------------------------------------------------------------------------------- pinned memory
 
 
@@ -222,20 +164,6 @@ def test_parts_are_joined_in_pinned_memory_in_any_order(
 
 
 # ----------------------------------------------------------------------------------------------------------- packing
-
-
-@pytest.mark.parametrize("packer", [PACKED, CaptionPacker(True)])
-def test_each_micro_batch_is_packed_as_the_model_packs_it(packer: TextPacker) -> None:
-    for batch in loader(packer=packer, micro_batches=3, part=8):
-        assert len(batch.packing) == len(batch.second_packing) == 3
-        assert batch.second_tokens is not None
-        for found, tokens in zip(batch.packing, batch.tokens.chunk(3), strict=True):
-            expected = packer(tokens)
-            assert type(found) is type(expected)
-            assert all(map(torch.equal, tensors(found), tensors(expected)))
-        for found, tokens in zip(batch.second_packing, batch.second_tokens.chunk(3), strict=True):
-            assert all(map(torch.equal, tensors(found), tensors(PACKED(tokens))))
-        assert batch.text_tokens == packer.count(batch.tokens)
 
 
 def test_counted_tokens_are_those_the_tower_computes() -> None:

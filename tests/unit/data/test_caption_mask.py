@@ -24,7 +24,7 @@ from torch import Tensor
 from clipx.data.batch import Batch
 from clipx.data.caption_mask import kinds_of, masked, tagger
 from clipx.data.caption_mask_spec import CaptionMaskSpec, CaptionRule
-from clipx.data.loader import SecondView, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.order import Order
 from clipx.data.source import Sample
 from clipx.data.views import ImageView
@@ -175,12 +175,3 @@ def test_tokens_depend_on_their_position_alone() -> None:
         ranks = [batches(spec(rule), rank=rank, world=2) for rank in range(2)]
         joined = torch.cat([torch.cat([a.tokens, b.tokens]) for a, b in zip(*ranks, strict=True)])
         assert torch.equal(joined, whole) and not torch.equal(whole, plain), rule
-
-
-def test_a_mask_changes_neither_images_nor_the_caption_of_a_teacher() -> None:
-    second = SecondView(12, Tokenizer(20))
-    for one, other in zip(batches(None, second=second), batches(spec("random"), second=second), strict=True):
-        assert torch.equal(one.image, other.image) and torch.equal(one.index, other.index)
-        assert one.second_tokens is not None and other.second_tokens is not None
-        assert torch.equal(one.second_tokens, other.second_tokens)
-        assert not torch.equal(one.tokens, other.tokens)

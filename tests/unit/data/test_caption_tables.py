@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.samples import captions, img2dataset, write_tar
+from helpers.samples import img2dataset, write_tar
 
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data
@@ -73,15 +73,6 @@ def test_rows_are_found_by_key_and_missing_ones_leave_the_other_captions(
         assert line in capfd.readouterr().err, "another process, which finds the tables in the cache"
     else:
         assert any("4 of 40 samples have no caption in data.caption_table=shards" in note for note in found.notes)
-
-
-def test_tables_in_another_folder_have_rows_in_order_without_a_key(folder: Path, tmp_path: Path) -> None:
-    for k in range(2):
-        rows = [f"in order {i}" for i in range(20 * k, 20 * k + 20)]
-        pq.write_table(pa.table({"recaption": rows}), tmp_path / f"{k:05d}.parquet")
-    found = opened(folder, caption_table=str(tmp_path)).train
-    assert captions(found)[2:4] == ["caption 1", "in order 1"]
-    assert found.read(39).captions[-1] == "in order 39"
 
 
 def test_held_out_samples_keep_their_own_captions(folder: Path) -> None:

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import pytest
-import torch
-import yaml
-from helpers.runs import compose
-from helpers.samples import captions, jpeg, write_tar
+from helpers.samples import jpeg, write_tar
 
-from clipx.config.saved import from_dict, save, to_dict
-from clipx.data.loader import train_loader
 from clipx.data.source import BadSample, Source
 from clipx.data.spec import open_data
-from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.spec import RunSpec
 
 WEIGHTS = {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5}
-BOTH = "{txt:0.3,json.recaption:0.7}"
-SAMPLES, VIEW, TOKENIZER = 60, ImageView(4, [1.0, 1.0], 10**6), Tokenizer(16)
 
 
 def spec(shards: Path | str, caption_key: Any, **options: Any) -> WebDatasetSpec:
@@ -57,42 +44,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{folder}/*.tar"
 
 
-def batches(source: Source, samples: range, rank: int = 0, world: int = 1, workers: int = 0) -> list[torch.Tensor]:
-    loader = train_loader(
-        source, spec("", "txt", shuffle_window=7).order(source, 3), VIEW, TOKENIZER,
-        seed=3, samples=samples, batch=12, rank=rank, world=world, workers=workers, prefetch=2, pin=False,
-    )  # fmt: skip
-    return [batch.tokens for batch in loader]
-
-
-def drawn_captions(source: Source, positions: int) -> list[str]:
-    """Returns the captions that the training loader draws for these positions."""
-    known = {tuple(TOKENIZER([caption])[0].tolist()): caption for caption in captions(source)}
-    return [known[tuple(tokens)] for batch in batches(source, range(positions)) for tokens in batch.tolist()]
-
-
-def assert_shares(counts: Counter[str], shares: dict[str, float]) -> None:
-    """Asserts that each count agrees with its binomial share; a correct draw fails once in a million times."""
-    total, bound = counts.total(), NormalDist().inv_cdf(1 - 1e-6 / 2)
-    assert set(counts) == set(shares)
-    for name, share in shares.items():
-        assert abs(counts[name] - total * share) < bound * math.sqrt(total * share * (1 - share)), (name, counts)
-
-
 # -------------------------------------------------------------------------------------------------------- drawing
-
-
-def test_keys_are_drawn_by_weight_among_those_with_a_caption(shards: str) -> None:
-    found: dict[int, Counter[str]] = {k: Counter() for k in range(3)}
-    texts = Counter[str]()
-    for caption in drawn_captions(open_train(shards, WEIGHTS), 3000):
-        number, key, *text = caption.split()
-        found[int(number) % 3][key] += 1
-        texts.update(text)
-    assert_shares(found[0], {"txt": 0.2, "json.caption": 0.3, "json.recaption": 0.5})
-    assert_shares(found[1], {"txt": 0.4, "json.caption": 0.6})
-    assert_shares(found[2], {"json.caption": 0.375, "json.recaption": 0.625})
-    assert_shares(texts, {"one": 0.5, "two": 0.5})  # the captions of a key are drawn uniformly
 
 
 def test_short_captions_are_excluded_from_the_draw(tmp_path: Path) -> None:
@@ -143,25 +95,3 @@ def test_a_sample_needs_a_caption_of_at_least_one_key(tmp_path: Path) -> None:
     assert open_train(shard, "txt").sizes == [4], "both, text, broken and bad: bad's encoding is checked at reading"
     assert open_train(shard, "json.recaption").sizes == [5]
     assert open_train(shard, {"json.recaption": 1, "json.x": 1}).sizes == [5]
-
-
-def test_the_fingerprint_depends_on_the_keys_not_on_their_weights(shards: str) -> None:
-    keys: list[Any] = ["txt", "json.caption", {"txt": 1, "json.caption": 1}, {"json.recaption": 1, "json.caption": 1}]
-    prints = {open_train(shards, key).fingerprint for key in keys}
-    assert len(prints) == len(keys)
-    assert open_train(shards, {"json.caption": 0.1, "txt": 9}).fingerprint in prints
-
-
-# -------------------------------------------------------------------------------------------------- configuration
-
-
-def test_weighted_keys_survive_overriding_saving_and_loading(tmp_path: Path) -> None:
-    run = compose("data=webdataset", "data.shards=a.tar", f"data.caption_key={BOTH}")
-    assert isinstance(run.data, WebDatasetSpec)
-    assert run.data.caption_key == {"txt": 0.3, "json.recaption": 0.7}
-    save(run, tmp_path / "config.yaml")
-    assert from_dict(RunSpec, yaml.safe_load((tmp_path / "config.yaml").read_text())) == run
-    mixture = compose(
-        "data=mixture", "+data@data.sources.a=webdataset", f"data.sources.a.caption_key={BOTH}", "data.batch_size=8"
-    )
-    assert from_dict(RunSpec, yaml.safe_load(yaml.safe_dump(to_dict(mixture)))) == mixture

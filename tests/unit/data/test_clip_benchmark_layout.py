@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from clip_benchmark.datasets.builder import build_wds_dataset
 from helpers.benchmark_set import write_set
 from helpers.samples import encode, jpeg, picture, read_all, write_tar
 
 from clipx.data.benchmark import BenchmarkSpec
-from clipx.data.source import BadSample
 from clipx.data.transform import decode
 
 
@@ -64,30 +62,3 @@ def test_a_retrieval_set_equals_clip_benchmark(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.array(decode(sample.image, 10**6)), their_image)
         assert sample.captions == [line.strip() for line in their_captions if line.strip()]
         assert sample.label is None
-
-
-def test_splits_map_to_the_train_and_held_out_sides(tmp_path: Path) -> None:
-    classification(tmp_path)
-    classification(tmp_path, split="train", shards=3)
-    data = spec(tmp_path).open()
-    assert data.held_out is not None
-    assert (len(data.train.sizes), len(data.held_out.sizes)) == (3, 2)
-    assert sum(data.train.sizes) == sum(data.held_out.sizes) == 12
-    assert spec(tmp_path, held_out_split=None).open().held_out is None
-    alone = spec(tmp_path, held_out_split=None).open_for_evaluation().held_out
-    assert alone is not None and len(alone.sizes) == 3
-
-
-def _held_out(folder: Path) -> Any:
-    return spec(folder).open_for_evaluation().held_out
-
-
-def test_a_sample_without_a_label_that_is_an_index_is_bad(tmp_path: Path) -> None:
-    classification(tmp_path)
-    write_tar(tmp_path / "test" / "1.tar", [("x.jpg", jpeg()), ("y.jpg", jpeg(1)), ("y.cls", b"eel")])
-    source = _held_out(tmp_path)
-    (bad,) = source.bad
-    assert bad.key.endswith("1.tar:x")
-    assert bad.reason == "label is missing or empty"
-    with pytest.raises(BadSample, match="label 'eel' is not an index"):
-        source.read(sum(source.sizes) - 1)

@@ -12,14 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.cases import refusal
 from helpers.hub_server import Hub
-from helpers.runs import VIT, compose
 from helpers.s3_server import clear_caches
 from helpers.samples import jpeg, write_tar
 
 from clipx.data.hf import HfSpec
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, DataSpec
-from clipx.trainer.trainer import Trainer
 
 IMAGE, TEXT = {"_type": "Image"}, {"dtype": "string", "_type": "Value"}
 COLOURS = {"names": ["dark_red", "green", "blue"], "_type": "ClassLabel"}
@@ -83,23 +81,9 @@ ONE = parquet(range(2))
 TWO = parquet(range(2, 5))
 
 
-def test_splits_follow_from_the_names_of_the_files(tmp_path: Path) -> None:
-    root = folder(
-        tmp_path,
-        {
-            "data/train-00000-of-00002.parquet": ONE,
-            "data/train-00001-of-00002.parquet": TWO,
-            "data/test-00000-of-00001-0123456789abcdef.parquet": ONE,
-            ".cache/huggingface/train-00000-of-00001.parquet": b"hidden",
-        },
-    )
-    opened = spec(root, held_out_split="test").open()
-    assert (numbers(opened.train), numbers(opened.held_out)) == ([0, 1, 2, 3, 4], [0, 1])
-    assert numbers(spec(root, held_out_split="test").open_for_evaluation().held_out) == [0, 1]
-
-
-def test_splits_of_other_layouts(tmp_path: Path) -> None:
+def test_splits_follow_from_the_names_of_files_and_folders(tmp_path: Path) -> None:
     cases = (
+        ("data/train-00000-of-00001.parquet", "data/test-00000-of-00001-0123456789abcdef.parquet", "test"),
         ("set-training.parquet", "set_dev_1.parquet", "validation"),
         ("train/0.parquet", "evaluation/0.parquet", "test"),
         ("english/train/0000.parquet", "english/partial-test/0000.parquet", "test"),
@@ -212,17 +196,6 @@ def test_a_commit_stays_pinned_when_the_branch_moves(hub: Hub) -> None:
     assert spec(PATH).pinned({**saved, "path": "other"}).revision == new  # type: ignore[attr-defined]
 
 
-def test_tars_on_the_hub(hub: Hub, tmp_path: Path) -> None:
-    hub.commit(NAME, {f"data/train/{k}.tar": tar(tmp_path, range(3 * k, 3 * k + 3)) for k in range(2)})
-    data = pinned(spec(PATH)).open()
-    assert numbers(data.train) == list(range(6))
-    assert hub.count("sizes.json") == hub.count("_stats.json") == 0, "files that the commit does not list"
-    clear_caches()
-    hub.requests.clear()
-    listed = pinned(spec(PATH, samples_per_shard=3)).open()
-    assert (listed.train.sizes, hub.count("/storage/")) == ([3, 3], 0)
-
-
 def test_a_repository_is_read_with_the_right_token_alone(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.commit(NAME, {"train.parquet": ONE})
     hub.tokens[NAME] = "hf_right"
@@ -251,18 +224,3 @@ def test_outages_and_cut_answers_are_retried_and_a_long_outage_is_an_error(hub: 
     assert "the storage failed for" in refusal(short.read, 13)
     hub.fault = lambda path: None
     assert short.read(13).captions == ["caption 13"]
-
-
-def test_a_resumed_run_reads_the_commit_of_its_start(hub: Hub, tmp_path: Path) -> None:
-    commit = hub.commit(NAME, {"data/train-00000-of-00001.parquet": parquet(range(80))})
-    options = [*VIT, "data=hf", f"data.path={PATH}", "data.batch_size=16", "data.workers=0", "schedule=constant"]
-    options += ["logger=[]", "evaluator=[]", "report=false", "resume=auto", f"run_dir={tmp_path}/run"]
-    Trainer(compose(*options, "duration=1st")).fit()
-    assert f"revision: {commit}" in (tmp_path / "run" / "config.yaml").read_text()
-    hub.commit(NAME, {"data/train-00000-of-00001.parquet": parquet(range(40, 120))})
-    resumed = Trainer(compose(*options, "duration=2st"))
-    assert (resumed.steps_done, resumed.dataset.train.key(0)) == (
-        1,
-        f"{PATH}@{commit}/data/train-00000-of-00001.parquet#0:0",
-    )
-    resumed.close()

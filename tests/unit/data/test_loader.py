@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.samples import Numbers, encode, img2dataset, jpeg, picture, write_tar
+from helpers.samples import Numbers, encode, jpeg, picture
 from helpers.waiting import wait_until
 
 from clipx.data.augment_spec import AugmentSpec
@@ -28,7 +28,6 @@ from clipx.data.order import Order
 from clipx.data.source import Sample, Source
 from clipx.data.transform import decode, eval_transform
 from clipx.data.views import ImageView
-from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
@@ -178,17 +177,6 @@ def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_ba
 
 
 # ------------------------------------------------------------------------------------------------- real files
-
-
-def test_shards_are_loaded_by_several_workers(tmp_path: Path) -> None:
-    for k, (start, stop) in enumerate(((0, 5), (5, 6), (6, 24))):
-        write_tar(tmp_path / f"{k}.tar", img2dataset(range(start, stop)))
-    source = WebDatasetSpec(name="mine", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
-    source.read(0)  # a file open in the parent is shared with the workers; they must not move each other's offset
-    alone = batches(source, 0, 96)
-    assert_same(batches(source, 0, 96, workers=2), alone)
-    for batch in alone:
-        assert torch.equal(batch.tokens, TOKENIZER([f"caption {i}" for i in batch.index.tolist()]))
 
 
 def test_a_process_that_died_before_its_batch_was_taken_is_named(tmp_path: Path) -> None:

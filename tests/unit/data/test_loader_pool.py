@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -95,26 +94,6 @@ def test_items_requested_before_an_evaluation_stay_ready_up_to_the_limit(pool: L
     assert stream.in_flight + len(stream.ready) <= WORKERS * READY
     assert list(first) == [n * n for n in range(1, 100)]
     assert pool._streams == []
-
-
-def test_an_error_is_raised_by_the_loader_of_its_item_alone(pool: LoaderPool) -> None:
-    first = numbers(pool, range(6), Squares(wrong=3))
-    assert next(first) == 0
-    assert list(numbers(pool, range(8))) == [n * n for n in range(8)]
-    assert [next(first), next(first)] == [1, 4]
-    with pytest.raises(DataError, match=r"^3 is wrong$"):
-        next(first)
-    assert pool._streams == []
-    assert list(numbers(pool, range(5))) == [0, 1, 4, 9, 16]
-
-
-@pytest.mark.parametrize("held", [b"x" * 2**21, threading.Lock()], ids=["large", "unpicklable"])
-def test_a_data_set_that_cannot_be_sent_gets_its_own_processes(pool: LoaderPool, held: object) -> None:
-    before = {child.pid for child in multiprocessing.active_children()}
-    found = numbers(pool, range(30), Squares(held=held))
-    assert next(found) == 0
-    assert len({child.pid for child in multiprocessing.active_children()} - before) == 1
-    assert list(found) == [n * n for n in range(1, 30)]
 
 
 def test_close_ends_the_processes_and_the_state_of_the_generators_is_unchanged() -> None:

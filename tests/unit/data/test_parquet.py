@@ -79,14 +79,6 @@ def test_images_may_be_plain_bytes_and_captions_lists_with_weights(tmp_path: Pat
     assert list(sample.captions_by_key) == [(0.7, ["caption 3"]), (0.3, ["text 3", "another 3"])]
 
 
-def test_the_fingerprint_depends_on_content_and_columns_and_not_on_the_place(tmp_path: Path) -> None:
-    rows = [row(i) for i in range(25)]
-    one, same, other = (write(tmp_path / name / "a.parquet", rows[: 25 - (name == "c")]) for name in "abc")
-    before = open_train(one).fingerprint
-    assert open_train(same).fingerprint == before
-    assert len({before, open_train(other).fingerprint, open_train(one, caption_column="texts").fingerprint}) == 3
-
-
 def test_row_groups_or_rows_are_held_out(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [row(i) for i in range(80)])
     groups = spec(file, held_out_share=0.25).open()
@@ -132,20 +124,6 @@ def test_bad_rows_are_bad_samples_with_reasons(tmp_path: Path) -> None:
     source = open_train(write(tmp_path / "a.parquet", rows), label_column="label")
     assert [reason_of(source, i) for i in range(7)] == [reason for _, reason in faults]
     assert source.read(7).captions == ["caption 7"]
-
-
-def test_a_damaged_row_group_gives_bad_samples_and_the_others_are_read(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.parquet", [row(i) for i in range(20)])
-    column = pq.read_metadata(file).row_group(0).column(0)
-    with file.open("r+b") as opened:
-        opened.seek(column.data_page_offset if column.dictionary_page_offset is None else column.dictionary_page_offset)
-        opened.write(b"\xff" * 200)
-    source, other = open_train(file), open_train(file, caption_column="texts")
-    reason = "shard has 0 of the 10 samples that the footer lists; row group cannot be read"
-    assert reason in reason_of(source, 3)
-    assert source.read(13).captions == ["caption 13"]
-    file.unlink()
-    assert "row group cannot be read" in reason_of(other, 13)
 
 
 # ------------------------------------------------------------------------------------------------------- remote

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.samples import Numbers, encode, jpeg, picture, unpatchify
-from PIL import Image
 from torch import Tensor
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
@@ -47,19 +45,6 @@ def test_evaluation_equals_the_processor_of_siglip_2() -> None:
         found = (rows_RX[1 : 1 + patches].numpy() / 255 - 0.5) / 0.5
         np.testing.assert_allclose(found, theirs["pixel_values"][0][:patches], atol=1e-5, err_msg=str(size))
         assert not rows_RX[1 + patches :].any(), size
-
-
-def test_a_training_crop_shows_its_box_of_the_image() -> None:
-    box, view = (100, 60, 340, 240), replace(VIEW, patch=8, max_tokens=100, interpolation=Interpolation.bicubic)
-    for kind in ("JPEG", "PNG"):
-        encoded = encode(picture(400, 300), kind)
-        rows = view.allocate(1)[0][0]
-        assert view.load(encoded, box, rows) == box
-        found = pixels(rows, 8)
-        assert found.shape in ((8 * 9, 8 * 11, 3), (8 * 8, 8 * 11, 3)), kind
-        with Image.open(io.BytesIO(encoded)) as image:
-            expected = np.asarray(image.crop(box).resize(found.shape[1::-1], Image.Resampling.BICUBIC))
-        assert np.abs(found.astype(float) - expected).mean() < 3, kind
 
 
 def test_random_boxes_have_the_ratio_of_their_image_and_a_share_of_its_area() -> None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
-import re
-import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset
-from helpers.runs import compose
-from helpers.samples import captions, encode, exif_of, jpeg, picture, read_all, write_tar
-from PIL import Image
+from helpers.samples import captions, encode, jpeg, picture, read_all, write_tar
 
-from clipx.data.prepare.prepare import main, prepare
+from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.source import Source
-from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
 
@@ -94,50 +87,21 @@ def test_parquet_with_embedded_images_is_written_into_shards(tmp_path: Path, kin
 # ------------------------------------------------------------------------------------------------------- dropping
 
 
-def test_unusable_samples_are_dropped_and_reported_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paths = write_images(tmp_path, 9)
-    paths[1].write_bytes(b"")
+def test_unusable_samples_are_dropped_and_reported_by_name(tmp_path: Path) -> None:
+    paths = write_images(tmp_path, 5)
     paths[2].write_bytes(paths[2].read_bytes()[:300])
-    paths[3].write_bytes(b"<html>not found</html>")
     paths[4].unlink()
-    paths[8].write_bytes(jpeg(8, 200, 200))
     rows = [(p.name, f"picture {p.stem}") for p in paths]
-    rows[5] = (rows[5][0], "")
-    source = prepare_shards(table(tmp_path, rows), tmp_path / "out", max_pixels=10_000)
-    assert captions(source) == ["picture 000", "picture 006", "picture 007"]
-    found = dropped(tmp_path / "out")
-    assert list(found) == ["table.csv:7", "001.jpg", "002.jpg", "003.jpg", "004.jpg", "008.jpg"]
-    assert [r.split(":")[0] for r in found.values()] == [
-        "caption is missing",
-        "image is empty",
-        "image cannot be decoded",
-        "image is HTML, not JPEG, PNG or WebP",
-        "image cannot be read",
-        "image has 200x200 pixels, more than data.max_pixels=10000",
-    ]
-    assert "dropped: 6 of 9; listed in" in capsys.readouterr().out
-    assert source.key(0).endswith("00000.tar:000000000.jpg")
-    assert sum(source.sizes) == sum(json.loads((tmp_path / "out" / "sizes.json").read_text()).values()) == 3
-    assert not source.bad, "the counts next to the shards match their contents"
-
-
-def test_every_image_format_is_stored_unchanged_or_resized_to_jpeg(tmp_path: Path) -> None:
-    base = picture(60, 40)
-    kinds = {
-        "cmyk.jpg": encode(base.convert("CMYK"), "JPEG"),
-        "grey16.png": encode(Image.fromarray(np.arange(60 * 40, dtype=np.uint16).reshape(40, 60)), "PNG"),
-        "moving.webp": encode(base, "WEBP", save_all=True, append_images=[picture(60, 40, 1)]),
-        "turned.jpg": encode(base, "JPEG", exif=exif_of(6)),
-        "clear.png": encode(base.convert("RGBA"), "PNG"),
+    rows[1] = (rows[1][0], "")
+    source = prepare_shards(table(tmp_path, rows), tmp_path / "out")
+    assert captions(source) == ["picture 000", "picture 003"]
+    assert {name: reason.split(":")[0] for name, reason in dropped(tmp_path / "out").items()} == {
+        "table.csv:3": "caption is missing",
+        "002.jpg": "image cannot be decoded",
+        "004.jpg": "image cannot be read",
     }
-    for name, content in kinds.items():
-        (tmp_path / name).write_bytes(content)
-    path = table(tmp_path, [(name, name) for name in kinds])
-    assert [s.image for s in read_all(prepare_shards(path, tmp_path / "kept"))] == list(kinds.values())
-    resized = read_all(prepare_shards(path, tmp_path / "resized", resize=Resize.keep_ratio, size=20))
-    sizes = [decode(sample.image, 10**6).size for sample in resized]
-    assert sizes == [(30, 20), (30, 20), (30, 20), (20, 30), (30, 20)]
-    assert all(Image.open(io.BytesIO(sample.image)).format == "JPEG" for sample in resized)
+    assert sum(source.sizes) == sum(json.loads((tmp_path / "out" / "sizes.json").read_text()).values()) == 2
+    assert not source.bad, "the counts next to the shards match their contents"
 
 
 # -------------------------------------------------------------------------------------------------- other readers
@@ -170,29 +134,6 @@ def test_plain_webdataset_and_open_clip_read_the_shards(tmp_path: Path, monkeypa
 
 
 # ---------------------------------------------------------------------------------------------------- the command
-
-
-def test_the_printed_command_trains_on_all_captions_and_the_labels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    paths = write_images(tmp_path, 7)
-    lines = [f"{path.name},{word} {path.stem},{path.stem}" for path in paths for word in ("one", "two")]
-    (tmp_path / "t.csv").write_text("filepath,caption,class\n" + "\n".join(lines))
-    out = tmp_path / "a folder"
-    words = [f"source={tmp_path}/t.csv", f"out={out}", "samples_per_shard=4", "label_column=class"]
-    monkeypatch.setattr("sys.argv", ["prepare", *words])
-    main()
-    (printed,) = re.findall("train on the shards: (.*)", capsys.readouterr().out)
-    assert printed.startswith(f"python -m clipx.train data=webdataset data.shards='{out}/{{00000..00001}}.tar' ")
-    data = compose(*shlex.split(printed)[3:]).data
-    source = replace(data, held_out_share=0.0).open().train  # type: ignore[call-arg]
-    assert [sample.captions for sample in read_all(source)] == [[f"one {p.stem}", f"two {p.stem}"] for p in paths]
-    assert [sample.label for sample in read_all(source)] == [int(p.stem) for p in paths]
-    manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
-    assert [shard["samples"] for shard in manifest["shards"]] == [4, 3]
-    assert manifest["fingerprint"] == source.fingerprint, "the manifest is of the same data"
-    main()
-    assert "2 of 2 shards exist from an earlier run" in capsys.readouterr().out
 
 
 def test_another_source_or_other_options_require_another_folder(tmp_path: Path) -> None:

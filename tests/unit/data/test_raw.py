@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,16 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.s3_server import FaultyProxy, admin
 from helpers.samples import jpeg
 
 from clipx.data.prepare.prepare import prepare
-from clipx.data.prepare.raw import ReadOptions, open_raw
 from clipx.data.prepare.spec import PrepareSpec
-from clipx.data.source import Sample
 
 INSIDE = {"image_column": "image", "caption_column": "text"}
-OPTIONS = ReadOptions(("image", "text", None), None, 5.0)
 SIZES = (3, 0, 7, 2, 1)
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -95,21 +90,6 @@ def test_files_of_all_types_are_combined_in_order(tmp_path: Path, capsys: pytest
 # ----------------------------------------------------------------------------------------------- shard boundaries
 
 
-def test_shards_span_file_boundaries(hub: Path) -> None:
-    for size in (1, 5, 100):
-        shards = open_raw(f"{hub}/*.parquet", OPTIONS).shards(size)
-        found = [[_text(read()) for piece in pieces for _, read in piece.samples()] for pieces in shards]
-        assert found == [[line.partition(": ")[2] for line in lines] for lines in expected_captions(size)], size
-        assert all(len(pickle.dumps(pieces)) < 2000 for pieces in shards), "processes receive positions, not data"
-    keys = [key for piece in shards[0] for key, _ in piece.samples()]
-    assert keys[2:5] == [f"{hub}/train-0000{k}-of-00005.parquet:{row}" for k, row in ((0, 3), (2, 1), (2, 2))]
-
-
-def _text(sample: object) -> str:
-    assert isinstance(sample, Sample)
-    return sample.captions[0]
-
-
 @pytest.mark.usefixtures("processes")
 def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub: Path, tmp_path: Path) -> None:
     def content(out: str) -> dict[str, bytes]:
@@ -127,22 +107,3 @@ def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub
     again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     assert [name for name in times if times[name] != again[name]] == ["00001.tar"]
     assert not list((tmp_path / "a").glob(".0*"))
-
-
-# --------------------------------------------------------------------------------------------------- remote files
-
-
-@pytest.fixture
-def remote_hub(hub: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str) -> str:
-    fs = admin(endpoint)
-    for path in sorted(hub.iterdir()):
-        fs.put_file(str(path), f"{own_bucket}/{path.name}")
-    return own_bucket
-
-
-def test_remote_parquet_is_read_despite_failing_requests(
-    remote_hub: str, hub: Path, proxy: FaultyProxy, tmp_path: Path
-) -> None:
-    proxy.set("some", 4)  # every fourth request fails
-    found = prepared_captions(f"{remote_hub}/train-*.parquet", tmp_path / "far", retry_s=30.0, processes=1, **INSIDE)
-    assert found == prepared_captions(str(hub), tmp_path / "near", **INSIDE) == expected_captions()

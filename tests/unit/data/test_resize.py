@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.samples import encode, exif_of, jpeg, picture
+from helpers.samples import encode, jpeg, picture
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from clipx.data.prepare.resize import _factor, fitted, resize, shard_image
 from clipx.data.prepare.spec import PrepareSpec, Resize
-from clipx.data.source import BadSample
 from clipx.data.transform import decode
 
 SCALED = [Resize.border, Resize.keep_ratio, Resize.keep_ratio_largest, Resize.center_crop]
@@ -58,16 +57,6 @@ def test_resized_sizes_follow_img2dataset() -> None:
         assert size(mode, 40, 20, True) is None, mode
 
 
-def test_the_border_is_white_and_the_crop_is_central() -> None:
-    image, red, blue = Image.new("RGB", (400, 200), "red"), (255, 0, 0), (0, 0, 255)
-    image.paste("blue", (100, 0, 300, 200))
-    border, crop = (resize(image, spec(mode, size=100), image.size) for mode in (Resize.border, Resize.center_crop))
-    assert border is not None and crop is not None
-    places = ((50, 5), (5, 50), (50, 50), (50, 95))
-    assert [border.getpixel(xy) for xy in places] == [(255,) * 3, red, blue, (255,) * 3]
-    assert {crop.getpixel(xy) for xy in ((8, 8), (91, 91), (50, 50))} == {blue}
-
-
 # ------------------------------------------------------------------------------------------ reduced-size decoding
 
 
@@ -108,24 +97,3 @@ def test_reduced_decoding_gives_the_size_of_full_decoding() -> None:
             if _factor((width, height), how) > 1 and mode is Resize.keep_ratio:
                 assert fitted((width, height), how) == small.size
                 assert decibel(_before_writing(encoded, how), straight) > 40
-
-
-def test_grey_and_exif_rotated_jpegs_are_resized_correctly() -> None:
-    base, how = picture(640, 480), spec(size=60)
-    grey = encode(base.convert("L"), "JPEG")
-    assert decibel(open_rgb(shard_image(grey, how).encoded), resized_from_full_size(grey, how)) > 40
-    turned = shard_image(encode(base, "JPEG", exif=exif_of(6)), how)
-    assert (turned.size, turned.original) == ((60, 80), (480, 640))
-    coarse = (shard_image(grey, spec(size=60, quality=30)).encoded, encode(base, "JPEG", quality=30))
-    tables = [Image.open(io.BytesIO(encoded)).quantization for encoded in coarse]  # type: ignore[attr-defined]
-    assert tables[0] == tables[1], "the quality is that of the encoder"
-
-
-def test_damage_is_judged_the_same_with_reduced_decoding() -> None:
-    """Pillow rejects a truncated file and accepts stray bytes between segments; libjpeg alone would reject both."""
-    encoded = jpeg(0, 640, 480)
-    for how in (spec(size=60), spec(size=400), spec(Resize.no)):
-        with pytest.raises(BadSample, match="image cannot be decoded: image file is truncated"):
-            shard_image(encoded[: len(encoded) // 2], how)
-        at = encoded.index(b"\xff\xdb")  # the first quantisation table
-        shard_image(encoded[:at] + b"\0\0\0" + encoded[at:], how)

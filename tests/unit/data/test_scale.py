@@ -16,16 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from helpers import SCRIPTS
 from helpers.runs import run
-from helpers.scripts.loader_memory import PER_SHARD, SHARDS, write_sparse_index
+from helpers.scripts.loader_memory import PER_SHARD, SHARDS
 
 from clipx.data.order import Order
-from clipx.data.shards.index import ShardIndex, load_table
+from clipx.data.shards.index import ShardIndex
 from clipx.data.shards.shards import Shards
 from clipx.data.source import split
 
@@ -72,38 +71,6 @@ def test_starting_costs_one_window_and_a_few_bytes_per_shard_and_no_more_follow(
     assert max(start.retained, later.retained) < 32 * SHARDS + 2 * 8 * WINDOW + MB
 
 
-@pytest.mark.parametrize("replacement", [False, True])
-def test_starting_at_any_position_does_the_same_work(replacement: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One permutation of the shards and one of a window, at 1 % of the epoch as at 99 %."""
-    work: list[int] = []
-    original = Order._rng
-
-    class Counted:
-        def __init__(self, rng: np.random.Generator) -> None:
-            self.rng = rng
-
-        def permutation(self, n: int) -> Any:
-            work.append(n)
-            return self.rng.permutation(n)
-
-        def integers(self, high: int, size: int) -> Any:
-            work.append(size)
-            return self.rng.integers(high, size=size)
-
-    monkeypatch.setattr(Order, "_rng", lambda self, epoch, purpose: Counted(original(self, epoch, purpose)))
-    done = {}
-    for place in (0, SAMPLES // 100, SAMPLES * 99 // 100, 12 * SAMPLES + SAMPLES // 3):
-        work.clear()
-        order = Order([PER_SHARD] * SHARDS, 0, WINDOW, replacement)
-        for position in range(place // WINDOW * WINDOW, place // WINDOW * WINDOW + 4096):
-            order(position)
-        done[place] = sorted(work)
-    if replacement:
-        assert all(sum(numbers) <= 2 * 4096 for numbers in done.values())
-    else:
-        assert all(numbers == [SHARDS, WINDOW] for numbers in done.values())
-
-
 # -------------------------------------------------------------------------------------------------------- source
 
 
@@ -135,21 +102,6 @@ def test_a_source_takes_a_few_hundred_bytes_per_shard_and_none_per_sample(monkey
     pickled = len(pickle.dumps(source))
     print(f"{pickled / MB:.1f} MiB pickled")
     assert pickled < 200 * SHARDS
-
-
-def test_tables_are_memory_mapped(shards: Shards) -> None:
-    load_table.cache_clear()
-    order = Order(shards.sizes, 0, WINDOW)
-    wanted = [order(position) for position in range(0, 4 * WINDOW, 97)]
-    places = [shards._locate(index) for index in wanted]
-    assert places == [divmod(index, PER_SHARD) for index in wanted]
-    for shard in {shard for shard, _ in places}:
-        write_sparse_index(Path(shards._index(shard).table))
-    with measure() as cost:
-        assert all(load_table(shards._index(shard).table)[row].tolist() == [[0, 0]] * 4 for shard, row in places)
-    mapped = load_table.cache_info().currsize
-    assert mapped >= 4 * WINDOW // PER_SHARD
-    assert cost.retained < mapped * 20_000, "a table has 640,000 bytes"
 
 
 # ---------------------------------------------------------------------------------------------------- long runs

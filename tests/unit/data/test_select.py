@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import captions, jpeg, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ from clipx.data.selection.ids import ID, IdSet, is_sorted, write_sorted
 from clipx.data.source import BadSample
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ConfigError
+from clipx.errors import ClipxError, ConfigError
 
 PER_SHARD, SHARDS = 10, 3
 TOTAL = PER_SHARD * SHARDS
@@ -46,14 +47,14 @@ def write_shards(folder: Path, without_caption: tuple[int, ...] = ()) -> str:
     return f"{folder}/*.tar"
 
 
-def write_sidecars(folder: Path) -> None:
-    """Writes a row for each URL, as img2dataset does, also of images that could not be downloaded."""
+def write_tables(folder: Path) -> None:
+    """Writes tables as img2dataset does, with rows of images that could not be downloaded."""
     for shard in range(SHARDS):
-        rows: list[dict[str, Any]] = []
-        for i in range(shard * PER_SHARD, (shard + 1) * PER_SHARD):
-            if i % 4 == 0:
-                rows.append({"key": f"fail{i}", "status": "failed_to_download", "similarity": 1.0, "uid": uid(-1 - i)})
-            rows.append({"key": f"{i:09d}", "status": "success", "similarity": i / 100, "uid": uid(i)})
+        rows = [
+            {"key": f"{i:09d}", "status": "success", "similarity": i / 100}
+            for i in range(PER_SHARD * shard, PER_SHARD * (shard + 1))
+        ]
+        rows.insert(3, {"key": "failed", "status": "failed_to_download", "similarity": 1.0})
         pq.write_table(pa.Table.from_pylist(rows), folder / f"{shard:05d}.parquet")
 
 
@@ -136,23 +137,10 @@ def test_an_evaluation_reads_all_samples(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ conditions
 
 
-def test_a_condition_on_the_json_members_is_read_once(tmp_path: Path) -> None:
-    shards = write_shards(tmp_path)
-    where = "similarity > 0.1 and width < 115 and lang == 'de'"
-    assert chosen(shards, where=where) == [11, 13]
-    stored = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.parquet")}
-    assert chosen(shards, where="similarity > 0.2 or width < 0 and lang in ('de', 'x')") == list(range(21, 30))
-    assert len(stored) == SHARDS
-    assert {path: path.stat().st_mtime_ns for path in stored} == stored
-    conditions = (None, "width > 110", "width > 111", "similarity > 0.10")
-    found = [opened(shards, where=where).train.fingerprint for where in conditions]
-    assert len(set(found)) == 3 and found[3] == found[1], "the same samples, whatever the condition"
-
-
 def test_listed_shards_with_tables_are_not_read_at_the_start(tmp_path: Path) -> None:
     """Sample 13 is listed and has a row, but no caption: its place remains, and the samples after it are right."""
     shards = write_shards(tmp_path, without_caption=(13,))
-    write_sidecars(tmp_path)
+    write_tables(tmp_path)
     data = opened(shards, where="similarity >= 0.11 and similarity < 0.16", table="shards", samples_per_shard=PER_SHARD)
     assert not list((tmp_path / "cache").rglob("index/*.npy"))
     assert data.train.sizes == [0, 5, 0]
@@ -269,3 +257,28 @@ def test_sorted_ids_find_ids_with_equal_halves(
     at = found.find(np.array(wanted, dtype=ID))
     assert [float(found.values[i]) if i >= 0 else None for i in at] == [expected.get(pair) for pair in wanted]
     assert found.unknown == len(expected.keys() - set(wanted))
+
+
+# -------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("options", [{"where": "score < 2", "table": "{}/table.parquet"}, {"keep": "{}/keys.txt"}])
+def test_a_file_is_read_through_an_outage_of_its_storage_and_a_long_one_is_an_error(
+    options: dict[str, str], tmp_path: Path, endpoint: str, own_bucket: str, proxy: FaultyProxy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("clipx.data.shards.remote.BLOCK", 1 << 12)  # so that each file needs several requests
+    keys = [f"{i:09d}" for i in range(TOTAL)] + [f"other {i}" for i in range(2000)]
+    pq.write_table(pa.table({"key": keys, "score": np.random.default_rng(0).random(len(keys))}), tmp_path / "t.parquet")
+    admin(endpoint).put_file(str(tmp_path / "t.parquet"), f"{own_bucket}/table.parquet")
+    admin(endpoint).pipe_file(f"{own_bucket}/keys.txt", "\n".join(keys).encode())
+    shards, options = write_shards(tmp_path), {key: value.format(own_bucket) for key, value in options.items()}
+    proxy.set("some", 3)  # every third request fails
+    data = opened(shards, **options)
+    assert sum(data.train.sizes) == TOTAL
+    assert proxy.requests > 10
+    assert any(f"2,000 of {len(keys):,} keys are not in the data" in note for note in data.notes)
+    proxy.set("status", 503)
+    forget_sessions()
+    with pytest.raises(ClipxError, match="cannot be read: the storage failed for .* raise retry_s=0.5"):
+        opened(shards, **options, retry_s=0.5)

@@ -32,16 +32,6 @@ def rows(value: int, count: int = 5) -> Tensor:
     return torch.full((count, 64, 3), value, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
-def test_rows_are_copied(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "get_sharing_strategy", lambda: strategy)
-    for source in (torch.arange(60, dtype=torch.uint8).view(5, 4, 3), torch.randn(7, 3)):
-        shared = copy_to_shared(source)
-        assert shared.is_shared() and (shared == source).all() and shared.dtype == source.dtype
-        source.zero_()
-        assert shared.any(), "the copy is independent of its reused source"
-
-
 def test_memory_is_used_again_only_when_no_tensor_refers_to_it(own_files: list[int]) -> None:
     first = copy_to_shared(rows(1))
     view = first.permute(1, 2, 0)[3:]
@@ -83,18 +73,3 @@ def test_memory_is_not_used_again_while_another_process_has_it_or_will_receive_i
     others.append(copy_to_shared(rows(4)))
     assert len(own_files) == 3, "the process has ended"
     assert [x.unique().tolist() for x in others] == [[2], [3], [4]]
-
-
-def test_a_forked_process_does_not_use_the_files_of_its_parent(own_files: list[int]) -> None:
-    copy_to_shared(rows(1))  # unused at once
-    assert len(own_files) == 1 and shared_memory._is_unused(own_files[0])
-    process = get_context("fork").Process(target=_write_in_child, args=(own_files[0],))
-    process.start()
-    process.join(600)
-    assert process.exitcode == 0
-    assert os.pread(own_files[0], 1, 0) == b"\1"
-
-
-def _write_in_child(parent: int) -> None:
-    shared = copy_to_shared(rows(9))
-    assert shared.eq(9).all() and parent not in shared_memory._kept(os.getpid())

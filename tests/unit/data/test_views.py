@@ -69,21 +69,12 @@ class _Payload:
 ZEROS = npy(np.zeros(6))
 OTHER_FILES = [
     (jpeg(), "image is not stored features (.npy)"),
-    (b"", "image is not stored features (.npy)"),
     (npy(np.zeros(5)), "features have 5 numbers, model.image.features=6"),
     (npy(np.zeros((1, 6))), "features have shape [1, 6], must be one row"),
-    (npy(np.float32(1)), "features have shape [], must be one row"),
     (npy(np.zeros(6, dtype=np.int64)), "features are int64, must be float16, float32 or float64"),
-    (npy(np.zeros(6, dtype=np.complex64)), "features are complex64, must be float16, float32 or float64"),
-    (npy(np.zeros(6, dtype=np.longdouble)), f"features are {np.dtype(np.longdouble)}, must be float16, "),
-    (npy(np.array([1, 2, np.nan, 4, 5, 6])), "features have a value that is not finite in float32"),
     (npy(np.array([1, 2, 1e39, 4, 5, 6])), "features have a value that is not finite in float32"),
     (ZEROS[:-1], "features have 47 bytes of data, must be 48"),
-    (ZEROS + b"x", "features have 49 bytes of data, must be 48"),
     (ZEROS[:40], "features have a damaged header: "),
-    (b"\x93NUMPY", "features have a damaged header: "),
-    (b"\x93NUMPY\x03\x00" + ZEROS[8:], "features have a damaged header: "),
-    (ZEROS.replace(b"descr", b"d\0scr"), "features have a damaged header: "),
     (ZEROS.replace(b"(6,)", b"f(6)"), "features have a damaged header: "),
 ]
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.runs import compose
 
-from clipx.data.shapes import TEMPLATES
-from clipx.data.vocabulary import VocabularySpec, count_words, vocabulary, word_tokenizer
+from clipx.data.vocabulary import count_words, word_tokenizer
 from clipx.errors import DataError
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.text_spec import Clean
@@ -43,27 +39,3 @@ def test_the_last_token_of_every_row_is_the_end_token(tmp_path: Path) -> None:
         [a, a, a, a, a, END],
         [PAD, UNKNOWN, UNKNOWN, UNKNOWN, a, END],
     ]
-
-
-def test_no_word_of_the_data_and_its_prompts_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "folder/words.json"
-    options = ("data=shapes", "data.samples=64", "data.held_out_samples=16")
-    spec = compose(*options, f"out={out}", config_name="vocabulary")
-    assert isinstance(spec, VocabularySpec)
-    vocabulary(spec)
-    size = len(json.loads(out.read_text())["model"]["vocab"])
-    line = f"model.text.tokenizer={out} model.text.vocabulary={size} model.text.pool=last model.text.packed=false"
-    assert f"use it: {line}\n" in capsys.readouterr().out
-    run = compose(*options, *line.split(), "model.text.context_length=20")
-    dataset = run.data.open()
-    assert dataset.classes is not None
-    tokens = run.model.text.build_tokenizer()
-    captions = [caption for i in range(64) for caption in dataset.train.read(i).captions]
-    prompts = [template.replace("{}", name) for template in TEMPLATES for name in dataset.classes.names]
-    rows = tokens([*captions, *prompts])
-    assert (rows != UNKNOWN).all() and (rows[:, -1] == END).all()
-    words = [len(re.findall(r"\w+|[^\w\s]+", text)) for text in (*captions, *prompts)]
-    assert (rows != PAD).sum(1).tolist() == [n + 1 for n in words]
-    before = out.read_bytes()
-    vocabulary(spec)
-    assert out.read_bytes() == before

@@ -75,34 +75,11 @@ def test_a_moved_shard_whose_name_a_manifest_lists_twice_is_an_error(shards: Pat
         open_data(shards.rename(tmp_path / "moved"), manifest=manifest)
 
 
-def test_places_of_a_shorter_shard_are_bad_samples_with_the_count(
-    shards: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The second shard is longer: that is reported once, and its last sample is not used."""
-    found, bad = outcomes(open_data(shards, samples_per_shard=8).train)
-    assert found == [f"caption {i}" for i in (*range(14), *range(15, 20))]
-    short, shorter = (f"shard has {n} of the 8 samples that data.samples_per_shard=8 lists" for n in (6, 5))
-    assert bad == [short] * 2 + [shorter] * 3
-    line = "00001.tar has 9 usable samples, data.samples_per_shard=8 lists 8"
-    assert capfd.readouterr().err.count(line) == 1
-
-
 def test_a_replaced_shard_is_read_by_its_own_index_in_the_next_run(shards: Path) -> None:
     assert open_data(shards, samples_per_shard=9).train.read(0).captions == ["caption 0"]
     write_tar(shards / "00000.tar", img2dataset(range(40, 48)))
     train = open_data(shards, samples_per_shard=9).train
     assert outcomes(train)[0] == [f"caption {i}" for i in range(40, 48)] + [f"caption {i}" for i in range(6, 20)]
-
-
-def test_whole_shards_are_held_out_if_there_are_enough(shards: Path) -> None:
-    data = open_data(shards, samples_per_shard=9, held_out_share=0.34)
-    assert data.held_out is not None
-    assert (data.train.sizes, data.held_out.sizes) == ([9, 9], [9])
-    names = [f"caption {i}" for i in range(15, 20)]
-    assert outcomes(data.held_out)[0] == names
-    few = open_data(shards, samples_per_shard=9, held_out_share=0.1)
-    assert few.held_out is not None
-    assert (few.train.sizes, few.held_out.sizes) == ([9, 8, 8], [0, 1, 1])
 
 
 def test_samples_are_numbered_with_those_of_held_out_shards(shards: Path, tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,18 +60,6 @@ def stored(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "shards").glob("*.tar"))
 
 
-def test_the_first_batch_needs_only_the_first_shards(bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    """These are the shards of two windows of each of two streams."""
-    data = spec_of(bucket)
-    stream = batches(data, steps=1)
-    opened = proxy.requests
-    assert opened <= 4  # the first shard is looked up, twice, and sizes.json is read
-    (batch,) = stream
-    assert not batch.bad
-    assert proxy.requests - opened <= 2 * 6  # a look-up and one range of each shard
-    assert len(stored(tmp_path)) <= 6
-
-
 def test_streams_from_s3_equal_local_ones_and_each_shard_is_fetched_once(
     bucket: str, proxy: FaultyProxy, local: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
@@ -117,29 +103,6 @@ def test_faults_of_the_storage_change_nothing_and_released_shards_are_removed(
     assert indices(found) == expected
     assert not [bad for batch in found for bad in batch.bad]
     assert 2 <= most <= SHARDS - 1, "without a limit, released shards are removed"
-
-
-def test_a_process_ends_without_waiting_for_shards_that_it_does_not_read(bucket: str, proxy: FaultyProxy) -> None:
-    """The shards after the first batch hang for longer than `run` waits."""
-    script = (
-        "import sys\n"
-        "from clipx.data.webdataset import WebDatasetSpec\n"
-        f"data = WebDatasetSpec(name='far', shards='{bucket}/{{00000..00007}}.tar', held_out_share=0.0, retry_s=6000.0)\n"
-        "train = data.open().train\n"
-        "train.prefetch([0], later=[0])\n"
-        "print(train.read(0).captions, flush=True)\n"
-        "sys.stdin.readline()\n"
-        "train.prefetch([0], later=[6, 12, 18])\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == "['caption 0']\n"
-        proxy.set("hang")
-        process.stdin.write("\n")
-        process.stdin.flush()
-        assert process.wait(600) == 0
 
 
 def test_missing_truncated_and_shorter_shards_cost_only_their_places(

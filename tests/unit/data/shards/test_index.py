@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,6 @@ from clipx.data.index import main
 from clipx.data.shards.index import ShardIndex, index_shards
 from clipx.data.shards.tar import TXT
 from clipx.data.shards.urls import expand
-from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
 
 SIZES = [3, 0, 5, 1, 4]
@@ -54,24 +52,6 @@ def cached_files() -> set[str]:
     return {path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "index").iterdir()}
 
 
-def test_index_command_prints_counts_bytes_and_fingerprint(
-    shards: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = set(shards.iterdir())
-    out = command(f"shards={shards}/{{00000..00004}}.tar", f"manifest={shards.parent}/sub/m.json")
-    monkeypatch.setattr("clipx.data.shards.index.scan", None)  # a run uses the index of the command
-    size = sum(path.stat().st_size for path in shards.glob("*.tar"))
-    fingerprint = WebDatasetSpec(name="x", shards=f"{shards}/*.tar", held_out_share=0).open().train.fingerprint
-    assert cells(out) == ["5", "13", f"{size:,}", "0", "13 samples", fingerprint]
-    assert set(shards.iterdir()) == before
-    assert len(cached_files()) == 3 * len(SIZES)
-    manifest = json.loads((shards.parent / "sub" / "m.json").read_text())
-    assert (manifest["samples"], manifest["fingerprint"]) == (13, fingerprint)
-    assert [shard["samples"] for shard in manifest["shards"]] == SIZES
-    assert [shard["url"] for shard in manifest["shards"]] == [str(shards / f"{k:05d}.tar") for k in range(5)]
-    assert [shard["bytes"] for shard in manifest["shards"]] == [p.stat().st_size for p in sorted(shards.glob("*.tar"))]
-
-
 def test_parts_indexed_apart_equal_the_whole_index(
     shards: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,31 +71,6 @@ def test_parts_indexed_apart_equal_the_whole_index(
     ]
     for one, other in zip(parts, whole, strict=True):
         assert Path(one.table).read_bytes() == Path(other.table).read_bytes()
-
-
-# ------------------------------------------------------------------------------------------ counts of other tools
-
-
-def bad_of(url: Path | str) -> list[str]:
-    (found,) = index_shards([str(url)], TXT)
-    return [item.reason for item in found.bad]
-
-
-def notes_of(url: Path | str) -> list[str]:
-    (found,) = index_shards([str(url)], TXT)
-    return [item.reason for item in found.notes]
-
-
-def write_stats(path: Path, successes: object) -> None:
-    path.write_text(json.dumps({"count": 10, "successes": successes, "failed_to_download": 1, "status_dict": {}}))
-
-
-@pytest.mark.parametrize(("successes", "reported"), [(5, False), (4, True), (7, True), (None, False), ("7", False)])
-def test_img2datasets_stats_are_a_cross_check(shards: Path, successes: object, reported: bool) -> None:
-    write_stats(shards / "00002_stats.json", successes)
-    note = f"shard has 5 samples, but 00002_stats.json lists {successes}; those in the shard are used"
-    assert notes_of(shards / "00002.tar") == [note] * reported
-    assert bad_of(shards / "00002.tar") == [], "a count is no bad sample"
 
 
 # ------------------------------------------------------------------------------------------------------- changes

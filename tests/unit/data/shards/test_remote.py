@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -66,18 +65,6 @@ def test_shards_on_s3_equal_local_shards(bucket: str, local: Path) -> None:
     assert far.key(0) == f"{bucket}/00000.tar:000000000.jpg"
     back = pickle.loads(pickle.dumps(far))
     assert isinstance(back, Shards) and read_all(back) == read_all(far)
-
-
-def test_a_replaced_shard_on_s3_is_reindexed(own: str, endpoint: str, tmp_path: Path) -> None:
-    url = f"{own}/00000.tar"
-    before = index_shards([url], TXT)[0]
-    assert index_shards([url], TXT)[0] == before
-    other = write_tar(tmp_path / "other.tar", img2dataset(range(100, 106)))
-    assert other.stat().st_size == before.size
-    admin(endpoint).put_file(str(other), url)
-    clear_caches()
-    after = index_shards([url], TXT)[0]
-    assert (after.table != before.table, after.digest != before.digest) == (True, True)
 
 
 def test_a_sample_costs_one_request_and_prefetches_run_in_parallel(bucket: str, proxy: FaultyProxy) -> None:
@@ -183,59 +170,11 @@ def test_workers_read_the_same_stream_despite_faults(bucket: str, expected: list
     assert not [bad for batch in found for bad in batch.bad]
 
 
-def test_a_deleted_shard_loses_only_its_samples_and_keeps_the_order(
-    own: str, expected: list[Batch], endpoint: str
-) -> None:
-    source = open_train(f"{own}/*.tar")
-    stream = batches(source)
-    found = [next(stream), next(stream)]
-    admin(endpoint).rm_file(f"{own}/00001.tar")
-    found += list(stream)
-    gone = range(SIZES[0], SIZES[0] + SIZES[1])
-    lost = [bad for batch in found for bad in batch.bad]
-    assert lost and {bad.key.rpartition(":")[0] for bad in lost} == {f"{own}/00001.tar"}
-    for k, (batch, other) in enumerate(zip(found, expected, strict=True)):
-        for index, before in zip(batch.index.tolist(), other.index.tolist(), strict=True):
-            assert index == before or (before in gone and k >= 2), "only lost samples are replaced"
-
-
-def test_expired_credentials_end_the_stream_with_their_reason_and_no_bad_sample(
-    bucket: str, proxy: FaultyProxy
-) -> None:
-    stream = batches(open_train(f"{bucket}/*.tar", retry_s=1.0), workers=2)
-    found = [next(stream)]
-    proxy.set("status", 400)
-    with pytest.raises(DataError, match=rf"^{bucket}/0000\d.tar cannot be used \(ExpiredToken: .+\): correct or renew"):
-        found.extend(stream)
-    assert not [bad for batch in found for bad in batch.bad]
-
-
-def test_credentials_renewed_within_retry_s_lose_no_sample(bucket: str, proxy: FaultyProxy) -> None:
-    source = open_train(f"{bucket}/*.tar")
-    proxy.set("status", 400)
-    run_later(0.7, functools.partial(proxy.set, "up"))
-    assert captions(source) == CAPTIONS
-
-
 # ----------------------------------------------------------------------------------------------------- shard cache
 
 
 def cached_shards() -> list[str]:
     return sorted(path.name for path in (Path(os.environ["CLIPX_CACHE"]) / "shards").glob("*.tar"))
-
-
-def test_cached_shards_are_read_without_a_request(bucket: str, proxy: FaultyProxy) -> None:
-    source = open_train(f"{bucket}/*.tar", cache_gb=1.0)
-
-    def read_until_cached(index: int, count: int) -> bool:
-        source.read(index)  # a read starts no fetch as long as the fetch before it ends
-        return len(cached_shards()) == count
-
-    for count, index in enumerate((0, 6, 15), start=1):
-        wait_until(functools.partial(read_until_cached, index, count))
-    proxy.set("down")
-    source.prefetch(range(sum(SIZES)))  # type: ignore[attr-defined]
-    assert captions(source) == CAPTIONS
 
 
 def test_the_cache_evicts_the_least_recently_used_shard(bucket: str, local: Path, tmp_path: Path) -> None:
@@ -289,24 +228,3 @@ def test_concurrent_fetches_download_a_shard_once_and_remove_partial_files(
     assert cached_shards() == [f"{file.version}.tar"]
     assert [path.exists() for path in partial] == [False, False]
     assert place.stat().st_size == file.size
-
-
-def test_a_kill_while_fetching_leaves_no_partial_shard(bucket: str, proxy: FaultyProxy) -> None:
-    file = remote_file(bucket, cache_bytes=10**9)
-    _ = file.cache_path.parent
-    proxy.set("hang")
-    child = os.fork()
-    if child == 0:
-        try:
-            cache.store(file)
-        finally:
-            os._exit(0)
-    part = file.cache_path.with_suffix(".part")
-    wait_until(lambda: part.exists() and part.stat().st_size)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert cached_shards() == []
-    proxy.set("up")
-    cache.store(file)
-    assert cached_shards() == [f"{file.version}.tar"]
-    assert not part.exists()
