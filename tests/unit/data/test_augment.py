@@ -50,8 +50,8 @@ TORCHVISION = {  # names of operations in its RandAugment
 }
 
 
-def row(seed: int = 0, side: int = SIDE) -> Tensor:
-    return torch.from_numpy(np.array(picture(side, side, seed)))
+def row(seed: int) -> Tensor:
+    return torch.from_numpy(np.array(picture(SIDE, SIDE, seed)))
 
 
 def changed(drawn: Augmentation, pixels: Tensor, on_device: bool = False) -> Tensor:

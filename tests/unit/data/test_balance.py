@@ -47,11 +47,11 @@ def draw(seed: int, index: int) -> float:
     return ((z ^ (z >> 31)) >> 11) / 2**53
 
 
-def table(lists: Matched, first: int = 0) -> pa.Table:
+def table(lists: Matched) -> pa.Table:
     numbers = range(len(lists))
     return pa.table(
         {
-            "index": [first + 3 * number for number in numbers],
+            "index": [3 * number for number in numbers],
             "key": [f"sample-{number}" for number in numbers],
             "reason": pa.array([None if entries is not None else "damaged" for entries in lists], pa.string()),
             "words": [number % 7 for number in numbers],

@@ -1,4 +1,4 @@
-"""Captions from Parquet files beside those in the shards: rows, draws, missing rows, fingerprints, invalid tables."""
+"""Captions from Parquet files beside those in the shards: rows by key, missing rows, held-out samples and fingerprints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighted caption keys: draws, sample counts, fingerprints and configuration."""
+"""Weighted caption keys: which captions of a sample are drawn from, and which samples have any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several captions of each sample in a step, and sub-captions: draws, batches, and options."""
+"""Several captions of each sample in a step, and sub-captions: draws and batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.loader import CaptionDraw, train_loader
 from clipx.data.order import Order
 from clipx.data.sentences import sentences, sub_captions
-from clipx.data.source import Sample, SubCaptions
+from clipx.data.shapes import ShapesSpec
+from clipx.data.source import Sample
+from clipx.data.spec import open_data
 from clipx.data.views import ImageView
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
@@ -110,11 +112,18 @@ def test_further_captions_are_drawn_by_the_weights_of_the_keys_that_are_left() -
         assert abs(pairs[pair] / 4000 - share) < limit
 
 
+def test_sub_captions_are_of_training_samples_alone() -> None:
+    data = ShapesSpec(name="a", samples=8, held_out_samples=4, sub_captions=2)
+    opened = open_data(data)
+    assert opened.held_out is not None
+    assert (opened.train.read(0).sub_captions, opened.held_out.read(0).sub_captions) == (2, 0)
+
+
 # ------------------------------------------------------------------------------------------------------- batches
 
 
-def batches(each: int, compared: bool = True, most: int = 0, **options: Any) -> list[Batch]:
-    source = SubCaptions(Texts(), most) if most else Texts()
+def batches(each: int, compared: bool = True, **options: Any) -> list[Batch]:
+    source = Texts()
     settings: dict[str, Any] = {"samples": range(96), "rank": 0, "world": 1, "workers": 0, "prefetch": 2, **options}
     order, captions = Order(source.sizes, 3, 30), CaptionDraw(each, compared)
     loader = train_loader(source, order, VIEW, TOKENIZER, seed=3, batch=12, pin=False, captions=captions, **settings)

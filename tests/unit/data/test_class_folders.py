@@ -1,4 +1,4 @@
-"""Class folders as data: labels, captions, the train and held-out sides, and errors."""
+"""Class folders as data: labels, captions and the held-out side."""
 
 from __future__ import annotations
 

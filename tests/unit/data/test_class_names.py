@@ -1,4 +1,4 @@
-"""Class names and templates: the built-in lists equal OpenAI's (as in open_clip), lists from files are validated."""
+"""Class names and templates: the built-in lists equal OpenAI's (as in open_clip)."""
 
 from __future__ import annotations
 

@@ -14,13 +14,9 @@ from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.transform import decode
 
 
-def spec(path: Path | str | None, **options: Any) -> BenchmarkSpec:
-    return BenchmarkSpec(name="theirs", path=None if path is None else str(path), **options)
-
-
-def classification(folder: Path, **options: Any) -> Path:
+def classification(folder: Path) -> Path:
     images = {name: [jpeg(10 * i + j) for j in range(3 + i)] for i, name in enumerate(("red fox", "owl", "eel"))}
-    return write_set(folder, images, ["a photo of a {c}.", "{c}"], **options)
+    return write_set(folder, images, ["a photo of a {c}.", "{c}"])
 
 
 def retrieval(folder: Path) -> Path:
@@ -42,7 +38,7 @@ def clip_benchmark_set(folder: Path) -> Any:
 
 def test_a_classification_set_equals_clip_benchmark(tmp_path: Path) -> None:
     expected = clip_benchmark_set(classification(tmp_path))
-    data = spec(tmp_path).open_for_evaluation()
+    data = BenchmarkSpec(name="theirs", path=str(tmp_path)).open_for_evaluation()
     assert data.held_out is not None and data.classes is not None
     assert list(data.classes.names) == expected.classes
     assert [t.replace("{}", "{c}") for t in data.classes.templates] == expected.templates
@@ -55,7 +51,7 @@ def test_a_classification_set_equals_clip_benchmark(tmp_path: Path) -> None:
 
 def test_a_retrieval_set_equals_clip_benchmark(tmp_path: Path) -> None:
     expected = clip_benchmark_set(retrieval(tmp_path))
-    data = spec(tmp_path).open_for_evaluation()
+    data = BenchmarkSpec(name="theirs", path=str(tmp_path)).open_for_evaluation()
     assert data.held_out is not None
     assert data.classes is None
     for sample, (their_image, their_captions) in zip(read_all(data.held_out), expected, strict=True):

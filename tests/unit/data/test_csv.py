@@ -1,4 +1,4 @@
-"""CSV and TSV tables of images and captions: rows, labels, bad rows, bad tables, held-out sides."""
+"""CSV and TSV tables of images and captions: rows, labels, bad rows, held-out sides."""
 
 from __future__ import annotations
 

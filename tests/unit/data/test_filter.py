@@ -1,4 +1,4 @@
-"""Limits on captions and images: samples below a limit are bad, and a run reports the counts by reason."""
+"""Limits on captions and images: samples below a limit are bad."""
 
 from __future__ import annotations
 

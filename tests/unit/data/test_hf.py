@@ -13,7 +13,7 @@ import pytest
 from helpers.cases import refusal
 from helpers.hub_server import Hub
 from helpers.s3_server import clear_caches
-from helpers.samples import jpeg, write_tar
+from helpers.samples import jpeg
 
 from clipx.data.hf import HfSpec
 from clipx.data.source import Source
@@ -28,7 +28,7 @@ PATH = f"hf://datasets/{NAME}"
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def parquet(numbers: range, features: dict[str, Any] | None = None, group: int = 10) -> bytes:
+def parquet(numbers: range, features: dict[str, Any] | None = None) -> bytes:
     """Returns a file as push_to_hub writes it."""
     features = CAPTIONED if features is None else features
     rows = [
@@ -44,15 +44,8 @@ def parquet(numbers: range, features: dict[str, Any] | None = None, group: int =
     ]
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(about), out, row_group_size=group)
+    pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(about), out, row_group_size=10)
     return out.getvalue()
-
-
-def tar(tmp_path: Path, numbers: range) -> bytes:
-    members = [
-        (f"{i}.{ending}", content) for i in numbers for ending, content in (("jpg", jpeg(i)), ("txt", b"text %d" % i))
-    ]
-    return write_tar(tmp_path / "scratch.tar", members).read_bytes()
 
 
 def folder(tmp_path: Path, files: dict[str, bytes]) -> Path:
@@ -150,9 +143,6 @@ def test_columns_are_chosen_by_their_types_or_options(tmp_path: Path) -> None:
         assert expected in refusal(opened, tmp_path, features)
     both = {**CAPTIONED, "url": TEXT, "mask": IMAGE}
     assert numbers(opened(tmp_path, both, caption_column="url", image_column="mask").train) == [0, 1, 2, 3]
-    out = io.BytesIO()  # without features, which are judged by their types
-    pq.write_table(pa.Table.from_pylist([{"jpg": jpeg(1), "texts": ["one 1"], "size": 5}]), out)
-    assert captions(spec(folder(tmp_path / "plain", {"a.parquet": out.getvalue()})).open().train) == ["one 1"]
 
 
 # ----------------------------------------------------------------------------------------------------------- hub

@@ -15,9 +15,7 @@ from clipx.data.batch import Batch
 from clipx.data.loader import EvalBatch, eval_loader, train_loader
 from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import Order
-from clipx.data.source import Source
 from clipx.data.views import ImageView
-from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(16)
@@ -28,14 +26,11 @@ WORKERS, READY = 2, 2
 
 
 @dataclass(frozen=True)
-class Squares(Dataset["int | DataError"]):
-    """Squares of numbers; an error in place of the square of `wrong`. `held`: what is pickled with it."""
+class Squares(Dataset[int]):
+    """Squares of numbers."""
 
-    wrong: int = -1
-    held: object = None
-
-    def __getitem__(self, number: int) -> int | DataError:
-        return DataError(f"{number} is wrong") if number == self.wrong else number * number
+    def __getitem__(self, number: int) -> int:
+        return number * number
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +47,12 @@ def training(pool: LoaderPool | None, workers: int = WORKERS, part: int = 512) -
     )
 
 
-def evaluation(pool: LoaderPool | None, source: Source = SOURCE, workers: int = WORKERS) -> Iterator[EvalBatch]:
-    return iter(eval_loader(source, VIEW, batch=9, rank=0, world=1, workers=workers, prefetch=READY, pool=pool))
+def evaluation(pool: LoaderPool | None, workers: int = WORKERS) -> Iterator[EvalBatch]:
+    return iter(eval_loader(SOURCE, VIEW, batch=9, rank=0, world=1, workers=workers, prefetch=READY, pool=pool))
 
 
-def numbers(pool: LoaderPool | None, items: range, dataset: Squares | None = None) -> Iterator[int]:
-    return iter(load(pool, dataset or Squares(), items, workers=1, ready=READY))
+def numbers(pool: LoaderPool | None, items: range) -> Iterator[int]:
+    return iter(load(pool, Squares(), items, workers=1, ready=READY))
 
 
 @pytest.mark.parametrize("part", [512, 5])

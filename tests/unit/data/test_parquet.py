@@ -33,9 +33,9 @@ def row(i: int) -> dict[str, Any]:
     }
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]], group: int = GROUP) -> Path:
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=group)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=GROUP)
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.samples import Numbers, encode, jpeg, picture, unpatchify
-from torch import Tensor
+from PIL import Image
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from clipx.data.batch import Batch
@@ -27,12 +28,6 @@ SIZES = [(40, 30), (30, 40), (64, 16), (9, 90), (33, 33), (5, 7), (128, 100)]
 SOURCE = Numbers([35], images={i: jpeg(i, *SIZES[i % len(SIZES)]) for i in range(35)})
 
 
-def pixels(rows_RX: Tensor, patch: int = 4) -> np.ndarray:
-    """Returns the pixels of an image in rows, [H, W, 3]."""
-    rows, columns = read_grids(rows_RX[None])[0].tolist()
-    return unpatchify(rows_RX[1 : 1 + rows * columns].numpy(), (rows, columns), patch)
-
-
 def test_evaluation_equals_the_processor_of_siglip_2() -> None:
     view = replace(VIEW, patch=16, max_tokens=64, interpolation=Interpolation.bilinear)
     for size in SIZES:
@@ -45,6 +40,20 @@ def test_evaluation_equals_the_processor_of_siglip_2() -> None:
         found = (rows_RX[1 : 1 + patches].numpy() / 255 - 0.5) / 0.5
         np.testing.assert_allclose(found, theirs["pixel_values"][0][:patches], atol=1e-5, err_msg=str(size))
         assert not rows_RX[1 + patches :].any(), size
+
+
+def test_a_training_crop_shows_its_box_of_the_image() -> None:
+    box, view = (100, 60, 340, 240), replace(VIEW, patch=8, max_tokens=100, interpolation=Interpolation.bicubic)
+    for kind in ("JPEG", "PNG"):
+        encoded = encode(picture(400, 300), kind)
+        rows_RX = view.allocate(1)[0][0]
+        assert view.load(encoded, box, rows_RX) == box
+        rows, columns = read_grids(rows_RX[None])[0].tolist()
+        assert (rows, columns) in ((9, 11), (8, 11)), kind
+        found = unpatchify(rows_RX[1 : 1 + rows * columns].numpy(), (rows, columns), 8)
+        with Image.open(io.BytesIO(encoded)) as image:
+            expected = np.asarray(image.crop(box).resize(found.shape[1::-1], Image.Resampling.BICUBIC))
+        assert np.abs(found.astype(float) - expected).mean() < 3, kind
 
 
 def test_random_boxes_have_the_ratio_of_their_image_and_a_share_of_its_area() -> None:
@@ -61,11 +70,11 @@ def test_random_boxes_have_the_ratio_of_their_image_and_a_share_of_its_area() ->
 # ----------------------------------------------------------------------------------------------------------- batches
 
 
-def batches(workers: int, part: int = 512, micro_batches: int = 2) -> list[Batch]:
+def batches(workers: int, part: int = 512) -> list[Batch]:
     loader = train_loader(
         SOURCE, Order(SOURCE.sizes, 0, 35), VIEW, Tokenizer(8),
         seed=3, samples=range(30), batch=10, rank=0, world=1, workers=workers, prefetch=2, pin=False,
-        image_packer=ImagePacker(1), micro_batches=micro_batches, part=part,
+        image_packer=ImagePacker(1), micro_batches=2, part=part,
     )  # fmt: skip
     return list(loader)
 

@@ -1,4 +1,4 @@
-"""Shards prepared from tables, folders and Parquet files: contents, other readers, resuming after a kill."""
+"""Shards prepared from tables, folders and Parquet files: contents, dropped samples, other readers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from clipx.errors import ConfigError
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def write_images(folder: Path, number: int = 7, size: tuple[int, int] = (40, 30)) -> list[Path]:
+def write_images(folder: Path, number: int = 7) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{i:03d}.jpg" for i in range(number)]
     for i, path in enumerate(paths):
-        path.write_bytes(jpeg(i, *size))
+        path.write_bytes(jpeg(i, 40, 30))
     return paths
 
 

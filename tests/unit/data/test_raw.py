@@ -1,4 +1,4 @@
-"""Raw sources of several files: one numbering over all files, independent of file types and shard boundaries."""
+"""Raw sources of several files: one numbering over all files, independent of file types, processes and lost shards."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SIZES = (3, 0, 7, 2, 1)
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def write_parquet(path: Path, numbers: Sequence[int], row_group: int = 2) -> Path:
+def write_parquet(path: Path, numbers: Sequence[int]) -> Path:
     """Writes a Parquet file with embedded images, in the layout of Hugging Face."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     images = pa.array([{"bytes": jpeg(i), "path": f"{i}.jpg"} for i in numbers], kind)
     texts = pa.array([f"picture {i}" for i in numbers], pa.string())
-    pq.write_table(pa.table({"image": images, "text": texts}), path, row_group_size=row_group)
+    pq.write_table(pa.table({"image": images, "text": texts}), path, row_group_size=2)
     return path
 
 
@@ -53,9 +53,9 @@ def _captions(path: Path) -> list[str]:
         return [f"{int(name[:-4])}: {tar.extractfile(name).read().decode()}" for name in names]  # type: ignore[union-attr]
 
 
-def expected_captions(size: int = 4) -> list[list[str]]:
+def expected_captions() -> list[list[str]]:
     lines = [f"{i}: picture {i}" for i in range(sum(SIZES))]
-    return [lines[k : k + size] for k in range(0, len(lines), size)]
+    return [lines[k : k + 4] for k in range(0, len(lines), 4)]
 
 
 # ------------------------------------------------------------------------------------------------------- patterns

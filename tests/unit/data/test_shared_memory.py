@@ -1,4 +1,4 @@
-"""Shared memory of loader processes: rows arrive, and memory that is in use is not written to again."""
+"""Shared memory of loader processes: memory that is in use is not written to again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options common to all data sets, and opening data on all ranks."""
+"""Opening data on all ranks."""
 
 from __future__ import annotations
 

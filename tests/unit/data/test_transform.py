@@ -195,14 +195,14 @@ def test_random_boxes_are_in_the_image_and_the_fallback_equals_torchvision(
         assert (ours == theirs).all()
 
 
-def train_view(encoded: bytes, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
+def train_view(encoded: bytes, size: int, seed: int) -> np.ndarray:
     out = torch.empty(size, size, 3, dtype=torch.uint8)
-    train_transform(encoded, scale, LIMIT, random.Random(seed), out)
+    train_transform(encoded, (0.5, 1.0), LIMIT, random.Random(seed), out)
     return out.numpy().astype(int)
 
 
-def by_torchvision(image: Image.Image, size: int, seed: int, scale: tuple[float, float] = (0.5, 1.0)) -> np.ndarray:
-    left, top, right, bottom = random_box(image.size, scale, random.Random(seed))
+def by_torchvision(image: Image.Image, size: int, seed: int) -> np.ndarray:
+    left, top, right, bottom = random_box(image.size, (0.5, 1.0), random.Random(seed))
     where = (top, left, bottom - top, right - left)
     return np.asarray(resized_crop(image, *where, [size, size], InterpolationMode.BICUBIC)).astype(int)
 

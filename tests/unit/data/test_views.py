@@ -1,4 +1,4 @@
-"""Views: features of .npy files in batches and evaluation, the reasons of bad files, and options without effect."""
+"""Views: features of .npy files in batches, and the reasons of bad files."""
 
 from __future__ import annotations
 

@@ -36,12 +36,12 @@ def spec_of(folder: str, **options: Any) -> WebDatasetSpec:
     return WebDatasetSpec(name="far", shards=shards, **{**defaults, **options})
 
 
-def batches(data: WebDatasetSpec, workers: int = 0, steps: int = STEPS) -> Iterator[Batch]:
+def batches(data: WebDatasetSpec, workers: int = 0) -> Iterator[Batch]:
     opened = data.open()
     return iter(
         train_loader(
             opened.train, training_order(data, opened, 3, ranks=1), ImageView(12, [0.5, 1.0], 10**6), Tokenizer(16),
-            seed=3, samples=range(steps * BATCH), batch=BATCH, rank=0, world=1, workers=workers, prefetch=2, pin=False,
+            seed=3, samples=range(STEPS * BATCH), batch=BATCH, rank=0, world=1, workers=workers, prefetch=2, pin=False,
         )
     )  # fmt: skip
 

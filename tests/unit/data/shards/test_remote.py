@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
 import threading
@@ -51,10 +50,6 @@ def open_train(url: str, **options: float) -> Source:
     )
 
 
-def run_later(seconds: float, call: functools.partial[None]) -> None:
-    threading.Timer(seconds, call).start()
-
-
 # ------------------------------------------------------------------------------------------------------ reading
 
 
@@ -87,11 +82,6 @@ def test_a_sample_costs_one_request_and_prefetches_run_in_parallel(bucket: str, 
 # ------------------------------------------------------------------------------------------------------- faults
 
 
-def remote_file(bucket: str, **access: float) -> ShardFile:
-    (found,) = index_shards([f"{bucket}/00001.tar"], TXT)
-    return ShardFile(f"{bucket}/00001.tar", Path(found.table).stem, found.size, Access(**{"retry_s": 600.0, **access}))  # type: ignore[arg-type]
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(("mode", "amount"), [("down", 0), ("cut", 700)])
 def test_an_outage_loses_no_sample_and_a_longer_one_is_an_error(
@@ -102,7 +92,7 @@ def test_an_outage_loses_no_sample_and_a_longer_one_is_an_error(
     source.read(0)
     start = time.monotonic()
     proxy.set(mode, amount)
-    run_later(1.5, functools.partial(proxy.set, "up"))
+    threading.Timer(1.5, proxy.set, ("up",)).start()
     assert source.read(7).captions == ["caption 7"]
     assert time.monotonic() - start > 1, "the read is retried during the outage"
     proxy.set(mode, amount)
@@ -205,7 +195,9 @@ def test_the_cache_evicts_the_least_recently_used_shard(bucket: str, local: Path
 def test_concurrent_fetches_download_a_shard_once_and_remove_partial_files(
     bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = remote_file(bucket, cache_bytes=10**9)
+    url = f"{bucket}/00001.tar"
+    (found,) = index_shards([url], TXT)
+    file = ShardFile(url, Path(found.table).stem, found.size, Access(600.0, 10**9))
     place = file.cache_path
     partial = (place.with_name(f"{0:032x}.part"), place.with_suffix(".part"))  # of another shard, and of this one
     for path in partial:  # of a killed process

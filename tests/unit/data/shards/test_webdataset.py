@@ -1,4 +1,4 @@
-"""WebDataset shards: layouts of img2dataset and by hand, patterns, damage, the index and random access."""
+"""WebDataset shards: captions and labels, patterns, attacks and damage."""
 
 from __future__ import annotations
 

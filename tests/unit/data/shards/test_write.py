@@ -1,4 +1,4 @@
-"""The cache folder, atomic writes, and shards that are written once."""
+"""Atomic writes, and shards that are written once."""
 
 from __future__ import annotations
 
