@@ -24,8 +24,8 @@ def exchanged(n: int, share: float, seed: int = 0) -> dict[int, int]:
 @given(st.integers(1, 60), st.floats(0, 1))
 def test_the_share_is_exact_and_no_caption_is_lost(n: int, share: float) -> None:
     found, count = exchanged(n, share), round(share * n)
-    assert len(found) == (0 if count == 1 else count), "a single sample has no partner"
-    assert sorted(found) == sorted(found.values())
+    expected = 0 if count == 1 else count  # a single sample has no partner
+    assert (len(found), sorted(found)) == (expected, sorted(found.values()))
 
 
 def test_the_exchange_is_a_function_of_the_seed_and_a_smaller_share_exchanges_a_subset() -> None:
