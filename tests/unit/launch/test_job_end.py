@@ -141,27 +141,6 @@ def test_three_requeues_without_a_newer_checkpoint_fail_the_job(job: Job) -> Non
     assert "not requeued: 3 requeues without a newer checkpoint" in (job.files / "logs/7.0.log").read_text()
 
 
-def test_a_newer_checkpoint_restarts_the_count_of_requeues(job: Job) -> None:
-    for restart in range(5):
-        if restart == 2:
-            job.save_checkpoint(restart)
-        job.run(job.stop("saved"), restart)
-        assert job.requeued, f"not requeued after restart {restart}"
-    job.run(job.stop("saved"), 0)
-    assert (job.files / "requeues").read_text() == "step-00000002\n", "a new submission must count from 0"
-
-
-def test_a_job_that_is_not_requeued_says_why(job: Job) -> None:
-    done = job.run(job.stop("saved"), 2, max_requeue=2)
-    assert (job.requeued, done.returncode) == (False, 75)
-    assert done.stderr == "stopped and saved, but not requeued (hydra.launcher.max_requeue=2)\n"
-    assert job.result is not None and job.result.state == "stopped"
-    done = job.run(job.stop("saved"), refused="requeue")
-    assert done.returncode == 75
-    assert "SLURM refused to requeue the job: resume the sweep with clipx-sweep resume" in done.stdout
-    assert [event["event"] for event in job.events] == ["requeued", "requeue_refused"]
-
-
 def test_a_requeued_point_resumes_and_a_run_without_checkpoints_requests_no_requeue(tmp_path: Path) -> None:
     points = [planned.point for planned in make_sweep(tmp_path, ["checkpoint=none"], ["checkpoint=local"]).planned]
     assert [worker._spec(replace(points[1], requeues=number)).resume for number in (0, 1)] == ["none", "auto"]
@@ -170,9 +149,8 @@ def test_a_requeued_point_resumes_and_a_run_without_checkpoints_requests_no_requ
     assert [(point.launch_dir / "requeue").exists() for point in points] == [False, True]
 
 
-@pytest.mark.parametrize("code", [138, 143])
-def test_a_signal_before_python_could_handle_it_requeues_the_job(job: Job, code: int) -> None:
-    job.run(f"exit {code}")
+def test_a_signal_before_python_could_handle_it_requeues_the_job(job: Job) -> None:
+    job.run("exit 143")
     assert job.requeued
     assert "a signal stopped the run before Python could handle it" in job.events[0]["message"]
 
@@ -181,16 +159,11 @@ def test_a_signal_before_python_could_handle_it_requeues_the_job(job: Job, code:
     ("srun", "error"),
     [
         (lambda job: f"echo '{KILLED}' >&2; exit 137", "n2: task 1: Killed"),
-        (lambda job: f"{job.stop('SIGTERM before training began')}; echo '{KILLED}' >&2; exit 137", "n2: task 1: Killed"),
         (lambda job: f"{job.fail('lost', LOST)}; echo '{KILLED}' >&2; exit 137", "n2: task 1: Killed"),
         (lambda job: f"{job.fail('lost', LOST)}; echo '{EXITED}' >&2; exit 1", LOST.error),
         (lambda job: f"{job.fail('result', Result('failed', 70, error='no progress'))}; echo '{KILLED}' >&2; exit 137", "no progress"),
         (lambda job: f"{job.fail('result', Result('failed', 1, error='a bug'))}; {job.fail('lost', LOST)}; exit 1", "a bug"),
         (lambda job: f"echo '{TORCHRUN}' >> \"$files/logs/7.0.log\"; echo '{EXITED}' >&2; exit 1", "rank 3: Signal 9 (SIGKILL) received by PID 4321"),
-        (lambda job: f"echo '{TORCHRUN.replace('2999', '1999')}' >> \"$files/logs/7.0.log\"; echo '{EXITED}' >&2; exit 1", "no rank reported an error (n1: task 0: Exited with exit code 1): see the logs"),
-        (lambda job: f"echo '{EXITED}' >&2; exit 1", "no rank reported an error (n1: task 0: Exited with exit code 1): see the logs"),
-        (lambda job: "echo 'srun: error: n1: task 0: \"\\x' >&2; exit 1", "n1: task 0: x"),
-        (lambda job: "exit 1", "no rank reported an error: see the logs"),
     ],
 )  # fmt: skip
 def test_a_failed_job_has_the_reason_in_its_result(job: Job, srun: Callable[[Job], str], error: str) -> None:
@@ -241,20 +214,6 @@ def test_a_job_that_slurm_ends_is_requeued_only_if_it_was_preempted(job: Job, pr
     assert job.requeued == preempted
 
 
-def test_a_job_that_slurm_ends_before_it_has_saved_gets_no_result(job: Job) -> None:
-    """Its state comes from SLURM."""
-    job.run(f"{END_SCRIPT}; exit 137", preempted=True)
-    assert not job.requeued
-    assert job.result is None
-
-
-def test_a_preempted_job_is_requeued_before_its_ranks_have_ended(job: Job) -> None:
-    """SLURM kills the script after KillWait."""
-    seen = 'for _ in {1..60000}; do grep -q "scontrol requeue" "$CALLS" && touch "$files/seen" && break; /bin/sleep 0.01; done'
-    job.run(f"{job.stop('saved')}; {END_SCRIPT}; {seen}", preempted=True)
-    assert (job.files / "seen").exists()
-
-
 @pytest.mark.parametrize("saved", [False, True])
 def test_a_cancelled_job_is_not_requeued_and_cancels_itself(job: Job, saved: bool) -> None:
     stopped = job.fail("result", Result("stopped", 75, error="SIGTERM: stopped after step 3")) if saved else "true"
@@ -263,10 +222,3 @@ def test_a_cancelled_job_is_not_requeued_and_cancels_itself(job: Job, saved: boo
     assert job.result is not None and job.result.state == "stopped"
     assert job.result.error == ("SIGTERM: stopped after step 3" if saved else "cancelled before training began")
     assert job.events == []
-
-
-def test_a_job_cancelled_before_its_ranks_start_does_not_start_them(job: Job) -> None:
-    (job.files / "cancel").touch()
-    job.run('touch "$files/started"', restart=1)
-    assert not (job.files / "started").exists()
-    assert job.calls == ["scancel 7"]

@@ -6,21 +6,18 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.runs import run, small
-from helpers.slurm_jobs import LOCAL, QUICK, SLURM, refused
+from helpers.runs import small
+from helpers.slurm_jobs import LOCAL, QUICK, refused
 
-from clipx import train
 from clipx.config.registry import CONF_DIR
-from clipx.errors import ClipxError, ConfigError
+from clipx.errors import ConfigError
 from clipx.trainer.spec import compose
 from clipx_launch import cluster, snapshot
-from clipx_launch.cluster import check_site
-from clipx_launch.network import VARIABLES, NetworkSpec
-from clipx_launch.options import LaunchStyle, LocalSpec, SlurmSpec, TorchrunSpec
+from clipx_launch.network import NetworkSpec
+from clipx_launch.options import LaunchStyle, SlurmSpec, TorchrunSpec
 from clipx_launch.point import Point, Result, config_hash
 from clipx_launch.sbatch_script import sbatch_script
 from clipx_launch.slurm import job_variables
@@ -32,28 +29,11 @@ CPU = {"gpus_per_node": 0}
     ("spec", "options", "message"),
     [
         (SlurmSpec, {"time": "86400"}, "time=86400 is not a time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"),
-        (SlurmSpec, {"time": "0h"}, "time=0h must be above 0"),
         (SlurmSpec, {"time": "1m"}, "signal_before_s=120 must be below hydra.launcher.time=1m: lower it, or raise the time limit"),
-        (SlurmSpec, {"nodes": 0}, "nodes=0 must be at least 1"),
-        (SlurmSpec, {"max_requeue": -1}, "max_requeue=-1 must be 0 or more"),
-        (SlurmSpec, {"mem_gb": 0.0}, "mem_gb=0.0 must be above 0, or null"),
         (SlurmSpec, {"gpus_per_node": 4}, "gpus_per_node=4 must be hydra.launcher.tasks_per_node=1, one for each rank: set the same number, or 0 for the CPU"),
         (SlurmSpec, {"sbatch": {"ntasks_per_node": 2}}, "sbatch.ntasks_per_node=2 is set by the launcher: set hydra.launcher.tasks_per_node"),
-        (SlurmSpec, {"sbatch": {"array": "0-3"}}, "sbatch.array=0-3 is set by the launcher: remove it"),
-        (SlurmSpec, {"environment": {"A B": "c"}}, "environment.A B is not a variable name: use letters, digits and _"),
-        (SlurmSpec, {"wait": True, "submit": False}, "wait=true has no effect with hydra.launcher.submit=false: remove one of them"),
-        (LocalSpec, {"parallelism": 0}, "parallelism=0 must be at least 1"),
-        *((LocalSpec, {"environment": {name: "1"}}, f"environment.{name} has an option: set hydra.launcher.network.{key}") for name, key in VARIABLES.items()),
-        (TorchrunSpec, {"port": 0}, "port=0 is not a port: give one from 1 to 65535"),
         (TorchrunSpec, {"host": "a;b"}, "host=a;b is not a host name or an address: give one of the first host"),
-        (TorchrunSpec, {"nodes": 2}, "nodes=2 needs the name of the first host: set hydra.launcher.host"),
-        (NetworkSpec, {"interface": "a b"}, "network.interface=a b is not a list of names: write a,b or, to exclude them, ^a,b, or null"),
-        (NetworkSpec, {"ib_hca": ""}, "network.ib_hca= is not a list of names: write a,b or, to exclude them, ^a,b, or null"),
-        (NetworkSpec, {"gloo_interface": "a,b"}, "network.gloo_interface=a,b is not one name: give one that `ip link` prints, or null"),
-        (NetworkSpec, {"algo": ["rong"]}, "network.algo=rong is not known to NCCL: choose from ring, tree, collnetdirect, collnetchain, nvls, nvlstree, pat"),
-        (NetworkSpec, {"proto": []}, "network.proto=[] leaves NCCL no choice: give some of ll, ll128, simple, or null"),
         (NetworkSpec, {"ib": False, "ib_hca": "mlx5"}, "network.ib_hca=mlx5 has no effect with hydra.launcher.network.ib=false: remove one of them"),
-        (NetworkSpec, {"flight_recorder": 0}, "network.flight_recorder=0 must be at least 1, or null: 2000 covers some steps"),
     ],
 )  # fmt: skip
 def test_invalid_options_raise_a_one_line_error(spec: type, options: dict[str, object], message: str) -> None:
@@ -67,22 +47,6 @@ def test_times_are_converted_to_minutes() -> None:
     assert {time: SlurmSpec(time=time).minutes for time in given} == given
     printed = {"infinite": None, "1-00:00:00": 1440, "2:30:00": 150, "30:00": 30}
     assert {text: cluster._minutes(text) for text in printed} == printed
-
-
-def test_array_task_ids_are_parsed() -> None:
-    tasks = {"": [], "3": [3], "0,2-4%2": [0, 2, 3, 4], "1-2": [1, 2]}
-    assert {text: cluster._task_ids(text) for text in tasks} == tasks
-
-
-def test_devices_that_contradict_the_run_are_rejected() -> None:
-    cpu, cuda = compose("distributed=cpu").distributed, compose("distributed.device=cuda").distributed
-    with pytest.raises(ConfigError, match="device=cpu leaves the GPUs of hydra.launcher.gpus_per_node=1 idle"):
-        SlurmSpec().check(cpu)
-    with pytest.raises(ConfigError, match="device=cuda needs GPUs, but hydra.launcher.gpus_per_node=0: raise it"):
-        SlurmSpec(**CPU).check(cuda)
-    SlurmSpec().check(cuda)
-    SlurmSpec(**CPU).check(cpu)
-    SlurmSpec(**CPU, sbatch={"gpus-per-task": 1}).check(cuda)
 
 
 # ------------------------------------------------------------------------------------------------------ the script
@@ -151,57 +115,6 @@ def test_invalid_points_are_listed_in_a_table_and_no_point_starts(
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (["seed=0,1", "run_dir=same"], "/same is the folder of point 0 too: remove run_dir= from a sweep"),
-        (["run_dir='a%b'"], "a%b' contains a quote, or one of % \\ $ ! `, which job scripts interpret: choose another folder"),
-        (["run_dir=file/run"], "file/run/.launch/logs cannot be created (Not a directory): set hydra.sweep.dir to a writable folder"),
-        (["hydra.sweep.dir=file/s"], "the sweep's folder file/s cannot be created (Not a directory): set hydra.sweep.dir to a writable folder"),
-    ],
-)  # fmt: skip
-def test_a_sweep_without_folders_of_its_own_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    assert message in refused(monkeypatch, capsys, *LOCAL, *QUICK, *typed).splitlines()[-1]
-    if "run_dir=file/run" not in typed:  # its folder cannot be created, known after the sweep's files are written
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_missing_programs_and_devices_print_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A dry run needs no SLURM."""
-    folder = f"hydra.sweep.dir={tmp_path}/s"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["train", *SLURM, *QUICK, folder, "seed=0,1", "hydra.launcher.dry_run=true"])
-    train.main()
-    assert "#SBATCH --array=0-1%2" in (text := capsys.readouterr().out) and text.startswith("#!/bin/bash\n")
-    assert refused(monkeypatch, capsys, *SLURM, *QUICK, folder) == (
-        "error: hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local\n"
-    )
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert refused(monkeypatch, capsys, *LOCAL, *QUICK, "hydra.launcher.parallelism=3", folder) == (
-        "error: hydra.launcher.parallelism=3 x hydra.launcher.tasks=1 is more than the 2 visible GPUs: lower "
-        "one of them, or use distributed=cpu\n"
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_missing_launchers_print_a_one_line_error(tmp_path: Path) -> None:
-    """Starts an interpreter: this process has registered the launchers."""
-    code = "import importlib.metadata as m; m.entry_points = lambda **_: (); from clipx.train import main; main()"
-    done = run(
-        sys.executable, "-c", code, "-m", "hydra/launcher=clipx_local", f"hydra.sweep.dir={tmp_path}", check=False
-    )
-    assert (done.returncode, done.stderr) == (
-        2,
-        "error: schema/launcher=local is not registered: install the package that has it (in a checkout: pip install -e .)\n",
-    )
-
-
 # --------------------------------------------------------------------------------------------------------- files
 
 
@@ -251,25 +164,3 @@ def test_a_changed_file_is_in_another_snapshot(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ errors of a site
-
-
-@pytest.mark.usefixtures("slurm")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"partition": "gpu"}, "hydra.launcher.partition=gpu does not exist: choose one of low, main"),
-        ({"cpus_per_task": 9}, "hydra.launcher.tasks_per_node x cpus_per_task=9 is more than a node of partition main has: lower it to at most 8 CPUs"),
-        ({"tasks_per_node": 3, "gpus_per_node": 3, "cpus_per_task": 1}, "hydra.launcher.gpus_per_node=3 is more than a node of partition main has: lower it to at most 2 GPUs"),
-        ({"nodes": 3}, "hydra.launcher.nodes=3 is more than partition main has: lower it to at most 2"),
-    ],
-)  # fmt: skip
-def test_requests_above_the_clusters_limits_raise_a_one_line_error(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        check_site(SlurmSpec(**{"gpus_per_node": 0, **options}))
-    assert str(raised.value) == message
-    check_site(SlurmSpec(**CPU))
-
-
-def test_an_unresponsive_slurm_command_raises_a_one_line_error() -> None:
-    with pytest.raises(ClipxError, match="squeue-of-nobody does not respond"):
-        cluster.run_slurm("squeue-of-nobody")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.processes import free_ports
 from helpers.runs import SMALL, VIT, small
-from helpers.slurm_jobs import launch_json, logs, losses, output_of, wait_for_job
+from helpers.slurm_jobs import losses
 from helpers.sweeps import make_sweep
 
 from clipx.trainer.trainer import Trainer
@@ -111,30 +111,6 @@ def test_words_of_the_command_become_launcher_options(words: list[str], command:
     assert hydra_arguments(words) == ["-m", *command]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["mpirun", "nodes=2"], "mpirun is not a script: write sbatch or torchrun, then KEY=VALUE, --, overrides"),
-        (["nodes=2", "seed"], "seed is not KEY=VALUE: put overrides of `clipx.train` after --"),
-        (["nodes=2", "submit=true"], "submit=true is not an option here: submit the printed script, or launch with -m"),
-        (["nodes=2", "network.debug=loud", "--", *RUN], "hydra.launcher.network.debug=loud: Invalid value 'loud', expected one of [version, warn, info, trace]"),
-        (["nodes=3", "gpus_per_node=0", "--", *RUN], "data.batch_size=32 is not divisible by 3 ranks: use 30 or 33"),
-        (["gpus_per_node=0", "network.ib=false", "--", *RUN], "hydra.launcher.network.ib is for NCCL and has no effect on the CPU: remove it, or use GPUs"),
-        (["torchrun", "network.p2p=false", "--", *RUN], "hydra.launcher.network.p2p is for NCCL and has no effect on the CPU: remove it, or use GPUs"),
-        (["torchrun", "partition=gpu", "--", *RUN], "hydra.launcher.partition is not a key here: the keys are "),
-        (["torchrun", "--", *RUN, "seed=0,1"], "hydra/launcher=clipx_torchrun prints the script of one run, not of 2: give one value for each key"),
-    ],
-)  # fmt: skip
-def test_invalid_words_print_an_error_and_no_script(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
-    place = [f"hydra.sweep.dir={tmp_path}/s"] if "--" in words else []
-    assert main([*words, *place]) == 2
-    out, err = capfd.readouterr()
-    assert (out, message in err.splitlines()[-1]) == ("", True), err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("kind", ["sbatch", "torchrun"])
 def test_the_script_of_one_run_uses_its_run_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], kind: str
@@ -157,25 +133,6 @@ def single_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     folder = tmp_path_factory.mktemp("alone") / "one"
     Trainer(small(folder, *VIT, "checkpoint=none")).fit()
     return losses(folder)
-
-
-@pytest.mark.usefixtures("slurm")
-def test_the_printed_script_submitted_by_sbatch_runs_on_two_nodes(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], single_losses: list[float]
-) -> None:
-    keys = (*TWO, "gpus_per_node=0", "cpus_per_task=1")
-    assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 0
-    text = capfd.readouterr().out
-    assert (tmp_path / "s/.launch/script.sh").read_text() == (tmp_path / "s/0/.launch/script.sh").read_text() == text
-    assert launch_json(tmp_path / "s/0", "point")["job"] is None
-    job = output_of("sbatch", "--parsable", str(tmp_path / "s/.launch/script.sh"))
-    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "s/0")
-    assert launch_json(tmp_path / "s/0", "result")["state"] == "finished"
-    assert launch_json(tmp_path / "s/0", "point")["job"] == job
-    assert "on 2 x cpu" in logs(tmp_path / "s/0")
-    assert losses(tmp_path / "s/0") == pytest.approx(single_losses, rel=1e-5)
-    assert main([*keys, "--", *RUN, f"hydra.sweep.dir={tmp_path}/s"]) == 2
-    assert "are finished or in the queue: nothing to submit" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -158,21 +158,7 @@ def test_the_container_forwards_sigterm_and_waits_for_the_run_to_save(tmp_path: 
         assert pod.wait(timeout=600) == 75
 
 
-def test_the_job_replaces_pods_that_exit_with_75_without_counting_them() -> None:
-    job = list(yaml.safe_load_all((SITES / "kubernetes.yaml").read_text()))[1]["spec"]
-    (rule,) = (rule for rule in job["podFailurePolicy"]["rules"] if "onExitCodes" in rule)
-    assert (rule["action"], rule["onExitCodes"]["values"]) == ("Ignore", [75])
-    assert rule["onExitCodes"]["containerName"] == job["template"]["spec"]["containers"][0]["name"]
-
-
 @pytest.mark.parametrize("site", ["pbs.sh", "lsf.sh"])
 def test_the_job_scripts_of_other_schedulers_start_a_valid_run(site: str) -> None:
     (words,) = re.findall(r"^run=\((.*)\)$", (SITES / site).read_text(), re.M)
     compose(*shlex.split(words)).data.check_ranks(16)
-
-
-def test_the_readme_names_each_file() -> None:
-    text = (ROOT / "launch/README.md").read_text()
-    for path in SITES.rglob("*.*"):
-        assert path.is_dir() or f"`{path.relative_to(SITES)}`" in text
-    assert "`Dockerfile`" in text

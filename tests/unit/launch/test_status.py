@@ -6,21 +6,17 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.runs import VIT, rows, small
-from helpers.sweeps import idle_process, make_sweep, refused, set_launcher, states, write_lock
+from helpers.sweeps import idle_process, make_sweep, set_launcher, states, write_lock
 
-from clipx.run.lock import LOCK, Holder
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
 from clipx_launch.cluster import Job
-from clipx_launch.commands import status
 from clipx_launch.commands.runs import runs_in, sweep_runs
 from clipx_launch.commands.state import state_of
 from clipx_launch.point import Result
@@ -32,24 +28,6 @@ def run_with(folder: Path, age: float, *events: dict[str, object], now: float | 
     (folder / "config.yaml").touch()
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "cut')
-
-
-def test_incomplete_metrics_and_events_lose_only_their_lines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, now = tmp_path / "runs" / "one", time.time()
-    run.parent.mkdir()
-    run_with(run, 2, {"event": "start", "time": now - 9}, {"event": "end", "time": now}, now=now)
-    for name in ("metrics.jsonl", "events.jsonl"):
-        path = run / name
-        path.write_text('{"step": 1, "eve\n' + path.read_text())
-    with (run / "events.jsonl").open("ab") as file:  # on the incomplete last line
-        file.write(b'{"time": 0, "event": "requeued"}\n{"time": 0, "event": "end"}\n')
-    (found,) = runs_in([tmp_path])
-    assert [row["step"] for row in found.rows] == [3]
-    assert [e["event"] for e in found.events] == ["start", "end", "requeued", "end"]
-    assert main(["status", str(tmp_path)]) == 0
-    assert "runs/one │ finished │    3" in capsys.readouterr().out
 
 
 def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,8 +127,6 @@ def test_states_of_local_points_follow_their_files_and_processes(tmp_path: Path)
     ("job", "error", "expected"),
     [
         ("PREEMPTED", "SIGTERM: stopped after step 3", ("preempted", "SIGTERM: stopped after step 3")),
-        ("CANCELLED", "SIGTERM: stopped after step 3", ("cancelled", "SIGTERM: stopped after step 3")),
-        ("PREEMPTED", None, ("preempted", "job 7 is preempted")),
         ("NODE_FAIL", None, ("failed", "job 7 is node_fail")),
     ],
 )
@@ -178,97 +154,9 @@ def test_only_overrides_that_differ_between_points_are_shown(
     assert "lr" not in shown
 
 
-@pytest.mark.parametrize("command", [["status"], ["results", "--metric", "train/loss"]])
-def test_overrides_and_reasons_are_not_read_as_markup(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
-    sweep = make_sweep(tmp_path, ["evaluator=[]"], ["evaluator=[zeroshot]"])
-    point = sweep.planned[0].point
-    point.overrides.append("+note=[/x]")
-    point.write()
-    run_with(tmp_path / "0", 5, START)
-    point.write_result(Result("failed", 1, error="an odd [/y] \x1b[2J"))
-    assert main([command[0], str(tmp_path), *command[1:]]) == 0
-    shown = capsys.readouterr().out
-    assert "[/x]" in shown
-    assert "[zeroshot]" in shown
-    if command == ["status"]:
-        assert r"an odd [/y] \x1b[2J" in shown
-
-
-def test_runs_of_several_folders_are_named_with_their_folder(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        make_sweep(tmp_path / name, ["seed=0"])
-    run_with(tmp_path / "c", 5, START)
-    folders = [tmp_path / name for name in "abc"]
-    assert [run.name for run in runs_in(folders)] == [f"{tmp_path}/a/0", f"{tmp_path}/b/0", f"{tmp_path}/c"]
-    assert [run.name for run in runs_in([tmp_path])] == ["a/0", "b/0", "c"]
-    assert [run.name for run in runs_in(folders[:1])] == ["0"]
-
-
-def test_watch_ends_with_the_last_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(status, "_POLL_S", 0.05)
-    run_with(tmp_path / "run", 5, START)
-    with idle_process() as (child, holder):
-        write_lock(tmp_path / "run", holder)
-        watch = threading.Thread(target=main, args=(["status", str(tmp_path), "--watch"],))
-        watch.start()
-        watch.join(1)
-        assert watch.is_alive()
-        child.kill()
-        child.wait()
-        watch.join(600)
-        assert not watch.is_alive()
-    out = capsys.readouterr().out
-    assert "its process has ended" in out
-    assert out.endswith("\n")
-
-
-def broken_point(folder: Path) -> list[str]:
-    make_sweep(folder / "s", ["seed=0"])
-    (folder / "s/0/.launch/point.json").write_text('{"index": 0}')
-    return ["status", str(folder)]
-
-
-def truncated_sweep(folder: Path) -> list[str]:
-    make_sweep(folder / "s", ["seed=0"])
-    (folder / "s/.launch/sweep.json").write_text("{")
-    return ["best", str(folder / "s")]
-
-
-@pytest.mark.parametrize(
-    ("typed", "code", "message"),
-    [
-        (lambda folder: ["status", str(folder)], 2, "{folder} contains no run: give a folder of runs"),
-        (lambda folder: ["status", "nowhere"], 2, "/nowhere does not exist: check the path"),
-        (lambda folder: ["cancel", str(folder)], 2, "{folder} contains no sweep (no .launch/sweep.json): give the hydra.sweep.dir of a sweep"),
-        (broken_point, 1, "{folder}/s/0/.launch/point.json cannot be read: restore it, or delete it and launch again"),
-        (truncated_sweep, 1, "{folder}/s/.launch/sweep.json cannot be read: restore it, or delete it and launch again"),
-        (lambda folder: ["status", "--watch", "--json"], 2, "argument --json: not allowed with argument --watch: clipx-sweep status --help lists the commands and options"),
-        (lambda folder: ["stats"], 2, "argument COMMAND: invalid choice: 'stats' (choose from 'status', 'logs', 'cancel', 'resume', 'best', 'results', 'report', 'script'): clipx-sweep --help lists the commands and options"),
-        (lambda folder: ["logs", str(folder), "--lines", "-1"], 2, "--lines=-1 must be 0 (all) or more"),
-        (lambda folder: ["cancel", str(folder), "--wait=nan"], 2, "--wait=nan must be 0 s or more: the default is 120"),
-    ],
-)  # fmt: skip
-def test_invalid_commands_and_folders_print_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: Callable[[Path], list[str]], code: int, message: str
-) -> None:
-    assert refused(capsys, *typed(tmp_path), code=code).endswith(message.format(folder=tmp_path) + "\n")
-
-
 def test_the_command_imports_no_torch(tmp_path: Path) -> None:
     run_with(tmp_path, 5, START)
     code = f"import sys; from clipx_launch.__main__ import main; main(['status', {str(tmp_path)!r}]); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout.endswith("False\n")
     assert "running" in done.stdout
-
-
-def test_an_unreadable_lock_is_ignored(tmp_path: Path) -> None:
-    run_with(tmp_path, 5, START)
-    (tmp_path / LOCK).write_text("{")
-    assert runs_in([tmp_path])[0].state == "running"
-    write_lock(tmp_path, Holder.current())
-    assert runs_in([tmp_path])[0].state == "running"

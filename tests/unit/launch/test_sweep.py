@@ -5,26 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from helpers.slurm_jobs import QUICK, SLURM
 from helpers.sweeps import make_sweep
 
-from clipx import train
 from clipx_launch import progress, sweep
 from clipx_launch.point import Result
 from clipx_launch.progress import ProgressDisplay
-
-
-def test_a_large_sweep_shows_its_progress_on_stderr(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (*SLURM, "hydra.launcher.submit=false", f"hydra.sweep.dir={tmp_path}/s", *QUICK, "seed=range(20)")
-    monkeypatch.setattr("sys.argv", ["train", *words])
-    train.main()
-    out, errors = capsys.readouterr()
-    assert errors == "checking: 20 points\nwriting: 20 points\n"
-    assert out.startswith("#!/bin/bash\n")
-    assert len(list(tmp_path.glob("s/*/.launch/config.yaml"))) == 20
 
 
 def test_a_point_is_finished_only_with_the_same_configuration(tmp_path: Path) -> None:

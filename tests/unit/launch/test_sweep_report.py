@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from helpers.html_page import Page
 from helpers.runs import VIT, rows, small
-from helpers.sweeps import refused
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
@@ -183,41 +181,6 @@ def test_the_page_is_whole_without_a_network_and_shows_all_sections(written: tup
     assert (page.tags["script"], page.tags["style"], page.tags["svg"], page.tags["img"]) == (5, 1, 0, 0)
 
 
-def test_all_points_are_rows_lines_and_curves(written: tuple[str, dict[str, Any]]) -> None:
-    """The failed, the unfinished and the nan point included."""
-    page = Page(written[0])
-    data, (metric, loss) = page.data["parallel"], page.data["charts-runs"]["charts"]
-    ids = [f"r{number}" for number in range(36)]
-    assert [value for tag, name, value in page.attributes if (tag, name) == ("tr", "data-run")] == ids
-    names = ["objective", "data.batch_size", "data.mismatched", "seed", "retrieval/recall@1 (mean of 2), %"]
-    assert [axis["name"] for axis in data["axes"]] == names
-    finals = [value_of(typed) for typed in GRID[:35]]
-    low, high = min(finals), max(finals)
-    assert data["ranks"][:35] == pytest.approx([(final - low) / (high - low) for final in finals], abs=1e-4)
-    assert data["axes"][-1]["at"][:35] == data["ranks"][:35]
-    assert (data["ranks"][35], data["axes"][-1]["at"][35]) == (None, None)
-    assert data["styles"] == [k // 12 for k in range(36)], "the colours of the contenders, here and in the curves"
-    order = [series["run"] for series in metric["series"]]
-    assert sorted(order) == sorted(ids)
-    assert order[-1] == ids[finals.index(high)], "the best on top"
-    by_run = {series["run"]: series for series in metric["series"]}
-    assert [by_run[name]["y"][-1] for name in ids[:35]] == pytest.approx(finals, rel=1e-4)
-    assert by_run["r35"]["bads"] == 4
-    assert {series["run"]: series["style"] for series in loss["series"]} == dict(zip(ids, data["styles"], strict=True))
-
-
-def test_commands_versions_and_dates_are_those_of_the_runs(sweep: Path, written: tuple[str, dict[str, Any]]) -> None:
-    page, document = written
-    assert document["commands"] == ["python -m clipx.train -m objective=infonce,dcl,sogclr 'logger=[]'"]
-    assert document["versions"] == {"clipx": ["0.1.0+1f"], "torch": ["2.15.0"], "timm": ["1.0.31"], "python": ["3.11"]}
-    assert document["dates"] == ["2025-06-15", "2025-06-15"]
-    shown = Page(page).text
-    assert "python -m clipx.train -m objective=infonce,dcl,sogclr 'logger=[]'" in shown
-    assert "python -m clipx.train objective=sogclr data.batch_size=16 data.mismatched=0.2 seed=2" in shown
-    assert "clipx 0.1.0+1f; torch 2.15.0; timm 1.0.31; python 3.11" in shown
-    assert str(sweep) not in page + json.dumps(document)
-
-
 def test_text_of_users_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>&\"\n\x1b\u202e</td>"
     folder = tmp_path / "a <b>sweep & more"
@@ -256,13 +219,8 @@ def tuned(*typed: str) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("typed", "arguments", "by", "x", "tied", "baseline"),
     [
-        (tuned("duration=4ep"), [], [], None, [], {}),
         (tuned("optimizer.lr=1e-2", "optimizer.lr=1e-3"), [], [], "optimizer.lr", [], {"optimizer.lr": "1e-3"}),
-        (tuned("optimizer.lr=1e-2", "optimizer.lr=1e-3"), ["--by", "optimizer.lr"], ["optimizer.lr"], None, [], {"optimizer.lr": "1e-3"}),
         (tuned("objective=a optimizer.lr=1", "objective=b optimizer.lr=2"), [], ["objective"], None, ["optimizer.lr"], {"objective": "a"}),
-        (tuned("objective=a optimizer.lr=1", "objective=a optimizer.lr=2", "objective=b optimizer.lr=2"), [], ["objective"], "optimizer.lr", [], {"objective": "a"}),
-        (tuned("optimizer=lion model=a", "optimizer=lion model=b", "optimizer=sgd model=a"), ["--by", "optimizer,model"], ["optimizer", "model"], None, [], {"optimizer": "lion", "model": "a"}),
-        (tuned("duration=4ep", "duration=4ep stages=1"), [], ["stages"], None, [], {"stages": "(not given)"}),
         (tuned("model=a lr=1 data.batch_size=8", "model=a lr=1 data.batch_size=64", "model=b lr=2 data.batch_size=8"), ["--baseline", "model=b"], ["model"], "data.batch_size", ["lr"], {"model": "b"}),
     ],
 )  # fmt: skip
@@ -280,45 +238,6 @@ def test_roles_of_overrides_are_chosen_by_what_varies(
     assert ("not reached" in text) >= any(reach["note"] == "not reached" for reach in document["samples_to_reach"])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--x", "data.batchsize"], "--x=data.batchsize does not vary between groups of points: give one of objective, data.batch_size, data.mismatched (did you mean data.batch_size?)"),
-        (["--by", "seed"], "--by=seed does not vary between groups of points: give one of objective,"),
-        (["--x", "objective"], "--x=objective must be a number for all points, and is infonce and dcl and sogclr: choose another key"),
-        (["--by", "data.batch_size", "--x", "data.batch_size"], "--x=data.batch_size is also in --by=data.batch_size: choose another key for one of them"),
-        (["--baseline", "objective"], "--baseline=objective is not KEY=VALUE[,KEY=VALUE…]"),
-        (["--baseline", "objective=dlc"], "--baseline=objective=dlc: no point has objective=dlc: give one of infonce, dcl, sogclr"),
-        (["--metric", "recall"], "metric=recall is not a metric of these runs"),
-        (["--metric", f"train/loss,{I2T}"], "mixes losses, shares or other numbers"),
-        (["--out", "report.txt"], "--out=report.txt must end in .html"),
-        (["--out", "nowhere/report.html"], "--out=nowhere/report.html: nowhere is not a folder"),
-    ],
-)  # fmt: skip
-def test_options_that_do_not_fit_print_a_one_line_error(
-    sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert message in refused(capsys, "report", sweep, *arguments)
-
-
-def test_folders_that_cannot_be_reported_print_a_one_line_error(
-    runs: list[Path], sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    unfinished = tmp_path / "unfinished"
-    write_sweep(unfinished, ["seed=0"], ["seed=1"])
-    for arguments, message in (
-        ([sweep, tmp_path], f"{tmp_path} contains no sweep (no .launch/sweep.json)"),
-        ([sweep, sweep], "a folder is given twice"),
-        ([unfinished], "none of 2 runs has finished with a value of train/loss"),
-        (runs[:1], f"{runs[0]} is one run, whose report is {runs[0]}/report.html: give two or more runs, or a sweep"),
-        ([*runs, sweep], f"{runs[0]} is a run, no sweep: give two or more runs, or sweeps alone"),
-        ([runs[0], tmp_path], f"{tmp_path} is no run (no config.yaml): give two or more runs, or sweeps alone"),
-        ([runs[0], tmp_path / "x"], f"{tmp_path}/x is no run (no config.yaml): give two or more runs, or sweeps alone"),
-        ([runs[0], runs[0]], "a folder is given twice"),
-    ):
-        assert message in refused(capsys, "report", *arguments)
-
-
 def test_a_loss_is_compared_by_its_lowest_value_and_a_worse_group_does_not_reach_the_baseline(sweep: Path) -> None:
     found = report(sweep, "--metric", "train/loss")[1]
     assert (found["metric"], found["lowest"]) == (["train/loss"], True)
@@ -327,29 +246,6 @@ def test_a_loss_is_compared_by_its_lowest_value_and_a_worse_group_does_not_reach
     found = report(sweep, "--baseline", "objective=dcl")[1]
     notes = [reach["note"] for reach in found["samples_to_reach"] if reach["group"]["objective"] == "infonce"]
     assert notes == ["not reached"] * 4
-
-
-def test_seeds_evaluated_after_different_samples_have_no_common_curve(tmp_path: Path) -> None:
-    for point in write_sweep(tmp_path, *tuned("objective=infonce", "objective=dcl")):
-        write_run(point, 0.5)
-        path = point.folder / "metrics.jsonl"
-        moved = [{**row, "samples": row["samples"] + point.index} for row in rows(point.folder)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in moved))
-    text, document = report(tmp_path)
-    assert [cell["curve"] for cell in document["cells"]] == [[], []]
-    assert {reach["note"] for reach in document["samples_to_reach"]} == {
-        "the seeds were not evaluated after the same samples"
-    }
-    assert "No group has seeds that were evaluated after the same samples." in text
-
-
-def test_of_means_that_are_shown_equal_none_is_bold(tmp_path: Path) -> None:
-    points = write_sweep(tmp_path, ["objective=a"], ["objective=b"], ["objective=c"])
-    for point, final in zip(points, (0.50001, 0.50002, 0.4), strict=True):
-        write_run(point, final)
-    assert "<b>" not in report(tmp_path)[0]
-    write_run(write_sweep(tmp_path, ["objective=a"])[0], 0.6)
-    assert "<b>60.00</b>" in report(tmp_path)[0]
 
 
 # ---------------------------------------------------------------------------------------------- runs outside a sweep
@@ -397,37 +293,3 @@ def test_runs_are_compared_by_the_options_that_differ(runs: list[Path]) -> None:
     assert document["versions"]["clipx"][0].startswith("0.1.0+")
     assert "<h2>Temperature τ</h2>" in text
     assert [(run / "report.html").read_bytes() for run in runs if (run / "report.html").exists()] == own
-
-
-def test_runs_that_differ_in_their_seed_are_a_group(runs: list[Path], tmp_path: Path) -> None:
-    copies = [tmp_path / name for name in ("a", "b", "c")]
-    for copy, run, seed in zip(copies, (runs[0], runs[0], runs[1]), (0, 1, 0), strict=True):
-        shutil.copytree(run, copy)
-        config = (copy / "config.yaml").read_text()
-        assert "\nseed: 0\n" in config
-        (copy / "config.yaml").write_text(config.replace("\nseed: 0\n", f"\nseed: {seed}\n"))
-    _, document = comparison(*copies)
-    assert [(cell["overrides"]["objective"], cell["seeds"]) for cell in document["cells"]] == [
-        ("infonce", ["0", "1"]), ("siglip", ["0"]),
-    ]  # fmt: skip
-    shutil.copytree(runs[0], tmp_path / "d")
-    _, repeated = comparison(copies[0], tmp_path / "d")
-    assert [cell["overrides"] for cell in repeated["cells"]] == [{"run": "a"}, {"run": "d"}], "equal runs are compared"
-
-
-@pytest.mark.slow
-def test_the_page_of_300_points_is_smaller_than_2_mb(tmp_path: Path) -> None:
-    typed = [
-        [f"contender=c{c}", f"data.batch_size={b}", f"data.mismatched={m}", f"seed={s}"]
-        for c in range(10) for b in (16, 64, 256) for m in (0, 0.2) for s in range(5)
-    ]  # fmt: skip
-    random = np.random.default_rng(0)
-    for point in write_sweep(tmp_path, *typed):
-        write_run(point, float(random.normal(0.5, 0.02)))
-        row = {"epoch": 1, "seconds": 1.75e9, "train/temperature": 0.07, "train/gamma": 0.5, "train/log_u": -1.0}
-        extra = [{"step": s, "samples": 16 * s, **row, "train/loss": float(random.normal())} for s in range(1, 400)]
-        with (point.folder / "metrics.jsonl").open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in extra)
-    text, document = report(tmp_path)
-    assert len(text.encode()) < 2e6
-    assert (len(document["cells"]), document["left_out"]) == (60, [])

@@ -5,19 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet
 import pytest
 from helpers.runs import rows
-from helpers.sweeps import idle_process, make_sweep, refused, train, write_lock
-from helpers.waiting import wait_until
+from helpers.sweeps import make_sweep, train
 
 from clipx_launch.__main__ import main
-from clipx_launch.commands import logs
-from clipx_launch.commands.runs import varied
 from clipx_launch.point import Result
 
 TYPED = (
@@ -65,17 +61,6 @@ def test_the_best_point_has_the_best_last_value(
     assert (found["points"], found["points_with_value"], found["step"]) == (4, 2, 4)
 
 
-def test_best_prints_the_best_point_by_the_first_headline_metric(
-    sweep: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["best", str(sweep)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith(METRIC)
-    assert "finished; of 4 points 2 have a value" in shown
-    assert "optimizer.lr=" in shown
-    assert f"'{sweep}/" in shown, "quoted for the shell"
-
-
 @pytest.fixture(scope="module")
 def written(sweep: Path) -> list[dict[str, Any]]:
     assert main(["results", str(sweep)]) == 0
@@ -96,27 +81,6 @@ def test_results_have_a_row_per_point_in_both_files(sweep: Path, written: list[d
     text = (sweep / "results.csv").read_text()
     for row, other in zip(written, csv.DictReader(io.StringIO(text)), strict=True):
         assert {name: "" if value is None else str(value) for name, value in row.items()} == other
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["best", "--metric", "eval/retrieval/text_to_image/median_rnk"], "(did you mean eval/retrieval/text_to_image/median_rank?)"),
-        (["results", "--metric", "top1"], "metric=top1 is not a metric of these runs: give one of eval/retrieval/"),
-        (["logs", "7"], "point 7 is not in this sweep: give one of 0, 1, 2, 3"),
-        (["cancel", "7"], "point 7 is not in this sweep: give one of 0, 1, 2, 3"),
-        (["logs", "2", "--rank", "2"], "--rank=2 has no log at point 2: give one of 0, 1"),
-    ],
-)  # fmt: skip
-def test_unknown_metrics_points_and_ranks_print_a_one_line_error(
-    sweep: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert message in refused(capsys, arguments[0], sweep, *arguments[1:])
-
-
-def test_a_sweep_without_values_prints_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_sweep(tmp_path, ["seed=0"])
-    assert f"metric=train/loss has no value yet in {tmp_path}" in refused(capsys, "best", tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------- logs
@@ -140,53 +104,3 @@ def test_logs_shows_all_ranks_of_failed_points(sweep: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == (
         f"no point has failed; name one of the points with logs:\n  2  starting  2 in {folder}\n"
     )
-
-
-def test_followed_logs_continue_until_the_point_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logs, "_POLL_S", 0.02)
-    point = make_sweep(tmp_path, ["seed=0"]).planned[0].point
-    log, printed = point.logs / "local.0.log", ""
-    log.write_text("before\n")
-
-    def wait_for(text: str) -> None:
-        def is_printed() -> bool:
-            nonlocal printed
-            printed += capsys.readouterr().out
-            return text in printed
-
-        wait_until(is_printed, lambda: f"{text!r} was not printed: {printed!r}")
-
-    with idle_process() as (_, holder):
-        write_lock(point.folder, holder)
-        follow = threading.Thread(target=main, args=(["logs", str(tmp_path), "0", "--follow"],))
-        follow.start()
-        wait_for("before\n")
-        for name, text in (("local.0.log", "before\nafter\n"), ("local.1.log", "of another rank\n")):
-            (point.logs / name).write_text(text)
-            wait_for(text.splitlines()[-1])
-        assert follow.is_alive()
-        point.write_result(Result("finished"))
-        follow.join(600)
-        assert not follow.is_alive()
-    printed += capsys.readouterr().out
-    assert printed == (
-        f"==> {log} <==\nbefore\nafter\n==> {point.logs}/local.1.log <==\nof another rank\n"
-    )  # fmt: skip
-
-
-def test_of_equal_points_the_first_is_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for planned in make_sweep(tmp_path, *([f"seed={seed}"] for seed in range(4))).planned:
-        value = {0: 2.0, 3: 2.0}.get(planned.point.index, 1.0)
-        row = {"step": 1, "samples": 32, "epoch": 0.1, "seconds": 0, "train/loss": value, "eval/a/top1": value}
-        (planned.point.folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    for metric, best in (("eval/a/top1", 0), ("train/loss", 1)):
-        main(["best", str(tmp_path), "--metric", metric, "--json"])
-        assert json.loads(capsys.readouterr().out)["point"] == best
-
-
-def test_overrides_common_to_all_points_are_omitted() -> None:
-    assert varied([["a=1", "b=1"], ["a=1", "b=2", "+c=x=y"], ["~d", "a=1"]]) == [
-        {"b": "1"}, {"b": "2", "c": "x=y"}, {"d": ""},
-    ]  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -67,34 +66,6 @@ def test_a_previous_handler_runs_after_the_save_unless_it_is_pythons_default(
             stop.call_previous_handler(COMM)  # must not raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGUSR2, before)
-
-
-def test_an_ignored_signal_stays_ignored() -> None:
-    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        with StopSignals() as stop:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            assert stop.received is None
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_use_in_another_thread_logs_that_signals_have_no_effect(
-    handlers: list[object], caplog: pytest.LogCaptureFixture
-) -> None:
-    def work() -> None:
-        with StopSignals() as stop:
-            assert [signal.getsignal(number) for number in SIGNALS] == handlers
-            found.append(stop.received_by_any(COMM))
-
-    found: list[str | None] = []
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert found == [None]
-    assert caplog.messages == [
-        "signals do not stop this run after a step: it does not run in the main thread of the program"
-    ]
 
 
 def test_a_forked_process_ignores_the_signals(capfd: pytest.CaptureFixture[str]) -> None:

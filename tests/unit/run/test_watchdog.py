@@ -5,17 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from types import FrameType
-
-import pytest
-from helpers.waiting import wait_until
 
 from clipx.errors import Exit
-from clipx.run.process import WRITE_S
-from clipx.run.watchdog import Watchdog
 
 SCRIPT = """
 import ctypes, sys, time
@@ -94,35 +86,3 @@ def test_a_stalled_run_ends_even_if_its_threads_cannot_run(tmp_path: Path) -> No
     done = run_watched(tmp_path, "lock", timeout_s=10)
     assert done.returncode == Exit.FAILED
     assert "in holds_the_interpreter_lock" in done.stderr
-
-
-def test_the_timer_in_c_is_started_at_once_and_restarted_by_the_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[tuple[str, float]] = []
-
-    def start(seconds: float, **_: object) -> None:
-        started.append((threading.current_thread().name, seconds))
-
-    monkeypatch.setattr("faulthandler.dump_traceback_later", start)
-    with Watchdog(600, tmp_path, 0, print):
-        wait_until(lambda: len(started) >= 3)
-    assert started[:3] == [("MainThread", 600 + WRITE_S), *[("watchdog", 600 + WRITE_S)] * 2]
-
-
-def test_a_beat_only_reads_the_clock(tmp_path: Path) -> None:
-    """It takes well under 1 us."""
-    calls: list[object] = []
-
-    def record(frame: FrameType, event: str, called: object) -> None:
-        if event in ("call", "c_call"):
-            calls.append(frame.f_code if event == "call" else called)
-
-    with Watchdog(600, tmp_path, 0, print) as watchdog:
-        before = sys.getprofile()
-        sys.setprofile(record)
-        try:
-            watchdog.beat(7)
-        finally:
-            sys.setprofile(before)
-    assert calls == [Watchdog.beat.__code__, time.monotonic, sys.setprofile]
