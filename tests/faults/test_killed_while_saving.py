@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
-import signal
-import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -118,34 +114,3 @@ def test_files_are_synced_before_the_checkpoint_is_renamed(tmp_path: Path, monke
     files = ["shard.00001-of-00001.safetensors", "tensors.safetensors", "state.json", "MANIFEST.json"]
     assert done[:4] == [f"sync {file}" for file in files]
     assert done[4].startswith("sync tmp.step-00000001.") and done[5:] == ["name step-00000001", "sync run"]
-
-
-def test_a_kill_at_a_random_time_loses_no_complete_checkpoint(folder: Path) -> None:
-    """Kills a process that saves continuously by SIGKILL.
-
-    At least 20 times, and until more than 5 kills hit the middle of a save.
-    """
-
-    def child(first: int, pipe: Connection) -> None:
-        run = make_writer(folder / "run", keep_last=2, hooks={"on_commit": lambda _: pipe.send(None)})
-        for step in range(first, first + 100_000):
-            run.save(step, state(step, step) | {"large": torch.full((300_000,), float(step))}, {})
-
-    rng = random.Random(0)
-    newest, stumps, kills = 0, 0, 0
-    # the number of kills that hit a save depends on the machine's load
-    while kills < 20 or (stumps <= 5 and kills < 300):
-        kills += 1
-        mine, theirs = fork.Pipe(duplex=False)
-        process = fork.Process(target=child, args=(newest + 1, theirs))
-        process.start()
-        mine.recv()  # the child has saved once
-        time.sleep(rng.uniform(0, 0.03))
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join(600)
-        stumps += len(list((folder / "run").glob("tmp.*")))
-        found = load_tensors(folder / "run")
-        assert found["a/n"] > newest and found["large"].eq(found["a/n"]).all()
-        newest = int(found["a/n"])
-    assert stumps > 5, "too few kills hit the middle of a save"

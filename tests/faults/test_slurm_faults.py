@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,16 +31,12 @@ from helpers.slurm_jobs import (
     rows,
     slurm_tasks,
     wait_for_job,
-    wait_for_signal,
     wait_for_steps,
 )
-from helpers.sweeps import make_sweep, states
+from helpers.sweeps import states
 from helpers.waiting import wait_until
 
 from clipx.trainer.trainer import Trainer
-from clipx_launch import cluster
-from clipx_launch import slurm as launcher
-from clipx_launch.options import SlurmSpec
 
 pytestmark = pytest.mark.slow
 STEPS = 40
@@ -71,13 +65,6 @@ def accounted_conf(slurm_conf: Path) -> Iterator[Path]:
 def accounted(accounted_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SLURM_CONF", str(accounted_conf))
     return accounted_conf
-
-
-@pytest.fixture
-def cgroup(slurm_conf: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with started(Kind.cgroup) as conf:
-        monkeypatch.setenv("SLURM_CONF", str(conf))
-        yield
 
 
 @pytest.fixture
@@ -141,13 +128,6 @@ def test_a_preempted_run_saves_at_sigterm_and_resumes_when_resources_are_free(
     check_preemption(uninterrupted, tmp_path, "SIGTERM")
 
 
-@pytest.mark.usefixtures("alone")
-def test_a_run_preempted_with_preemptmode_cancel_is_requeued_by_its_script(tmp_path: Path, uninterrupted: Path) -> None:
-    """SLURM has cancelled the job when the script requeues it, because there is no GraceTime."""
-    output_of("scontrol", "update", "partitionname=low", "PreemptMode=CANCEL", "GraceTime=0")
-    check_preemption(uninterrupted, tmp_path, "SIGTERM")
-
-
 def test_a_killed_rank_is_named_in_the_result_and_retried_on_another_node(slurm: Path, tmp_path: Path) -> None:
     point = tmp_path / "0"
     two = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.max_retry=1", "checkpoint.every=2st")
@@ -172,21 +152,6 @@ def test_a_killed_rank_is_named_in_the_result_and_retried_on_another_node(slurm:
     assert [event["message"] for event in retried] == [message]
 
 
-@pytest.mark.usefixtures("accounted")
-def test_a_preempted_run_saves_at_the_signal_option_when_it_arrives_first(tmp_path: Path, uninterrupted: Path) -> None:
-    check_preemption(uninterrupted, tmp_path, "SIGUSR1")
-
-
-@pytest.mark.usefixtures("cgroup")
-def test_a_signal_sent_only_to_the_task_also_ends_its_loader_processes(tmp_path: Path, uninterrupted: Path) -> None:
-    job = submitted(tmp_path)
-    wait_for_steps(tmp_path / "0")
-    output_of("scancel", "--signal=USR1", job)
-    wait_for_signal(tmp_path / "0")
-    assert restarts_of_identical_run(uninterrupted, tmp_path, job) == 1
-    assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
-
-
 def test_a_run_longer_than_its_time_limit_matches_an_uninterrupted_run(
     slurm: Path, tmp_path: Path, uninterrupted: Path
 ) -> None:
@@ -206,24 +171,6 @@ def test_a_run_longer_than_its_time_limit_matches_an_uninterrupted_run(
     assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
 
 
-def test_a_requeued_run_resumes_and_fails_after_max_requeue_with_a_log_line(slurm: Path, tmp_path: Path) -> None:
-    point, job = tmp_path / "0", submitted(tmp_path, "hydra.launcher.max_requeue=1")
-    wait_for_steps(point)
-    output_of("scontrol", "requeue", job)
-    resumed = wait_until(lambda: re.search(r"resumed  at step (\d+),", logs(point)), "the run does not resume")
-    assert f"SIGTERM: stopped after step {resumed[1]} of" in logs(point)
-    wait_for_steps(point, int(resumed[1]) + 2)
-    output_of("scancel", "--signal=USR1", job)
-    assert wait_for_job(job) == ["FAILED"]
-    assert slurm_tasks(job)[0]["Restarts"] == "1"
-    line = "stopped and saved, but not requeued (hydra.launcher.max_requeue=1)"
-    assert line in (tmp_path / f".launch/logs/{job}.log").read_text()
-    assert [row["step"] for row in rows(point)] == list(range(1, len(rows(point)) + 1))
-    state, reason = states(tmp_path)["0"]
-    assert state == "stopped"
-    assert reason.startswith("SIGUSR1: stopped after step")
-
-
 def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
     accounted: Path, tmp_path: Path, uninterrupted: Path
 ) -> None:
@@ -241,21 +188,3 @@ def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
     finally:
         slurm_cluster.start(accounted.parent, Kind.accounted)
     assert "resumed  at step 4," in logs(tmp_path / "0")
-
-
-@pytest.mark.usefixtures("accounted")
-def test_the_state_of_an_old_job_is_read_from_accounting(tmp_path: Path) -> None:
-    spec = SlurmSpec(gpus_per_node=0, cpus_per_task=1, setup=["exit 3"], sbatch={"hold": True})
-    launcher.start(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
-    (job,) = launch_json(tmp_path, "sweep")["jobs"]
-    output_of("scontrol", "release", f"{job}_0")
-    wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), "point 0 does not end")
-    output_of("scancel", job)
-    expected = {"0": ("failed", f"job {job}_0 is failed"), "1": ("cancelled", f"job {job}_1 is cancelled")}
-    wait_until(lambda: states(tmp_path) == expected, lambda: str(states(tmp_path)))
-    known = ("scontrol", "show", "job", job)
-    wait_until(
-        lambda: subprocess.run(known, capture_output=True, check=False).returncode, f"job {job} is not forgotten"
-    )
-    wait_until(lambda: states(tmp_path) == expected, lambda: str(states(tmp_path)))
-    assert cluster.final_states({"999999"}) == {}

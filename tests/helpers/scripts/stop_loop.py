@@ -4,7 +4,7 @@
 
 Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving ends when
 the file `release` exists, and signals that come when `later` exists are no repeats of the first; `requeue`, the same, SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has
-received; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever; `crash`, rank 1 raises an unexpected error;
+received; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever;
 `busy`, rank 1 makes progress without the others; `wait`, all ranks wait for what does not come, outside of a collective.
 """
 
@@ -76,8 +76,6 @@ class Loop:
         if self.comm.rank == 1 and self.step == 20:
             if self.fault == "fail":
                 raise DataError("the shard is gone: bring it back")
-            if self.fault == "crash":
-                raise RuntimeError("a bug of\nrank 1")
             if self.fault == "stuck":
                 time.sleep(1000)
 

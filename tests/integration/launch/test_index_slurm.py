@@ -87,14 +87,3 @@ def test_an_array_writes_the_same_index_as_a_single_process(shards: Path, monkey
     assert indexed
     assert of_array == of_process
     assert of_process["samples"] == sum(range(SHARDS))
-
-
-def test_a_failed_part_is_a_failed_task_and_can_be_rerun(shards: Path) -> None:
-    content = (shards / "00005.tar").read_bytes()
-    (shards / "00005.tar").unlink()
-    theirs = 5 % PARTS + 1
-    assert array(shards) == {k: "FAILED" if k == theirs else "COMPLETED" for k in range(1, PARTS + 1)}
-    assert re.search(r"^error: shard \S*00005.tar does not exist: check the path$", output(shards)[theirs], re.M)
-    (shards / "00005.tar").write_bytes(content)
-    assert array(shards, theirs) == {theirs: "COMPLETED"}, output(shards)
-    assert not read_manifest(shards, "manifest.json")[1], "the other parts were not cached"

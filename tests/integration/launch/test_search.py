@@ -15,7 +15,7 @@ import optuna
 import pytest
 from helpers.processes import is_running
 from helpers.runs import SMALL, VIT, run, start
-from helpers.slurm_jobs import LOCAL, SLURM, held, launch, launch_json, logs, rows
+from helpers.slurm_jobs import LOCAL, held, launch, logs, rows
 from helpers.sweeps import states
 from helpers.waiting import wait_until
 
@@ -96,13 +96,3 @@ def test_a_killed_search_continues_and_prunes_the_worse_learning_rate(
     other = launch(*words, "seed=3", check=False)
     assert (other.returncode, other.stderr.partition(":")[0]) == (2, "error")
     assert "has the study of another search (overrides: nothing -> seed=3)" in other.stderr
-
-
-@pytest.mark.slow
-def test_a_search_on_slurm_prunes_the_worse_learning_rate(slurm: Path, tmp_path: Path) -> None:
-    sweep = tmp_path / "s"
-    words = (*SLURM, *command(sweep), *PRUNED)
-    done = launch(*words, "hydra.launcher.wait=true", "hydra.sweeper.jobs=1")
-    assert "best    trial 0  train/loss" in done.stdout, done.stdout
-    assert_found(sweep)
-    assert launch_json(sweep / "1", "result")["exit_code"] == 0

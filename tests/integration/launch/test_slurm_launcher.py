@@ -33,11 +33,7 @@ from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
 from clipx.trainer.trainer import Trainer
-from clipx_launch import cluster, slurm
 from clipx_launch.__main__ import main
-from clipx_launch.options import LocalSpec, SlurmSpec
-from clipx_launch.point import Point, config_hash
-from clipx_launch.sweep import Planned, Sweep
 
 pytestmark = pytest.mark.usefixtures("slurm")
 LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")
@@ -189,37 +185,6 @@ def test_a_job_cancelled_before_its_start_fails_the_waiting_launcher(tmp_path: P
     assert f"failed: job {job} is cancelled" in output
 
 
-def test_a_sweep_above_the_array_limit_is_split_into_dependent_arrays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cluster, "max_array_size", lambda: 2)
-    sweep = Sweep(tmp_path, {seed: [f"seed={seed}"] for seed in range(5)})
-    for seed in range(5):
-        spec = small(tmp_path / f"{seed}", f"seed={seed}")
-        point = Point(folder=tmp_path / f"{seed}", index=seed, overrides=[f"seed={seed}"], content=config_hash(spec))
-        sweep.planned.append(Planned(point, spec))
-    sweep.check(LocalSpec())
-    slurm._submit(sweep, SlurmSpec(gpus_per_node=0, cpus_per_task=1, parallelism=2, sbatch={"hold": True}))
-    jobs = launch_json(tmp_path, "sweep")["jobs"]
-    try:
-        assert len(jobs) == 3
-        points = [launch_json(tmp_path / f"{k}", "point") for k in range(5)]
-        assert [point["job"] for point in points] == [jobs[0], jobs[0], jobs[1], jobs[1], jobs[2]]
-        assert [point["task"] for point in points] == [0, 1, 0, 1, None]
-        assert slurm_tasks(jobs[1])[0]["Dependency"].startswith(f"afterany:{jobs[0]}")
-        assert slurm_tasks(jobs[2])[0]["Dependency"].startswith(f"afterany:{jobs[1]}")
-    finally:
-        output_of("scancel", *jobs)
-
-
-def test_a_job_can_submit_jobs(tmp_path: Path) -> None:
-    """The job's SLURM_* variables and ranks must not reach the jobs that it submits."""
-    inner = (*TRAIN, *SLURM, f"hydra.sweep.dir={tmp_path}", "hydra.launcher.wait=true", *QUICK)
-    output_of("srun", "--nodes=1", "--ntasks=1", "--cpus-per-task=2", "env", "RANK=3", "WORLD_SIZE=4", *inner)
-    assert launch_json(tmp_path / "0", "result")["state"] == "finished"
-    assert "on 1 x cpu" in logs(tmp_path / "0")
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -231,10 +196,3 @@ def test_options_that_the_cluster_cannot_run_raise_a_one_line_error(tmp_path: Pa
     done = launch(*SLURM, option, *QUICK, f"hydra.sweep.dir={tmp_path}", check=False)
     assert done.returncode != 0
     assert (done.stdout, done.stderr) == ("", f"error: {message}\n")
-
-
-@pytest.mark.slow
-def test_the_stock_slurm_launcher_works(tmp_path: Path) -> None:
-    stock = ("-m", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}", "hydra.launcher.timeout_min=5")
-    launch(*stock, *QUICK, "seed=0,1")
-    assert losses(tmp_path / "0") != losses(tmp_path / "1")

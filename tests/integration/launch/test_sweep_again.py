@@ -97,25 +97,6 @@ def train_to_step_2(sweep: Sweep) -> None:
         (run / name).write_text("".join(lines[:3]))
 
 
-def test_sweeps_that_cannot_be_resumed_raise_a_one_line_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep = make_sweep(tmp_path / "s", ["seed=0"])
-    sweep.planned[0].point.write_result(Result("failed", 1, error="a bug"))
-    path = tmp_path / "s/.launch/sweep.json"
-    whole = path.read_text()
-    path.write_text(whole.replace(str(Path.cwd()), str(tmp_path / "gone")))
-    gone = f"error: {tmp_path}/gone, which the sweep was launched with, does not exist: restore it\n"
-    assert refused(capsys, "resume", tmp_path / "s", code=1) == gone
-    path.write_text(whole.replace('"launch": 0', '"launch": null'))
-    lost = "has no launch settings of point 0: run its command again"
-    assert lost in refused(capsys, "resume", tmp_path / "s", code=1)
-    sweep.planned[0].point.create(sweep.planned[0].spec)
-    sweep.planned[0].point.write_result(Result("finished"))
-    assert main(["resume", str(tmp_path / "s")]) == 0
-    assert capsys.readouterr().out == "nothing to resume: 1 finished\n"
-
-
 # -------------------------------------------------------------------------------------------------------- SLURM
 
 HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, sbatch={"hold": True})
@@ -164,28 +145,3 @@ def test_queued_points_are_cancelled_and_resumed_individually(
     assert {state for state, _ in states(submitted).values()} == {"cancelled"}
     assert main(["cancel", str(submitted)]) == 0
     assert capsys.readouterr().out == "nothing to cancel: 3 cancelled\n"
-
-
-def test_a_missing_job_has_the_state_from_slurm_or_is_lost(submitted: Path) -> None:
-    (job,) = launch_json(submitted, "sweep")["jobs"]
-    output_of("scancel", f"{job}_0")
-    lost = ("lost", f"job {job}_0 is gone and left no result")
-    assert states(submitted)["0"] == lost, "SLURM must forget the job at once"
-    output_of("scancel", job)
-    for name in "12":
-        assert states(submitted)[name] == ("cancelled", f"job {job}_{name} is cancelled")
-
-
-def test_a_stopped_point_in_the_queue_is_requeued(submitted: Path) -> None:
-    result = '{"state": "stopped", "exit_code": 75, "error": "SIGUSR1: stopped after step 3 of 4, saved"}'
-    (submitted / "0/.launch/result.json").write_text(result)
-    assert states(submitted)["0"] == ("requeued", "JobHeldUser")
-    output_of("scancel", str(run_named(submitted, "0").job))
-    assert states(submitted)["0"] == ("stopped", "SIGUSR1: stopped after step 3 of 4, saved")
-
-
-def test_without_slurm_the_state_comes_from_files(submitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", "")
-        assert states(submitted)["0"] == ("starting", "SLURM does not respond")
-    assert states(submitted)["0"][0] == "waiting"

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.runs import SMALL, run
+from helpers.runs import run
 
-from clipx.bench import loader_advice, pipelines
+from clipx.bench import pipelines
 from clipx.bench.loader_advice import Facts, changes, verdict
 
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
@@ -29,20 +29,6 @@ def test_both_loaders_run_and_the_last_line_is_json(tmp_path: Path) -> None:
     assert figures["ratio_64"] == pytest.approx(rates["clipx"] / rates["open_clip"], rel=0.1)
     assert json.loads((tmp_path / "found" / "results.json").read_text())["figures"] == figures
     assert "clipx / open_clip" in done.stdout
-
-
-@pytest.mark.slow
-def test_of_names_what_to_change_in_a_run(tmp_path: Path) -> None:
-    run(sys.executable, "-m", "clipx.train", *SMALL, f"run_dir={tmp_path}/run")
-    done = run(*BENCH, f"of={tmp_path}/run", "batches=2", f"run_dir={tmp_path}/found")
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures["loader_bound"] is (figures["data_wait_share"] > 0.05)
-    assert figures["loader_samples_per_second"] > 0
-    assert set(figures["microseconds"]) == set(loader_advice.PARTS)
-    said = "the run waits for its loader" if figures["loader_bound"] else "the run does not wait for its loader"
-    assert said in done.stdout
-    if not figures["loader_bound"]:
-        assert figures["changes"] == []
 
 
 def test_batches_that_are_ready_with_the_first_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +67,6 @@ def test_changes_are_ranked_by_the_rate_that_the_parts_predict() -> None:
     ]
 
 
-def test_cores_are_named_if_all_are_in_use() -> None:
-    found = named(facts(cores=2))
-    assert "data.workers=4" not in found
-    assert found["4 cores for each GPU, which has 2, with data.workers=4"] == 5000
-
-
 def test_processes_that_wait_for_storage_leave_their_cores_to_others() -> None:
     waiting = {**US, "wait": 2400.0}  # a process uses a quarter of a core
     found = named(facts(us=waiting, cores=1, rate=625.0, remote=True))
@@ -96,12 +76,6 @@ def test_processes_that_wait_for_storage_leave_their_cores_to_others() -> None:
     assert any(text.startswith("data.cache_gb=") for text in stream)
     cached = named(facts(us=waiting, remote=True, whole_shards=True, cache_gb=1.0))
     assert any(text.startswith("shards on a faster disk") for text in cached)
-
-
-def test_changes_without_a_gain_are_not_named() -> None:
-    small = {**US, "small": 690.0, "wait": 0.0}
-    assert named(facts(us=small, workers=4, cores=4, rate=5000.0, trained=4000.0, wait=0.0)) == {}
-    assert all("prepare" not in text for text in named(facts(size=0)))
 
 
 def test_the_verdict_names_the_largest_phase_of_a_run_that_does_not_wait() -> None:

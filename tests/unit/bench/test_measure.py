@@ -42,12 +42,6 @@ def peaks(comm: Comm) -> list[int]:
     return [round(peak_memory(step, comm.device) / MIB) for step in (one, in_sequence, at_once)]
 
 
-def fail_on(comm: Comm, rank: int) -> None:
-    if comm.rank == rank:
-        raise BenchError(f"rank {rank} fails")
-    comm.barrier()
-
-
 def end_without_a_word(comm: Comm, rank: int) -> None:
     if comm.rank == rank:
         os._exit(1)
@@ -56,11 +50,6 @@ def end_without_a_word(comm: Comm, rank: int) -> None:
 
 def test_peak_memory_counts_the_tensors_alive_at_once() -> None:
     assert Processes("cpu", 1).run(peaks) == [pytest.approx([32, 32, 64], abs=1)]
-
-
-def test_an_error_of_one_rank_is_raised() -> None:
-    with pytest.raises(BenchError, match="^rank 1 fails$"):
-        Processes("cpu", 1).run(fail_on, 1, ranks=2)
 
 
 def test_a_killed_rank_is_named_before_the_ranks_that_lost_it() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.runs import SMALL, VIT
 
-from clipx.bench.scaling import ScalingMode, ScalingSpec, Size, read
-from clipx.bench.spec import BenchError
+from clipx.bench.scaling import ScalingSpec, Size, read
 
 TRAIN = [word for word in (*SMALL, *VIT) if not word.startswith(("duration", "log_every", "data.batch_size"))]
 
@@ -37,30 +36,6 @@ def test_weak_scaling_over_nodes_is_read_from_the_jobs_metrics(tmp_path: Path) -
     (one,), (two,) = (row["rates"] for row in rows)
     assert figures["speed_up"] == pytest.approx([1, two / one], rel=1e-3)
     assert figures["efficiency"] == pytest.approx([1, two / one / 2], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_strong_scaling_with_local_processes_divides_the_batch(tmp_path: Path) -> None:
-    _, figures, rows = scaled(tmp_path, tasks=[2], mode=ScalingMode.strong)
-    assert [(row["ranks"], row["batch"]) for row in rows] == [(2, 16)]
-    assert (figures["launcher"], figures["mode"], figures["ranks"]) == ("clipx_local", "strong", [2])
-
-
-def test_a_failed_run_is_reported_with_its_error(tmp_path: Path) -> None:
-    spec = ScalingSpec(run_dir=str(tmp_path), tasks=[3], batch=16, train=["seed=-1"])
-    with pytest.raises(BenchError) as raised:
-        spec.run(print)
-    assert str(raised.value).startswith("the run with tasks=3 ended with exit code 2: ")
-    assert "seed=-1 must be in [0, 2^63)" in str(raised.value)
-
-
-def test_a_single_interval_is_rejected(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text(
-        json.dumps({"step": 2, "samples": 32, "epoch": 0.1, "seconds": 6.4, "train/samples_per_second": 5.0}) + "\n"
-    )
-    with pytest.raises(BenchError, match="has 1 intervals, the first of which is the warm-up: raise steps="):
-        read(metrics, 1, 1)
 
 
 def test_the_first_interval_is_not_counted(tmp_path: Path) -> None:

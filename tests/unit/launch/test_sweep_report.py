@@ -197,20 +197,6 @@ def test_text_of_users_is_escaped(tmp_path: Path) -> None:
     assert "one seed: no deviation" in page.text
 
 
-def test_sweeps_in_several_folders_are_compared_together(sweep: Path, tmp_path: Path) -> None:
-    cell = ["data.batch_size=16", "data.mismatched=0", "seed=0"]
-    for point in write_sweep(tmp_path, ["objective=siglip", *cell], ["objective=dcl", *cell]):
-        write_run(point, 0.5)
-    together = report(sweep, tmp_path)[1]
-    assert len(together["cells"]) == 13
-    (found,) = [cell for cell in together["cells"] if cell["overrides"]["objective"] == "siglip"]
-    assert (found["mean"], found["deviation"]) == (pytest.approx(0.5), None)
-    (pair,) = [d for d in together["differences"] if "siglip" in d["b"].values() and "infonce" in d["a"].values()]
-    assert (pair["units"], pair["seeds"], pair["paired"]["n"]) == (None, [3, 1], 1)
-    (repeated,) = [item for item in together["left_out"] if item["point"] == f"{tmp_path.name}/1"]
-    assert repeated["reason"] == "has the overrides and the seed of a sweep/18", "a seed was counted twice"
-
-
 def tuned(*typed: str) -> list[list[str]]:
     """Returns the overrides of points, each with two seeds."""
     return [[*text.split(), f"seed={seed}"] for text in typed for seed in (0, 1)]

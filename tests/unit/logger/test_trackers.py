@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from helpers.documentation import blocks
-from helpers.runs import SMALL, VIT, events, rows, run, torchrun
+from helpers.runs import SMALL, VIT, rows, run
 
 from clipx.config.typed import last_of_each
 from clipx.errors import ConfigError
-from clipx.logger import Sink, Sinks
+from clipx.logger import Sink
 from clipx.logger.mlflow import MlflowSpec, mlflow_name
-from clipx.logger.spec import require_package
 from clipx.logger.trackio import TrackioSpec
 
 CONFIG = {"model": {"name": "tiny", "size": [1, 2]}, "notes": "x" * 7000}
@@ -70,53 +69,12 @@ def test_trackio_contains_rows_and_configuration_and_a_resumed_run_continues(
     assert capsys.readouterr().out == ""
 
 
-def test_a_resumed_run_continues_where_trackio_writes_no_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRACKIO_STORAGE_MODE", "jsonl")  # chosen by trackio on a network file system
-    spec = TrackioSpec(project="fragments")
-    log(spec.build(tmp_path, "mine", {}, 0), row(1), row(2))
-    log(spec.build(tmp_path, "mine", {}, 1), row(2), row(3))
-    spec.build(tmp_path, "mine", {}, 3).close()
-    ((name, stored),) = trackio_runs("fragments").items()
-    assert name == "mine" and [r["step"] for r in stored] == [1, 2, 3]
-
-
 def test_a_new_run_with_a_used_name_gets_a_number(tmp_path: Path) -> None:
     spec = TrackioSpec(project="numbered")
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         log(spec.build(tmp_path / folder, "mine", {}, 0), row(1))
     assert sorted(trackio_runs("numbered")) == ["mine", "mine-2"]
-
-
-def test_rows_that_trackio_drops_are_reported(tmp_path: Path) -> None:
-    from trackio.utils import TRACKIO_DIR as database
-
-    sink = TrackioSpec(project="broken").build(tmp_path, "mine", {}, 0)
-    for file in database.glob("broken.db*"):
-        file.unlink()
-    (database / "broken.db").mkdir()
-    reported: list[dict[str, Any]] = []
-    with pytest.warns(UserWarning, match="trackio failed to flush"):
-        log(Sinks([sink], lambda kind, **facts: reported.append(facts)), row(1))
-    (event,) = reported
-    assert event["logger"] == "trackio" and "trackio failed to log metrics" in event["message"]
-
-
-def test_a_server_a_refused_project_and_a_missing_package_are_errors_of_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    missing = r"logger=\[mlflow\] needs the package no_such: pip install 'clipx\[mlflow\]'"
-    with pytest.raises(ConfigError, match=missing):
-        require_package("no_such", "mlflow")
-    with pytest.raises(ConfigError, match="logger.trackio.project=registry-x is refused by trackio"):
-        TrackioSpec(project="registry-x").build(tmp_path, "mine", {}, 0)
-    for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-        monkeypatch.setenv(variable, "org/space")
-        with pytest.raises(ConfigError, match=f"{variable} names a server: unset it"):
-            TrackioSpec().build(tmp_path, "mine", {}, 0)
-        monkeypatch.delenv(variable)
 
 
 @pytest.mark.slow
@@ -177,27 +135,6 @@ def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_
     (tmp_path / "mlflow_id").write_text("0" * 32)
     with pytest.raises(ConfigError, match=r"tracking_uri=null cannot continue the run named in .*mlflow_id .*remove"):
         spec.build(tmp_path, "mine", CONFIG, 4)
-
-
-@pytest.mark.slow
-def test_two_ranks_write_one_run_in_each_tracker_and_resume_it(tmp_path: Path) -> None:
-    words = (
-        *("logger=[mlflow,trackio]", "logger.trackio.project=ranks", "logger.mlflow.experiment=ranks"),
-        *("name=mine", f"run_dir={tmp_path}/run", "evaluator=[retrieval]", "checkpoint.every=2st"),
-    )
-    common = ("-m", "clipx.train", *last_of_each([*SMALL, *VIT, "model.text.layers=1", *words]))
-    torchrun(2, *last_of_each([*common, "duration=3st"]))
-    torchrun(2, *last_of_each([*common, "duration=4st", "resume=step:2"]))
-    losses = [(r["step"], r["train/loss"]) for r in rows(tmp_path / "run") if "train/loss" in r]
-    assert [step for step, _ in losses] == [1, 2, 3, 4]
-    assert not [event for event in events(tmp_path / "run") if event["event"] == "logger_failed"]
-    ((name, stored),) = trackio_runs("ranks").items()
-    assert name == "mine" and [(r["step"], r["train/loss"]) for r in stored if "train/loss" in r] == losses
-    client, found = mlflow_run(tmp_path / "run")
-    assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
-    assert found.data.params["data.batch_size"] == "32" and found.data.tags["resumed/duration"] == "4st"
-    assert [(m.step, m.value) for m in client.get_metric_history(found.info.run_id, "train/loss")] == losses
-    assert "eval/retrieval/text_to_image/recall_at_1" in found.data.metrics
 
 
 def test_the_tracker_of_the_documentation_writes_its_file(tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from helpers.runs import compose
 
 import clipx.plan.__main__  # noqa: F401  # registers its options
-from clipx.errors import ConfigError
 from clipx.plan.spec import PlanSpec
 from clipx.plan.utilisation import tower_speed
 
@@ -60,36 +58,3 @@ def test_the_towers_have_the_speed_of_the_fastest_matching_step(tmp_path: Path) 
     assert compiled.reason == (
         "measured on NVIDIA H200, 2026-12-01: 13,000 samples/s of vit_b32 in batches of 2,048, amp_bf16, compiled"
     )
-
-
-@pytest.mark.parametrize(("towers", "compiled"), [("auto", True), ("true", True), ("false", False)])
-def test_a_step_compiled_as_the_run_on_a_gpu_is_preferred_to_a_faster_one(
-    towers: str, compiled: bool, tmp_path: Path
-) -> None:
-    slow = row(compiled=compiled, tflops_packed=300.0, samples_per_second=9_000.0)
-    file = results(tmp_path / "a.json", row(compiled=not compiled), slow)
-    assert tower_speed(planned(file, f"compile.towers={towers}")).flops[0] == 300e12
-
-
-@pytest.mark.parametrize(
-    ("steps", "words", "message"),
-    [
-        ([row()], ["model=vit_l14"], "has no step of model=vit_l14 precision=amp_bf16: it has model=vit_b32 "),
-        ([row()], ["precision=bf16"], "has no step of model=vit_b32 precision=bf16"),
-        ([row()], ["gpu=A100"], "was measured on NVIDIA H200, not on gpu=A100"),
-        ([{"name": "x"}], [], "is not results.json of `clipx.bench step` or `clipx.bench gpu` (details.steps.0."),
-    ],
-)
-def test_another_model_precision_device_or_format_is_an_error(
-    tmp_path: Path, steps: list[dict[str, Any]], words: list[str], message: str
-) -> None:
-    file = results(tmp_path / "h200.json", *steps)
-    with pytest.raises(ConfigError) as error:
-        tower_speed(planned(file, *words))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none.json cannot be read: No such file"):
-        tower_speed(planned(f"{tmp_path}/none.json"))

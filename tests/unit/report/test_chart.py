@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.html_page import Page
 
-from clipx.report.chart import Chart, Charts, Series, part_means, spikes
+from clipx.report.chart import Chart, Charts, Series, spikes
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 100, 4321])
@@ -27,11 +27,6 @@ def test_each_part_keeps_its_extremes() -> None:
         assert {start + int(part.argmin()), start + int(part.argmax())} <= chosen
 
 
-def test_means_of_parts_have_the_mean_of_the_whole() -> None:
-    assert part_means(np.arange(10.0), 5).tolist() == [0.5, 2.5, 4.5, 6.5, 8.5]
-    assert part_means(np.arange(7.0), 3).tolist() == [0.5, 2.5, 5.0]
-
-
 def test_equal_places_are_stored_once_and_bands_with_their_points() -> None:
     group = Charts("run", most=1200)
     x, y = list(range(100)), [k / 7 for k in range(100)]
@@ -45,13 +40,3 @@ def test_equal_places_are_stored_once_and_bands_with_their_points() -> None:
     a, b, c = found["series"]
     assert b["half"] == b["y"] == a["y"] == pytest.approx(y, rel=1e-4)
     assert (b["run"], c["bad"]) == ("r0", [1])
-
-
-def test_a_logarithmic_axis_has_positive_places_only() -> None:
-    group = Charts("lr", x_name="optimizer.lr", x_log=True, x_ticks=[(1e-3, "1e-3")])
-    group.figure(Chart("t", [Series("a", [0, 1e-3, 1e-2], [1, 2, float("nan")], half=[1, 1, 1], points=True)]))
-    data = Page(group.script()).data["charts-lr"]
-    (series,) = data["charts"][0]["series"]
-    assert (data["xName"], data["xLog"], data["xTicks"]) == ("optimizer.lr", True, [[0.001, "1e-3"]])
-    assert (data["places"], series["y"], series["half"], series["bad"]) == ([[0.001]], [2], [1], [0.01])
-    assert series["points"]

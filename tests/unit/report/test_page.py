@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
 from helpers.html_page import Page
 
-from clipx.report.page import Cell, command, data_script, details, facts, listing, page, section, table, tiles
+from clipx.report.page import Cell, command, data_script, details, facts, listing, page, section, table
 
 HOSTILE = "</script><script>alert(1)</script>&\"'<!--\u2028\u202e\x1b[31m\ud800\n</td></title>"
 SHOWN = "</script><script>alert(1)</script>&\"'<!--\\u2028\\u202e\\x1b[31m\\ud800\\n</td></title>"
@@ -34,28 +31,3 @@ def test_text_of_users_is_escaped_in_each_element() -> None:
     assert "empty" not in found.text
     written = data_script("data", [HOSTILE]).partition(">")[2].removesuffix("</script>\n")
     assert written.isascii() and not set(written) & set("<>&")
-
-
-def test_the_page_loads_nothing() -> None:
-    html = page("a page", section("part"))
-    found = Page(html)
-    assert "http" not in html and "url(" not in html and "@import" not in html
-    assert not [attribute for attribute in found.attributes if attribute[1] in ("src", "href")]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_data_that_is_no_json_is_an_error(value: float) -> None:
-    with pytest.raises(ValueError, match="JSON compliant"):
-        data_script("data", [value])
-
-
-def test_numbers_have_minus_signs_and_names_hyphens() -> None:
-    found = Page(table(["a-1", "b"], [["2-3", Cell("-1.5 ± 2e-5", -1.5)]], numbers=1) + tiles([("x-2", "-0.5")]))
-    assert found.text.split() == ["a-1b", "2-3−1.5", "±", "2e−5", "−0.5x-2"]
-
-
-def test_headers_that_sort_are_buttons() -> None:
-    """Buttons are reached and pressed by the keyboard."""
-    found = Page(table(["a", "b"], [["x", Cell("1.5", 1.5)]], numbers=1))
-    assert found.tags["button"] == found.tags["th"] == 2
-    assert ("td", "data-v", "1.5") in found.attributes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from clipx.report.parallel import log_spaced, number_axis, override_axis
+from clipx.report.parallel import log_spaced, override_axis
 
 
 def test_values_spaced_by_factors_use_a_logarithmic_axis() -> None:
@@ -25,15 +25,3 @@ def test_numbers_are_placed_by_value_and_words_at_equal_distances() -> None:
     words = override_axis("objective.rank", ["null", "(not given)", "1", "null"])
     assert words["at"] == pytest.approx([5 / 6, 3 / 6, 1 / 6, 5 / 6], abs=1e-4), "the first one above"
     assert [text for _, text in words["labels"]] == ["null", "(not given)", "1"]
-
-
-def test_short_lists_have_a_label_each_and_long_ones_a_range_for_ticks() -> None:
-    assert len(override_axis("optimizer.lr", [str(1e-5 * 2**k) for k in range(12)])["labels"]) == 12
-    long = override_axis("optimizer.lr", [str(1e-5 * 2**k) for k in range(13)])
-    assert (long["log"], long["range"]) == (True, [1e-5, pytest.approx(4096e-5)])
-    assert "labels" not in long
-
-
-def test_missing_equal_and_infinite_values_have_places() -> None:
-    assert number_axis("m", [0.5, None, 0.5], str)["at"] == [0.5, None, 0.5]
-    assert override_axis("a", ["inf", "1"])["labels"] == [[0.75, "inf"], [0.25, "1"]], "no number: a word"

@@ -44,13 +44,6 @@ def test_right_and_wrong_images_are_marked_with_their_ranks(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def test_captions_come_before_classes(tmp_path: Path) -> None:
-    for what in ("classes", "captions"):
-        write(tmp_path, {"picture": what, "answers": [answer(what, 1, right=True)]}, what=what)
-    found = section_of(tmp_path)
-    assert found.index("base64,captions") < found.index("The same with 1,234 classes") < found.index("base64,classes")
-
-
 def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
     sample = {"picture": HOSTILE, "answers": [answer(HOSTILE, 1, right=True), answer(HOSTILE, 2)]}
     write(tmp_path, sample, sample)

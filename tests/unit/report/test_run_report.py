@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +36,6 @@ def test_the_picture_shows_the_curves() -> None:
     changed = (picture != other).any(2)
     assert changed[: height // 2, : width // 3].sum() > 500
     assert not changed[height // 2 + 20 :, :].any()
-
-
-def test_a_run_with_few_or_no_rows_can_be_drawn() -> None:
-    for rows in ([], ROWS[:1]):
-        assert pixels(draw("run", panels(rows)[0])).shape[2] == 3
-
-
-def test_names_are_drawn_literally() -> None:
-    """TeX in a name is no error, and is not set as a formula."""
-    for name in (r"$\frac{$", "$$"):
-        charts = panels([*ROWS, {"samples": 29, f"eval/{name}/top1": 0.9, f"eval/{name}/b/top1": 0.5}])[0]
-        drawn = pixels(draw(name, charts))
-    assert (drawn != pixels(draw("", charts))).any()
 
 
 @pytest.fixture
@@ -177,17 +163,3 @@ def test_a_run_that_ended_early_says_so_at_the_head(tmp_path: Path, event: dict[
     assert '</h1>\n<p class="state">' in text and shown in page.text
     text, _ = written(tmp_path, record(events=[begun, {"time": 9.0, "step": 5, **event}, {**begun, "time": 10.0}]))
     assert 'class="state"' not in text, "it has been resumed"
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_values_that_are_not_finite_are_marked(tmp_path: Path) -> None:
-    rows = [{**row, "train/loss": math.nan if row["step"] in (5, 6) else 1.0} for row in ROWS[:29]]
-    (loss,) = charts(written(tmp_path, record(rows=rows))[1])["Loss"]["series"]
-    assert (loss["bad"], loss["bads"], len(loss["y"])) == ([5, 6], 2, 27)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_bad_samples_are_listed_by_reason(tmp_path: Path) -> None:
-    bad = [BadCount("caption is empty", draws=30, samples=10, exact=False)]
-    _, page = written(tmp_path, record(bad=bad))
-    assert "caption is emptyat least 1030" in page.text

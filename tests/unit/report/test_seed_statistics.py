@@ -49,21 +49,6 @@ def test_a_mean_curve_has_the_places_of_all_runs_and_no_infinite_values() -> Non
     assert mean_curve([[(1.0, 5.0)]]) == [CurvePoint(1.0, 5.0, None)]
 
 
-def test_a_long_curve_is_averaged_in_intervals() -> None:
-    values = RANDOM.normal(0, 1, (3, 100))
-    places = np.arange(100) * 10.0
-    found = mean_curve([list(zip(places.tolist(), row.tolist(), strict=True)) for row in values], most=20)
-    parts = values.reshape(3, 20, 5).mean(2)
-    assert [point.samples for point in found] == pytest.approx(places.reshape(20, 5).mean(1).tolist())
-    assert [point.mean for point in found] == pytest.approx(parts.mean(0).tolist())
-    assert [point.deviation for point in found] == pytest.approx(parts.std(0, ddof=1).tolist())
-    uneven = mean_curve([[(float(k), 0.0) for k in range(47)]], most=10)
-    assert len(uneven) == 10
-    assert sum(point.samples * n for point, n in zip(uneven, [4, 5, 5, 4, 5, 5, 4, 5, 5, 5], strict=True)) == sum(
-        range(47)
-    )
-
-
 def test_samples_to_reach_are_interpolated_between_evaluations() -> None:
     curve = [CurvePoint(100 * n, value, None) for n, value in enumerate((0.1, 0.5, 0.4, 0.9), start=1)]
     assert samples_to_reach(curve, 0.3) == pytest.approx(150)

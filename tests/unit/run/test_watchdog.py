@@ -76,12 +76,6 @@ def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None
     assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
 
 
-def test_a_stalled_run_ends_even_if_the_file_system_hangs(tmp_path: Path) -> None:
-    done = run_watched(tmp_path, "event")
-    assert done.returncode == Exit.WATCHDOG
-    assert "in waits_for_a_file" in done.stderr
-
-
 def test_a_stalled_run_ends_even_if_its_threads_cannot_run(tmp_path: Path) -> None:
     done = run_watched(tmp_path, "lock", timeout_s=10)
     assert done.returncode == Exit.FAILED

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import botocore.exceptions
 import pytest
-from helpers.runs import compose
 from helpers.s3_server import SECRET, FaultyProxy, admin, forget_sessions
 
-from clipx.checkpoint.downloader import check_writable, fetch_history, remote_checkpoints
+from clipx.checkpoint.downloader import check_writable, remote_checkpoints
 from clipx.data.shards.index import index_shards
 from clipx.data.shards.tar import TXT
 from clipx.data.shards.urls import expand
-from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, StorageError, StorageRefused
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, StorageRefused
 from clipx.storage.failure import Failure, FailureKind
 from clipx.storage.remote import StorageFolder, read_file, retry
-from clipx.trainer.trainer import Trainer
-from clipx.weights.load import load_weights
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +27,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 USES: dict[str, tuple[Callable[[str], object], type[ClipxError]]] = {
     "checkpoint.remote": (lambda url: check_writable(f"{url}/runs", 20), ConfigError),
     "resume": (lambda url: remote_checkpoints(f"{url}/run", 20), CheckpointError),
-    "a run elsewhere": (lambda url: fetch_history(f"{url}/run", Path("history"), 20), CheckpointError),
-    "model.weights, a file": (lambda url: load_weights(f"{url}/a.safetensors"), CheckpointError),
-    "model.weights, a folder": (lambda url: load_weights(f"{url}/a"), CheckpointError),
-    "a pattern of shards": (lambda url: expand(f"{url}/*.tar", "data.shards"), DataError),
-    "a list of shards": (lambda url: expand(f"@{url}/list.txt", "data.shards"), ConfigError),
     "a shard": (lambda url: index_shards([f"{url}/0.tar"], TXT, retry_s=20), DataError),
 }
 
@@ -66,37 +58,6 @@ def test_a_wrong_secret_is_one_line_that_names_the_settings(
     assert proxy.requests < 10
 
 
-@pytest.mark.parametrize("use", ["checkpoint.remote", "a shard"])
-def test_a_redirection_and_expired_credentials_are_not_retried(use: str, own_bucket: str, proxy: FaultyProxy) -> None:
-    call, error_type = USES[use]
-    for status, reason, fix in (
-        (307, "TemporaryRedirect|it redirects all requests", "set AWS_DEFAULT_REGION to the bucket's region"),
-        (400, "ExpiredToken|400", "correct or renew the credentials"),
-        (403, "AccessDenied|403", "correct or renew the credentials"),
-    ):
-        proxy.set("status", status)
-        with pytest.raises(error_type, match=rf"\(({reason}).+\): {fix}") as raised:
-            call(own_bucket)
-        assert not isinstance(raised.value, StorageError)
-
-
-def test_missing_credentials_and_profiles_are_named(
-    own_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name)
-    forget_sessions()
-    with pytest.raises(StorageRefused, match=r"\(NoCredentialsError: .+\): .+ since AWS_ACCESS_KEY_ID and AWS_PROFILE"):
-        read_file(f"{own_bucket}/x", 20)
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    forget_sessions()
-    with pytest.raises(StorageRefused, match=r"\(ProfileNotFound: .+\): .+ \(from AWS_PROFILE=nobody\)"):
-        read_file(f"{own_bucket}/x", 20)
-
-
 def test_a_missing_object_and_a_pattern_without_match_are_no_refusals(own_bucket: str) -> None:
     with pytest.raises(FileNotFoundError):
         read_file(f"{own_bucket}/none", 20)
@@ -105,17 +66,6 @@ def test_a_missing_object_and_a_pattern_without_match_are_no_refusals(own_bucket
         expand(f"{own_bucket}/*.tar", "data.shards")
     with pytest.raises(DataError, match=r"shard s3://\S+/0.tar does not exist: check the path"):
         index_shards([f"{own_bucket}/0.tar"], TXT)
-
-
-def test_a_run_ends_before_it_opens_its_data(own_bucket: str, proxy: FaultyProxy, tmp_path: Path) -> None:
-    data = ("data=webdataset", f"data.shards={tmp_path}/none.tar", "logger=[]", f"run_dir={tmp_path}/run")
-    where = (f"checkpoint.remote={own_bucket}-none", f"resume={own_bucket}-none/run")
-    for override, error_type in zip(where, (ConfigError, CheckpointError), strict=True):
-        with pytest.raises(error_type, match=r"\(NoSuchBucket: "):
-            Trainer(compose(*data, override))
-    proxy.set("down")  # an outage may end before the run needs its checkpoints
-    with pytest.raises(DataError, match=r"none.tar does not exist"):
-        Trainer(compose(*data, f"checkpoint.remote={own_bucket}"))
 
 
 def test_renewed_credentials_are_used_by_a_patient_read(

@@ -53,16 +53,6 @@ def test_files_of_a_commit_are_known_by_one_list(hub: Hub) -> None:
     assert (hub.count("/tree/"), hub.count("/resolve/")) == (2, 1), "two pages, and the file that exists"
 
 
-def test_a_commit_whose_list_is_damaged_is_listed_again(hub: Hub, tmp_path: Path) -> None:
-    url = f"hf://datasets/o/other@{hub.commit('o/other', {'a.bin': b'123'})}/a.bin"
-    assert file_info(url, 5.0)["size"] == 3
-    (record,) = (tmp_path / "hub").glob("*.json")
-    record.write_text("{")
-    hub_repository._listed.cache_clear()
-    assert file_info(url, 5.0)["size"] == 3
-    assert hub.count("/tree/") == 2
-
-
 def test_a_server_without_ranges_is_an_error(hub: Hub) -> None:
     hub.commit("o/n", {"a.bin": bytes(100)})
     hub.fault = lambda path: "whole"
