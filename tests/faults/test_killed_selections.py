@@ -15,12 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import SCRIPTS
-from helpers.runs import VIT, compose, run, tensors, torchrun, untimed_rows
+from helpers.runs import VIT, run, tensors, torchrun, untimed_rows
 from helpers.samples import img2dataset, write_tar
-
-from clipx.config.typed import last_of_each
-from clipx.errors import CheckpointError
-from clipx.trainer.trainer import Trainer
 
 SHARDS, PER_SHARD = 4, 12
 TOTAL = SHARDS * PER_SHARD
@@ -104,15 +100,3 @@ def test_a_killed_run_on_selected_samples_resumes_bit_for_bit(data: Path, tmp_pa
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
     assert untimed_rows(killed) == untimed_rows(straight)
-
-
-def test_a_run_whose_selection_has_changed_does_not_resume(data: Path, tmp_path: Path) -> None:
-    ids = tmp_path / "ids.npy"
-    np.save(ids, np.arange(3, TOTAL))
-    options = (*TRAIN, f"data.shards={data}/*.tar", f"data.keep={ids}", f"run_dir={tmp_path}/run")
-    Trainer(compose(*last_of_each([*options, "duration=2st"]))).fit()
-    np.save(ids, np.arange(4, TOTAL))
-    changed = "the samples that data.keep, data.where and data.weights select differ from those of"
-    for words, named in (((), changed), (("data.keep=null",), r"belongs to another run \(data.keep: ")):
-        with pytest.raises(CheckpointError, match=named):
-            Trainer(compose(*last_of_each([*options, *words, "duration=3st", "resume=auto"])))

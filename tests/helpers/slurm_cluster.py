@@ -34,14 +34,12 @@ NODES = ("n1", "n2")
 GPUS = 2  # per node: devices like /dev/null, which SLURM assigns to tasks like real ones
 # in the order in which they are ended
 _DAEMONS = (*(f"slurmd.{node}" for node in NODES), "slurmctld", "slurmdbd", "mariadbd", "munged")
-_CGROUPS = (Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup/cgroup.procs"))  # cgroup version 1, and version 2
 _HOSTS = Path("/etc/hosts")
 
 
 class Kind(StrEnum):
     plain = "plain"
     accounted = "accounted"
-    cgroup = "cgroup"
 
 
 class Unavailable(Exception):
@@ -52,8 +50,6 @@ def start(folder: Path, kind: Kind = Kind.plain) -> Path:
     """Starts a cluster. Returns its slurm.conf when all nodes accept jobs. Raises Unavailable."""
     if os.geteuid() != 0:
         raise Unavailable("only root can start it: it makes devices and names nodes in /etc/hosts")
-    if kind is Kind.cgroup and not any(os.access(path, os.W_OK) for path in _CGROUPS):
-        raise Unavailable("cgroups cannot be written here, as in many containers")
     conf = folder / "slurm.conf"
     if not conf.exists():
         _configure(folder, kind)
@@ -144,7 +140,7 @@ SlurmdLogFile={folder}/slurmd.%n.log
 SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
-ProctrackType=proctrack/{"cgroup" if kind is Kind.cgroup else "linuxproc"}
+ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU

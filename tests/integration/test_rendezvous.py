@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 import torch
-from helpers import SCRIPTS, forks
+from helpers import SCRIPTS
+from helpers.forks import Fork
 from helpers.processes import free_ports
-from helpers.scripts.rendezvous import run_in_fork
 
-import clipx
-from clipx.distributed.consistency import code_version
 from clipx.distributed.launch_env import cores
 from clipx.errors import Exit
 
@@ -39,44 +35,21 @@ def _no_launch_env(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-class Started:
-    """A process that runs rendezvous.py, fresh or as a fork. Its output goes to a file."""
+class Start(Protocol):
+    """Starts rendezvous.py on a rank, as a fork. Its output goes to one file."""
 
-    def __init__(self, out: Path, arguments: Sequence[str], env: Mapping[str, str], fresh: bool) -> None:
-        self.out = out
-        if fresh:
-            with out.open("w") as file:
-                command = [sys.executable, *arguments]
-                self._fresh = subprocess.Popen(command, env={**os.environ, **env}, stdout=file, stderr=file)
-        else:
-            forks.start_server()
-            self._fork = forks.CONTEXT.Process(target=run_in_fork, args=(out, arguments, {**os.environ, **env}))
-            self._fork.start()
-        self.fresh = fresh
-
-    def wait(self, seconds: float = 600) -> int | None:
-        """Returns the exit code, or None if the process still runs after `seconds`."""
-        if self.fresh:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._fresh.wait(seconds)
-            return self._fresh.returncode
-        self._fork.join(seconds)
-        return self._fork.exitcode
-
-    def kill(self) -> None:
-        (self._fresh if self.fresh else self._fork).kill()
-        self.wait()
-
-
-Start = Callable[..., Started]
+    def __call__(self, rank: int, world: int, *arguments: str, **env: str) -> Fork: ...
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Started] = []
+def start(tmp_path: Path, port: int) -> Iterator[Start]:
+    started: list[Fork] = []
 
-    def start(*arguments: str, fresh: bool = False, **env: str) -> Started:
-        started.append(Started(tmp_path / f"out.{len(started)}", arguments, env, fresh))
+    def start(rank: int, world: int, *arguments: str, **env: str) -> Fork:
+        place = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+        out = tmp_path / f"out.{len(started)}"
+        env = {**os.environ, **place, "MASTER_PORT": str(port), **env}
+        started.append(Fork((SCRIPT, *arguments), env, out, out))
         return started[-1]
 
     yield start
@@ -85,24 +58,14 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def by_hand(start: Start, port: int) -> Start:
-    def by_hand(rank: int, world: int, *arguments: str, fresh: bool = False, **env: str) -> Started:
-        own = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-        env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **own, **env}
-        return start(*([SCRIPT] * fresh), *arguments, fresh=fresh, **env)
-
-    return by_hand
-
-
-@pytest.fixture
 def port() -> int:
     return free_ports(1)
 
 
-def outputs(*processes: Started) -> list[Output]:
+def outputs(*processes: Fork) -> list[Output]:
     """Waits for all processes. Returns the JSON that they printed, in rank order."""
     for process in processes:
-        process.wait()
+        process.wait(600)
     return parse_output("".join(process.out.read_text() for process in processes))
 
 
@@ -119,13 +82,13 @@ def is_complete(found: list[Output], world: int, local_ranks: list[int]) -> bool
 # --------------------------------------------------------------------------------------- successful rendezvous, by launcher
 
 
-def test_manually_started_processes_rendezvous_twice_and_share_the_cores(by_hand: Start) -> None:
+def test_manually_started_processes_rendezvous_twice_and_share_the_cores(start: Start) -> None:
     """Two rendezvous in a row, as in the points of a sweep. Rank 0 warns that rank 1 has another version of torch.
 
     Rank 0, which serves the store, ends the first rendezvous when the others have begun the second.
     """
     own: list[dict[str, str]] = [{"LATE": "1"}, {"TORCH": "2.0"}, {}]
-    ranks = [by_hand(rank, 3, "{}", "2", **own[rank]) for rank in range(3)]
+    ranks = [start(rank, 3, "{}", "2", **own[rank]) for rank in range(3)]
     found = outputs(*ranks)
     assert is_complete(found, 3, [0, 1, 2])
     assert {x["threads"] for x in found} == {max(1, cores() // 3)}
@@ -135,13 +98,15 @@ def test_manually_started_processes_rendezvous_twice_and_share_the_cores(by_hand
 
 
 @pytest.mark.slow
-def test_two_torchrun_agents_form_one_job(start: Start, port: int) -> None:
+def test_two_torchrun_agents_form_one_job(port: int) -> None:
     """Two rendezvous in a row, through the store of the first agent."""
-    common = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1")
+    common = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2")
+    place = ("--master-addr=127.0.0.1", f"--master-port={port}")
     agents = [
-        start(*common, f"--master-port={port}", f"--node-rank={node}", SCRIPT, "{}", "2", fresh=True) for node in (0, 1)
+        subprocess.Popen([*common, *place, f"--node-rank={node}", SCRIPT, "{}", "2"], stdout=subprocess.PIPE, text=True)
+        for node in (0, 1)
     ]
-    found = outputs(*agents)
+    found = parse_output("".join(agent.communicate(timeout=600)[0] for agent in agents))
     assert is_complete(found, 4, [0, 1, 0, 1])
     assert {x["threads"] for x in found} == {1}, "torchrun sets OMP_NUM_THREADS=1"
 
@@ -149,8 +114,8 @@ def test_two_torchrun_agents_form_one_job(start: Start, port: int) -> None:
 # ------------------------------------------------------------------------------------------------------------------ failures
 
 
-def test_all_joined_ranks_name_the_missing_ranks(by_hand: Start, port: int) -> None:
-    ranks = [by_hand(rank, 5, SHORT) for rank in (0, 2)]
+def test_all_joined_ranks_name_the_missing_ranks(start: Start, port: int) -> None:
+    ranks = [start(rank, 5, SHORT) for rank in (0, 2)]
     for rank in outputs(*ranks):
         assert rank["error"].startswith(
             f"ranks 1, 3-4 of 5 have not joined 127.0.0.1:{port}; joined: ranks 0, 2 (host {HOST}); "
@@ -159,43 +124,16 @@ def test_all_joined_ranks_name_the_missing_ranks(by_hand: Start, port: int) -> N
     assert [rank.wait() for rank in ranks] == [Exit.FAILED] * 2
 
 
-def test_an_unreachable_rank_0_is_named(by_hand: Start, port: int) -> None:
-    (rank,) = outputs(lonely := by_hand(1, 2, SHORT))
+def test_an_unreachable_rank_0_is_named(start: Start, port: int) -> None:
+    (rank,) = outputs(lonely := start(1, 2, SHORT))
     assert rank["error"].startswith(
         f"rank 1 (host {HOST}) did not reach rank 0 at 127.0.0.1:{port} within distributed.rendezvous_s=20 ("
     )
     assert lonely.wait() == Exit.FAILED
 
 
-@pytest.mark.slow
-def test_another_process_at_the_port_is_reported_by_all_ranks(by_hand: Start) -> None:
-    with socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-        ranks = [by_hand(rank, 2, SHORT, MASTER_PORT=str(port)) for rank in (0, 1)]
-        first, second = outputs(*ranks)
-    assert first["error"].startswith(f"MASTER_PORT={port} cannot be bound on {HOST}, the host of rank 0: ")
-    assert second["error"].startswith(
-        f"rank 1 (host {HOST}) connected to a process at 127.0.0.1:{port} that is not rank 0: "
-    )
-    assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION, Exit.FAILED]
-
-
-def test_a_rank_with_different_code_is_named_at_the_rendezvous(by_hand: Start, tmp_path: Path) -> None:
-    shutil.copytree(Path(clipx.__file__).parent, tmp_path / "clipx", ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / "clipx" / "rng.py").open("a") as file:
-        file.write("# another day's\n")
-    ranks = [
-        by_hand(rank, 3, **({"fresh": True, "PYTHONPATH": str(tmp_path)} if rank == 2 else {})) for rank in range(3)
-    ]
-    for rank in outputs(*ranks):
-        told, _, rest = rank["error"].partition(", the others ")
-        assert told.startswith(f"rank 2 (host {HOST}) has clipx={clipx.__version__}+") and code_version() not in told
-        assert rest == f"{code_version()}: use the same on all hosts, and start all ranks with the same command"
-    assert [rank.wait() for rank in ranks] == [Exit.CONFIGURATION] * 3
-
-
-def test_a_rank_with_a_different_configuration_is_named_with_the_key(by_hand: Start, port: int) -> None:
-    ranks = [by_hand(rank, 3, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
+def test_a_rank_with_a_different_configuration_is_named_with_the_key(start: Start, port: int) -> None:
+    ranks = [start(rank, 3, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
     for rank in outputs(*ranks):
         assert rank["error"] == (
             f"rank 1 (host {HOST}) has colour=blue, the others red: start all ranks with the same command, files "

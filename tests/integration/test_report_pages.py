@@ -91,18 +91,6 @@ def test_keys_move_from_point_to_point_and_zoom(browser: Browser, tmp_path: Path
     assert browser("clipxCharts.groups.run.zoom") is None
 
 
-@pytest.mark.parametrize("width", [1300, 320])
-def test_no_page_is_wider_than_the_window(browser: Browser, tmp_path: Path, width: int) -> None:
-    name = "eval/a_long_name_of_an_evaluator/of_a_subset/image_to_text/recall@1"
-    final = {name: 0.5, f"{name}0": 0.7}
-    record = RunRecord(
-        name="x" * 120, rows=[*ROWS, {**ROWS[-1], **final}], final=final, config="", facts={"a": "b" * 300}
-    )
-    write_report(tmp_path, record)
-    browser.open(tmp_path / "report.html", width)
-    assert browser("document.documentElement.scrollWidth") <= width
-
-
 def test_headers_sort_by_number_with_missing_values_last(browser: Browser, tmp_path: Path) -> None:
     rows = [["a", Cell("9 %", 9)], ["b", Cell("–")], ["c", Cell("10 %", 10)], ["d", Cell("1e-3 %", 1e-3)]]
     (tmp_path / "page.html").write_text(page("t", table(["name", "value"], rows, numbers=1)))

@@ -2,9 +2,8 @@
 
     rendezvous.py ['{"threads": 2}' [TIMES]]
 
-Environment variables: TORCH is the reported version of torch; COLOUR is a value that must be equal on all ranks; BOUND
-binds the process to one core; MEET_ONLY ends it after the rendezvous; LATE suspends it for a second before its last read
-from the store, and before it closes.
+Environment variables: TORCH is the reported version of torch; COLOUR is a value that must be equal on all ranks; LATE
+suspends the process for a second before its last read from the store, and before it closes.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,25 +24,13 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ClipxError
 
 
-def run_in_fork(out: Path, arguments: Sequence[str], env: dict[str, str]) -> None:
-    """Runs the script in a fork, a separate process that skips the imports."""
-    from helpers import forks
-
-    forks.settle(out, out)
-    forks.move(env, ".")
-    run(*arguments)
-
-
 def run(*arguments: str) -> None:
     logging.basicConfig(format="%(message)s")
     torch.__version__ = os.environ.get("TORCH", torch.__version__)
-    if "BOUND" in os.environ:
-        cores = launch_env.usable_cores()
-        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     if "LATE" in os.environ:
         rendezvous._cores_key = late_read(rendezvous._cores_key)
     try:
-        print_json(meet_only() if "MEET_ONLY" in os.environ else main(*arguments))
+        print_json(main(*arguments))
     except ClipxError as error:
         print_json({"rank": launch_env.rank_or_none(), "error": str(error)})
         sys.stderr.flush()
@@ -61,15 +47,6 @@ def late_read(cores_key: Callable[[], str]) -> Callable[[], str]:
         return cores_key()
 
     return late
-
-
-def meet_only() -> dict[str, Any]:
-    launch = launch_env.read_launch_env()
-    store, sharing = rendezvous.rendezvous(launch, {}, 60)
-    store.set(f"done/{launch.rank}", "")
-    if launch.rank == 0:  # the store ends with rank 0
-        store.wait([f"done/{rank}" for rank in range(launch.world)])
-    return {"rank": launch.rank, "sharing": sharing}
 
 
 def main(options: str = "{}", times: str = "1") -> dict[str, Any]:

@@ -3,16 +3,15 @@
     stop_loop.py run_dir=FOLDER name=FAULT [distributed.…=…]
 
 Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving ends when
-the file `release` exists, and signals that come when `later` exists are no repeats of the first; `requeue`, the same, SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has
-received; `fail`, rank 1 raises an error; `stuck`, rank 1 blocks for ever;
-`busy`, rank 1 makes progress without the others; `wait`, all ranks wait for what does not come, outside of a collective.
+the file `release` exists, and signals that come when `later` exists are no repeats of the first; `requeue`, the same,
+SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has received; `fail`, rank 1 raises an
+error; `stuck`, rank 1 blocks for ever; `busy`, rank 1 makes progress without the others.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -67,8 +66,6 @@ class Loop:
                     raise Stopped(f"{name} at step {self.step}; saved: go on with resume=auto")
 
     def inject_fault(self, watchdog: Watchdog) -> None:
-        if self.fault == "wait" and self.step == 20:
-            threading.Event().wait()
         while self.fault == "busy" and self.comm.rank == 1 and self.step >= 20:
             self.step += 1
             watchdog.beat(self.step)

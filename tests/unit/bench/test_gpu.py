@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
-import torch
 from helpers.runs import run
 
-from clipx.bench import phases
-from clipx.bench.contenders import Contender
 from clipx.bench.gpu import Part
 from clipx.bench.gpu_parts.expected import DEVICES, expectation
 from clipx.bench.gpu_parts.process import Record, measure
@@ -103,23 +97,3 @@ def test_a_verdict_compares_a_number_with_that_expected_of_the_device(
         found = expectation(name, device)
         assert (found and found.verdict(value)) == verdict
     assert expectation(name, None) is None
-
-
-@pytest.mark.parametrize(("seconds", "idle"), [(0.020, 16.0), (0.003, 0.0)])
-def test_idle_is_what_the_kernels_leave_of_a_step_without_the_profiler(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, idle: float
-) -> None:
-    """Two steps of 4 ms of kernels, a copy among them that another kernel hides, in 100 ms under the profiler."""
-
-    def event(name: str, start_ms: float, end_ms: float) -> SimpleNamespace:
-        span = SimpleNamespace(start=1e3 * start_ms, end=1e3 * end_ms)
-        return SimpleNamespace(
-            name=name, time_range=span, device_type=SimpleNamespace(name="CUDA"), is_user_annotation=False
-        )
-
-    events = [event("gemm", 0, 4), event("Memcpy HtoD", 1, 3), event("gemm", 96, 100)]
-    found = nullcontext(SimpleNamespace(events=lambda: events))
-    monkeypatch.setattr(torch.profiler, "profile", lambda: found)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    contender = cast("Contender", SimpleNamespace(turn=nullcontext, lap=lambda steps: 0.0))
-    assert phases.kernels(contender, 2, seconds) == {"product": 4.0, "copy": 1.0, "idle": idle, "kernels": 1}

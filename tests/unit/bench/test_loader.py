@@ -67,17 +67,6 @@ def test_changes_are_ranked_by_the_rate_that_the_parts_predict() -> None:
     ]
 
 
-def test_processes_that_wait_for_storage_leave_their_cores_to_others() -> None:
-    waiting = {**US, "wait": 2400.0}  # a process uses a quarter of a core
-    found = named(facts(us=waiting, cores=1, rate=625.0, remote=True))
-    assert found["data.workers=4"] == 1250
-    assert found["data.read=stream, which fetches whole shards ahead"] == 2500
-    stream = named(facts(us=waiting, remote=True, whole_shards=True))
-    assert any(text.startswith("data.cache_gb=") for text in stream)
-    cached = named(facts(us=waiting, remote=True, whole_shards=True, cache_gb=1.0))
-    assert any(text.startswith("shards on a faster disk") for text in cached)
-
-
 def test_the_verdict_names_the_largest_phase_of_a_run_that_does_not_wait() -> None:
     fast = facts(wait=0.01)
     said = verdict(fast, {"data_wait": 1.0, "step": 20.0, "checkpoint": 79.0})

@@ -26,15 +26,6 @@ def spec(*words: str) -> StepSpec:
     return found
 
 
-def test_keys_of_the_benchmark_and_overrides_of_its_runs_are_separated() -> None:
-    made = spec(
-        "batch=8", "model.patch_dropout=0,0.5", "device=cpu", "+model.image.options={depth:2}", "data.name='a,b'"
-    )
-    assert (made.batch, made.device) == (8, "cpu")
-    assert made.overrides == ["model.patch_dropout=0,0.5", "+model.image.options={depth:2}", "data.name='a,b'"]
-    assert gathered(["--cfg", "job", "batch=8"]) == ["--cfg", "job", "batch=8"]
-
-
 def test_comma_separated_values_are_runs_named_by_their_differences() -> None:
     fixed = ["model=tiny", "data.name='a,b'"]
     assert spec(*fixed, "model.text.layers=2,3", "precision=fp32,fp64").runs() == {

@@ -59,16 +59,6 @@ def test_a_rank_without_heartbeats_is_named_while_this_one_makes_no_step(watch: 
     assert heartbeat._SILENT_S < ended - killed < 60
 
 
-def test_steps_show_that_no_rank_is_lost(watch: Watch) -> None:
-    watch.silent = {0}
-    for _ in range(20):
-        watch.step += 1
-        watch.run(30)
-    assert not watch.ends
-    watch.run(60)
-    assert [reason.partition(" sent")[0] for _, reason in watch.ends] == ["rank 0 (host n0, pid 100)"]
-
-
 def test_a_rank_that_has_finished_is_not_lost(watch: Watch) -> None:
     watch.beats[0].state, watch.silent = "exited", {0}
     watch.run(200)

@@ -174,16 +174,6 @@ def test_a_failed_job_has_the_reason_in_its_result(job: Job, srun: Callable[[Job
     assert not job.requeued
 
 
-def test_results_that_are_not_retried(job: Job) -> None:
-    """A finished run whose task is killed at its end, and a failure of the run itself."""
-    finished = job.fail("result", Result("finished", 0))
-    assert job.run(f"{finished}; echo '{KILLED}' >&2; exit 137", max_retry=3).returncode == 137
-    assert job.result is not None and job.result.state == "finished"
-    assert not job.requeued
-    job.run(f"{job.fail('result', Result('failed', 1, error='a bug'))}; exit 1", max_retry=3)
-    assert not job.requeued
-
-
 @pytest.mark.parametrize(
     ("srun", "message", "nodes"),
     [

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,34 +10,12 @@ import pytest
 from helpers.runs import small
 from helpers.slurm_jobs import LOCAL, QUICK, refused
 
-from clipx.config.registry import CONF_DIR
-from clipx.errors import ConfigError
 from clipx.trainer.spec import compose
 from clipx_launch import cluster, snapshot
-from clipx_launch.network import NetworkSpec
-from clipx_launch.options import LaunchStyle, SlurmSpec, TorchrunSpec
+from clipx_launch.options import LaunchStyle, SlurmSpec
 from clipx_launch.point import Point, Result, config_hash
 from clipx_launch.sbatch_script import sbatch_script
 from clipx_launch.slurm import job_variables
-
-CPU = {"gpus_per_node": 0}
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        (SlurmSpec, {"time": "86400"}, "time=86400 is not a time with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"),
-        (SlurmSpec, {"time": "1m"}, "signal_before_s=120 must be below hydra.launcher.time=1m: lower it, or raise the time limit"),
-        (SlurmSpec, {"gpus_per_node": 4}, "gpus_per_node=4 must be hydra.launcher.tasks_per_node=1, one for each rank: set the same number, or 0 for the CPU"),
-        (SlurmSpec, {"sbatch": {"ntasks_per_node": 2}}, "sbatch.ntasks_per_node=2 is set by the launcher: set hydra.launcher.tasks_per_node"),
-        (TorchrunSpec, {"host": "a;b"}, "host=a;b is not a host name or an address: give one of the first host"),
-        (NetworkSpec, {"ib": False, "ib_hca": "mlx5"}, "network.ib_hca=mlx5 has no effect with hydra.launcher.network.ib=false: remove one of them"),
-    ],
-)  # fmt: skip
-def test_invalid_options_raise_a_one_line_error(spec: type, options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        spec(**options)
-    assert str(raised.value) == f"hydra.launcher.{message}"
 
 
 def test_times_are_converted_to_minutes() -> None:
@@ -136,21 +112,6 @@ def test_the_hash_of_a_point_ignores_its_name_and_folder() -> None:
     content = config_hash(compose("name=a", "run_dir=b"))
     assert content == config_hash(compose("name=c", "run_dir=d", "resume=auto"))
     assert content != config_hash(compose("seed=1"))
-
-
-def test_a_snapshot_is_named_by_its_hash_and_contains_the_imported_code(tmp_path: Path) -> None:
-    first = snapshot.environment(tmp_path)
-    assert first == snapshot.environment(tmp_path)
-    code = Path(first["PYTHONPATH"])
-    assert code.parent == tmp_path
-    env = {**os.environ, **first, "PYTHONDONTWRITEBYTECODE": "1"}
-    found = subprocess.run(
-        ["python3", "-c", "import json, clipx, clipx_launch; print(json.dumps([clipx.__file__, clipx_launch.__file__]))"],
-        env=env, cwd=CONF_DIR.parent, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert json.loads(found.stdout) == [f"{code}/clipx/__init__.py", f"{code}/clipx_launch/__init__.py"]
-    assert (code / "conf/train.yaml").read_bytes() == (CONF_DIR / "train.yaml").read_bytes()
-    assert not list(code.rglob("__pycache__"))
 
 
 def test_a_changed_file_is_in_another_snapshot(tmp_path: Path) -> None:

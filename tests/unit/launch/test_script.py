@@ -9,12 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.processes import free_ports
-from helpers.runs import SMALL, VIT, small
-from helpers.slurm_jobs import losses
+from helpers.runs import SMALL, VIT
 from helpers.sweeps import make_sweep
 
-from clipx.trainer.trainer import Trainer
 from clipx_launch import slurm, snapshot
 from clipx_launch.network import AsyncErrors, Debug, NetworkSpec
 from clipx_launch.options import LaunchStyle, SlurmSpec
@@ -22,7 +19,6 @@ from clipx_launch.print_script import hydra_arguments, main
 from clipx_launch.sbatch_script import sbatch_script
 
 IN_RUN_DIR = ("hydra.sweep.dir=${run_dir}", "hydra.sweep.subdir=.")
-TWO = ("nodes=2", "network.interface=lo")
 RUN = (*SMALL, *VIT, "checkpoint=none", "distributed=cpu")
 
 
@@ -125,27 +121,3 @@ def test_the_script_of_one_run_uses_its_run_directory(
     if kind == "sbatch":
         assert (tmp_path / "outputs/mine/.launch/point.json").is_file()
         assert (tmp_path / "outputs/mine/.launch/sweep.json").is_file()
-
-
-@pytest.fixture(scope="module")
-def single_losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Returns the losses of a single process."""
-    folder = tmp_path_factory.mktemp("alone") / "one"
-    Trainer(small(folder, *VIT, "checkpoint=none")).fit()
-    return losses(folder)
-
-
-@pytest.mark.slow
-def test_the_printed_torchrun_script_on_two_hosts_matches_a_single_process(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], single_losses: list[float]
-) -> None:
-    keys = ("torchrun", *TWO, "host=127.0.0.1", f"port={free_ports(1)}")
-    assert main([*keys, "--", *RUN, f"run_dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/s"]) == 0
-    text = capfd.readouterr().out
-    assert "export GLOO_SOCKET_IFNAME=lo\n" in text
-    script = tmp_path / "run.sh"
-    script.write_text(text)
-    hosts = [subprocess.Popen(["bash", script, f"{number}"], stderr=subprocess.PIPE, text=True) for number in (1, 0)]
-    errors = [host.communicate(timeout=600)[1] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], errors
-    assert losses(tmp_path / "run") == pytest.approx(single_losses, rel=1e-5)

@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,43 +38,6 @@ def test_the_options_of_a_site_generate_a_script(tmp_path: Path, name: str) -> N
     assert ("--container-image=" in text) == name.endswith("_pyxis")
     assert ("module load" in text) == (name == "my_cluster")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-
-
-@pytest.mark.parametrize("recipe", ["Dockerfile", "clipx.def"])
-def test_images_copy_all_sources_of_the_wheel(recipe: str) -> None:
-    text = (SITES / recipe).read_text()
-    if recipe == "Dockerfile":
-        copied = {word for line in re.findall(r"^COPY (.+) \S+$", text, re.M) for word in line.split()}
-    else:
-        copied = set(re.findall(r"^ +(\S+) /opt/clipx/\1$", text, re.M))
-    assert all((ROOT / name).exists() for name in copied)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
-    needed = {name.split("/")[0] for name in wheel} | {"pyproject.toml", "requirements.lock"}
-    needed |= {project["project"]["readme"], "LICENSE"}
-    assert copied == needed
-
-
-def test_the_kubernetes_job_composes_and_requests_its_nodes_and_gpus() -> None:
-    service, job = yaml.safe_load_all((SITES / "kubernetes.yaml").read_text())
-    assert (service["kind"], job["kind"], job["spec"]["completionMode"]) == ("Service", "Job", "Indexed")
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    pod = job["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    run_dir = next(variable["value"] for variable in container["env"] if variable["name"] == "RUN_DIR")
-    words = shlex.split(
-        container["args"][0].replace("$RUN_DIR", run_dir).replace("\\\n", "").partition(" &\n")[0], comments=True
-    )
-    options = dict(word.removeprefix("--").split("=", 1) for word in words if word.startswith("--"))
-    nodes, gpus = int(options["nnodes"]), int(options["nproc-per-node"])
-    assert job["spec"]["completions"] == job["spec"]["parallelism"] == nodes
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == gpus
-    assert options["master-addr"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
-    assert pod["subdomain"] == service["metadata"]["name"]
-    spec = compose(*words[words.index("clipx.train") + 1 :])
-    spec.data.check_ranks(nodes * gpus)
-    assert spec.resume == "auto"
-    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
 
 
 STAND_INS = {

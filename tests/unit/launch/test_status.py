@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,9 +12,7 @@ from helpers.sweeps import idle_process, make_sweep, set_launcher, states, write
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
-from clipx_launch.cluster import Job
-from clipx_launch.commands.runs import runs_in, sweep_runs
-from clipx_launch.commands.state import state_of
+from clipx_launch.commands.runs import runs_in
 from clipx_launch.point import Result
 
 
@@ -36,23 +31,12 @@ def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest
     assert main(["status", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     logged = rows(run_dir)
-    for part in (
-        "runs/one",
-        "finished",
-        "8 / 8",
-        "retrieval/image_to_text/recall@1",
-        f"{logged[-2]['train/loss']:.4f}",
-    ):
+    for part in ("runs/one", "finished", "8 / 8", "retrieval/image_to_text/recall@1"):
         assert part in shown
-    assert re.search(r"step 8, \d\d:\d\d ago", shown)
 
     assert main(["status", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     (run,) = document["runs"]
-    assert set(run) == {
-        "run", "folder", "index", "job", "requeues", "state", "reason", "overrides", "step", "steps", "loss", "metrics",
-        "best", "samples_per_second", "seconds", "last_line", "checkpoint",
-    }  # fmt: skip
     assert (run["run"], run["state"], run["step"], run["steps"], run["job"]) == ("runs/one", "finished", 8, 8, None)
     number = logged[-1]["eval/retrieval/text_to_image/recall@1"]
     assert run["metrics"]["eval/retrieval/text_to_image/recall@1"] == {"value": number, "step": 8}
@@ -107,29 +91,3 @@ def test_states_of_local_points_follow_their_files_and_processes(tmp_path: Path)
         child.kill()
         child.wait()
         assert states(tmp_path)["0"][0] == "lost"
-
-
-@pytest.mark.parametrize(
-    ("job", "error", "expected"),
-    [
-        ("PREEMPTED", "SIGTERM: stopped after step 3", ("preempted", "SIGTERM: stopped after step 3")),
-        ("NODE_FAIL", None, ("failed", "job 7 is node_fail")),
-    ],
-)
-def test_a_preempted_job_that_is_not_requeued_is_preempted(
-    tmp_path: Path, job: str, error: str | None, expected: tuple[str, str]
-) -> None:
-    point = make_sweep(tmp_path, ["seed=0"]).planned[0].point
-    point.record_job("7", None)
-    if error is not None:
-        point.write_result(Result("stopped", 75, error=error))
-    (run,) = sweep_runs(tmp_path)
-    assert state_of(run, {"7": Job(job)}, time.time()) == expected
-
-
-def test_the_command_imports_no_torch(tmp_path: Path) -> None:
-    run_with(tmp_path, 5, START)
-    code = f"import sys; from clipx_launch.__main__ import main; main(['status', {str(tmp_path)!r}]); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=True)
-    assert done.stdout.endswith("False\n")
-    assert "running" in done.stdout

@@ -95,12 +95,3 @@ def test_logs_shows_all_ranks_of_failed_points(sweep: Path, capsys: pytest.Captu
     )
     assert main(["logs", str(sweep), "2", "--rank", "0", "--lines", "0"]) == 0
     assert capsys.readouterr().out.count("\nline") == 100
-    assert main(["logs", str(sweep), str(sweep / "3")]) == 0
-    assert capsys.readouterr().out.startswith("point 3 is waiting (in the queue of pid ")
-    failed = sweep / "2/.launch/result.json"
-    failed.rename(aside := failed.with_suffix(".aside"))
-    assert main(["logs", str(sweep)]) == 0
-    aside.rename(failed)
-    assert capsys.readouterr().out == (
-        f"no point has failed; name one of the points with logs:\n  2  starting  2 in {folder}\n"
-    )

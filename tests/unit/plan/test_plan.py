@@ -21,7 +21,7 @@ from clipx.optimizer.groups import parameter_groups
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import MemoryModel
-from clipx.plan.show import _model, assumptions
+from clipx.plan.show import assumptions
 from clipx.plan.spec import PlanSpec
 from clipx.plan.utilisation import tower_speed
 from clipx.trainer.spec import RunSpec
@@ -203,16 +203,6 @@ def test_the_speed_is_the_range_of_published_runs(model: str, gpu: str, low: flo
     )
 
 
-def test_rows_of_a_table_are_counted(tmp_path: Path) -> None:
-    table = tmp_path / "train.csv"
-    table.write_text("filepath,caption\n" + "".join(f"{i // 2}.jpg,text {i}\n" for i in range(240)))
-    spec = planned("data=csv", f"data.path={table}", "data.batch_size=12", "duration=10ep")
-    assert spec.samples == 114, "120 images, of which every 20th is held out"
-    assert replace(spec, samples=5000).samples == 5000
-    with pytest.raises(ConfigError, match="data.batch_size=200 is larger than the data set of 114 samples"):
-        replace(spec, samples=None, data=replace(spec.data, batch_size=200))
-
-
 def test_samples_of_a_mixture_are_the_sum_of_its_sources(tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     for i in range(3):
@@ -243,30 +233,6 @@ def test_steps_hours_and_cost_follow_from_the_samples(vit_b32: Plan) -> None:
     assert gradients == 4 * (87_849_216 + 63_428_096)
 
 
-@pytest.mark.slow
-def test_ranks_are_the_fewest_with_enough_memory() -> None:
-    tight = ("data.batch_size=1024", "reserve_gb=0.1")
-    one = predicted(*tight)
-    assert one.ranks == 1
-    limit = 0.1 + 0.97 * one.memory.total / 1e9
-    assert predicted(*tight, f"device_memory_gb={limit}").ranks == 2
-    with pytest.raises(ConfigError, match="no power of two of devices with device_memory_gb=0.2 holds"):
-        plan(planned(*tight, "device_memory_gb=0.2"), lambda text: None)
-
-
 def test_per_sample_state_is_divided_over_the_ranks() -> None:
     spec = planned("objective=fastclip_v1", "samples=8000000", "schedule.warmup=1st")
     assert MemoryModel(spec).memory(4, MemoryModel(spec).towers(2)).per_sample == pytest.approx(8e6 * 8 / 4, abs=100)
-
-
-def test_several_captions_are_planned_with_their_texts() -> None:
-    words = (*VIT, "model.embed_dim=128", "ranks=2", "data.batch_size=64")
-    one, three = (predicted(*words, f"data.captions_per_step={n}") for n in (1, 3))
-    assert three.forward.image == one.forward.image
-    assert three.forward.text == 3 * one.forward.text
-    assert three.sample_flops - one.sample_flops == pytest.approx(2 * (one.sample_flops - one.forward.image))
-    assert three.memory.activations > one.memory.activations
-    assert three.memory.loss > one.memory.loss
-    width = 4 * 128 + 13  # embeddings, statistics; and index and digests
-    assert three.traffic.loss["all_gather"] == (3, 64 * (4 * width + 8 * 4))
-    assert ("texts per image", "3") in _model(three)

@@ -35,10 +35,3 @@ def test_traffic_of_infonce_with_ddp_and_fsdp() -> None:
     spread = fsdp_traffic(StepShape(INFONCE, 256, 64, 512, 151_277_312))
     assert spread.gradients == {"all_gather": (50, 8 * 151_277_312), "reduce_scatter": (25, 4 * 151_277_312)}
     assert spread.loss == found.loss
-
-
-def test_traffic_of_learned_prototypes_follows_the_options() -> None:
-    """Summed are the gradient of the temperature, two metrics, and the gradient of all prototypes in each update."""
-    objective = compose("objective=neuclip", "objective.prototypes=64", "objective.updates=3").objective
-    found = ddp_traffic(StepShape(objective_traffic(objective), 16, 4, 32, 1000))
-    assert found.loss["all_reduce"] == (1 + 1 + 3, 4 + 8 + 3 * 2 * 64 * 32 * 4)

@@ -9,16 +9,6 @@ from helpers.html_page import Page
 from clipx.report.chart import Chart, Charts, Series, spikes
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 100, 4321])
-def test_extremes_ends_and_order_remain(n: int) -> None:
-    values = np.random.default_rng(n).normal(size=n)
-    chosen = spikes(values, 8)
-    assert len(chosen) <= 8 and (np.diff(chosen) > 0).all()
-    assert {0, n - 1, int(values.argmin()), int(values.argmax())} <= set(chosen.tolist())
-    assert np.array_equal(chosen, spikes(values.copy(), 8)), "another reduction of the same values"
-    assert n > 8 or len(chosen) == n
-
-
 def test_each_part_keeps_its_extremes() -> None:
     values = np.sin(np.arange(1000))
     chosen = set(spikes(values, 102).tolist())

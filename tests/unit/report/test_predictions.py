@@ -58,16 +58,3 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
     assert {name for _, name, _ in found.attributes} == {"class", "value", "alt", "src"}
     assert found.text.count(SHOWN) == 5
     assert not [c for c in html if not c.isprintable() and c != "\n"]
-
-
-def test_a_damaged_file_is_left_out(tmp_path: Path) -> None:
-    assert section_of(tmp_path) == ""
-    answers = b'[{"text": "a", "rank": "1"}]'
-    text = b'{"what": "captions", "texts": 1, "samples": [{"picture": "", "answers": %s}]}' % answers
-    damaged = (b"", b"\xff", b"[", b"[]", b"{}", b'{"what": 1, "texts": 1, "samples": []}', b"[" * 100_000, text)
-    for content in damaged:
-        (tmp_path / "predictions-captions.json").write_bytes(content)
-        assert section_of(tmp_path) == "", content
-    (tmp_path / "predictions-folder.json").mkdir()
-    write(tmp_path, {"picture": "", "answers": [answer("a", 1, right=True)]}, what="classes")
-    assert section_of(tmp_path).count("<figure") == 1

@@ -86,24 +86,6 @@ def test_the_page_is_self_contained_and_escapes_its_content(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_each_logged_metric_is_a_series_of_a_chart(tmp_path: Path) -> None:
-    more = {"train/data_wait_share": 0.25, "train/host_memory_gb": 2.0, "train/gamma": 0.5}
-    rows = [*({**row, **more, "train/gamma": row["step"] / 30} for row in ROWS[:29]), ROWS[29]]
-    _, page = written(tmp_path, record(rows=rows))
-    found = charts(page)
-    assert list(found) == [
-        "Loss", "Held out: top-1 accuracy and recall@1", "Learning rate", "Temperature", "Samples per second",
-        "Gradient norm", "Time spent waiting for data", "Memory, GB", "train/gamma",
-    ]  # fmt: skip
-    (loss,) = found["Loss"]["series"]
-    assert loss["x"] == list(range(1, 30))
-    assert loss["y"] == pytest.approx([5 / s for s in range(1, 30)], rel=1e-4)
-    assert found["Held out: top-1 accuracy and recall@1"]["series"][0]["y"] == [0.9]
-    assert found["Time spent waiting for data"]["share"] and "share" not in found["Loss"]
-    assert found["Learning rate"]["log"] and found["Learning rate"]["series"][0]["name"] == "learning rate"
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_rows_of_evaluations_and_a_shorter_last_interval_are_no_points_of_training(tmp_path: Path) -> None:
     """81 steps, logged every second one: an evaluation after step 8 repeats its row with the next learning rate."""
     rows = [

@@ -49,18 +49,6 @@ for line in sys.stdin:
     print("done", flush=True)
 """
 
-# Takes the guard of the lock in a folder, and blocks.
-GUARDED = """
-import sys, time
-from pathlib import Path
-from clipx.distributed import Comm
-from clipx.run.lock import RunLock
-
-with RunLock(Path(sys.argv[1]), Comm(0, 1, 0, None), print)._guard():
-    print("guarded", flush=True)
-    time.sleep(600)
-"""
-
 
 @pytest.fixture
 def competitors() -> Iterator[list[subprocess.Popen[str]]]:
@@ -205,18 +193,6 @@ def test_stale_locks_are_taken_over_and_live_locks_are_not(
     assert json.loads(path.read_text()) == asdict(holder)
 
 
-def test_an_unreadable_lock_is_stale_by_its_age(tmp_path: Path, events: Events) -> None:
-    group = json.dumps(asdict(replace(ELSEWHERE, pid=-1)))  # of processes
-    for content in ("", '{"id": "o', '{"pid": 12}', group):
-        path = write_lock(tmp_path, ELSEWHERE)
-        path.write_text(content)
-        with pytest.raises(Locked, match=f"an unknown job.*delete {re.escape(str(path))}"):
-            RunLock(tmp_path, COMM, events).acquire()
-        os.utime(path, (0, 0))
-        with RunLock(tmp_path, COMM, events):
-            assert events.pop()["of"] is None, content
-
-
 def test_a_holder_refreshes_its_lock_and_detects_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_S", 0.02)
     path = tmp_path / "run.lock"
@@ -230,22 +206,3 @@ def test_a_holder_refreshes_its_lock_and_detects_a_takeover(tmp_path: Path, monk
             lock.check()
     assert path.is_file(), "another job's lock must not be removed"
     assert json.loads(path.read_text())["id"] == "old"
-
-
-def guarding_process(folder: Path) -> subprocess.Popen[str]:
-    """Starts a process that blocks while it changes the lock."""
-    process = subprocess.Popen([sys.executable, "-c", GUARDED, str(folder)], stdout=subprocess.PIPE, text=True)
-    assert read_line(process) == "guarded"
-    return process
-
-
-def test_a_job_killed_while_taking_the_lock_does_not_block_later_starts(tmp_path: Path) -> None:
-    """Nor does the file of a guard of an earlier version, which has a content."""
-    process = guarding_process(tmp_path)
-    process.kill()
-    process.communicate()
-    assert (tmp_path / "run.lock.guard").is_file()
-    (tmp_path / "run.lock.guard").write_text(json.dumps(asdict(ELSEWHERE)))
-    with RunLock(tmp_path, COMM, no_event):
-        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-    assert list(tmp_path.iterdir()) == []

@@ -12,10 +12,9 @@ from helpers.s3_server import SECRET, FaultyProxy, admin, forget_sessions
 from clipx.checkpoint.downloader import check_writable, remote_checkpoints
 from clipx.data.shards.index import index_shards
 from clipx.data.shards.tar import TXT
-from clipx.data.shards.urls import expand
 from clipx.errors import CheckpointError, ClipxError, ConfigError, DataError, StorageRefused
 from clipx.storage.failure import Failure, FailureKind
-from clipx.storage.remote import StorageFolder, read_file, retry
+from clipx.storage.remote import StorageFolder, retry
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +55,6 @@ def test_a_wrong_secret_is_one_line_that_names_the_settings(
     assert "from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and" in str(raised.value)
     assert "WRONG-SECRET" not in str(raised.value)
     assert proxy.requests < 10
-
-
-def test_a_missing_object_and_a_pattern_without_match_are_no_refusals(own_bucket: str) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_file(f"{own_bucket}/none", 20)
-    assert remote_checkpoints(f"{own_bucket}/run", 20) == []
-    with pytest.raises(ConfigError, match=r"data.shards=s3://\S+ matches no shard: check the path"):
-        expand(f"{own_bucket}/*.tar", "data.shards")
-    with pytest.raises(DataError, match=r"shard s3://\S+/0.tar does not exist: check the path"):
-        index_shards([f"{own_bucket}/0.tar"], TXT)
 
 
 def test_renewed_credentials_are_used_by_a_patient_read(

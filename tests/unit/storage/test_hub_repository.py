@@ -10,7 +10,7 @@ from helpers.hub_server import Hub
 from clipx.errors import DataError
 from clipx.storage import hub_repository
 from clipx.storage.hub_repository import HubFile
-from clipx.storage.remote import file_info, read_file, read_range
+from clipx.storage.remote import read_range
 from clipx.storage.traffic import take_traffic
 
 
@@ -42,15 +42,6 @@ def test_a_range_costs_one_read_and_no_list(hub: Hub) -> None:
     assert read_range("hf://datasets/o/n/a b#.bin", 10, 20, 5.0) == bytes(range(10, 20))
     traffic = take_traffic()
     assert (traffic.requests, traffic.bytes, hub.count("/api/datasets/")) == (1, 10, 0)
-
-
-def test_files_of_a_commit_are_known_by_one_list(hub: Hub) -> None:
-    url = f"hf://datasets/o/n@{hub.commit('o/n', {f'{k}.bin': bytes(k) for k in range(5)})}"
-    assert [file_info(f"{url}/{k}.bin", 5.0)["size"] for k in range(5)] == [0, 1, 2, 3, 4]
-    assert read_file(f"{url}/3.bin", 5.0) == bytes(3)
-    with pytest.raises(FileNotFoundError):
-        read_file(f"{url}/9.bin", 5.0)
-    assert (hub.count("/tree/"), hub.count("/resolve/")) == (2, 1), "two pages, and the file that exists"
 
 
 def test_a_server_without_ranges_is_an_error(hub: Hub) -> None:

@@ -1,7 +1,5 @@
-"""The default objective, on one rank out of memory in its third step. The other rank may block outside of a collective,
-as a rank does that waits for a collective of NCCL."""
+"""The default objective, on one rank out of memory in its third step."""
 
-import threading
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +19,6 @@ class ExhaustedSpec(InfoNCESpec):
     kind: str = "exhausted"
     rank: int = 1  # the rank out of memory
     host: bool = False  # of the host, not of the device
-    blocked: bool = False  # whether the other ranks block
 
     def build(self, comm: Comm, length: Length) -> Objective:
         objective = InfoNCESpec.build(self, comm, length)
@@ -32,8 +29,6 @@ class ExhaustedSpec(InfoNCESpec):
             steps += 1
             if steps == 3 and comm.rank == self.rank:
                 raise MemoryError if self.host else torch.OutOfMemoryError(CUDA)
-            if steps == 3 and self.blocked:
-                threading.Event().wait(600)
 
         objective.register_forward_pre_hook(fail)
         return objective
