@@ -8,7 +8,6 @@ A second `start` reuses a running cluster. Jobs of the partition `main` preempt 
 
 plain      squeue and scontrol work, sacct does not; a signal to a step reaches all of its processes
 accounted  sacct works too, and scontrol soon forgets jobs; a preempted job first gets the signal of --signal
-cgroup     a signal to a step reaches only its tasks, not their children
 """
 
 from __future__ import annotations

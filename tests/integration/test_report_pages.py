@@ -1,4 +1,4 @@
-"""Report pages in a browser: values under the pointer and by keys, ranges, labels, tables."""
+"""Report pages in a browser: values under the pointer, ranges, labels, tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_curves_of_a_run(browser: Browser, tmp_path: Path) -> None:
     assert abs(samples - 5000) < 500, "the pointer is near the middle"
     assert f"step {samples // 100} · epoch {samples / 1000:.2f}" in tip
     assert f"loss{5 - samples / 5000:g}" in tip or f"loss{5 - samples / 5000:.3g}" in tip, tip
-    assert crosshairs(browser) == [samples] * 2, "the crosshair stands at the same point in all charts"
+    crosshairs = "c => [...c.over.querySelectorAll('.cross')].map(e => Math.round(c.at(e.x1.baseVal.value)))"
+    found = browser(f"clipxCharts.groups.run.charts.flatMap({crosshairs})")
+    assert found == [samples] * 2, "the crosshair stands at the same point in all charts"
 
     before = browser.texts(TICKS)
     browser.drag(browser.place(PLOT, 0.4, 0.5), browser.place(PLOT, 0.6, 0.5))
@@ -52,43 +54,6 @@ def test_curves_of_a_run(browser: Browser, tmp_path: Path) -> None:
     browser("document.querySelector('.controls select').value = 'step'")
     browser("document.querySelector('.controls select').onchange()")
     assert browser.texts(TICKS)[-2:] == ["100", "steps"]
-
-
-def crosshairs(browser: Browser) -> list[int]:
-    """Returns the places of the crosshairs of all charts that have one."""
-    return browser(
-        "clipxCharts.groups.run.charts.flatMap(c => [...c.over.querySelectorAll('.cross')].map(e => Math.round(c.at(e.x1.baseVal.value))))"
-    )
-
-
-def test_keys_move_from_point_to_point_and_zoom(browser: Browser, tmp_path: Path) -> None:
-    write_report(tmp_path, RunRecord(name="run", rows=ROWS, final={}, config="", events=EVENTS))
-    browser.open(tmp_path / "report.html")
-    browser(f"document.querySelector('{PLOT}').focus()")
-    for keys, place in (
-        (["ArrowRight"], 100),
-        (["ArrowRight"], 200),
-        (["End"], 10000),
-        (["ArrowLeft", "ArrowLeft"], 9800),
-    ):
-        for key in keys:
-            browser.key(key)
-        assert crosshairs(browser) == [place] * 2, key
-        assert browser.texts(".tip:not([hidden])")[0].startswith(f"{place:,} samples · step {place // 100} ")
-    browser.key("+")
-    low, high = browser("clipxCharts.groups.run.zoom")
-    assert (low, high) == (4900, 9900) and crosshairs(browser) == [9800] * 2
-    for _ in range(2):
-        browser.key("ArrowRight")
-    assert browser("clipxCharts.groups.run.zoom") == [5000, 10000], "the range follows the crosshair"
-    browser.key("Home")
-    assert browser("clipxCharts.groups.run.zoom") == [100, 5100] and crosshairs(browser) == [100] * 2
-    for _ in range(40):
-        browser.key("+")
-    assert browser("(([a, b]) => 0 < b - a && b - a < 1)(clipxCharts.groups.run.zoom)")
-    browser.key("-")
-    browser.key("Escape")
-    assert browser("clipxCharts.groups.run.zoom") is None
 
 
 def test_headers_sort_by_number_with_missing_values_last(browser: Browser, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark commands as users type them, at sizes that take little time. No test judges a duration."""
+"""Configurations of the benchmarks."""
 
 from __future__ import annotations
 

@@ -26,16 +26,9 @@ def record(folder: Path, name: str) -> Record:
     return found
 
 
-@pytest.fixture(scope="module")
-def dry(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder and the output of a dry run of MAIN."""
-    folder = tmp_path_factory.mktemp("gpu") / "out"
-    done = run(*BENCH, "tiny=true", f"run_dir={folder}", f"parts=[{','.join(MAIN)}]")
-    return folder, done.stdout
-
-
-def test_a_dry_run_measures_every_number_of_its_parts(dry: tuple[Path, str]) -> None:
-    folder, printed = dry
+def test_a_dry_run_measures_every_number_of_its_parts(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    printed = run(*BENCH, "tiny=true", f"run_dir={folder}", f"parts=[{','.join(MAIN)}]").stdout
     records = {name: record(folder, name) for name in MAIN}
     logs = {name: (folder / "parts" / f"{name}.log").read_text()[-2000:] for name in MAIN}
     assert {name: one.status for name, one in records.items()} == dict.fromkeys(MAIN, "done"), logs
@@ -48,10 +41,6 @@ def test_a_dry_run_measures_every_number_of_its_parts(dry: tuple[Path, str]) -> 
     assert 0 <= numbers["run: data wait"] <= 1
     assert "dry run: the numbers mean nothing" in printed
     assert "as expected" not in printed  # no verdict on a dry run
-
-
-def test_results_have_the_steps_the_parts_and_what_is_missing(dry: tuple[Path, str]) -> None:
-    folder, printed = dry
     results = json.loads((folder / "results.json").read_text())
     assert json.loads(printed.splitlines()[-1]) == results["figures"]
     assert (results["figures"]["device"], results["figures"]["missing"]) == ("cpu", [])

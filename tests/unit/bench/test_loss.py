@@ -1,4 +1,4 @@
-"""Contestants of the loss benchmark on CUDA: chosen and built here, measured on a device."""
+"""Contestants of the loss benchmark, and its rows."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 
@@ -42,19 +41,8 @@ def peaks(comm: Comm) -> list[int]:
     return [round(peak_memory(step, comm.device) / MIB) for step in (one, in_sequence, at_once)]
 
 
-def end_without_a_word(comm: Comm, rank: int) -> None:
-    if comm.rank == rank:
-        os._exit(1)
-    comm.barrier()
-
-
 def test_peak_memory_counts_the_tensors_alive_at_once() -> None:
     assert Processes("cpu", 1).run(peaks) == [pytest.approx([32, 32, 64], abs=1)]
-
-
-def test_a_killed_rank_is_named_before_the_ranks_that_lost_it() -> None:
-    with pytest.raises(BenchError, match="^a measuring process was killed"):
-        Processes("cpu", 1).run(end_without_a_word, 1, ranks=2)
 
 
 def test_rounds_rotate_the_order_and_ratios_are_taken_within_rounds() -> None:

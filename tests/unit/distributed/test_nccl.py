@@ -1,4 +1,4 @@
-"""Choices for NCCL that need no device: its process group, the id of the GPU, and the text of its errors."""
+"""The choice of a process group of NCCL, which needs no device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The communication hook of DDP: which memory its callback uses, which runs on a stream of torch."""
+"""Weights in bfloat16 and their masters, wrapped by DDP. Sums of gradients: integration/test_reduction.py."""
 
 from __future__ import annotations
 

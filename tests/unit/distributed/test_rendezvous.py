@@ -1,4 +1,4 @@
-"""Errors of rank 0's store, and of what the ranks report there."""
+"""Errors of what the ranks report in the store of rank 0."""
 
 from __future__ import annotations
 

@@ -149,12 +149,6 @@ def test_a_requeued_point_resumes_and_a_run_without_checkpoints_requests_no_requ
     assert [(point.launch_dir / "requeue").exists() for point in points] == [False, True]
 
 
-def test_a_signal_before_python_could_handle_it_requeues_the_job(job: Job) -> None:
-    job.run("exit 143")
-    assert job.requeued
-    assert "a signal stopped the run before Python could handle it" in job.events[0]["message"]
-
-
 @pytest.mark.parametrize(
     ("srun", "error"),
     [

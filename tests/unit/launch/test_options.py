@@ -122,6 +122,3 @@ def test_a_changed_file_is_in_another_snapshot(tmp_path: Path) -> None:
     (code / "a.py").write_text("x = 2\n")
     second = snapshot._copy([code], copies)
     assert [(copy / "package/a.py").read_text() for copy in (first, second)] == ["x = 1\n", "x = 2\n"]
-
-
-# ------------------------------------------------------------------------------------------------ errors of a site

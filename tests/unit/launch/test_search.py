@@ -91,17 +91,6 @@ def test_a_study_continues_with_other_proposals(tmp_path: Path, storage: Storage
         opened(tmp_path, other)
 
 
-def test_the_study_of_another_search_is_refused(tmp_path: Path) -> None:
-    opened(tmp_path, OptunaSpec(), "seed=1")
-    with pytest.raises(ConfigError, match=r"has the study of another search \(overrides: seed=1 -> seed=2"):
-        opened(tmp_path, OptunaSpec(), "seed=2")
-    with pytest.raises(
-        ConfigError, match=r"has the study of another search \(metric: eval/zeroshot/top1 -> train/loss"
-    ):
-        opened(tmp_path, OptunaSpec(), "seed=1", metric="train/loss")
-    opened(tmp_path, OptunaSpec(sampler=Sampler.cmaes, pruner=Pruner.median, trials=99), "seed=1")
-
-
 # ------------------------------------------------------------------------------------------------------- pruning
 
 
@@ -207,6 +196,3 @@ def test_results_are_recorded_and_stopped_trials_stay_unfinished(
     said = r"^2 trials in a row have failed, .*=2 ends the search; trial 4: eval/zeroshot"
     with pytest.raises(ClipxError, match=said):
         require_progress(recorded.search._failures, 2)
-
-
-# ------------------------------------------------------------------------------------------------------- errors

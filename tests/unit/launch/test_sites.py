@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -17,7 +15,6 @@ from helpers.slurm_jobs import launch
 from helpers.waiting import wait_until
 
 from clipx.config.registry import CONF_DIR
-from clipx.trainer.spec import compose
 
 ROOT = CONF_DIR.parent
 SITES = ROOT / "launch/sites"
@@ -103,9 +100,3 @@ def test_the_container_forwards_sigterm_and_waits_for_the_run_to_save(tmp_path: 
         wait_until((tmp_path / "ready").exists, "the run does not start")
         pod.send_signal(signal.SIGTERM)
         assert pod.wait(timeout=600) == 75
-
-
-@pytest.mark.parametrize("site", ["pbs.sh", "lsf.sh"])
-def test_the_job_scripts_of_other_schedulers_start_a_valid_run(site: str) -> None:
-    (words,) = re.findall(r"^run=\((.*)\)$", (SITES / site).read_text(), re.M)
-    compose(*shlex.split(words)).data.check_ranks(16)

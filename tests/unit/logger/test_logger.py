@@ -1,4 +1,4 @@
-"""Metrics in real files: JSON lines, TensorBoard events, an offline wandb run."""
+"""Metrics in real files: JSON lines, TensorBoard events, offline runs of wandb."""
 
 from __future__ import annotations
 

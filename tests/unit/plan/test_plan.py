@@ -21,7 +21,6 @@ from clipx.optimizer.groups import parameter_groups
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import MemoryModel
-from clipx.plan.show import assumptions
 from clipx.plan.spec import PlanSpec
 from clipx.plan.utilisation import tower_speed
 from clipx.trainer.spec import RunSpec
@@ -183,10 +182,6 @@ def test_vit_b32_on_a100_is_as_fast_as_published_runs(vit_b32: Plan) -> None:
     slowest, shortest = (one.hours for one in found.predictions)
     assert slowest is not None and shortest is not None
     assert shortest < 36 * 32 * 414.08e6 / 12.8e9 < slowest
-    shown = {name: (value, source) for name, value, source in assumptions(found)}
-    assert "published for vit_b32 on A100" in shown["TFLOP/s of the towers"][1]
-    assert "arXiv:2212.07143" in shown["TFLOP/s of the towers"][1]
-    assert shown["TFLOP/s of the loss"] == ("8.78", "45% of 19.5 in fp32, assumed")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from helpers.runs import NEEDED, compose
 
 from clipx.config.registry import CONF_DIR
 from clipx.objective.infonce import InfoNCESpec
-from clipx.objective.spec import TemperatureRule
-from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic, objective_traffic
+from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
 
 INFONCE = InfoNCESpec().traffic
 
@@ -18,13 +17,6 @@ def test_every_objective_declares_its_traffic() -> None:
     assert None not in traffic.values()
     patterns = ("infonce", "siglip", "fastclip_v3", "fastclip_v1", "isogclr", "neuclip")
     assert {traffic[name] for name in patterns} == set(traffic.values())
-
-
-def test_a_constant_temperature_is_not_summed_over_the_ranks() -> None:
-    assert objective_traffic(InfoNCESpec()) == INFONCE and INFONCE.parameters == 1
-    constant = InfoNCESpec(temperature=TemperatureRule.constant)
-    found = ddp_traffic(StepShape(objective_traffic(constant), 256, 64, 512, 151_277_312))
-    assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4)}
 
 
 def test_traffic_of_infonce_with_ddp_and_fsdp() -> None:

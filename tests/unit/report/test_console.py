@@ -1,4 +1,4 @@
-"""Console output on a real pseudo-terminal and in a pipe."""
+"""Text of users on consoles, which is no markup."""
 
 from __future__ import annotations
 

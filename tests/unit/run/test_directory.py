@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import yaml
 from helpers.runs import small
 
-from clipx.data.source import BadRecord
 from clipx.errors import CheckpointError
 from clipx.run.directory import RunDir
 
@@ -94,14 +92,3 @@ def test_a_removed_option_of_a_saved_run_is_rejected_where_it_had_an_effect(tmp_
     rundir.config.write_text(yaml.safe_dump(saved))
     with pytest.raises(CheckpointError, match=r"another run \(objective.tau_gradient: official -> None\)"):
         rundir.claim(small(tmp_path, "resume=auto", "objective=isogclr"))
-
-
-def test_a_bad_sample_is_quarantined_once(tmp_path: Path) -> None:
-    rundir = RunDir(tmp_path)
-    for _ in range(2):
-        rundir.quarantine([BadRecord("a.tar:1.jpg", "image is empty"), BadRecord("ä.png", "caption is empty")])
-    lines = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
-    assert lines == [
-        {"sample": "a.tar:1.jpg", "reason": "image is empty"},
-        {"sample": "ä.png", "reason": "caption is empty"},
-    ]
