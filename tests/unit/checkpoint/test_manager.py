@@ -17,9 +17,10 @@ from helpers.waiting import wait_until
 from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
+from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, Exit, StorageError
+from clipx.errors import CheckpointError, Exit, NotSynced, StorageError
 from clipx.trainer.trainer import Trainer
 
 EVERY_STEP = (*VIT, "data.batch_size=8", "duration=6st", "checkpoint.every=1st")
@@ -104,6 +105,34 @@ def test_a_new_run_does_not_overwrite_an_upload(uploading: tuple[str, ...]) -> N
     shutil.rmtree("run")
     with pytest.raises(CheckpointError, match=r"/far/run already holds a run: continue it with resume=auto, or give"):
         Trainer(small(Path("run"), *uploading))
+
+
+@pytest.mark.slow
+def test_an_outage_at_the_end_sets_the_exit_code_and_a_resume_uploads_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_bucket: str, proxy: FaultyProxy
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}", "checkpoint.sync_timeout_s=2")
+    trainer = Trainer(small(Path("run"), *overrides))
+    proxy.set("down")
+    limits: list[float] = []
+
+    def finish(uploader: Uploader, timeout_s: float) -> bool:
+        limits.append(timeout_s)
+        return finish_within(uploader, timeout_s)
+
+    finish_within = Uploader.finish
+    monkeypatch.setattr(Uploader, "finish", finish)
+    with pytest.raises(NotSynced, match="the run is finished, but its upload to s3://"):
+        trainer.fit()
+    assert limits == [2]
+    assert steps(Path("run"))[-1] == 6, "checkpoints that are not uploaded must not be deleted"
+    assert NotSynced.exit_code == Exit.NOT_SYNCED == 74
+    proxy.set("up")
+    Trainer(small(Path("run"), *overrides, "checkpoint.sync_timeout_s=600", "resume=auto")).fit()
+    other = Trainer(small(tmp_path / "other", *EVERY_STEP, f"resume={own_bucket}/run"))
+    other.close()
+    assert other.steps_done == 6
 
 
 @pytest.mark.slow

@@ -193,6 +193,18 @@ def test_stale_locks_are_taken_over_and_live_locks_are_not(
     assert json.loads(path.read_text()) == asdict(holder)
 
 
+def test_an_unreadable_lock_is_stale_by_its_age(tmp_path: Path, events: Events) -> None:
+    group = json.dumps(asdict(replace(ELSEWHERE, pid=-1)))  # of processes
+    for content in ("", '{"id": "o', '{"pid": 12}', group):
+        path = write_lock(tmp_path, ELSEWHERE)
+        path.write_text(content)
+        with pytest.raises(Locked, match=f"an unknown job.*delete {re.escape(str(path))}"):
+            RunLock(tmp_path, COMM, events).acquire()
+        os.utime(path, (0, 0))
+        with RunLock(tmp_path, COMM, events):
+            assert events.pop()["of"] is None, content
+
+
 def test_a_holder_refreshes_its_lock_and_detects_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_S", 0.02)
     path = tmp_path / "run.lock"
