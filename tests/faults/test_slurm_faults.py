@@ -128,6 +128,13 @@ def test_a_preempted_run_saves_at_sigterm_and_resumes_when_resources_are_free(
     check_preemption(uninterrupted, tmp_path, "SIGTERM")
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_run_preempted_with_preemptmode_cancel_is_requeued_by_its_script(tmp_path: Path, uninterrupted: Path) -> None:
+    """SLURM has cancelled the job when the script requeues it, because there is no GraceTime."""
+    output_of("scontrol", "update", "partitionname=low", "PreemptMode=CANCEL", "GraceTime=0")
+    check_preemption(uninterrupted, tmp_path, "SIGTERM")
+
+
 def test_a_killed_rank_is_named_in_the_result_and_retried_on_another_node(slurm: Path, tmp_path: Path) -> None:
     point = tmp_path / "0"
     two = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.max_retry=1", "checkpoint.every=2st")

@@ -55,3 +55,9 @@ def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path)
     release(tmp_path)
     launch(*LONG, *held(tmp_path), "seed=0", f"hydra.sweep.dir={tmp_path}")
     assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 21)), "a step was logged twice or not at all"
+
+
+@pytest.mark.slow
+def test_the_stock_local_launcher_works(tmp_path: Path) -> None:
+    launch("-m", "hydra/launcher=submitit_local", *QUICK, f"hydra.sweep.dir={tmp_path}", "seed=0")
+    assert len(losses(tmp_path / "0")) == 4

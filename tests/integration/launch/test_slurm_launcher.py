@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from helpers import PLUGINS
 from helpers.runs import SMALL, VIT, small, tensors
 from helpers.slurm_jobs import (
     QUICK,
@@ -18,13 +20,16 @@ from helpers.slurm_jobs import (
     losses,
     output_of,
     release,
+    rows,
     slurm_tasks,
     wait_for_job,
     wait_for_signal,
     wait_for_steps,
 )
+from helpers.sweeps import states
 
 from clipx.trainer.trainer import Trainer
+from clipx_launch.__main__ import main
 
 pytestmark = pytest.mark.usefixtures("slurm")
 LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")
@@ -114,3 +119,70 @@ def test_options_that_the_cluster_cannot_run_raise_a_one_line_error(tmp_path: Pa
     done = launch(*SLURM, option, *QUICK, f"hydra.sweep.dir={tmp_path}", check=False)
     assert done.returncode != 0
     assert (done.stdout, done.stderr) == ("", f"error: {message}\n")
+
+
+@pytest.mark.slow
+def test_a_stopped_run_saves_and_resumes_by_the_same_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stops a run by the signal that precedes a time limit, with no requeue left, and by `clipx-sweep cancel`.
+
+    The job is not requeued after it; its SIGTERM reaches the loader process as well.
+    """
+    point = tmp_path / "0"
+    own = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.max_requeue=0")
+    options = (*SLURM, *LONG, *held(tmp_path), *own)
+    job = job_of(launch(*options).stdout)
+    wait_for_steps(point)
+    assert "0 of 1 points submitted (1 in the queue)" in launch(*options).stdout
+    output_of("scancel", "--signal=USR1", job)
+    assert wait_for_job(job) == ["FAILED"]
+    assert launch_json(point, "result")["state"] == "stopped"
+    batch = (tmp_path / f".launch/logs/{job}.log").read_text()
+    assert "stopped and saved, but not requeued (hydra.launcher.max_requeue=0)" in batch
+    done = len(rows(point))
+    assert [path.name for path in (point / "checkpoints").glob("step-*")] == [f"step-{done:08d}"]
+
+    job = job_of(launch(*options).stdout)
+    wait_for_steps(point, done + 2)
+    assert main(["cancel", str(tmp_path)]) == 0
+    saved = len(rows(point))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("SIGTERM to 1 running: waiting up to 120 s (--wait) for them to save")
+    how = f"cancelled point 0, job {job}, which was running: SIGTERM: stopped after step {saved} of 40, saved; "
+    assert lines[1].startswith(how)
+    assert (point / f"checkpoints/step-{saved:08d}").is_dir()
+    assert wait_for_job(job) == ["CANCELLED"]
+    assert slurm_tasks(job)[0]["Restarts"] == "0"
+    assert states(tmp_path)["0"][0] == "cancelled"
+
+    release(tmp_path)
+    launch(*options, "hydra.launcher.wait=true")
+    assert launch_json(point, "result")["state"] == "finished"
+    assert [row["step"] for row in rows(point)] == list(range(1, 41)), "a step was logged twice or not at all"
+
+
+@pytest.mark.slow
+def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(PLUGINS / "faults", mine)
+    faulty = mine / "objective" / "faulty.py"
+    options = (*SLURM, *FOUR, "objective=faulty", "objective.rank=2", *QUICK, f"hydra.sweep.dir={tmp_path}/s")
+    job = job_of(launch("--config-dir", str(mine), *options, "+hydra.launcher.sbatch={hold: true}").stdout)
+    faulty.write_text("raise RuntimeError('edited since')")
+    output_of("scontrol", "release", job)
+    point = tmp_path / "s" / "0"
+    assert wait_for_job(job) == ["FAILED"], logs(point)
+    assert slurm_tasks(job)[0]["ExitCode"] == "1:0"
+    failed = {"state": "failed", "exit_code": 1, "value": None, "error": "RuntimeError: a bug of rank 2"}
+    assert launch_json(point, "result") == failed
+    log = (point / f".launch/logs/{job}.2.log").read_text()
+    assert "Traceback" in log
+    assert 'raise RuntimeError(f"a bug of rank' in log
+
+
+@pytest.mark.slow
+def test_the_stock_slurm_launcher_works(tmp_path: Path) -> None:
+    stock = ("-m", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}", "hydra.launcher.timeout_min=5")
+    launch(*stock, *QUICK, "seed=0,1")
+    assert losses(tmp_path / "0") != losses(tmp_path / "1")
