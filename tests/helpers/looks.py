@@ -86,13 +86,6 @@ def part(page: LookPage, title: str) -> str:
     return page.html.partition(f"<h2>{title}</h2>")[2].partition("</section>")[0]
 
 
-def bars(section: str, title: str) -> dict[str, int]:
-    """Returns the counts by name of the bars with a title."""
-    body = section.partition(f"<figcaption>{title}")[2].partition("</figure>")[0]
-    rows = re.findall(r"<span>(.*?)</span><div[^>]*></div><span>([\d,]+)</span>", body)
-    return {html.unescape(re.sub("<.*?>", "", name)): int(count.replace(",", "")) for name, count in rows}
-
-
 class Checked(HTMLParser):
     """Parser that requires balanced tags and collects what a browser would load or run."""
 
