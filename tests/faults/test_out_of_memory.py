@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 from helpers import PLUGINS
-from helpers.forks import Fork
 from helpers.processes import free_ports
 from helpers.runs import SMALL, VIT, rank_environment, start
 
@@ -17,12 +16,6 @@ ADVICE = (
     "a micro-batch of a rank has 16 samples; raise data.micro_batches=1, add model.image.checkpointing=1 "
     "model.text.checkpointing=1, use precision=amp_bf16 or lower data.batch_size=32"
 )
-
-
-def start_ranks(folder: Path, *options: str) -> list[Fork]:
-    port = free_ports(1)
-    words = (*WORDS, f"run_dir={folder / 'run'}", "name=run", "checkpoint.every=1st", *options)
-    return [start(folder / str(n), *words, **rank_environment(n, 2, port)) for n in range(2)]
 
 
 def test_a_rank_out_of_memory_ends_all_ranks_with_its_advice(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,10 +34,13 @@ from helpers.slurm_jobs import (
     wait_for_job,
     wait_for_steps,
 )
-from helpers.sweeps import states
+from helpers.sweeps import make_sweep, states
 from helpers.waiting import wait_until
 
 from clipx.trainer.trainer import Trainer
+from clipx_launch import cluster
+from clipx_launch import slurm as launcher
+from clipx_launch.options import SlurmSpec
 
 pytestmark = pytest.mark.slow
 STEPS = 40
@@ -135,6 +139,11 @@ def test_a_run_preempted_with_preemptmode_cancel_is_requeued_by_its_script(tmp_p
     check_preemption(uninterrupted, tmp_path, "SIGTERM")
 
 
+@pytest.mark.usefixtures("accounted")
+def test_a_preempted_run_saves_at_the_signal_option_when_it_arrives_first(tmp_path: Path, uninterrupted: Path) -> None:
+    check_preemption(uninterrupted, tmp_path, "SIGUSR1")
+
+
 def test_a_killed_rank_is_named_in_the_result_and_retried_on_another_node(slurm: Path, tmp_path: Path) -> None:
     point = tmp_path / "0"
     two = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.max_retry=1", "checkpoint.every=2st")
@@ -195,3 +204,21 @@ def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
     finally:
         slurm_cluster.start(accounted.parent, Kind.accounted)
     assert "resumed  at step 4," in logs(tmp_path / "0")
+
+
+@pytest.mark.usefixtures("accounted")
+def test_the_state_of_an_old_job_is_read_from_accounting(tmp_path: Path) -> None:
+    spec = SlurmSpec(gpus_per_node=0, cpus_per_task=1, setup=["exit 3"], sbatch={"hold": True})
+    launcher.start(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
+    (job,) = launch_json(tmp_path, "sweep")["jobs"]
+    output_of("scontrol", "release", f"{job}_0")
+    wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), "point 0 does not end")
+    output_of("scancel", job)
+    expected = {"0": ("failed", f"job {job}_0 is failed"), "1": ("cancelled", f"job {job}_1 is cancelled")}
+    wait_until(lambda: states(tmp_path) == expected, lambda: str(states(tmp_path)))
+    known = ("scontrol", "show", "job", job)
+    wait_until(
+        lambda: subprocess.run(known, capture_output=True, check=False).returncode, f"job {job} is not forgotten"
+    )
+    wait_until(lambda: states(tmp_path) == expected, lambda: str(states(tmp_path)))
+    assert cluster.final_states({"999999"}) == {}
