@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import re
 import signal
@@ -173,19 +174,34 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     gc.unfreeze()  # else nanobind reports frozen objects as leaks when the process ends
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks tests by what they need, and moves long tests to the front: at the end one worker would wait for another.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    """Marks tests by what they need, and begins with the long ones, those on SLURM among them.
 
-    Deselects slow tests unless CI=true, and soak and number tests, unless -m is given.
+    Without -m, deselects soak and number tests, and slow tests unless CI=true.
     """
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
         if "slurm_conf" in getattr(item, "fixturenames", ()):
             item.add_marker("slurm")
-    if config.option.markexpr:
-        return
-    left_out = ("soak", "number") if os.environ.get("CI") == "true" else ("slow", "soak", "number")
-    slow = [item for item in items if any(map(item.get_closest_marker, left_out))]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
+    yield  # -m deselects, and randomly shuffles
+    if not config.option.markexpr:
+        left_out = ("soak", "number") if os.environ.get("CI") == "true" else ("slow", "soak", "number")
+        slow = {item for item in items if any(map(item.get_closest_marker, left_out))}
+        config.hook.pytest_deselected(items=[*slow])
         items[:] = [item for item in items if item not in slow]
+    long = [item for marker in ("long", "slurm") for item in items if item.get_closest_marker(marker)]
+    items[:] = _begin_with(long, items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _begin_with(long: list[pytest.Item], items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Returns the tests in an order in which each worker's share, of consecutive tests, begins with long ones.
+
+    Else one worker would still run them when the others have nothing to take from it.
+    """
+    others = iter([item for item in items if item not in long])
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        share = (len(items) - len(ordered)) // (workers - worker)  # as xdist's worksteal divides them
+        own = long[worker::workers]
+        ordered += [*own, *itertools.islice(others, max(0, share - len(own)))]
+    return [*ordered, *others]
