@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 import torchvision.transforms.v2 as v2
 from helpers.samples import Numbers, picture
 from PIL import Image
-from scipy import stats
 from torch import Tensor
 
 from clipx.data.augment import OPERATIONS, Augmentation, strength_of
@@ -115,29 +113,6 @@ def test_flips_grey_and_erasing_change_exactly_their_pixels(on_device: bool) -> 
     expected = pixels.clone()
     expected[SIDE // 2 :, SIDE // 4 : 3 * SIDE // 4] = torch.tensor(FILL, dtype=torch.uint8)
     assert torch.equal(erased, expected)
-
-
-# ---------------------------------------------------------------------------------------------------------- draws
-
-
-def draws(spec: AugmentSpec, count: int = 4000) -> list[Augmentation]:
-    return [Augmentation.draw(spec, random.Random(f"0/{position}/augment")) for position in range(count)]
-
-
-def test_each_change_is_made_with_its_probability() -> None:
-    found = draws(replace(ALL, rand_augment=RandAugmentSpec()))
-    shares = {
-        0.5: [drawn.flip for drawn in found],
-        0.8: [any(name == "hue" for name, _ in drawn.operations) for drawn in found],
-        0.2: [any(name == "grayscale" for name, _ in drawn.operations) for drawn in found],
-    }
-    for share, happened in shares.items():
-        assert stats.binomtest(sum(happened), len(found), share).pvalue > 0.001
-    erased = sum(drawn.erased is not None for drawn in found)
-    assert stats.binomtest(erased, len(found), 0.5).pvalue > 0.001
-    assert not any(drawn.flip or drawn.operations or drawn.erased for drawn in draws(AugmentSpec(), 50))
-    for drawn in draws(AugmentSpec(flip=1, grayscale=1, erase=1), 50):
-        assert drawn.flip and drawn.operations == [("grayscale", 1.0)] and drawn.erased is not None
 
 
 # --------------------------------------------------------------------------------------------------------- batches

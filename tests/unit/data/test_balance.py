@@ -38,15 +38,6 @@ def probabilities(lists: Matched, threshold: int) -> list[float]:
     return found
 
 
-def draw(seed: int, index: int) -> float:
-    """SplitMix64 in integers: the number at the place `index` of the sequence that begins with the state of the seed."""
-    state = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0])
-    z = (state + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
-    return ((z ^ (z >> 31)) >> 11) / 2**53
-
-
 def table(lists: Matched) -> pa.Table:
     numbers = range(len(lists))
     return pa.table(
@@ -64,17 +55,6 @@ def selected(path: Path, scores: pa.Table, *overrides: str, out: str = "ids.npy"
     pq.write_table(scores, path / "scores.parquet", row_group_size=rows)
     select(compose(f"scores={path}", f"out={path}/{out}", *overrides, config_name="select"))  # type: ignore[arg-type]
     return path / out
-
-
-@pytest.mark.parametrize("seed", [0, 5])
-def test_samples_are_selected_by_the_definition_and_given_draws(tmp_path: Path, seed: int) -> None:
-    """The counts are those of the samples that meet the other conditions."""
-    lists = [entries if number % 7 >= 2 else None for number, entries in enumerate(matched())]
-    probability = probabilities(lists, 25)
-    expected = [3 * number for number in range(SAMPLES) if draw(seed, 3 * number) < probability[number]]
-    options = ("balance=25", *([f"seed={seed}"] if seed else []), "least={words:2}")
-    assert np.load(selected(tmp_path, table(matched()), *options)).tolist() == expected
-    assert 50 < len(expected) < sum(map(bool, lists)) - 50
 
 
 def test_weights_are_the_probabilities_of_samples_with_an_entry(tmp_path: Path) -> None:

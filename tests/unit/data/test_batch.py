@@ -18,9 +18,7 @@ from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
 from clipx.data.transform import Crop
 from clipx.data.views import ImageView
-from clipx.model.coca import CaptionPacker
 from clipx.model.packer import TextPacker
-from clipx.model.packing import Packing
 from clipx.model.tokenizer import Tokenizer
 
 SOURCE = Numbers([40, 61], broken=frozenset({3, 8, 9, 40, 71}))
@@ -161,13 +159,3 @@ def test_parts_are_joined_in_pinned_memory_in_any_order(
         assert not is_pinned(found.tokens, pinned)
     del joined, one, received
     assert not [key for key in batches_of._joined if key[0] == places[0].key[0]], "no batch remains in memory"
-
-
-# ----------------------------------------------------------------------------------------------------------- packing
-
-
-def test_counted_tokens_are_those_the_tower_computes() -> None:
-    tokens = Tokenizer(20)(["a", "a photo of a cat", "word " * 50])
-    for packed in (True, False):
-        used = len(Packing.of(tokens, packed).flat_index_T)  # without padding to a multiple
-        assert TextPacker(packed).count(tokens) == CaptionPacker(packed).count(tokens) == used, f"{packed=}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +23,6 @@ def spec(shards: Path | str, caption_key: Any, **options: Any) -> WebDatasetSpec
 
 def open_train(shards: Path | str, caption_key: Any, **options: Any) -> Source:
     return open_data(spec(shards, caption_key, **options)).train
-
-
-def members(i: int) -> Iterator[tuple[str, bytes]]:
-    """Yields the members of sample i: all keys, no usable recaption, or no txt, by i % 3. Captions name their key."""
-    meta: dict[str, Any] = {"url": f"http://images/{i}", "caption": f"{i} json.caption"}
-    meta["recaption"] = [" ", None] if i % 3 == 1 else [f"{i} json.recaption one", f"{i} json.recaption two", ""]
-    yield f"{i:09d}.jpg", jpeg(i)
-    yield f"{i:09d}.json", json.dumps(meta).encode()
-    if i % 3 != 2:
-        yield f"{i:09d}.txt", f"{i} txt".encode()
-
-
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("captions")
-    for k in range(3):
-        write_tar(folder / f"{k:05d}.tar", (m for i in range(20 * k, 20 * k + 20) for m in members(i)))
-    return f"{folder}/*.tar"
 
 
 # -------------------------------------------------------------------------------------------------------- drawing

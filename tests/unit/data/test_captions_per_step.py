@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -18,10 +16,8 @@ from clipx.data.batch import Batch, Packers
 from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.loader import CaptionDraw, train_loader
 from clipx.data.order import Order
-from clipx.data.sentences import sentences, sub_captions
-from clipx.data.shapes import ShapesSpec
+from clipx.data.sentences import sub_captions
 from clipx.data.source import Sample
-from clipx.data.spec import open_data
 from clipx.data.views import ImageView
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
@@ -44,23 +40,6 @@ class Texts(Numbers):
 
 
 # ----------------------------------------------------------------------------------------------------- sentences
-
-
-SENTENCES = {
-    "A dog. A cat! Is it?": ["A dog.", "A cat!", "Is it?"],
-    "one line\nanother line.\n\n": ["one line", "another line."],
-    'He said "No." She left.': ['He said "No."', "She left."],
-    "J. Smith of St. Louis, e.g. at 3.5 m, in the U.S. army. Next": [
-        "J. Smith of St. Louis, e.g. at 3.5 m, in the U.S. army.",
-        "Next",
-    ],
-    "一只狗。一只猫！好": ["一只狗。", "一只猫！", "好"],
-    "": [""],
-}
-
-
-def test_texts_are_split_at_the_ends_of_sentences() -> None:
-    assert {text: sentences(text) for text in SENTENCES} == SENTENCES
 
 
 def test_sub_captions_are_all_runs_of_at_most_so_many_sentences() -> None:
@@ -102,21 +81,6 @@ def test_a_single_draw_uses_the_random_numbers_of_a_choice() -> None:
         one = rng(number)
         ((_, captions),) = one.choices(BY_KEY.captions_by_key, [0.1, 0.3, 0.6])
         assert BY_KEY.draw_captions(rng(number))[0] == one.choice(captions)
-
-
-def test_further_captions_are_drawn_by_the_weights_of_the_keys_that_are_left() -> None:
-    pairs = Counter(tuple(BY_KEY.draw_captions(rng(number), 2)) for number in range(4000))
-    expected = {("d", "a"): 0.6 * 0.25, ("d", "b"): 0.6 * 0.75 / 2, ("a", "d"): 0.1 * 0.6 / 0.9, ("b", "c"): 0.15 * 0.3}
-    for pair, share in expected.items():
-        limit = NormalDist().inv_cdf(1 - 1e-6) * (share * (1 - share) / 4000) ** 0.5
-        assert abs(pairs[pair] / 4000 - share) < limit
-
-
-def test_sub_captions_are_of_training_samples_alone() -> None:
-    data = ShapesSpec(name="a", samples=8, held_out_samples=4, sub_captions=2)
-    opened = open_data(data)
-    assert opened.held_out is not None
-    assert (opened.train.read(0).sub_captions, opened.held_out.read(0).sub_captions) == (2, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- batches

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import open_clip
 import pytest
 import torch
@@ -22,11 +20,6 @@ def test_imagenet_names_equal_open_clip() -> None:
 def test_templates_equal_open_clip(name: str, theirs: list[object]) -> None:
     filled = [template.replace("{}", "cat") for template in read_templates(name, "x")]
     assert filled == [template("cat") for template in theirs]  # type: ignore[operator]
-
-
-def test_lines_of_a_file_are_stripped_and_empty_lines_skipped(tmp_path: Path) -> None:
-    (tmp_path / "names.txt").write_text(" red \n\ngreen\r\n")
-    assert read_names(f"{tmp_path}/names.txt", "x") == ["red", "green"]
 
 
 def test_the_embedding_of_a_class_is_the_normalized_mean_of_its_prompts() -> None:

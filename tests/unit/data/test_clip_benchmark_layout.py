@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from clip_benchmark.datasets.builder import build_wds_dataset
 from helpers.benchmark_set import write_set
-from helpers.samples import encode, jpeg, picture, read_all, write_tar
+from helpers.samples import jpeg, read_all
 
 from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.transform import decode
@@ -17,19 +17,6 @@ from clipx.data.transform import decode
 def classification(folder: Path) -> Path:
     images = {name: [jpeg(10 * i + j) for j in range(3 + i)] for i, name in enumerate(("red fox", "owl", "eel"))}
     return write_set(folder, images, ["a photo of a {c}.", "{c}"])
-
-
-def retrieval(folder: Path) -> Path:
-    captions = ["a cat\nthe cat ", "a dog\n\none dog\n", "a bird"]
-    endings = ("png", "webp", "jpg")
-    members = []
-    for i, (text, ending) in enumerate(zip(captions, endings, strict=True)):
-        kind = {"jpg": "JPEG"}.get(ending, ending.upper())
-        members += [(f"s{i}.{ending}", encode(picture(12, 10, i), kind)), (f"s{i}.txt", text.encode())]
-    write_tar(folder / "test" / "0.tar", members)
-    (folder / "test" / "nshards.txt").write_text("1\n")
-    (folder / "dataset_type.txt").write_text("retrieval\n")
-    return folder
 
 
 def clip_benchmark_set(folder: Path) -> Any:
@@ -47,14 +34,3 @@ def test_a_classification_set_equals_clip_benchmark(tmp_path: Path) -> None:
         np.testing.assert_array_equal(image, their_image)
         assert label == their_label
     assert read_all(data.held_out)[0].captions == ["a photo of a red fox.", "red fox"]
-
-
-def test_a_retrieval_set_equals_clip_benchmark(tmp_path: Path) -> None:
-    expected = clip_benchmark_set(retrieval(tmp_path))
-    data = BenchmarkSpec(name="theirs", path=str(tmp_path)).open_for_evaluation()
-    assert data.held_out is not None
-    assert data.classes is None
-    for sample, (their_image, their_captions) in zip(read_all(data.held_out), expected, strict=True):
-        np.testing.assert_array_equal(np.array(decode(sample.image, 10**6)), their_image)
-        assert sample.captions == [line.strip() for line in their_captions if line.strip()]
-        assert sample.label is None

@@ -9,7 +9,6 @@ from helpers.samples import captions, encode, jpeg, picture, read_all
 
 from clipx.data.csv import CsvSpec
 from clipx.data.source import Source
-from clipx.data.transform import decode
 
 
 def spec(path: Path | str | None, **options: Any) -> CsvSpec:
@@ -36,16 +35,6 @@ def reasons(source: Source) -> list[tuple[int, str]]:
 
 
 # ------------------------------------------------------------------------------------------------------ rows
-
-
-def test_each_row_gives_an_image_with_its_caption(tmp_path: Path) -> None:
-    path = write_table(tmp_path, "filepath,caption\na.jpg,a cat\nb.png,a dog\nc.webp,a bird\nsub/d.jpg,a fish\n")
-    source = open_train(path)
-    assert captions(source) == ["a cat", "a dog", "a bird", "a fish"]
-    assert [s.label for s in read_all(source)] == [None] * 4
-    assert all(decode(s.image, 10**6).size == (20, 16) for s in read_all(source))
-    assert [source.key(i) for i in range(4)] == [str(tmp_path / n) for n in ("a.jpg", "b.png", "c.webp", "sub/d.jpg")]
-    assert source.bad == []
 
 
 def test_captions_are_those_of_the_cells(tmp_path: Path) -> None:
@@ -118,13 +107,3 @@ def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Pat
     apart = spec(tmp_path / "table.csv", held_out_path=str(test)).open()
     assert apart.held_out is not None
     assert (sum(apart.train.sizes), captions(apart.held_out)) == (40, ["a bird"])
-
-
-def test_the_fingerprint_depends_on_the_table_and_its_columns(tmp_path: Path) -> None:
-    path = write_table(tmp_path, "filepath,caption,other\na.jpg,a cat,x\n")
-    before = open_train(path).fingerprint
-    assert open_train(path, caption_column="other").fingerprint != before
-    copy = write_table(tmp_path, path.read_bytes(), "copy.csv")
-    assert open_train(copy).fingerprint == before
-    copy.write_text("filepath,caption,other\na.jpg,a bat,x\n")
-    assert open_train(copy).fingerprint != before

@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers.samples import Numbers, encode, picture
@@ -18,17 +17,15 @@ from torch import Tensor
 from clipx.data import device_decoder
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
-from clipx.data.device_decoder import resize_crops
 from clipx.data.encoded import LARGEST, device_crop
 from clipx.data.loader import SecondView, train_loader
 from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadSample, Sample
-from clipx.data.transform import Crop, resize
+from clipx.data.transform import Crop
 from clipx.data.views import ImageView
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import Interpolation
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")
 
@@ -152,20 +149,6 @@ def test_the_samples_are_those_of_the_cpu(on_device: list[Batch], on_cpu: list[B
     assert_same_samples(on_device, on_cpu)
 
 
-def test_batches_do_not_depend_on_parts_processes_ranks_and_the_start(on_device: list[Batch]) -> None:
-    for part, workers in ((7, 0), (10, 1)):
-        found = loaded(True, part=part, workers=workers)
-        assert_same_samples(found, on_device)
-        for one, other in zip(found, on_device, strict=True):
-            assert all(map(torch.equal, one.images, other.images)), f"{part=} {workers=}"
-    assert_same_samples(loaded(True, samples=range(48, 120)), on_device[2:])
-    for rank in range(2):
-        rows_of = slice(12 * rank, 12 * rank + 12)
-        for whole, half in zip(on_device, loaded(True, rank=rank, world=2, micro_batches=1), strict=True):
-            assert torch.equal(half.index, whole.index[rows_of]), rank
-            assert torch.equal(half.image, whole.image[rows_of]), rank
-
-
 def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> None:
     for name, encoded in OTHERS.items():
         rng = random.Random(0)
@@ -180,29 +163,6 @@ def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> No
     assert device_crop(encode(picture(1, 1).resize((4200, 4000)), "JPEG"), [0.5, 1.0], 10**9, random.Random(0)) is None
     cut = (file(0)[:at] for at in range(0, 600, 7))  # in the header
     assert not any(device_crop(encoded, [0.5, 1.0], 10**6, random.Random(0)) for encoded in cut)
-
-
-# ------------------------------------------------------------------------------------------------------ pixels
-
-
-@pytest.mark.parametrize("interpolation", Interpolation)
-def test_resized_crops_differ_by_a_level_from_those_of_the_cpu(interpolation: Interpolation) -> None:
-    """Two levels where a rounding of the first product is multiplied by the filter of the second.
-
-    Bilinear weights of 64 pixels at 224 are multiples of 1/7, which give many halves: they are rounded either way.
-    """
-    size, share = 224, 0.15 if interpolation is Interpolation.bilinear else 0.03
-    shapes = [(300, 200), (64, 64), (100, 333), (5, 7), (1, 1), (size, size)]
-    crops = [torch.from_numpy(np.array(picture(w, h, i))).permute(2, 0, 1) for i, (w, h) in enumerate(shapes)]
-    crops.append(255 * torch.randint(0, 2, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)))
-    for crop, found in zip(crops, resize_crops(crops, size, interpolation), strict=True):
-        expected = torch.empty((size, size, 3), dtype=torch.uint8)
-        resize(
-            crop.permute(1, 2, 0).contiguous().numpy(), (0, 0, crop.shape[2], crop.shape[1]), expected, interpolation
-        )
-        off = (found.int() - expected.int()).abs()
-        assert off.max() <= 2
-        assert (off > 0).float().mean() < share
 
 
 # ------------------------------------------------------------------------------------------------------ faults

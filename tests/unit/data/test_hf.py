@@ -89,35 +89,6 @@ def test_splits_follow_from_the_names_of_files_and_folders(tmp_path: Path) -> No
         assert held_out is None or numbers(opened.held_out) == [2, 3, 4], train
 
 
-CARD = b"""---
-license: mit
-configs:
-- config_name: small
-  data_files: small/*.parquet
-- config_name: large
-  default: true
-  data_files:
-  - split: train
-    path: [large/a.parquet, "large/b*"]
-  - split: test
-    path: large/**/c.parquet
-- config_name: folder
-  data_dir: large
----
-# Data set
-"""
-
-
-def test_the_card_names_configurations_and_their_files(tmp_path: Path) -> None:
-    files = {"README.md": CARD, "small/x.parquet": ONE, "large/a.parquet": TWO, "large/b1.parquet": ONE}
-    root = folder(tmp_path, {**files, "large/deep/c.parquet": TWO})
-    opened = spec(root, held_out_split="test").open()
-    assert (numbers(opened.train), numbers(opened.held_out)) == ([2, 3, 4, 0, 1], [2, 3, 4])
-    assert numbers(spec(root, config="small").open().train) == [0, 1]
-    assert numbers(spec(root, config="folder").open().train) == [2, 3, 4, 0, 1, 2, 3, 4]
-    assert "data.config=smal is not in" in refusal(spec(root, config="smal").open)
-
-
 # ------------------------------------------------------------------------------------------------------- columns
 
 
@@ -132,17 +103,6 @@ def test_captions_of_a_labelled_set_are_templates_with_its_class_names(tmp_path:
     assert [data.train.read(i).label for i in range(4)] == [0, 1, 2, 0]
     other = opened(tmp_path, LABELLED, templates="simple")
     assert other.train.fingerprint != data.train.fingerprint and len(other.train.read(0).captions) == 7
-
-
-def test_columns_are_chosen_by_their_types_or_options(tmp_path: Path) -> None:
-    for features, expected in (
-        ({**CAPTIONED, "url": TEXT}, "several columns of captions: caption, url; name one with data.caption_column=…"),
-        ({**LABELLED, "other": COLOURS}, "several columns of labels: label, other; name one with data.label_column=…"),
-        ({"image": IMAGE}, "has neither texts nor a column of labels with class names"),
-    ):
-        assert expected in refusal(opened, tmp_path, features)
-    both = {**CAPTIONED, "url": TEXT, "mask": IMAGE}
-    assert numbers(opened(tmp_path, both, caption_column="url", image_column="mask").train) == [0, 1, 2, 3]
 
 
 # ----------------------------------------------------------------------------------------------------------- hub

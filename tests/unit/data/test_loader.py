@@ -25,7 +25,7 @@ from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
 from clipx.data.loader import EvalBatch, eval_loader, train_loader
 from clipx.data.order import Order
-from clipx.data.source import Sample, Source
+from clipx.data.source import Source
 from clipx.data.transform import decode, eval_transform
 from clipx.data.views import ImageView
 from clipx.errors import DataError
@@ -61,20 +61,6 @@ def assert_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
 def reference_run() -> list[Batch]:
     """The batches of 240 samples (more than two epochs), uninterrupted, in one process."""
     return batches(SOURCE, 0, 240)
-
-
-def test_a_batch_holds_images_tokens_and_indices_of_the_stream(reference_run: list[Batch]) -> None:
-    order = Order(SOURCE.sizes, seed=3, window=30)
-    for step, batch in enumerate(reference_run):
-        assert (batch.image.dtype, batch.image.shape) == (torch.uint8, (12, 3, 12, 12))
-        assert batch.image.is_contiguous(memory_format=torch.channels_last)
-        assert (batch.tokens.dtype, batch.tokens.shape) == (torch.int64, (12, 16))
-        assert (batch.index.dtype, batch.index.shape) == (torch.int64, (12,))
-        for place, index in enumerate(batch.index.tolist()):
-            asked = order(12 * step + place)
-            assert index == asked or asked in BROKEN
-            texts = TOKENIZER([f"{index}", f"number {index}"])
-            assert (batch.tokens[place] == texts).all(1).any(), "the caption belongs to the sample"
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
@@ -177,27 +163,6 @@ def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_ba
 
 
 # ------------------------------------------------------------------------------------------------- real files
-
-
-def test_a_process_that_died_before_its_batch_was_taken_is_named(tmp_path: Path) -> None:
-    third, read = tmp_path / "third", itertools.count()
-
-    class Held(Numbers):
-        def read(self, index: int) -> Sample:
-            if next(read) == 24:  # of the third batch, so that the second is ready
-                third.touch()
-                time.sleep(600)
-            return super().read(index)
-
-    others = set(multiprocessing.active_children())
-    loader = stream(Held([48]), 0, 48, workers=1)
-    next(loader)
-    (worker,) = set(multiprocessing.active_children()) - others
-    wait_until(third.exists)
-    os.kill(worker.pid or 0, signal.SIGKILL)
-    worker.join()
-    with pytest.raises(DataError, match=rf"^a loader process of this rank died \(pid {worker.pid}, by SIGKILL\), "):
-        next(loader)
 
 
 def test_a_loader_process_ends_at_the_sigterm_of_its_trainer_alone() -> None:

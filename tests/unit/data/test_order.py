@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.runs import VIT, compose, small
 from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ from clipx.data.order import Order, SampleOrder, WeightedOrder
 from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams
 from clipx.data.views import ImageView
 from clipx.model.tokenizer import Tokenizer
-from clipx.trainer.trainer import Trainer
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 SEEDS = st.integers(0, 2**63 - 1)
@@ -88,14 +85,6 @@ def test_the_order_of_a_seed_is_frozen() -> None:
     assert epoch_of(order, 0) + epoch_of(order, 1) == [1, 2, 4, 0, 3, 6, 5, 8, 7, 5, 4, 6, 3, 0, 2, 7, 1, 8]
 
 
-def test_epochs_and_seeds_differ() -> None:
-    sizes = [20] * 5
-    orders = [epoch_of(Order(sizes, seed, 30), epoch) for seed in (0, 1, 2**62) for epoch in (0, 1, 2)]
-    assert len({tuple(order) for order in orders}) == 9
-    for one, other in pairwise(orders):  # about 1 position in 100 agrees by chance
-        assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
-
-
 def test_shards_are_read_sequentially_in_random_order() -> None:
     starts = np.cumsum([0, 13, 0, 29, 40, 7])
     orders = set()
@@ -106,13 +95,6 @@ def test_shards_are_read_sequentially_in_random_order() -> None:
         assert len(visited) == len(set(visited)) == 5, "each shard is read to its end before the next"
         orders.add(tuple(visited))
     assert len(orders) > 15
-
-
-def test_all_orders_of_a_window_are_equally_likely() -> None:
-    order = Order([4], seed=0, window=4)
-    counts = Counter(tuple(epoch_of(order, epoch)) for epoch in range(4800))
-    assert len(counts) == 24
-    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
 
 
 # ----------------------------------------------------------------------------- ranks, workers and partial batches
@@ -139,12 +121,6 @@ def test_ranks_and_parts_read_the_stream_of_the_order_from_any_position(
     assert stream == [order(position) for position in samples]
 
 
-def test_only_a_partial_last_step_of_a_run_is_dropped(tmp_path: Path) -> None:
-    trainer = Trainer(small(tmp_path / "run", *VIT, "data.samples=36", "duration=3ep"))  # 108 samples in batches of 32
-    trainer.fit()
-    assert (trainer.samples_seen, trainer.steps_done) == (96, 3)
-
-
 # -------------------------------------------------------------------------------------------- with replacement
 
 
@@ -157,18 +133,3 @@ def test_draws_with_replacement_are_uniform_and_independent() -> None:
     assert pvalue > 1e-3, "consecutive draws are independent"
     missing = [len(set(range(50)) - set(drawn[start : start + 50])) / 50 for start in range(0, 50_000, 50)]
     assert np.mean(missing) == pytest.approx((1 - 1 / 50) ** 50, abs=0.01)
-
-
-def test_the_draws_of_a_seed_are_frozen() -> None:
-    order, other = (Order([13, 0, 29, 8], seed, 16, replacement=True) for seed in (5, 6))
-    frozen = [21, 0, 22, 15, 20, 6, 47, 5, 39, 39, 8, 49]
-    assert [order(position) for position in range(12)] == frozen, "runs stay resumable"
-    assert [order(position) for position in range(99)] != [other(position) for position in range(99)]
-
-
-def test_a_run_with_replacement_repeats_samples_within_an_epoch(tmp_path: Path) -> None:
-    spec = small(tmp_path / "run", "data.replacement=true")
-    order = spec.data.order(Numbers([100]), spec.seed)
-    assert len({order(position) for position in range(100)}) < 80
-    whole = compose().data.order(Numbers([100]), 0)
-    assert len({whole(position) for position in range(100)}) == 100

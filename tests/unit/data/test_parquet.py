@@ -9,14 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import jpeg
 
 from clipx.data.parquet import ParquetSpec
 from clipx.data.shards import first_use
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
-from clipx.storage.traffic import take_traffic
 
 GROUP = 10  # rows of a row group
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -47,10 +45,6 @@ def open_train(path: object, **options: Any) -> Source:
     return spec(path, **options).open().train
 
 
-def cached(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "cache" / "shards").glob("*.tar"))
-
-
 def reason_of(source: Source, index: int) -> str:
     with pytest.raises(BadSample) as bad:
         source.read(index)
@@ -71,14 +65,6 @@ def test_rows_are_samples_and_row_groups_are_shards(tmp_path: Path) -> None:
     assert data.train.key(27) == f"{tmp_path}/train-1.parquet#0:2"
 
 
-def test_images_may_be_plain_bytes_and_captions_lists_with_weights(tmp_path: Path) -> None:
-    rows = [{**row(i), "image": jpeg(i)} for i in range(5)]
-    file = write(tmp_path / "a.parquet", rows)
-    assert open_train(file, caption_column="texts").read(3).captions == ["text 3", "another 3"]
-    sample = open_train(file, caption_column={"texts": 0.3, "caption": 0.7}).read(3)
-    assert list(sample.captions_by_key) == [(0.7, ["caption 3"]), (0.3, ["text 3", "another 3"])]
-
-
 def test_row_groups_or_rows_are_held_out(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", [row(i) for i in range(80)])
     groups = spec(file, held_out_share=0.25).open()
@@ -97,13 +83,14 @@ def test_row_groups_or_rows_are_held_out(tmp_path: Path) -> None:
 def test_a_row_group_is_fetched_ahead_and_removed_when_it_is_done(tmp_path: Path) -> None:
     source = open_train(write(tmp_path / "a.parquet", [row(i) for i in range(30)]))
     assert isinstance(source, Shards)
+    stored = tmp_path / "cache" / "shards"
     source.prefetch([], later=[0, 10])
     for future in list(first_use._process(first_use.os.getpid()).ahead.values()):
         future.result()
-    assert len(cached(tmp_path)) == 2
+    assert len(list(stored.glob("*.tar"))) == 2
     assert source.read(10).captions == ["caption 10"]
     source.prefetch([], done=[10])
-    assert len(cached(tmp_path)) == 1
+    assert len(list(stored.glob("*.tar"))) == 1
     assert source.read(10).captions == ["caption 10"], "it is stored again"
 
 
@@ -124,34 +111,3 @@ def test_bad_rows_are_bad_samples_with_reasons(tmp_path: Path) -> None:
     source = open_train(write(tmp_path / "a.parquet", rows), label_column="label")
     assert [reason_of(source, i) for i in range(7)] == [reason for _, reason in faults]
     assert source.read(7).captions == ["caption 7"]
-
-
-# ------------------------------------------------------------------------------------------------------- remote
-
-
-@pytest.fixture
-def bucket(own_bucket: str, proxy: FaultyProxy, endpoint: str, tmp_path: Path) -> str:
-    """A bucket of a file with three row groups; tmp_path has a copy."""
-    file = write(tmp_path / "a.parquet", [row(i) for i in range(30)])
-    admin(endpoint).put_file(str(file), f"{own_bucket}/a.parquet")
-    forget_sessions()
-    take_traffic()
-    return own_bucket
-
-
-def test_rows_on_s3_equal_local_rows_and_a_row_group_costs_a_request_for_each_column(
-    bucket: str, tmp_path: Path
-) -> None:
-    far = open_train(f"{bucket}/*.parquet", label_column="label")
-    near = open_train(tmp_path / "a.parquet", label_column="label")
-    assert take_traffic().requests == 2, "the size and the footer"
-    assert (far.sizes, far.fingerprint) == (near.sizes, near.fingerprint)
-    assert far.read(0) == near.read(0)
-    traffic = take_traffic()
-    assert traffic.requests == 3, "image, caption and label"
-    assert [far.read(i) for i in range(10)] == [near.read(i) for i in range(10)]
-    assert take_traffic().requests == 0
-    group = pq.read_metadata(tmp_path / "a.parquet").row_group(0)
-    columns = [group.column(k) for k in range(group.num_columns)]
-    sizes = {column.path_in_schema: column.total_compressed_size for column in columns}
-    assert traffic.bytes == sizes["image.bytes"] + sizes["caption"] + sizes["label"]

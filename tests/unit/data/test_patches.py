@@ -8,19 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from helpers.samples import Numbers, encode, jpeg, picture, unpatchify
 from PIL import Image
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
-from clipx.data.batch import Batch
-from clipx.data.loader import train_loader
-from clipx.data.order import Order
 from clipx.data.patches import PatchView, random_native_box
-from clipx.model.image_packing import ImagePacking
-from clipx.model.packer import ImagePacker
 from clipx.model.patches import read_grids
-from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import Interpolation
 
 VIEW = PatchView(patch=4, max_tokens=20, crop_scale=[0.5, 1.0], max_pixels=10**6)
@@ -65,35 +58,3 @@ def test_random_boxes_have_the_ratio_of_their_image_and_a_share_of_its_area() ->
         shares.append((right - left) * (bottom - top) / 360_000)
     assert 0.24 < min(shares) < 0.28 and 0.78 < max(shares) < 0.82
     assert random_native_box((1, 3000), [0.01, 0.01], random.Random(0))[2] == 1
-
-
-# ----------------------------------------------------------------------------------------------------------- batches
-
-
-def batches(workers: int, part: int = 512) -> list[Batch]:
-    loader = train_loader(
-        SOURCE, Order(SOURCE.sizes, 0, 35), VIEW, Tokenizer(8),
-        seed=3, samples=range(30), batch=10, rank=0, world=1, workers=workers, prefetch=2, pin=False,
-        image_packer=ImagePacker(1), micro_batches=2, part=part,
-    )  # fmt: skip
-    return list(loader)
-
-
-def assert_same_packing(found: ImagePacking, expected: ImagePacking) -> None:
-    assert found.grids == expected.grids
-    assert torch.equal(found.row_P, expected.row_P) and torch.equal(found.place_P, expected.place_P)
-    assert torch.equal(found.tokens.tokens_T, expected.tokens.tokens_T)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_do_not_depend_on_processes_and_parts(workers: int) -> None:
-    expected, found = batches(0), batches(workers, part=3)
-    assert len(found) == 3
-    for one, other in zip(found, expected, strict=True):
-        assert one.image.shape == (10, 21, 48)
-        assert torch.equal(one.image, other.image) and torch.equal(one.index, other.index)
-        assert len(one.image_packing) == 2
-        for packing, whole in zip(one.image_packing, other.image_packing, strict=True):
-            assert_same_packing(packing, whole)
-        # 10 class tokens, and at most 20 patches of each image
-        assert one.image_tokens == 10 + int(read_grids(one.image).prod(1).sum()) <= 210

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset
-from helpers.samples import captions, encode, jpeg, picture, read_all, write_tar
+from helpers.samples import captions, jpeg, read_all, write_tar
 
 from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.spec import PrepareSpec, Resize
@@ -54,19 +54,6 @@ def dropped(out: Path) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------------------------ sources
-
-
-def test_a_folder_of_images_with_captions_is_written_into_shards(tmp_path: Path) -> None:
-    paths = [*write_images(tmp_path / "in" / "a", 2), *write_images(tmp_path / "in" / "b", 2)]
-    for i, path in enumerate(paths):
-        path.with_suffix(".txt").write_text(f"first {i}\n\nsecond {i}\n")
-    (tmp_path / "in" / "notes.md").write_text("no image")
-    (tmp_path / "in" / "a" / "lonely.png").write_bytes(encode(picture(8, 8), "PNG"))
-    source = prepare_shards(tmp_path / "in", tmp_path / "out")
-    assert captions(source) == [f"first {i}" for i in range(4)]
-    assert dropped(tmp_path / "out") == {"lonely.png": "caption is missing"}
-    both = open_shards(tmp_path / "out", caption_key="json.captions")
-    assert both.read(3).captions == ["first 3", "second 3"]
 
 
 @pytest.mark.parametrize(("kind", "row_group"), [("bytes", 2), ("struct", 100)])

@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.samples import encode, jpeg, picture
-from hypothesis import given
-from hypothesis import strategies as st
+from helpers.samples import encode, picture
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from clipx.data.prepare.resize import _factor, fitted, resize, shard_image
+from clipx.data.prepare.resize import _factor, resize, shard_image
 from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.transform import decode
 
@@ -86,13 +84,3 @@ def _before_writing(encoded: bytes, how: PrepareSpec) -> Image.Image:
         patch.setattr(Image.Image, "save", lambda self, *_, **__: saved.append(self))
         shard_image(encoded, how)
     return saved[0]
-
-
-@given(st.integers(40, 400), st.integers(40, 400), st.integers(5, 60), st.sampled_from(SCALED))
-def test_reduced_decoding_gives_the_size_of_full_decoding(width: int, height: int, size: int, mode: Resize) -> None:
-    encoded, how = jpeg(0, width, height), spec(mode, size=size, only_shrink=False)
-    small, straight = shard_image(encoded, how), resized_from_full_size(encoded, how)
-    assert (small.size, small.original) == (straight.size, (width, height))
-    if _factor((width, height), how) > 1 and mode is Resize.keep_ratio:
-        assert fitted((width, height), how) == small.size
-        assert decibel(_before_writing(encoded, how), straight) > 40

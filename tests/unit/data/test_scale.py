@@ -21,7 +21,6 @@ from helpers import SCRIPTS
 from helpers.runs import run
 from helpers.scripts.loader_memory import PER_SHARD, SHARDS
 
-from clipx.data.order import Order
 from clipx.data.shards.index import ShardIndex
 from clipx.data.shards.shards import Shards
 from clipx.data.source import split
@@ -50,21 +49,6 @@ def measure() -> Iterator[Cost]:
         cost.retained, cost.peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-
-
-# --------------------------------------------------------------------------------------------------------- order
-
-
-def test_starting_costs_one_window_and_a_few_bytes_per_shard_and_no_more_follow() -> None:
-    """Measured at the start: 0.03 s, 3.3 MiB retained, 9.5 MiB peak."""
-    with measure() as start:
-        order = Order([PER_SHARD] * SHARDS, 0, WINDOW)
-        order(5 * SAMPLES + SAMPLES // 2)
-    assert start.peak < 24 * MB, "no allocation of the size of the data set, not even a temporary one"
-    with measure() as later:
-        for position in range(0, 40 * WINDOW, WINDOW // 3):
-            order(position)
-    assert max(start.retained, later.retained) < 32 * SHARDS + 2 * 8 * WINDOW + MB
 
 
 # -------------------------------------------------------------------------------------------------------- source

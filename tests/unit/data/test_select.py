@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers.s3_server import FaultyProxy, admin, forget_sessions
 from helpers.samples import captions, jpeg, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +24,7 @@ from clipx.data.selection.ids import ID, IdSet, is_sorted, write_sorted
 from clipx.data.source import BadSample
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ClipxError, ConfigError
+from clipx.errors import ConfigError
 
 PER_SHARD, SHARDS = 10, 3
 TOTAL = PER_SHARD * SHARDS
@@ -257,28 +256,3 @@ def test_sorted_ids_find_ids_with_equal_halves(
     at = found.find(np.array(wanted, dtype=ID))
     assert [float(found.values[i]) if i >= 0 else None for i in at] == [expected.get(pair) for pair in wanted]
     assert found.unknown == len(expected.keys() - set(wanted))
-
-
-# -------------------------------------------------------------------------------------------------------- faults
-
-
-@pytest.mark.parametrize("options", [{"where": "score < 2", "table": "{}/table.parquet"}, {"keep": "{}/keys.txt"}])
-def test_a_file_is_read_through_an_outage_of_its_storage_and_a_long_one_is_an_error(
-    options: dict[str, str], tmp_path: Path, endpoint: str, own_bucket: str, proxy: FaultyProxy,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr("clipx.data.shards.remote.BLOCK", 1 << 12)  # so that each file needs several requests
-    keys = [f"{i:09d}" for i in range(TOTAL)] + [f"other {i}" for i in range(2000)]
-    pq.write_table(pa.table({"key": keys, "score": np.random.default_rng(0).random(len(keys))}), tmp_path / "t.parquet")
-    admin(endpoint).put_file(str(tmp_path / "t.parquet"), f"{own_bucket}/table.parquet")
-    admin(endpoint).pipe_file(f"{own_bucket}/keys.txt", "\n".join(keys).encode())
-    shards, options = write_shards(tmp_path), {key: value.format(own_bucket) for key, value in options.items()}
-    proxy.set("some", 3)  # every third request fails
-    data = opened(shards, **options)
-    assert sum(data.train.sizes) == TOTAL
-    assert proxy.requests > 10
-    assert any(f"2,000 of {len(keys):,} keys are not in the data" in note for note in data.notes)
-    proxy.set("status", 503)
-    forget_sessions()
-    with pytest.raises(ClipxError, match="cannot be read: the storage failed for .* raise retry_s=0.5"):
-        opened(shards, **options, retry_s=0.5)

@@ -7,13 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import fields
-from itertools import cycle
-from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.samples import read_all
-from scipy.ndimage import label
 
 from clipx.data.shapes import (
     BACKGROUNDS,
@@ -26,9 +22,7 @@ from clipx.data.shapes import (
     TEXTURES,
     Scene,
     ShapesSpec,
-    Style,
     caption,
-    draw,
     full_caption,
     held_out_labels,
     make_sample,
@@ -49,11 +43,6 @@ ALL: dict[str, Collection[str]] = {
 @pytest.fixture(scope="module")
 def data() -> Dataset:
     return ShapesSpec(name="shapes", samples=300, held_out_samples=48, pixels=32).open()
-
-
-@pytest.fixture
-def cache(own_cache: None, tmp_path: Path) -> Path:
-    return tmp_path / "cache"
 
 
 # ----------------------------------------------------------------------------------------------------- split
@@ -94,38 +83,6 @@ def test_captions_are_correct_and_always_name_the_combination() -> None:
         left_out.update(set(ALL) - set(told) - {"count"})
         assert ("count" in told) == (scene.count != "one"), "a count of one is expressed by the article"
     assert set(left_out) == {"size", "position", "background"}
-
-
-# -------------------------------------------------------------------------------------------------- pictures
-
-
-def colour_mask(scene: Scene) -> np.ndarray:
-    """Returns a mask of the pixels that are closer to the scene's colour than to its background."""
-    rgb = np.asarray(draw(scene, random.Random(0), 96, Style.painted)).astype(int)
-    distance = [np.abs(rgb - np.array(c)).sum(-1) for c in (COLOURS[scene.colour], BACKGROUNDS[scene.background])]
-    return distance[0] < distance[1]
-
-
-def scene(**attributes: str) -> Scene:
-    plain = {"colour": "red", "texture": "solid", "shape": "circle", "size": "medium", "position": "centre"}
-    return Scene(**{**plain, "count": "one", "background": "white", **attributes})
-
-
-@pytest.mark.parametrize("shape", [*SHAPES][:3])
-def test_shapes_have_their_position_size_count_and_texture(shape: str) -> None:
-    for count, (position, (dx, dy)) in zip(cycle(COUNTS), POSITIONS.items(), strict=False):
-        mask = colour_mask(scene(position=position, shape=shape, count=count, size="large"))
-        y, x = np.nonzero(mask)
-        for middle, side in ((x.mean() / 95 - 0.5, dx), (y.mean() / 95 - 0.5, dy)):
-            assert abs(middle - 0.24 * side) < 0.06, position
-        assert not (mask[0].any() or mask[-1].any() or mask[:, 0].any() or mask[:, -1].any()), "inside the picture"
-    areas = [colour_mask(scene(shape=shape, size=size)).sum() for size in SIZES]
-    assert areas[0] * 1.5 < areas[1] and areas[1] * 1.5 < areas[2]
-    for name, number in COUNTS.items():
-        assert label(colour_mask(scene(shape=shape, count=name)))[1] == number
-    solid, striped, dotted = (colour_mask(scene(shape=shape, texture=t, size="large")) for t in TEXTURES)
-    assert max(striped.sum(), dotted.sum()) < 0.8 * solid.sum()
-    assert (striped != dotted).sum() > 0.15 * solid.sum()
 
 
 # ------------------------------------------------------------------------------------------------ determinism

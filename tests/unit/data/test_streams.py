@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from clipx.data.mixture import MixedOrder
 from clipx.data.spec import Dataset, DataSpec, training_order
-from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams, number_of_streams, stream_count
+from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams, number_of_streams
 
 SIZES = [10, 7, 0, 12, 9, 11, 8, 10, 3, 10, 10, 9]
 SAMPLES = sum(SIZES)
@@ -48,12 +47,6 @@ def test_the_streams_together_read_each_sample_once_per_epoch(drawn: tuple[list[
     assert sorted(read) == list(range(sum(sizes)))
 
 
-def test_seeds_and_epochs_differ() -> None:
-    first = [streams(4)(position) for position in range(2 * SAMPLES)]
-    assert first != [streams(4, seed=4)(position) for position in range(2 * SAMPLES)]
-    assert first[:SAMPLES] != first[SAMPLES:]
-
-
 @given(drawn_streams(), st.integers(0, 40))
 def test_each_batch_has_an_equal_share_of_each_stream(drawn: tuple[list[int], Streams], step: int) -> None:
     _, order = drawn
@@ -70,24 +63,6 @@ def test_two_ranks_read_different_shards_but_for_those_between_their_parts() -> 
         assert sum(len(a & b) for a in read[:2] for b in read[2:]) <= 1
 
 
-def test_a_stream_reads_few_shards_at_a_time() -> None:
-    """A window of one shard's length begins inside a shard, so its samples come from at most two."""
-    sequence = ShardSequence([10] * 50, 0)
-    stream = StreamOrder(sequence, Part(1, 4), 10)
-    for start in range(0, 120, 10):
-        assert len({stream(position) // 10 for position in range(start, start + 10)}) <= 2
-
-
-def test_the_first_windows_of_an_epoch_grow_from_one_shard() -> None:
-    stream = StreamOrder(ShardSequence([10] * 64, 0), Part(0, 1), 160)
-    assert stream.bounds == [0, 10, 20, 40, 80, 160]
-    for epoch in range(2):
-        base = 640 * epoch
-        windows = [(0, 10), (10, 20), (20, 40), (40, 80), (80, 160), (160, 320), (320, 480), (480, 640)]
-        for start, end in windows:
-            assert len({stream(base + position) // 10 for position in range(start, end)}) == (end - start) // 10
-
-
 @given(drawn_streams())
 def test_read_ahead_names_the_shards_of_the_following_positions(drawn: tuple[list[int], Streams]) -> None:
     sizes, order = drawn
@@ -102,17 +77,6 @@ def test_read_ahead_names_the_shards_of_the_following_positions(drawn: tuple[lis
         assert not set(later) & set(done) or len(order.orders) > 1  # two parts may meet in a shard
         fetched = (fetched - shards(done)) | shards(later)
         assert shards(map(order, positions)) <= fetched
-
-
-def test_shards_are_released_and_only_the_stated_number_is_stored() -> None:
-    sizes = [10] * 200
-    order = Streams([StreamOrder(ShardSequence(sizes, 0), Part(k, 2), 80) for k in range(2)], 8)
-    fetched, most = set[int](), 0
-    for step in range(250):
-        later, done = order.read_ahead(range(8 * step, 8 * step + 8))
-        fetched = (fetched - {index // 10 for index in done}) | {index // 10 for index in later}
-        most = max(most, len(fetched))
-    assert 8 <= most <= order.stored / 10
 
 
 def test_a_shard_is_released_half_a_window_after_its_last_sample() -> None:
@@ -141,22 +105,6 @@ def test_a_substitute_is_in_a_shard_of_the_same_window_or_the_next() -> None:
         assert {shard_of(order.substitute(position, rng)) for _ in range(20)} <= shards
 
 
-def test_replacement_draws_whole_shards_independently() -> None:
-    order = streams(2, replacement=True)
-    for stream in order.orders:
-        drawn: Counter[int] = Counter()
-        for epoch in range(40):
-            found = Counter(stream(epoch * stream.samples + place) for place in range(stream.samples))
-            shards = Counter(shard_of(index) for index in found)
-            # Each shard is drawn as often as each of its samples, but for the last one, which is cut off.
-            cut = [shard for shard in shards if len({found[i] for i in found if shard_of(i) == shard}) > 1]
-            incomplete = [shard for shard, number in shards.items() if number < SIZES[shard]]
-            assert len({*cut, *incomplete}) <= 1
-            drawn.update(found)
-        assert len(drawn) == SAMPLES  # all are drawn at some time
-        assert max(drawn.values()) < 3 * 20 and min(drawn.values()) > 4  # 20 expected
-
-
 def test_a_mixture_keeps_its_shares_in_each_stream() -> None:
     sizes = {"a": [10] * 12, "b": [5] * 6}
     sequences = [ShardSequence(shards, 1, key=(k,)) for k, shards in enumerate(sizes.values())]
@@ -175,19 +123,6 @@ def test_a_mixture_keeps_its_shares_in_each_stream() -> None:
     assert abs(counts["b"].samples - 400) <= 2
     later, _ = order.read_ahead(range(800, 808))
     assert {index < 120 for index in later} == {True, False}
-
-
-def test_default_number_of_streams() -> None:
-    expected = {
-        (256, 1, 100): 4,
-        (256, 1, 3): 2,
-        (6, 1, 100): 3,
-        (32768, 128, 41408): 512,
-        (8, 8, 100): 8,
-        (8, 8, 4): 4,
-        (8, 4, 1): 1,
-    }
-    assert {case: stream_count(*case) for case in expected} == expected
 
 
 def test_a_position_at_400_million_samples_takes_little_memory() -> None:

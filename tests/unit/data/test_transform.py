@@ -6,10 +6,8 @@ import contextlib
 import io
 import random
 import struct
-import warnings
 import zlib
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,33 +59,6 @@ def png(width: int, height: int, raw: bytes, bits: int, colour: int) -> bytes:
     rows = b"".join(b"\0" + raw[i : i + stride] for i in range(0, len(raw), stride))
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-
-
-def half_transparent_image(mode: str) -> bytes:
-    """Encodes an image with an opaque red left half and a transparent right half over another colour."""
-    image = Image.new("RGBA", (20, 10), (255, 0, 0, 255))
-    image.paste((0, 0, 255, 0), (10, 0, 20, 10))
-    if mode == "RGBA":
-        return encode(image, "PNG")
-    if mode == "WEBP":
-        return encode(image, "WEBP", lossless=True)
-    if mode == "LA":
-        return encode(image.convert("LA"), "PNG")
-    palette = Image.new("P", (20, 10), 0)
-    palette.putpalette([255, 0, 0, 0, 0, 255])
-    palette.paste(1, (10, 0, 20, 10))
-    return encode(palette, "PNG", transparency=bytes([255, 0]) if mode == "P bytes" else 1)
-
-
-def test_transparent_pixels_are_blended_with_white() -> None:
-    for mode in ("RGBA", "WEBP", "LA", "P bytes", "P index"):
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow warns if a conversion loses transparency
-            found = array(decode(half_transparent_image(mode), LIMIT))
-        assert (found[:, 10:] == 255).all(), mode
-        assert (found[:, :10] == ([76, 76, 76] if mode == "LA" else [255, 0, 0])).all(), mode
-    found = array(decode(encode(Image.new("RGBA", (4, 4), (255, 0, 0, 128)), "PNG"), LIMIT))
-    assert np.abs(found - [255, 127, 127]).max() <= 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
@@ -263,23 +234,6 @@ def test_the_evaluation_view_equals_resize_and_centre_crop_of_torchvision(
     found = eval_transform(image, target)
     assert found.dtype == np.uint8
     assert np.array_equal(found, reference_view(image, target))
-
-
-def test_of_an_extreme_panorama_only_the_middle_is_resized(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The whole image would be resized to 224 x 13,440,000 pixels: 9 GB.
-    resized: list[tuple[int, int]] = []
-    resize = Image.Image.resize
-
-    def recorded(self: Image.Image, to: tuple[int, int], *more: Any) -> Image.Image:
-        resized.append(to)
-        return resize(self, to, *more)
-
-    monkeypatch.setattr(Image.Image, "resize", recorded)
-    for size in ((1, 60_000), (60_000, 1)):
-        image = Image.new("RGB", size, (10, 200, 30))
-        for view in (eval_transform(image, 224), train_view(encode(image, "PNG"), 224, 0)):
-            assert (view == (10, 200, 30)).all(), size
-    assert len(resized) == 2 and max(map(max, resized)) <= 9 * 224
 
 
 def test_a_stretched_view_equals_the_squash_mode_of_open_clip() -> None:

@@ -7,7 +7,6 @@ import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,6 @@ class Stored(Numbers):
     def read(self, index: int) -> Sample:
         sample = Numbers.read(self, index)
         return replace(sample, image=self.images.get(index) or npy(features(index)))
-
-
-def test_features_of_any_float_format_are_read_as_float32() -> None:
-    for dtype, version in product(("<f2", ">f2", "<f4", ">f4", "<f8", ">f8"), ((1, 0), (2, 0))):
-        row = np.array([0.5, -2, 1 / 3, 0, 1e-3, 7], dtype=dtype)
-        file = io.BytesIO()
-        np.lib.format.write_array(file, row, version=version, allow_pickle=False)  # type: ignore[no-untyped-call]
-        found = parse_features(file.getvalue(), WIDTH)
-        assert found.dtype == np.dtype("float32"), (dtype, version)
-        np.testing.assert_array_equal(found, row.astype(np.float32), str((dtype, version)))
 
 
 class _Payload:

@@ -2,59 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import tarfile
 from pathlib import Path
 
 import pytest
 import webdataset
-from helpers.samples import jpeg, read_all
+from helpers.samples import jpeg
 
-from clipx.data.shards.shards import Shards
-from clipx.data.shards.write import ShardSample, ensure_shards, write_samples
-from clipx.data.source import Sample
+from clipx.data.shards.write import ShardSample, write_samples
 from clipx.storage.local import write_atomically
-
-
-def make_and_note(index: int, note: Path) -> Sample:
-    """Creates a sample and touches a file named by its index."""
-    (note / str(index)).touch()
-    return Sample(jpeg(index), [f"caption {index}"], index)
-
-
-@pytest.fixture
-def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "made").mkdir()
-    return tmp_path / "made"
-
-
-def pop_created(note: Path) -> list[int]:
-    """Returns the indices created since the previous call."""
-    found = sorted(int(path.name) for path in note.iterdir())
-    for path in note.iterdir():
-        path.unlink()
-    return found
-
-
-@pytest.mark.usefixtures("processes")
-def test_shards_are_written_once_and_a_deleted_shard_is_rewritten(note: Path) -> None:
-    ensure = functools.partial(
-        ensure_shards, "folder", functools.partial(make_and_note, note=note), 25, per_shard=10, what="x"
-    )
-    urls = ensure()
-    assert pop_created(note) == list(range(25))
-    assert [Path(url).name for url in urls] == [f"{k:06d}.tar" for k in range(3)]
-    source = Shards.open(urls, "json.captions", "json.label")
-    assert source.sizes == [10, 10, 5]
-    assert read_all(source) == [Sample(jpeg(index), [f"caption {index}"], index) for index in range(25)]
-    assert ensure() == urls
-    assert pop_created(note) == []
-    before = Path(urls[1]).read_bytes()
-    Path(urls[1]).unlink()
-    assert ensure() == urls
-    assert pop_created(note) == list(range(10, 20))
-    assert Path(urls[1]).read_bytes() == before
 
 
 def test_the_same_samples_give_the_same_bytes_without_time_and_owner(tmp_path: Path) -> None:
