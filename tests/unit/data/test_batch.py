@@ -44,18 +44,9 @@ class Labels:
 
 def loader(source: Numbers = SOURCE, **options: Any) -> TrainLoader:
     settings: dict[str, Any] = {
-        "seed": 3,
-        "samples": range(96),
-        "batch": 24,
-        "rank": 0,
-        "world": 1,
-        "workers": 0,
-        "prefetch": 2,
-        "pin": False,
-        "second": SecondView(8, Tokenizer(9), PACKED),
-        "targets": Labels(),
-        "packer": PACKED,
-    }
+        "seed": 3, "samples": range(96), "batch": 24, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False,
+        "second": SecondView(8, Tokenizer(9), PACKED), "targets": Labels(), "packer": PACKED,
+    }  # fmt: skip
     view = ImageView(size=SIDE, crop_scale=[0.5, 1.0], max_pixels=10**6)
     return train_loader(source, Order(source.sizes, 3, 30), view, Tokenizer(16), **{**settings, **options})
 
@@ -102,9 +93,6 @@ def test_targets_are_those_of_the_samples_and_their_substitutes() -> None:
     found = list(loader(Numbers([20], broken=frozenset({3, 8})), samples=range(48)))
     assert sum(len(batch.bad) for batch in found) >= 4
     assert all(torch.equal(batch.targets[0], batch.index) for batch in found)
-
-
-# ----------------------------------------------------------------------------------------------------- pinned memory
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 from helpers.samples import Numbers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from clipx.data.batch import Batch, Packers
 from clipx.data.caption_mask_spec import CaptionMaskSpec
@@ -39,9 +37,6 @@ class Texts(Numbers):
         return Sample(sample.image, [f"{index} {text}" for text in TEXTS[: 1 + index % 3]], index)
 
 
-# ----------------------------------------------------------------------------------------------------- sentences
-
-
 def test_sub_captions_are_all_runs_of_at_most_so_many_sentences() -> None:
     text = "One.  Two. Three."
     assert sub_captions(text, 0) == [text]
@@ -51,27 +46,12 @@ def test_sub_captions_are_all_runs_of_at_most_so_many_sentences() -> None:
     assert sub_captions("Same. Same. Other.", 1) == ["Same.", "Other."]
 
 
-# --------------------------------------------------------------------------------------------------------- draws
-
-
 def rng(number: int) -> random.Random:
     return random.Random(f"draw/{number}")
 
 
 BY_KEY = Sample(b"", ["a", "b", "c", "d"], captions_by_key=[(0.1, ["a"]), (0.3, ["b", "c"]), (0.6, ["d"])])
 PLAIN = Sample(b"", ["a", "b", "c", "d"])
-LONG = Sample(b"", ["One. Two. Three.", "Four."], sub_captions=2)
-
-
-@given(st.integers(0), st.sampled_from([PLAIN, BY_KEY, LONG]), st.integers(1, 20))
-def test_the_first_caption_is_that_of_a_single_draw_and_all_differ_until_they_repeat(
-    number: int, sample: Sample, count: int
-) -> None:
-    drawn, different = sample.draw_captions(rng(number), count), 6 if sample is LONG else 4
-    assert drawn[0] == sample.draw_captions(rng(number))[0]
-    assert len(set(drawn)) == min(count, different)
-    assert drawn == [drawn[i % different] for i in range(count)]
-    assert drawn == sample.draw_captions(rng(number), 20)[:count]
 
 
 def test_a_single_draw_uses_the_random_numbers_of_a_choice() -> None:
@@ -81,9 +61,6 @@ def test_a_single_draw_uses_the_random_numbers_of_a_choice() -> None:
         one = rng(number)
         ((_, captions),) = one.choices(BY_KEY.captions_by_key, [0.1, 0.3, 0.6])
         assert BY_KEY.draw_captions(rng(number))[0] == one.choice(captions)
-
-
-# ------------------------------------------------------------------------------------------------------- batches
 
 
 def batches(each: int, compared: bool = True, **options: Any) -> list[Batch]:

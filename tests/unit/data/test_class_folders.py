@@ -18,13 +18,9 @@ def write_class_folders(place: Path, **images: int) -> Path:
     return place
 
 
-def spec(path: Path | str | None, **options: object) -> FolderSpec:
-    return FolderSpec(name="mine", path=None if path is None else str(path), **options)  # type: ignore[arg-type]
-
-
 def test_labels_index_the_sorted_class_folders_and_captions_use_their_names(tmp_path: Path) -> None:
     write_class_folders(tmp_path, zebra=1, black_bear=2)
-    data = spec(tmp_path, held_out_share=0.0).open()
+    data = FolderSpec(name="mine", path=str(tmp_path), held_out_share=0.0).open()
     assert [(s.label, s.captions) for s in read_all(data.train)] == [
         (0, ["a photo of a black bear."]),
         (0, ["a photo of a black bear."]),
@@ -39,7 +35,7 @@ def test_labels_index_the_sorted_class_folders_and_captions_use_their_names(tmp_
 def test_a_held_out_folder_without_some_classes_keeps_the_training_labels(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train", a=3, b=3, c=3)
     write_class_folders(tmp_path / "test", c=2, b=1)
-    data = spec(tmp_path / "train", held_out_path=str(tmp_path / "test")).open()
+    data = FolderSpec(name="mine", path=f"{tmp_path}/train", held_out_path=f"{tmp_path}/test").open()
     assert data.held_out is not None
     assert [s.label for s in read_all(data.held_out)] == [1, 2, 2]
     assert sum(data.train.sizes) == 9

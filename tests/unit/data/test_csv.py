@@ -1,30 +1,25 @@
-"""CSV and TSV tables of images and captions: rows, labels, bad rows, held-out sides."""
+"""CSV and TSV tables of images and captions: cells, labels, bad rows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from helpers.samples import captions, encode, jpeg, picture, read_all
+from helpers.samples import captions, encode, picture, read_all
 
 from clipx.data.csv import CsvSpec
 from clipx.data.source import Source
 
 
-def spec(path: Path | str | None, **options: Any) -> CsvSpec:
-    return CsvSpec(name="mine", path=None if path is None else str(path), **options)
-
-
 def open_train(path: Path, **options: Any) -> Source:
-    return spec(path, held_out_share=0.0, **options).open().train
+    return CsvSpec(name="mine", path=str(path), held_out_share=0.0, **options).open().train
 
 
-def write_table(folder: Path, content: str | bytes, name: str = "table.csv") -> Path:
-    """Writes a table and, next to it, the images a.jpg, b.png, c.webp and sub/d.jpg."""
-    (folder / "sub").mkdir(exist_ok=True)
-    for image, kind in (("a.jpg", "JPEG"), ("b.png", "PNG"), ("c.webp", "WEBP"), ("sub/d.jpg", "JPEG")):
+def write_table(folder: Path, content: str | bytes) -> Path:
+    """Writes a table and, next to it, the images a.jpg, b.png and c.webp."""
+    for image, kind in (("a.jpg", "JPEG"), ("b.png", "PNG"), ("c.webp", "WEBP")):
         (folder / image).write_bytes(encode(picture(20, 16, seed=len(image)), kind))
-    path = folder / name
+    path = folder / "table.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
@@ -32,9 +27,6 @@ def write_table(folder: Path, content: str | bytes, name: str = "table.csv") -> 
 def reasons(source: Source) -> list[tuple[int, str]]:
     """Returns (line, reason) of each skipped row."""
     return [(int(bad.key.rpartition(":")[2]), bad.reason) for bad in source.bad]
-
-
-# ------------------------------------------------------------------------------------------------------ rows
 
 
 def test_captions_are_those_of_the_cells(tmp_path: Path) -> None:
@@ -55,17 +47,11 @@ def test_captions_are_those_of_the_cells(tmp_path: Path) -> None:
         assert ([s.captions for s in read_all(source)], list(source.bad)) == (expected, []), repr(content)
 
 
-# ---------------------------------------------------------------------------------------------------- labels
-
-
 def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
     path = write_table(tmp_path, "filepath,caption,class\na.jpg,x,1\na.jpg,y,2\na.jpg,z,1\n")
     source = open_train(path, label_column="class")
     assert [(s.captions, s.label) for s in read_all(source)] == [(["x", "z"], 1)]
     assert reasons(source) == [(3, "label differs from an earlier one of this image: 2, not 1")]
-
-
-# --------------------------------------------------------------------------------------------------- bad rows
 
 
 def test_unusable_rows_are_skipped_and_reported_by_line(tmp_path: Path) -> None:
@@ -89,21 +75,3 @@ def test_unusable_rows_are_skipped_and_reported_by_line(tmp_path: Path) -> None:
     table = write_table(tmp_path, "filepath,caption,class\na.jpg,x,\nb.png,y,1\n")
     labelled = open_train(table, label_column="class")
     assert (captions(labelled), reasons(labelled)) == (["y"], [(2, "label is missing")])
-
-
-# ---------------------------------------------------------------------------------------------------- held out
-
-
-def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Path) -> None:
-    rows = [f"{i}.jpg,{word} {i}" for word in ("one", "two") for i in range(40)]
-    for i in range(40):
-        (tmp_path / f"{i}.jpg").write_bytes(jpeg())
-    data = spec(write_table(tmp_path, "filepath,caption\n" + "\n".join(rows)), held_out_share=0.25).open()
-    assert data.held_out is not None
-    assert (sum(data.train.sizes), sum(data.held_out.sizes)) == (30, 10)
-    assert data.held_out.read(0).captions == ["one 3", "two 3"]
-    assert not set(captions(data.train)) & set(captions(data.held_out))
-    test = write_table(tmp_path, "filepath,caption\nc.webp,a bird\n", "test.csv")
-    apart = spec(tmp_path / "table.csv", held_out_path=str(test)).open()
-    assert apart.held_out is not None
-    assert (sum(apart.train.sizes), captions(apart.held_out)) == (40, ["a bird"])

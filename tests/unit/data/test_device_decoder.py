@@ -89,20 +89,10 @@ class Targets:
 def loaded(on_device: bool, **options: Any) -> list[Batch]:
     """Returns the batches on the CPU of two epochs, with a second view, targets, packed texts and augmented images."""
     settings: dict[str, Any] = {
-        "seed": 3,
-        "batch": 24,
-        "rank": 0,
-        "world": 1,
-        "workers": 0,
-        "prefetch": 2,
-        "pin": False,
-        "samples": range(120),
-        "packer": TextPacker(packed=True),
-        "micro_batches": 2,
-        "second": SecondView(16, Tokenizer(9), TextPacker(packed=True)),
-        "targets": Targets(),
-        **options,
-    }
+        "seed": 3, "batch": 24, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, "samples": range(120),
+        "packer": TextPacker(packed=True), "micro_batches": 2, "targets": Targets(),
+        "second": SecondView(16, Tokenizer(9), TextPacker(packed=True)), **options,
+    }  # fmt: skip
     spec = AugmentSpec(flip=0.5, grayscale=0.3, erase=0.5)
     view = ImageView(SIDE, [0.3, 1.0], 10**6, on_device=on_device, augmentation=spec)
     order = Order(SOURCE.sizes, seed=3, window=30)
@@ -163,9 +153,6 @@ def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> No
     assert device_crop(encode(picture(1, 1).resize((4200, 4000)), "JPEG"), [0.5, 1.0], 10**9, random.Random(0)) is None
     cut = (file(0)[:at] for at in range(0, 600, 7))  # in the header
     assert not any(device_crop(encoded, [0.5, 1.0], 10**6, random.Random(0)) for encoded in cut)
-
-
-# ------------------------------------------------------------------------------------------------------ faults
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Sequence[Tensor]], str | None]) -> list[int]:

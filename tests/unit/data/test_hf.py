@@ -68,8 +68,6 @@ def numbers(source: Source | None) -> list[int]:
     return [int(caption.split()[-1]) for caption in captions(source)]
 
 
-# ------------------------------------------------------------------------------------------------------- layouts
-
 ONE = parquet(range(2))
 TWO = parquet(range(2, 5))
 
@@ -89,9 +87,6 @@ def test_splits_follow_from_the_names_of_files_and_folders(tmp_path: Path) -> No
         assert held_out is None or numbers(opened.held_out) == [2, 3, 4], train
 
 
-# ------------------------------------------------------------------------------------------------------- columns
-
-
 def opened(tmp_path: Path, features: dict[str, Any], **options: Any) -> Dataset:
     return spec(folder(tmp_path, {"train.parquet": parquet(range(4), features)}), **options).open()
 
@@ -103,9 +98,6 @@ def test_captions_of_a_labelled_set_are_templates_with_its_class_names(tmp_path:
     assert [data.train.read(i).label for i in range(4)] == [0, 1, 2, 0]
     other = opened(tmp_path, LABELLED, templates="simple")
     assert other.train.fingerprint != data.train.fingerprint and len(other.train.read(0).captions) == 7
-
-
-# ----------------------------------------------------------------------------------------------------------- hub
 
 
 def pinned(data: DataSpec) -> HfSpec:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.runs import compose, rows
-from helpers.samples import Numbers
+from helpers.samples import Numbers, img2dataset, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,9 +52,6 @@ def places_by_source(order: MixedOrder, positions: int) -> list[list[int]]:
     return own
 
 
-# --------------------------------------------------------------------------------------------------------- order
-
-
 @given(st.lists(st.integers(1, 10**6), min_size=4, max_size=4))
 def test_every_prefix_of_the_stream_has_the_share_of_each_source(thousandths: list[int]) -> None:
     order = mixed_order([str(Fraction(weight, 1000)) for weight in thousandths])
@@ -81,18 +78,6 @@ def test_the_order_of_a_seed_is_frozen() -> None:
     assert [order(position) for position in range(18)] == [8, 4, 0, 7, 2, 1, 6, 3, 4, 5, 2, 0, 8, 1, 3, 6, 2, 3]
 
 
-# -------------------------------------------------------------------------------------------------------- source
-
-
-def test_indices_are_unique_over_all_sources_and_map_to_their_samples() -> None:
-    mixture = Mixture.of({"a": Numbers([3, 0, 2], fingerprint="x"), "b": Numbers([4], broken=frozenset({1}))})
-    assert mixture.sizes == [3, 0, 2, 4]
-    assert [mixture.read(i).label for i in (0, 4, 5, 8)] == [0, 4, 0, 3]
-    assert [mixture.key(i) for i in (4, 5, 6)] == ["sample 4", "sample 0", "sample 1"]
-    other = Mixture.of({"a": Numbers([3, 0, 2], fingerprint="y"), "b": Numbers([4])})
-    assert mixture.fingerprint != other.fingerprint
-
-
 def test_a_bad_sample_is_replaced_from_the_same_source() -> None:
     broken = Numbers([40], broken=frozenset(range(20)))
     mixture = Mixture.of({"a": broken, "b": Numbers([60])})
@@ -110,8 +95,6 @@ def test_a_bad_sample_is_replaced_from_the_same_source() -> None:
         assert not (batch.index < 20).any()
     assert sum(len(batch.bad) for batch in batches) >= 20
 
-
-# ------------------------------------------------------------------------------------------------- configuration
 
 ADD = "+data@data.sources."
 TWO = ("data=mixture", f"{ADD}big=shapes", f"{ADD}small=digits")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
-import pytest
 from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from clipx.data.loader import train_loader
 from clipx.data.mixture import MixedOrder
@@ -97,9 +93,6 @@ def test_shards_are_read_sequentially_in_random_order() -> None:
     assert len(orders) > 15
 
 
-# ----------------------------------------------------------------------------- ranks, workers and partial batches
-
-
 @given(st.data(), SIZES, SEEDS)
 def test_ranks_and_parts_read_the_stream_of_the_order_from_any_position(
     data: st.DataObject, sizes: list[int], seed: int
@@ -119,17 +112,3 @@ def test_ranks_and_parts_read_the_stream_of_the_order_from_any_position(
     ]  # fmt: skip
     stream = [index for parts in zip(*ranks, strict=True) for one in parts for index in one.index.tolist()]
     assert stream == [order(position) for position in samples]
-
-
-# -------------------------------------------------------------------------------------------- with replacement
-
-
-def test_draws_with_replacement_are_uniform_and_independent() -> None:
-    order = Order([13, 0, 29, 8], 5, 16, replacement=True)
-    drawn = [order(position) for position in range(50_000)]
-    assert stats.chisquare(np.bincount(drawn, minlength=50)).pvalue > 1e-3
-    pairs = Counter(pairwise(drawn))
-    pvalue = stats.chisquare([pairs[a, b] for a in range(50) for b in range(50)]).pvalue
-    assert pvalue > 1e-3, "consecutive draws are independent"
-    missing = [len(set(range(50)) - set(drawn[start : start + 50])) / 50 for start in range(0, 50_000, 50)]
-    assert np.mean(missing) == pytest.approx((1 - 1 / 50) ** 50, abs=0.01)

@@ -16,24 +16,17 @@ from clipx.data.shards import first_use
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
 
-GROUP = 10  # rows of a row group
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def row(i: int) -> dict[str, Any]:
     """Returns a row as Hugging Face writes it."""
-    return {
-        "image": {"bytes": jpeg(i), "path": f"{i}.jpg"},
-        "caption": f"caption {i}",
-        "texts": [f"text {i}", "", f"another {i}"],
-        "label": i % 3,
-        "unread": bytes(5000),
-    }
+    return {"image": {"bytes": jpeg(i), "path": f"{i}.jpg"}, "caption": f"caption {i}", "label": i % 3}
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=GROUP)
+    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=10)
     return path
 
 
@@ -49,9 +42,6 @@ def reason_of(source: Source, index: int) -> str:
     with pytest.raises(BadSample) as bad:
         source.read(index)
     return str(bad.value)
-
-
-# ------------------------------------------------------------------------------------------------------ reading
 
 
 def test_rows_are_samples_and_row_groups_are_shards(tmp_path: Path) -> None:
@@ -92,9 +82,6 @@ def test_a_row_group_is_fetched_ahead_and_removed_when_it_is_done(tmp_path: Path
     source.prefetch([], done=[10])
     assert len(list(stored.glob("*.tar"))) == 1
     assert source.read(10).captions == ["caption 10"], "it is stored again"
-
-
-# ------------------------------------------------------------------------------------------------------- faults
 
 
 def test_bad_rows_are_bad_samples_with_reasons(tmp_path: Path) -> None:

@@ -5,14 +5,10 @@ Each test states its figures, measured on one core on 2026-11-21.
 
 from __future__ import annotations
 
-import gc
 import json
 import pickle
 import sys
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,33 +21,7 @@ from clipx.data.shards.index import ShardIndex
 from clipx.data.shards.shards import Shards
 from clipx.data.source import split
 
-WINDOW = 200_000
-SAMPLES = SHARDS * PER_SHARD
 MB = 1 << 20
-
-
-@dataclass
-class Cost:
-    """Bytes of Python and NumPy allocations."""
-
-    retained: int = 0
-    peak: int = 0
-
-
-@contextmanager
-def measure() -> Iterator[Cost]:
-    cost = Cost()
-    gc.collect()
-    tracemalloc.start()
-    try:
-        yield cost
-        gc.collect()
-        cost.retained, cost.peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-
-
-# -------------------------------------------------------------------------------------------------------- source
 
 
 def test_a_source_takes_a_few_hundred_bytes_per_shard_and_none_per_sample(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,17 +32,16 @@ def test_a_source_takes_a_few_hundred_bytes_per_shard_and_none_per_sample(monkey
     ]
     monkeypatch.setattr("clipx.data.shards.shards.index_shards", lambda *_, **__: found)
     urls = [f"/data/laion400m/{k:05d}.tar" for k in range(SHARDS)]
-    with measure() as cost:
-        source = Shards.open(urls, "txt", None)
-        kept, held_out = split(source, 0.001)
-        assert held_out is not None
-        assert sum(kept.sizes) + sum(held_out.sizes) == SAMPLES
-    assert cost.retained < 400 * SHARDS
-    assert cost.peak < 1200 * SHARDS
+    tracemalloc.start()
+    source = Shards.open(urls, "txt", None)
+    kept, held_out = split(source, 0.001)
+    assert held_out is not None
+    assert sum(kept.sizes) + sum(held_out.sizes) == SHARDS * PER_SHARD
+    retained, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert retained < 400 * SHARDS
+    assert peak < 1200 * SHARDS
     assert len(pickle.dumps(source)) < 200 * SHARDS
-
-
-# ---------------------------------------------------------------------------------------------------- long runs
 
 
 @pytest.mark.slow

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
+import torch
 from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.source import (
-    Source,
-    split,
-)
+from clipx.data.source import Source, split
+from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
+from clipx.distributed.comm import Comm
 
 SHARDS = st.lists(st.integers(0, 40), min_size=1, max_size=8).filter(any)
 SHARES = st.integers(1, 999).map(lambda thousandths: thousandths / 1000)
@@ -47,3 +48,31 @@ def test_held_out_samples_are_spread_evenly() -> None:
     for share, held, of in ((0.05, 1, 20), (0.4, 2, 5), (0.3, 3, 10)):
         counts = Counter(label // of for label in labels(of_a_thousand([1000], share)[1]))
         assert counts == dict.fromkeys(range(1000 // of), held), share
+
+
+# -------------------------------------------------------------------------------------------------------------- opening
+
+
+def test_other_ranks_open_the_versions_that_rank_0_has_found() -> None:
+    calls: list[object] = []
+
+    class Moving(DataSpec):
+        def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
+            calls.append(saved)
+            return self
+
+        def open(self) -> Dataset:
+            calls.append("opened")
+            return Dataset(Numbers([3]), None, None)
+
+    class OtherRank(Comm):
+        def run_on_main(self, call: object) -> Any:
+            return {"revision": "of rank 0"}
+
+    for comm, expected in (
+        (Comm(0, 1, 0, torch.device("cpu")), [{}, "opened"]),
+        (OtherRank(1, 2, 1, torch.device("cpu")), [{"revision": "of rank 0"}, "opened"]),
+    ):
+        calls.clear()
+        assert open_on_all_ranks(Moving(kind="x", name="x"), comm).train.sizes == [3]
+        assert calls == expected

@@ -153,19 +153,6 @@ def test_random_boxes_follow_the_distribution_of_torchvision() -> None:
                 assert stats.ks_2samp(one, other).pvalue > 1e-3, (size, scale, name)
 
 
-@given(
-    size=st.tuples(st.integers(1, 3000), st.integers(1, 3000)), scale=st.tuples(st.floats(0.01, 1), st.floats(0.01, 1))
-)
-def test_random_boxes_are_in_the_image_and_the_fallback_equals_torchvision(
-    size: tuple[int, int], scale: tuple[float, float]
-) -> None:
-    ours, theirs = boxes(size, (min(scale), max(scale)), 20)
-    assert (ours[:, 2:] >= 1).all() and (ours >= 0).all()
-    assert (ours[:, :2] + ours[:, 2:] <= size).all()
-    if max(size) / min(size) > 4 / min(scale):  # no box of this area has an allowed ratio
-        assert (ours == theirs).all()
-
-
 def train_view(encoded: bytes, size: int, seed: int) -> np.ndarray:
     out = torch.empty(size, size, 3, dtype=torch.uint8)
     train_transform(encoded, (0.5, 1.0), LIMIT, random.Random(seed), out)

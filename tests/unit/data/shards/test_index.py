@@ -81,9 +81,6 @@ def test_parts_indexed_apart_equal_the_whole_index(
         assert Path(one.table).read_bytes() == Path(other.table).read_bytes()
 
 
-# ------------------------------------------------------------------------------------------------------- changes
-
-
 def index_of(path: Path) -> ShardIndex:
     (found,) = index_shards([str(path)], TXT)
     return found

@@ -18,9 +18,6 @@ def open_train(shards: Path | str, **options: Any) -> Source:
     return WebDatasetSpec(name="mine", shards=str(shards), held_out_share=0.0, **options).open().train
 
 
-# ---------------------------------------------------------------------------------------------------- layouts
-
-
 def captions_or_reason(source: Source, index: int) -> object:
     """Returns captions, or the reason of a bad sample."""
     try:
@@ -55,9 +52,6 @@ def test_samples_with_the_same_name_stay_separate(tmp_path: Path) -> None:
     assert [s.image for s in read_all(source)] == [jpeg(1), jpeg(2)]
 
 
-# --------------------------------------------------------------------------------------------------- patterns
-
-
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     for k in range(3):
@@ -78,9 +72,6 @@ def test_patterns_expand_to_shards(three: Path, monkeypatch: pytest.MonkeyPatch)
     assert (far.sizes, far.fingerprint, read_all(far)) == (local.sizes, local.fingerprint, read_all(local))
     literal = write_tar(three / "set [1]" / "a.tar", img2dataset(range(2)))
     assert open_train(literal).sizes == [2], "an existing path with characters of patterns"
-
-
-# ---------------------------------------------------------------------------------------------------- damage
 
 
 def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Path) -> None:
@@ -109,9 +100,6 @@ def test_samples_before_the_damage_are_used_and_it_is_reported_once(tmp_path: Pa
         found = source.bad[0].reason
         assert found.startswith(reason), how
         assert found.endswith("; 5 samples before it are used"), how
-
-
-# --------------------------------------------------------------------------------------------------------- index
 
 
 def test_a_shard_truncated_after_indexing_gives_bad_samples(tmp_path: Path) -> None:
