@@ -162,7 +162,7 @@ def test_missing_truncated_and_shorter_shards_cost_only_their_places(
     content = (local / "00002.tar").read_bytes()
     fs.pipe_file(f"{own}/00002.tar", content[: len(content) // 2])
     fs.put_file(str(write_tar(tmp_path / "short.tar", img2dataset(range(18, 22)))), f"{own}/00003.tar")
-    options = {"max_bad_share": 1.0, "samples_per_shard": None}
+    options: dict[str, Any] = {"max_bad_share": 1.0, "samples_per_shard": None}
     found = list(batches(own, **options))
     bad = {(bad.key.rpartition("/")[2].partition(":")[0], bad.reason) for batch in found for bad in batch.bad}
     reasons = dict(bad)

@@ -1,4 +1,4 @@
-"""Image augmentation: torchvision's operations and distributions, and draws that depend on the position alone."""
+"""Image augmentation: torchvision's operations, and draws that depend on the position alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighted caption keys: which captions of a sample are drawn from, and which samples have any."""
+"""Weighted caption keys: which captions of a sample are drawn from, and which samples have any; tables of captions."""
 
 from __future__ import annotations
 

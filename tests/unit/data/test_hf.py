@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: splits and columns are found, in folders and on a hub, whose commit is pinned."""
+"""Data sets of Hugging Face: splits and class names are found, in folders and on a hub, whose commit is pinned."""
 
 from __future__ import annotations
 
@@ -31,17 +31,13 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def parquet(numbers: range, features: dict[str, Any] | None = None) -> bytes:
     """Returns a file as push_to_hub writes it."""
     features = CAPTIONED if features is None else features
-    rows = [
-        {
-            name: {"bytes": jpeg(i), "path": f"{i}.jpg"}
-            if feature == IMAGE
-            else i % 3
-            if "names" in feature
-            else f"{name} {i}"
-            for name, feature in features.items()
-        }
-        for i in numbers
-    ]
+
+    def cell(name: str, feature: dict[str, Any], i: int) -> object:
+        if feature == IMAGE:
+            return {"bytes": jpeg(i), "path": f"{i}.jpg"}
+        return i % 3 if "names" in feature else f"{name} {i}"
+
+    rows = [{name: cell(name, feature, i) for name, feature in features.items()} for i in numbers]
     about = {"huggingface": json.dumps({"info": {"features": features}})}
     out = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows).replace_schema_metadata(about), out, row_group_size=10)

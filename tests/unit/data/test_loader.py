@@ -164,9 +164,6 @@ def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_ba
             assert label == index
 
 
-# ------------------------------------------------------------------------------------------------- real files
-
-
 def test_a_loader_process_ends_at_the_sigterm_of_its_trainer_alone() -> None:
     """SLURM may send it to all processes of a job, which then have to load the batches before the save.
 

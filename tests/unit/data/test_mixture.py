@@ -1,4 +1,4 @@
-"""Mixtures: shares of the sources, passes over each source, configuration, resuming, and one stream for all ranks."""
+"""Mixtures: shares of the sources, passes over each source, configuration, resuming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sample order: every sample once per epoch, a pure function of the position, cheap at any position."""
+"""The sample order: every sample once per epoch, a pure function of the position."""
 
 from __future__ import annotations
 

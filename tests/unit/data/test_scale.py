@@ -1,4 +1,4 @@
-"""Memory of 400 million samples in 40,000 shards: starting and long runs.
+"""Memory of 400 million samples in 40,000 shards: a source and long runs.
 
 Each test states its figures, measured on one core on 2026-11-21.
 """

@@ -1,4 +1,4 @@
-"""Selection of training samples: ids, conditions, tables and weights on real shards."""
+"""Selection of training samples: ids, conditions, tables and weights on real shards; `clipx.data.select`."""
 
 from __future__ import annotations
 
@@ -233,9 +233,6 @@ def test_zero_weights_at_the_ends_are_never_drawn() -> None:
     assert {order.substitute(p, random.Random(p)) for p in range(100)} == {1, 3}
 
 
-# ---------------------------------------------------------------------------------------------------- id sets
-
-
 HALVES = st.sampled_from([0, 1, 5, 2**63, 2**64 - 1])
 PAIRS = st.tuples(HALVES, HALVES)  # so that many ids have an equal half
 
@@ -286,34 +283,25 @@ def probabilities(lists: Matched, threshold: int) -> list[float]:
     return found
 
 
-def table(lists: Matched) -> pa.Table:
-    numbers = range(len(lists))
-    return pa.table(
-        {
-            "index": [3 * number for number in numbers],
-            "key": [f"sample-{number}" for number in numbers],
-            "reason": pa.array([None if entries is not None else "damaged" for entries in lists], pa.string()),
-            "words": [number % 7 for number in numbers],
-            "entries": pa.array(lists, pa.list_(pa.int32())),
-        }
-    )
-
-
-def selected(path: Path, scores: pa.Table, *overrides: str, out: str = "ids.npy", rows: int = 100) -> Path:
-    pq.write_table(scores, path / "scores.parquet", row_group_size=rows)
+def selected(path: Path, scores: pa.Table, *overrides: str, out: str = "ids.npy") -> Path:
+    pq.write_table(scores, path / "scores.parquet", row_group_size=100)
     select(compose(f"scores={path}", f"out={path}/{out}", *overrides, config_name="select"))  # type: ignore[arg-type]
     return path / out
 
 
 def test_weights_are_the_probabilities_of_samples_with_an_entry(tmp_path: Path) -> None:
     lists = matched()
-    found = pq.read_table(selected(tmp_path, table(lists), "balance=25", "weights=true", out="w.parquet")).to_pydict()
+    columns = {
+        "index": [3 * number for number in range(SAMPLES)],
+        "key": [f"sample-{number}" for number in range(SAMPLES)],
+        "reason": pa.array([None if entries is not None else "damaged" for entries in lists], pa.string()),
+        "entries": pa.array(lists, pa.list_(pa.int32())),
+    }
+    weights = selected(tmp_path, pa.table(columns), "balance=25", "weights=true", out="w.parquet")
+    found = pq.read_table(weights).to_pydict()
     expected = {3 * number: p for number, p in enumerate(probabilities(lists, 25)) if p > 0}
     assert dict(zip(found["index"], found["weight"], strict=True)) == pytest.approx(expected, rel=1e-12, abs=0)
     assert [*found] == ["index", "weight"]
-
-
-# ----------------------------------------------------------------------------------------------------- conditions
 
 
 TABLE = {

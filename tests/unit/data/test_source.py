@@ -1,4 +1,4 @@
-"""Splitting a source into train and held-out sides; parsing captions and labels."""
+"""Splitting a source into train and held-out sides; opening data on all ranks."""
 
 from __future__ import annotations
 
@@ -48,9 +48,6 @@ def test_held_out_samples_are_spread_evenly() -> None:
     for share, held, of in ((0.05, 1, 20), (0.4, 2, 5), (0.3, 3, 10)):
         counts = Counter(label // of for label in labels(of_a_thousand([1000], share)[1]))
         assert counts == dict.fromkeys(range(1000 // of), held), share
-
-
-# -------------------------------------------------------------------------------------------------------------- opening
 
 
 def test_other_ranks_open_the_versions_that_rank_0_has_found() -> None:

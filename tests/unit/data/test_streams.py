@@ -1,4 +1,4 @@
-"""The order of whole shards: each sample once per epoch, equal shares of the streams, few shards at a time."""
+"""The order of whole shards: each sample once per epoch, equal shares of the streams, shards read ahead and released."""
 
 from __future__ import annotations
 

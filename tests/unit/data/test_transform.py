@@ -49,6 +49,11 @@ def test_cmyk_palette_bilevel_and_16_bit_colours_are_converted_to_rgb() -> None:
     assert (array(decode(png(8, 8, rgb.astype(">u2").tobytes(), bits=16, colour=2), LIMIT)) == rgb >> 8).all()
 
 
+def test_transparent_pixels_are_blended_with_white() -> None:
+    found = array(decode(encode(Image.new("RGBA", (4, 4), (255, 0, 0, 128)), "PNG"), LIMIT))
+    assert np.abs(found - [255, 127, 127]).max() <= 1
+
+
 def png(width: int, height: int, raw: bytes, bits: int, colour: int) -> bytes:
     """Encodes a PNG by hand, for variants that Pillow does not write."""
 

@@ -1,4 +1,4 @@
-"""Views: features of .npy files in batches, and the reasons of bad files."""
+"""Views: features of .npy files in batches, and files that are none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebDataset shards: captions and labels, patterns, attacks and damage."""
+"""WebDataset shards: captions, patterns and damage."""
 
 from __future__ import annotations
 
