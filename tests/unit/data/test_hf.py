@@ -17,7 +17,7 @@ from helpers.samples import jpeg
 
 from clipx.data.hf import HfSpec
 from clipx.data.source import Source
-from clipx.data.spec import Dataset, DataSpec
+from clipx.data.spec import DataSpec
 
 IMAGE, TEXT = {"_type": "Image"}, {"dtype": "string", "_type": "Value"}
 COLOURS = {"names": ["dark_red", "green", "blue"], "_type": "ClassLabel"}
@@ -83,16 +83,13 @@ def test_splits_follow_from_the_names_of_files_and_folders(tmp_path: Path) -> No
         assert held_out is None or numbers(opened.held_out) == [2, 3, 4], train
 
 
-def opened(tmp_path: Path, features: dict[str, Any], **options: Any) -> Dataset:
-    return spec(folder(tmp_path, {"train.parquet": parquet(range(4), features)}), **options).open()
-
-
 def test_captions_of_a_labelled_set_are_templates_with_its_class_names(tmp_path: Path) -> None:
-    data = opened(tmp_path, LABELLED)
+    root = folder(tmp_path, {"train.parquet": parquet(range(4), LABELLED)})
+    data = spec(root).open()
     assert captions(data.train) == [f"a photo of a {name}." for name in ("dark red", "green", "blue", "dark red")]
     assert data.classes is not None and data.classes.names == ["dark red", "green", "blue"]
     assert [data.train.read(i).label for i in range(4)] == [0, 1, 2, 0]
-    other = opened(tmp_path, LABELLED, templates="simple")
+    other = spec(root, templates="simple").open()
     assert other.train.fingerprint != data.train.fingerprint and len(other.train.read(0).captions) == 7
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
 
 import numpy as np
 import pytest
-from helpers.samples import encode, picture
+from helpers.samples import encode, picture, unpatchify
+from PIL import Image
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from clipx.data.patches import PatchView, random_native_box
@@ -28,6 +30,20 @@ def test_evaluation_equals_the_processor_of_siglip_2() -> None:
         found = (rows_RX[1 : 1 + patches].numpy() / 255 - 0.5) / 0.5
         np.testing.assert_allclose(found, theirs["pixel_values"][0][:patches], atol=1e-5, err_msg=str(size))
         assert not rows_RX[1 + patches :].any(), size
+
+
+def test_a_training_crop_shows_its_box_of_the_image() -> None:
+    box, view = (100, 60, 340, 240), PatchView(8, 100, [0.5, 1.0], 10**6, interpolation=Interpolation.bicubic)
+    for kind in ("JPEG", "PNG"):
+        encoded = encode(picture(400, 300), kind)
+        rows_RX = view.allocate(1)[0][0]
+        assert view.load(encoded, box, rows_RX) == box
+        rows, columns = read_grids(rows_RX[None])[0].tolist()
+        assert (rows, columns) in ((9, 11), (8, 11)), kind
+        found = unpatchify(rows_RX[1 : 1 + rows * columns].numpy(), (rows, columns), 8)
+        with Image.open(io.BytesIO(encoded)) as image:
+            expected = np.asarray(image.crop(box).resize(found.shape[1::-1], Image.Resampling.BICUBIC))
+        assert np.abs(found.astype(float) - expected).mean() < 3, kind
 
 
 def test_random_boxes_have_the_ratio_of_their_image_and_a_share_of_its_area() -> None:
