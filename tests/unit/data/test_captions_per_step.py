@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 from typing import Any
 
 import torch
 from helpers.samples import Numbers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clipx.data.batch import Batch, Packers
 from clipx.data.caption_mask_spec import CaptionMaskSpec
@@ -102,3 +106,25 @@ def test_texts_are_packed_with_the_images_of_their_micro_batch() -> None:
             assert batch.text_tokens == packer.count(plain.tokens)
     uneven = Packers(packer, None, 5)(batches(3)[0]).packing  # 12 samples in micro-batches of 3
     assert [packing.shape[0] for packing in uneven] == [9, 9, 9, 9]
+
+
+LONG = Sample(b"", ["One. Two. Three.", "Four."], sub_captions=2)
+
+
+@given(st.integers(0), st.sampled_from([PLAIN, BY_KEY, LONG]), st.integers(1, 20))
+def test_the_first_caption_is_that_of_a_single_draw_and_all_differ_until_they_repeat(
+    number: int, sample: Sample, count: int
+) -> None:
+    drawn, different = sample.draw_captions(rng(number), count), 6 if sample is LONG else 4
+    assert drawn[0] == sample.draw_captions(rng(number))[0]
+    assert len(set(drawn)) == min(count, different)
+    assert drawn == [drawn[i % different] for i in range(count)]
+    assert drawn == sample.draw_captions(rng(number), 20)[:count]
+
+
+def test_further_captions_are_drawn_by_the_weights_of_the_keys_that_are_left() -> None:
+    pairs = Counter(tuple(BY_KEY.draw_captions(rng(number), 2)) for number in range(4000))
+    expected = {("d", "a"): 0.6 * 0.25, ("d", "b"): 0.6 * 0.75 / 2, ("a", "d"): 0.1 * 0.6 / 0.9, ("b", "c"): 0.15 * 0.3}
+    for pair, share in expected.items():
+        limit = NormalDist().inv_cdf(1 - 1e-6) * (share * (1 - share) / 4000) ** 0.5
+        assert abs(pairs[pair] / 4000 - share) < limit

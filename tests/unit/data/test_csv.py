@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from helpers.samples import captions, encode, picture, read_all
+from helpers.samples import captions, encode, jpeg, picture, read_all
 
 from clipx.data.csv import CsvSpec
 from clipx.data.source import Source
@@ -75,3 +75,15 @@ def test_unusable_rows_are_skipped_and_reported_by_line(tmp_path: Path) -> None:
     table = write_table(tmp_path, "filepath,caption,class\na.jpg,x,\nb.png,y,1\n")
     labelled = open_train(table, label_column="class")
     assert (captions(labelled), reasons(labelled)) == (["y"], [(2, "label is missing")])
+
+
+def test_a_share_of_the_images_is_held_out_with_all_their_captions(tmp_path: Path) -> None:
+    rows = [f"{i}.jpg,{word} {i}" for word in ("one", "two") for i in range(40)]
+    for i in range(40):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg())
+    path = write_table(tmp_path, "filepath,caption\n" + "\n".join(rows))
+    data = CsvSpec(name="mine", path=str(path), held_out_share=0.25).open()
+    assert data.held_out is not None
+    assert (sum(data.train.sizes), sum(data.held_out.sizes)) == (30, 10)
+    assert data.held_out.read(0).captions == ["one 3", "two 3"]
+    assert not set(captions(data.train)) & set(captions(data.held_out))

@@ -129,3 +129,12 @@ def test_samples_are_counted_by_source_and_other_weights_do_not_resume(
     with pytest.raises(CheckpointError, match=r"another run \(data\.sources\.big\.weight: 3\.0 -> 4\.0\)"):
         Trainer(compose(*words, "resume=auto", "data.sources.big.weight=4"))
     Trainer(compose(*words, "resume=auto", "data.sources.big.weight=3", "data.sources.small.cache_gb=7")).close()
+
+
+def test_indices_are_unique_over_all_sources_and_map_to_their_samples() -> None:
+    mixture = Mixture.of({"a": Numbers([3, 0, 2], fingerprint="x"), "b": Numbers([4], broken=frozenset({1}))})
+    assert mixture.sizes == [3, 0, 2, 4]
+    assert [mixture.read(i).label for i in (0, 4, 5, 8)] == [0, 4, 0, 3]
+    assert [mixture.key(i) for i in (4, 5, 6)] == ["sample 4", "sample 0", "sample 1"]
+    other = Mixture.of({"a": Numbers([3, 0, 2], fingerprint="y"), "b": Numbers([4])})
+    assert mixture.fingerprint != other.fingerprint

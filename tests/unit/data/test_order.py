@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
+import pytest
 from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from clipx.data.loader import train_loader
 from clipx.data.mixture import MixedOrder
@@ -112,3 +116,36 @@ def test_ranks_and_parts_read_the_stream_of_the_order_from_any_position(
     ]  # fmt: skip
     stream = [index for parts in zip(*ranks, strict=True) for one in parts for index in one.index.tolist()]
     assert stream == [order(position) for position in samples]
+
+
+def test_epochs_and_seeds_differ() -> None:
+    sizes = [20] * 5
+    orders = [epoch_of(Order(sizes, seed, 30), epoch) for seed in (0, 1, 2**62) for epoch in (0, 1, 2)]
+    assert len({tuple(order) for order in orders}) == 9
+    for one, other in pairwise(orders):  # about 1 position in 100 agrees by chance
+        assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
+
+
+def test_all_orders_of_a_window_are_equally_likely() -> None:
+    order = Order([4], seed=0, window=4)
+    counts = Counter(tuple(epoch_of(order, epoch)) for epoch in range(4800))
+    assert len(counts) == 24
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_draws_with_replacement_are_uniform_and_independent() -> None:
+    order = Order([13, 0, 29, 8], 5, 16, replacement=True)
+    drawn = [order(position) for position in range(50_000)]
+    assert stats.chisquare(np.bincount(drawn, minlength=50)).pvalue > 1e-3
+    pairs = Counter(pairwise(drawn))
+    pvalue = stats.chisquare([pairs[a, b] for a in range(50) for b in range(50)]).pvalue
+    assert pvalue > 1e-3, "consecutive draws are independent"
+    missing = [len(set(range(50)) - set(drawn[start : start + 50])) / 50 for start in range(0, 50_000, 50)]
+    assert np.mean(missing) == pytest.approx((1 - 1 / 50) ** 50, abs=0.01)
+
+
+def test_the_draws_of_a_seed_are_frozen() -> None:
+    order, other = (Order([13, 0, 29, 8], seed, 16, replacement=True) for seed in (5, 6))
+    frozen = [21, 0, 22, 15, 20, 6, 47, 5, 39, 39, 8, 49]
+    assert [order(position) for position in range(12)] == frozen, "runs stay resumable"
+    assert [order(position) for position in range(99)] != [other(position) for position in range(99)]

@@ -95,3 +95,25 @@ def test_a_mixture_keeps_its_shares_in_each_stream() -> None:
     assert abs(counts["b"].samples - 400) <= 2
     later, _ = order.read_ahead(range(800, 808))
     assert {index < 120 for index in later} == {True, False}
+
+
+def streams(count: int, window: int = 30, batch: int = 8, replacement: bool = False, seed: int = 3) -> Streams:
+    sequence = ShardSequence(SIZES, seed, replacement)
+    return Streams([StreamOrder(sequence, Part(k, count), window) for k in range(count)], batch)
+
+
+def test_seeds_and_epochs_differ() -> None:
+    first = [streams(4)(position) for position in range(2 * SAMPLES)]
+    assert first != [streams(4, seed=4)(position) for position in range(2 * SAMPLES)]
+    assert first[:SAMPLES] != first[SAMPLES:]
+
+
+def test_shards_are_released_and_only_the_stated_number_is_stored() -> None:
+    sizes = [10] * 200
+    order = Streams([StreamOrder(ShardSequence(sizes, 0), Part(k, 2), 80) for k in range(2)], 8)
+    fetched, most = set[int](), 0
+    for step in range(250):
+        later, done = order.read_ahead(range(8 * step, 8 * step + 8))
+        fetched = (fetched - {index // 10 for index in done}) | {index // 10 for index in later}
+        most = max(most, len(fetched))
+    assert 8 <= most <= order.stored / 10

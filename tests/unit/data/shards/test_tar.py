@@ -1,4 +1,4 @@
-"""Tar files: read as webdataset does and with damage anywhere, written with the same bytes and whole or not at all."""
+"""Tar files: scanned as tarfile and webdataset do, with damage anywhere; written with the same bytes, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from helpers.samples import jpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.shards.tar import COLUMNS, TarContent, scan
+from clipx.data.shards.tar import COLUMNS, TarContent, _Member, scan
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.storage.local import write_atomically
 
 BLOCK = 512
 FORMATS = st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+TYPES = st.sampled_from([tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.CONTTYPE])
 NAMES = st.one_of(
     st.text("abä猫 _-", min_size=1, max_size=40),
     st.integers(1, 12).map(lambda n: "folder/" * n + "x"),
     st.integers(85, 91).map("n".__mul__),
 )
 PLACES = st.integers(0, BLOCK - 1)
+READ = st.one_of(st.integers(0, 99), st.integers(124, 135), st.integers(148, 156), st.integers(345, 500))  # fields
 
 
 def changes(places: st.SearchStrategy[int]) -> st.SearchStrategy[list[tuple[int, int]]]:
@@ -35,8 +37,36 @@ def changes(places: st.SearchStrategy[int]) -> st.SearchStrategy[list[tuple[int,
 Members = Sequence[tuple[str, bytes]]
 
 
+def header(name: str, kind: bytes, size: int, form: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.type, info.size, info.mtime = kind, size, 12.5
+    return info.tobuf(form, "utf-8", "surrogateescape")[-BLOCK:]
+
+
 def with_checksum(block: bytes | bytearray) -> bytes:
     return bytes(block[:148]) + b"%06o\0 " % (256 + sum(block[:148]) + sum(block[156:])) + bytes(block[156:])
+
+
+def parsed(kind: type[tarfile.TarInfo], block: bytes) -> tuple[str, int, bytes] | str:
+    try:
+        found = kind.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:  # type: ignore[attr-defined]
+        return f"{type(error).__name__}: {error}"
+    return found.name, found.size, found.type
+
+
+@given(
+    name=NAMES, kind=TYPES, size=st.sampled_from([0, 5, 12345, (1 << 33) - 1]), form=FORMATS, changes=changes(READ),
+    valid=st.booleans(), length=st.sampled_from([BLOCK] * 8 + [0, 400]),
+)  # fmt: skip
+def test_a_header_gives_the_member_or_the_error_of_tarfile(
+    name: str, kind: bytes, size: int, form: int, changes: Sequence[tuple[int, int]], valid: bool, length: int
+) -> None:
+    block = bytearray(header(name, kind, size, form))
+    for place, byte in changes:
+        block[place] = byte
+    content = (with_checksum(block) if valid else bytes(block))[:length]
+    assert parsed(_Member, content) == parsed(tarfile.TarInfo, content)
 
 
 def archive(members: Members, form: int) -> bytes:
@@ -80,6 +110,21 @@ def test_samples_are_those_of_webdataset(tmp_path: Path, members: Members, form:
         for sample in webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False, empty_check=False)
     ]
     assert ours == [sample for sample in theirs if len(sample) > 1]
+
+
+@given(members=samples(), form=FORMATS, data=st.data())
+def test_a_cut_archive_has_the_members_before_the_cut_and_is_reported(
+    tmp_path: Path, members: Members, form: int, data: st.DataObject
+) -> None:
+    whole = archive(members, form)
+    expected = [span for sample in scanned(tmp_path, whole).samples for span in sample.members.values()]
+    end = len(whole.rstrip(b"\0"))
+    end += -end % BLOCK
+    cut = data.draw(st.integers(0, end), "cut")
+    found = scanned(tmp_path, whole[:cut])
+    assert found.damage is not None
+    spans = [span for sample in found.samples for span in sample.members.values()]
+    assert spans == [(at, size) for at, size in expected if at + size <= cut]
 
 
 @given(members=samples(), data=st.data(), changed=changes(PLACES), valid=st.booleans())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import tarfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from helpers.samples import captions, img2dataset, jpeg, read_all, write_tar
 
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
+from clipx.errors import DataError
 
 
 def open_train(shards: Path | str, **options: Any) -> Source:
@@ -115,3 +117,44 @@ def test_a_shard_truncated_after_indexing_gives_bad_samples(tmp_path: Path) -> N
     path.unlink()
     with pytest.raises(BadSample, match="shard cannot be read: .*No such file"):
         source.read(3)
+
+
+NO_LABEL = "label is missing: json.label is neither an index nor a name"
+LABELS: list[tuple[str, bytes, str, object]] = [  # member, its content, key, label or the reason
+    ("cls", b" 12\n", "cls", 12),
+    ("cls", b"cat", "cls", "cat"),
+    ("json", b'{"label": 3}', "json.label", 3),
+    ("json", b'{"class": "tabby cat"}', "json.class", "tabby cat"),
+    ("cls", b" ", "cls", "label is missing"),
+    ("json", b'{"label": [1]}', "json.label", NO_LABEL),
+]
+
+
+def test_labels_are_read_from_cls_or_json(tmp_path: Path) -> None:
+    members = [
+        ((f"{i}.jpg", jpeg()), (f"{i}.txt", b"a cat"), (f"{i}.{ending}", content))
+        for i, (ending, content, _, _) in enumerate(LABELS)
+    ]
+    shard = write_tar(tmp_path / "a.tar", [member for three in members for member in three])
+    for i, (_, content, key, expected) in enumerate(LABELS):
+        source = open_train(shard, label_key=key)
+        found = captions_or_reason(source, i)
+        assert (found if isinstance(found, str) else source.read(i).label) == expected, content
+
+
+def test_files_that_are_no_tar_are_reported_and_other_shards_are_used(tmp_path: Path) -> None:
+    for name, numbers in (("a.tar", range(3)), ("e.tar", range(3, 5))):
+        write_tar(tmp_path / name, img2dataset(numbers))
+    (tmp_path / "b.tar").touch()
+    (tmp_path / "c.tar").write_bytes(b"<!DOCTYPE html><html>404</html>" * 40)
+    (tmp_path / "d.tar").write_bytes(gzip.compress(bytes(100_000)))
+    source = open_train(f"{tmp_path}/*.tar")
+    assert source.sizes == [3, 0, 0, 0, 2]
+    assert captions(source) == [f"caption {i}" for i in range(5)]
+    found = {Path(bad.key).name: bad.reason for bad in source.bad}
+    no_tar = "shard cannot be read as an uncompressed tar"
+    assert {name: reason[: len(no_tar)] for name, reason in found.items()} == dict.fromkeys(
+        ("b.tar", "c.tar", "d.tar"), no_tar
+    )
+    with pytest.raises(DataError, match=r"^1 shards, from \S+c.tar, have no sample "):
+        open_train(tmp_path / "c.tar")
