@@ -127,17 +127,6 @@ def test_a_signal_to_one_rank_stops_all_and_calls_the_previous_handler_on_rank_0
         assert two.stderr(1) == "", "rank 1 logged the stop too"
 
 
-@pytest.mark.slow
-def test_torchrun_forwards_its_signal_and_its_ranks_save(tmp_path: Path) -> None:
-    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
-        two.wait_for_steps(2)
-        two.processes[0].send_signal(signal.SIGTERM)
-        assert two.exit_code() != 0
-        saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
-        assert saved[0] == saved[1]
-        assert two.stderr().count("stopped: SIGTERM at step") == 1
-
-
 def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
     with job(tmp_path, "slow", 1) as one:
         one.wait_for_steps(1)
@@ -199,20 +188,6 @@ def test_a_failed_or_blocked_rank_is_named_by_the_others(tmp_path: Path, fault: 
         if fault == "fail":
             assert two.exit_code(1) == Exit.FAILED
             assert two.stderr(1) == "error (rank 1): the shard is gone: bring it back\n"
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_another_is_ended_by_the_watchdog(tmp_path: Path) -> None:
-    """The watchdog acts long before the collective times out. The other rank is alive and makes steps."""
-    with job(tmp_path, "busy", 2, "distributed.watchdog_s=30") as two:
-        two.wait_for_steps(2)
-        assert two.exit_code(0) == Exit.WATCHDOG == 70, "the time limit of a collective, 600 s, gives another code"
-        stacks = (two.folder / "stacks.rank0.txt").read_text()
-        assert "all_reduce" in stacks
-        assert "all_reduce" in two.stderr(0)
-        (event,) = two.events()
-        assert (event["event"], event["rank"]) == ("watchdog", 0)
-        assert event["step"] >= 5
 
 
 def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:

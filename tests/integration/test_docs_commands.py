@@ -50,6 +50,16 @@ def test_the_documentation_is_found() -> None:
     }  # fmt: skip
 
 
+def test_the_readme_is_short_and_has_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 120
+    installed = "python3 -m venv .venv && .venv/bin/pip install -q -e "
+    assert f"{installed}. && .venv/bin/python -m clipx.train\n" in readme
+    assert f"{installed}'.[test]' && .venv/bin/python -m pytest -q -n 3\n" in readme
+    for path in re.findall(r"\]\((?!https?:)([^)#]+)", readme):
+        assert (ROOT / path).is_file(), path
+
+
 @pytest.mark.parametrize("page", slow_except(sorted({block.page for block, _ in SHELL}), "README.md"))
 def test_every_command_of_a_page_exists_and_composes(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

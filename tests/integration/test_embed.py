@@ -11,20 +11,21 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
+import webdataset
 from helpers import SCRIPTS
 from helpers.ranks import Ranks
 from helpers.runs import SMALL, VIT, compose, run
 
 from clipx.config.saved import save
+from clipx.data.source import Sample
 from clipx.data.transform import decode, eval_transform
 from clipx.embed import embed
 from clipx.errors import DataError
 from clipx.teacher.stored import caption_hash, npy_files
 from clipx.trainer.trainer import Trainer
-from clipx.weights.load import load_into, load_weights
+from clipx.weights.load import load_model
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
 KILLED = (str(SCRIPTS / "killed_at_rename.py"), "embed")
@@ -67,11 +68,8 @@ def uninterrupted(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_embeddings_equal_the_models_output_for_every_image_and_caption(trained: Path, uninterrupted: Path) -> None:
-    found = load_weights(str(trained))
-    assert found.spec is not None
-    model = found.spec.build(torch.device("cpu"), torch.float32).eval()
-    load_into(model, found)
-    source, tokenizer = compose(*TRAIN).data.open().train, found.spec.text.build_tokenizer()
+    _, spec, model = load_model(str(trained), "run", torch.device("cpu"), torch.float32)
+    source, tokenizer = compose(*TRAIN).data.open().train, spec.text.build_tokenizer()
     for number, samples in enumerate((range(24), range(24, 48), range(48, 64))):
         image, text, captions, offsets = (np.load(uninterrupted / name) for name in npy_files(number))
         assert image.dtype == text.dtype == np.float32
@@ -82,11 +80,31 @@ def test_embeddings_equal_the_models_output_for_every_image_and_caption(trained:
             assert captions[own].tolist() == [caption_hash(caption) for caption in sample.captions]
             if row % 7:
                 continue
-            view = torch.tensor(eval_transform(decode(sample.image, 10**6), 48)).permute(2, 0, 1)[None]
             with torch.no_grad():
-                torch.testing.assert_close(torch.tensor(image[row]), model.encode_image(view)[0], rtol=0, atol=1e-5)
+                of_model = model.encode_image(view_of(sample))[0]
+                torch.testing.assert_close(torch.tensor(image[row]), of_model, rtol=0, atol=1e-5)
                 expected = model.encode_text(tokenizer(sample.captions))
             torch.testing.assert_close(torch.tensor(text[own]), expected, rtol=0, atol=1e-5)
+
+
+def view_of(sample: Sample) -> torch.Tensor:
+    return torch.tensor(eval_transform(decode(sample.image, 10**6), 48)).permute(2, 0, 1)[None]
+
+
+@torch.no_grad()
+def test_shards_hold_the_features_of_the_trunk_captions_and_labels(trained: Path, tmp_path: Path) -> None:
+    written(trained, tmp_path, "format=webdataset", "features=trunk")
+    _, _, model = load_model(str(trained), "run", torch.device("cpu"), torch.float32)
+    source = compose(*TRAIN).data.open().train
+    shards = [str(path) for path in sorted(tmp_path.glob("*.tar"))]
+    found = list(webdataset.WebDataset(shards, shardshuffle=False))
+    assert [sample["__key__"] for sample in found] == [f"{i:09d}" for i in range(64)]
+    for index, stored in enumerate(found):
+        sample = source.read(index)
+        assert json.loads(stored["json"]) == {"captions": list(sample.captions), "label": sample.label}
+        if index % 7 == 0:
+            expected = model.encode_trunk(view_of(sample))[0].numpy()
+            np.testing.assert_allclose(np.load(io.BytesIO(stored["npy"])), expected, rtol=0, atol=1e-4)
 
 
 def test_two_ranks_continue_a_killed_single_rank_with_identical_files(
@@ -115,46 +133,6 @@ def test_only_damaged_shards_are_rewritten(trained: Path, uninterrupted: Path, t
     written(trained, tmp_path)
     assert contents(tmp_path) == contents(uninterrupted)
     assert (tmp_path / "00000.json").stat().st_ino == kept
-
-
-def test_parquet_has_one_row_per_sample_with_the_same_values(
-    trained: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
-    written(trained, tmp_path, "format=parquet", "samples_per_shard=64")
-    (path,) = tmp_path.glob("*.parquet")
-    table = pq.read_table(path)
-    source = compose(*TRAIN).data.open().train
-    assert table["index"].to_pylist() == list(range(64))
-    assert table["key"].to_pylist() == [source.key(index) for index in range(64)]
-    assert table["captions"].to_pylist() == [list(source.read(index).captions) for index in range(64)]
-    image, text, _, offsets = (np.load(uninterrupted / name) for name in npy_files(0))
-    np.testing.assert_allclose(np.array(table["image"].to_pylist()[:24]), image, atol=1e-6)
-    found = [row for rows in table["text"].to_pylist()[:24] for row in rows]
-    np.testing.assert_allclose(np.array(found), text, atol=1e-6)
-    assert len(table["text"][3]) == offsets[4] - offsets[3]
-
-
-def test_bad_samples_have_no_captions_and_too_many_are_an_error(trained: Path, tmp_path: Path) -> None:
-    rows = ["filepath,caption"]
-    source = compose(*TRAIN).data.open().train
-    for index in range(8):
-        sample = source.read(index)
-        (tmp_path / f"{index}.jpg").write_bytes(b"no image" if index in (2, 5) else sample.image)
-        rows.append(f'{index}.jpg,"{sample.captions[0]}"')
-    (tmp_path / "pairs.csv").write_text("\n".join(rows))
-    data = ("data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0", "data.workers=0")
-    with pytest.raises(DataError, match="^split=held_out: data=csv has no held-out samples"):
-        written(trained, tmp_path / "out", *data, "split=held_out")
-    with pytest.raises(DataError, match=r"2 of 8 samples are bad, more than data\.max_bad_share=0\.1; the first: "):
-        written(trained, tmp_path / "out", *data)
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    written(trained, tmp_path / "out", *data, "data.max_bad_share=0.5")
-    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert (manifest["bad"], manifest["captions"]) == (2, 6)
-    image, text, _, offsets = (np.load(tmp_path / "out" / name) for name in npy_files(0))
-    assert np.flatnonzero(np.isnan(image).all(1)).tolist() == [2, 5]
-    assert np.diff(offsets).tolist() == [1, 1, 0, 1, 1, 0, 1, 1]
-    assert not np.isnan(text).any()
 
 
 def test_an_output_folder_is_locked_by_one_command(trained: Path, uninterrupted: Path) -> None:

@@ -47,14 +47,6 @@ def train(words: tuple[str, ...], name: str, *more: str) -> list[dict[str, float
     return rows(Path(name))
 
 
-def test_options_of_values_alone(folder: Path) -> None:
-    (typed,) = shown("docs/extend/README.md")
-    spec = compose(*typed[-1:], config_dir="mine")
-    assert (spec.model.name, spec.model.image.size, spec.duration) == ("vit_small_64", 64, "20ep")
-    assert spec.optimizer.kind == "adamw" and spec.optimizer.lr == 1e-3
-    train(typed, "run", *SHAPES, "evaluator=[]", "model.text.width=16", "model.text.heads=2")
-
-
 def test_an_optimizer(folder: Path) -> None:
     first, second = shown("docs/extend/optimizer.md")
     steps = train(first, "run", *SHAPES, *VIT, "evaluator=[]")
@@ -87,14 +79,6 @@ def test_an_evaluator(folder: Path) -> None:
     assert -1 <= numbers["eval/alignment/similarity"] <= 1 and 0 <= numbers["eval/alignment/gap"] <= 2
     assert "eval/zeroshot/top1" in numbers
     assert compose(*second[5:], config_dir="mine").checkpoint.best == "eval/alignment/similarity"
-
-
-def test_a_number_format(folder: Path) -> None:
-    rounded, finer, tf32 = shown("docs/extend/precision.md")
-    train(rounded, "coarse", *SHAPES, *VIT, "evaluator=[]")
-    assert compose(*finer[5:], config_dir="mine").precision.bits == 7
-    with pytest.raises(ConfigError, match=r"precision\.tf32=true has no effect on cpu"):
-        train(tf32, "tf32", *SHAPES, "distributed=cpu")
 
 
 def test_the_values_of_a_sites_launcher(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from clipx.checkpoint.format import CheckpointDir
 from clipx.data.batch import Batch
-from clipx.errors import ClipxError
 from clipx.export import export
 from clipx.trainer.trainer import Trainer
 from clipx.weights.open_clip import to_open_clip
@@ -196,26 +194,3 @@ def test_a_round_trip_by_the_commands_of_both_trainers(runs: dict[str, Exported]
     assert "already holds a run: continue it with resume=auto" in again
     run(*clipx, *options, f"run_dir={tmp_path}/run", "resume=auto")
     assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "start"] == [6, 8]
-
-
-class Executes:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (Path("executed"),)
-
-
-def test_files_of_other_formats_are_rejected_without_running_their_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pickled.pt").write_bytes(pickle.dumps({"epoch": Executes()}, protocol=2))
-    torch.save({"epoch": 1, "state_dict": Executes(), "optimizer": {}}, tmp_path / "executes.pt")
-    torch.save({"a": torch.zeros(2)}, tmp_path / "weights.pt")
-    for name, message in {
-        "nowhere": "nowhere.pt is not a file: check the path",
-        "pickled": "pickled.pt .*convert it .*: safetensors.torch.save_file",
-        "executes": "executes.pt .*convert it .*: safetensors.torch.save_file",
-        "weights": "weights.pt is not a checkpoint of open_clip's trainer with epoch, state_dict and optimizer",
-    }.items():
-        with pytest.raises(ClipxError, match=message):
-            Trainer(small(tmp_path / "run", *OPTIONS["vit"], f"resume={tmp_path}/{name}.pt"))
-    assert not (tmp_path / "executed").exists()

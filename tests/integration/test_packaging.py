@@ -72,13 +72,3 @@ def test_the_commands_of_the_installed_wheel_work_outside_the_checkout(installed
     assert (tmp_path / "outputs" / "run" / "config.yaml").is_file()
     outside(installed, tmp_path, "-m", "clipx.evaluate", "run=outputs/run", "evaluator=[zeroshot]")
     assert list((tmp_path / "outputs" / "run").glob("evaluation-*.json"))
-
-
-@pytest.mark.slow
-def test_the_installed_wheel_launches_sweeps(installed: Path, tmp_path: Path) -> None:
-    sweep = ("-m", "clipx.train", "-m", "hydra/launcher=clipx_local", *SMALL, "checkpoint=none")
-    outside(installed, tmp_path, *sweep, f"hydra.sweep.dir={tmp_path}/local")
-    assert '"finished"' in (tmp_path / "local/0/.launch/result.json").read_text()
-    (code,) = (tmp_path / "local/.launch/code").iterdir()
-    assert sorted(path.name for path in code.iterdir()) == ["clipx", "clipx_launch"]
-    assert "finished" in outside(installed, tmp_path, "-m", "clipx_launch", "status", "local")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
 import shlex
-import subprocess
 import sys
 from html import escape
 from pathlib import Path
@@ -64,15 +62,6 @@ def trained(run_dir: Path) -> list[float]:
 def test_two_ranks_match_a_single_process(tmp_path: Path, two_ranks: Ranks) -> None:
     two, _ = two_ranks.call(trained, tmp_path / "two")
     assert two == pytest.approx(trained(tmp_path / "one"), rel=1e-9)
-
-
-@pytest.mark.slow
-def test_other_processes_of_a_run_import_the_plugins_module() -> None:
-    """Spawned loader workers, and jobs on other machines, import it by the name in the environment."""
-    spec = pickle.dumps(compose("objective=hinge", config_dir=FOLDER).objective)
-    load = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"
-    done = subprocess.run([sys.executable, "-c", load], input=spec, capture_output=True, check=True)
-    assert b"HingeSpec(kind='hinge', margin=0.2)" in done.stdout
 
 
 def test_two_plugin_folders_can_use_the_same_names(tmp_path: Path) -> None:

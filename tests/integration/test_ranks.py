@@ -18,7 +18,7 @@ from helpers.objective_cases import AVERAGES, POSITIVES, VARIANTS, positive_spec
 from helpers.objective_grid import COUNTED, Collectives
 from helpers.objective_grid import main as objective_grid
 from helpers.ranks import Ranks
-from helpers.runs import SMALL, VIT, compose, losses, small, torchrun
+from helpers.runs import VIT, compose, small
 from safetensors.torch import load_file
 
 from clipx.evaluate import evaluate
@@ -121,13 +121,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-@pytest.mark.slow
-def test_processes_of_torchrun_follow_the_curve_of_one_process(tmp_path: Path, trained: Path) -> None:
-    run_dir = tmp_path / "two"
-    torchrun(2, "-m", "clipx.train", *SMALL, *VIT, f"run_dir={run_dir}", "precision=fp64", fresh=True)
-    assert losses(run_dir) == pytest.approx(losses(trained), abs=1e-9) and len(losses(run_dir)) == 4
-
-
 @pytest.mark.parametrize("batch_size", [7, 256], ids=["several batches a rank", "ranks without a batch"])
 def test_evaluation_does_not_depend_on_the_number_of_ranks(
     two_ranks: Ranks, tmp_path: Path, trained: Path, batch_size: int
@@ -142,14 +135,3 @@ def test_evaluation_does_not_depend_on_the_number_of_ranks(
 
 def evaluated(folder: Path, run_dir: Path, *overrides: str) -> None:
     evaluate(compose(f"run={run_dir}", f"out={folder}", *overrides, config_name="evaluate"))  # type: ignore[arg-type]
-
-
-def test_an_error_of_rank_0_is_reported_by_every_rank(tmp_path: Path) -> None:
-    """A missing file ends the run immediately; no rank waits for the others."""
-    done = torchrun(
-        2, "-m", "clipx.train", "data=csv", f"data.path={tmp_path}/none.csv", f"run_dir={tmp_path}/x", "schedule.warmup=1st",
-        check=False,
-    )  # fmt: skip
-    assert done.returncode != 0
-    for rank in (0, 1):
-        assert f"error (rank {rank}): data.path={tmp_path}/none.csv cannot be read" in done.stderr

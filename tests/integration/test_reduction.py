@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from helpers.ranks import Ranks
-from helpers.runs import VIT, losses, small
 from torch import Tensor, nn
 
 from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.optimizer.master import MasterWeights
-from clipx.trainer.trainer import Trainer
 
 MICRO_BATCHES = 16
 
@@ -77,19 +73,3 @@ def test_master_gradients_are_summed_in_float32(ranks: int, view: bool, two_rank
 def test_compression_rounds_the_sums_of_master_gradients_once(two_ranks: Ranks) -> None:
     found, _ = two_ranks.call(errors_of_sums, DdpSpec(device="cpu", compression=Compression.bf16))
     assert 1e-4 < found["masters"] < 2**-7
-
-
-def losses_on_ranks(run_dir: Path, *words: str) -> None:
-    Trainer(small(run_dir, *VIT, "data.samples=192", "duration=4st", "checkpoint=none", *words)).fit()
-
-
-def test_16_bit_formats_on_two_ranks_match_one_process(two_ranks: Ranks, tmp_path: Path) -> None:
-    """Micro-batches, masters and reduction in float32: losses stay as close as those of one process."""
-    words = {"bf16": ["precision=bf16", "data.micro_batches=4"], "fp16": ["precision=fp16", "data.micro_batches=2"]}
-    words["plain"] = ["precision=bf16", "precision.master_weights=false"]
-    words["fp32"] = ["precision=fp32"]
-    for name, own in words.items():
-        two_ranks.call(losses_on_ranks, tmp_path / name, *own)
-    found = {name: torch.tensor(losses(tmp_path / name)) for name in words}
-    for name, limit in (("bf16", 0.01), ("fp16", 0.002), ("plain", 0.1)):
-        assert 0 < (found[name] - found["fp32"]).abs().max() < limit, name

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,20 +95,6 @@ def test_manually_started_processes_rendezvous_twice_and_share_the_cores(start: 
     assert ranks[0].out.read_text().count(warning) == 2
 
 
-@pytest.mark.slow
-def test_two_torchrun_agents_form_one_job(port: int) -> None:
-    """Two rendezvous in a row, through the store of the first agent."""
-    common = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2")
-    place = ("--master-addr=127.0.0.1", f"--master-port={port}")
-    agents = [
-        subprocess.Popen([*common, *place, f"--node-rank={node}", SCRIPT, "{}", "2"], stdout=subprocess.PIPE, text=True)
-        for node in (0, 1)
-    ]
-    found = parse_output("".join(agent.communicate(timeout=600)[0] for agent in agents))
-    assert is_complete(found, 4, [0, 1, 0, 1])
-    assert {x["threads"] for x in found} == {1}, "torchrun sets OMP_NUM_THREADS=1"
-
-
 # ------------------------------------------------------------------------------------------------------------------ failures
 
 
@@ -132,31 +116,4 @@ def test_an_unreachable_rank_0_is_named(start: Start, port: int) -> None:
     assert lonely.wait() == Exit.FAILED
 
 
-def test_a_rank_with_a_different_configuration_is_named_with_the_key(start: Start, port: int) -> None:
-    ranks = [start(rank, 3, **({"COLOUR": "blue"} if rank == 1 else {})) for rank in range(3)]
-    for rank in outputs(*ranks):
-        assert rank["error"] == (
-            f"rank 1 (host {HOST}) has colour=blue, the others red: start all ranks with the same command, files "
-            "and data"
-        )
-
-
 # ---------------------------------------------------------------------------------------------------------------------- SLURM
-
-
-def srun(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["srun", *command], env={**os.environ, **env}, capture_output=True, text=True, timeout=600, check=False
-    )
-
-
-TASKS = ("--nodes=2", "--ntasks-per-node=2")
-
-
-@pytest.mark.usefixtures("slurm")
-def test_tasks_of_srun_form_a_job_despite_leftover_variables() -> None:
-    done = srun(*TASKS, sys.executable, SCRIPT, RANK="0", WORLD_SIZE="1")
-    found = parse_output(done.stdout)
-    assert is_complete(found, 4, [0, 1, 0, 1]), done.stderr
-    assert found[0]["hosts"] == ["n1", "n1", "n2", "n2"]
-    assert {x["threads"] for x in found} == {max(1, cores() // 4)}, "both nodes are this machine"

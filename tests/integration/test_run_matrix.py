@@ -121,13 +121,6 @@ ROWS = {
         "model.weights=$run model.image.lock=2 model.text.lock=all optimizer.layer_decay=0.5",
         slow=True,
     ),
-    "locked_norms": Row(
-        "norms of locked layers learn",
-        "model.weights=$run model.image.lock=1 model.image.lock_norms=false model.text.lock=0 "
-        "model.text.lock_norms=false",
-        FSDP,
-        slow=True,
-    ),
     "lit": Row(
         "a locked trunk of timm has new blocks above it",
         "model.image.timm=vit_tiny_patch16_224 model.image.options={depth:2,embed_dim:48,num_heads:4} "
@@ -165,20 +158,6 @@ ROWS = {
         base=f"{IMAGE} {SHAPES}",
         slow=True,
     ),
-    "mt5": Row(
-        "texts of an encoder are padded",
-        f"{HF} model.text.source=$mt5 model.text.packed=false model.text.options={{dropout_rate:0.0}}",
-        FSDP,
-        base=f"{IMAGE} {SHAPES}",
-        slow=True,
-    ),
-    "modern": Row(
-        "the text tower has rotary positions and gates",
-        "model/text=modern_512 model.text.layers=2 model.text.causal=false model.text.pool=map " + TINY_TEXT,
-        FSDP,
-        base=f"{IMAGE} {SHAPES}",
-        slow=True,
-    ),
     "dropout": Row(
         "random numbers of each rank resume",
         "+model.image.options.proj_drop_rate=0.1 model.patch_dropout=0.5",
@@ -207,30 +186,15 @@ ROWS = {
         base=" ".join(VIT),
         slow=True,
     ),
-    "parquet": Row(
-        "row groups are read in streams and shuffled within a window",
-        "data=parquet data.path=$parquet data.held_out_share=0.2 data.streams=4 data.shuffle_window=20",
-        "data.workers=1",
-        base=" ".join(VIT),
-        slow=True,
-    ),
     "stages": Row(
         "the image size changes in the middle", "stages=[{until:2st,image_size:32},{image_size:48}]", slow=True
     ),
     "muon": Row("the optimizer needs whole matrices", "optimizer=muon", FSDP),
-    "lamb": Row("the optimizer needs norms of whole tensors", "optimizer=lamb", FSDP, slow=True),
     "recomputed": Row(
         "layers stay gathered and are computed again in backward; evaluations see the average of their step",
         "optimizer.lr=0.02 optimizer.ema_decay=0.5 evaluator.retrieval.every=1st",
         f"{FSDP} model.image.checkpointing=1 model.text.checkpointing=1 distributed.reshard_after_forward=false",
     ),
-    "static_graph": Row(
-        "the graph of DDP is static",
-        "",
-        "data.micro_batches=1 distributed.static_graph=true distributed.gradient_as_bucket_view=true",
-        slow=True,
-    ),
-    "compiled": Row("blocks of sharded towers are compiled", "", f"{FSDP} {COMPILED}", slow=True),
     "compiled_captions": Row(
         "towers and tiles are compiled with DDP",
         "objective.same_caption=positive data.captions_per_step=3",

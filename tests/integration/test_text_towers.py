@@ -16,24 +16,6 @@ from clipx.weights.load import load_model, load_weights
 HF = ("model/text=hf", "model.text.context_length=24")
 
 
-def options(name: str, folder: Path) -> tuple[str, ...]:
-    """Returns the overrides for a text tower of transformers."""
-    save_tokenizer(folder)
-    return (*VIT[:2], *HF, f"model.text.source={save_config(folder, name)}")
-
-
-def test_the_weights_of_a_run_start_another(tmp_path: Path) -> None:
-    overrides = options("xlm-roberta", tmp_path)
-    Trainer(small(tmp_path / "first", *overrides)).fit()
-    weights = load_weights(str(tmp_path / "first"))
-    again = Trainer(small(tmp_path / "second", *overrides, f"model.weights={tmp_path / 'first'}", "model.text.lock=1"))
-    for key, value in again.learner.model.state_dict().items():
-        torch.testing.assert_close(value, weights.model[key], rtol=0, atol=0)
-    trained_text = {n for n, p in again.learner.model.text.named_parameters() if p.requires_grad}
-    assert {n.split(".")[3] for n in trained_text if n.startswith("transformer.encoder.layer")} == {"2"}
-    again.close()
-
-
 def test_open_clip_loads_an_export_with_its_tokenizer(tmp_path: Path) -> None:
     source = save_config(tmp_path / "model", "xlm-roberta")
     save_tokenizer(tmp_path / "model", padding_side="left")

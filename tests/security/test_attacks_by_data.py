@@ -34,10 +34,8 @@ from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
-from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError
-from clipx.run.directory import RunDir
 
 
 @pytest.fixture
@@ -85,17 +83,6 @@ def test_members_that_could_execute_are_never_read(flag: Flag, tmp_path: Path) -
     assert faults(source) == []
     assert source.read(0).captions == ["a caption"]
     assert source.read(0).label == 1
-    assert flag.absent
-
-
-def test_a_pickle_in_place_of_an_image_or_caption_is_a_bad_sample(flag: Flag, tmp_path: Path) -> None:
-    evil = [member("0.jpg", flag.pickled()), member("0.txt", flag.pickled()), member("0.json", flag.pickled())]
-    path = write_tar(tmp_path / "evil.tar", [*evil, *sample("1")])
-    assert faults(shards(path)) == ["caption is not UTF-8"]
-    with pytest.raises(BadSample, match="json cannot be read"):
-        shards(path, caption_key="json.caption").read(0)
-    with pytest.raises(BadSample, match="image is not JPEG, PNG or WebP"):
-        decode(flag.pickled(), 10**6)
     assert flag.absent
 
 
@@ -252,14 +239,6 @@ def test_a_parquet_extension_type_is_not_unpickled(flag: Flag, tmp_path: Path, c
     assert flag.absent
 
 
-def test_pickles_in_parquet_are_read_as_bytes(flag: Flag, tmp_path: Path) -> None:
-    evil = pa.table({"filepath": [flag.pickled(), jpeg()], "caption": ["an object", "a caption"]})
-    pq.write_table(evil, tmp_path / "evil.parquet")
-    prepare(PrepareSpec(source="evil.parquet", out="shards", processes=1))
-    assert len((tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()) == 1
-    assert flag.absent
-
-
 # ------------------------------------------------------------------------------------------------- paths and URLs
 
 COMMANDS = ("pipe:touch flag", "pipe:cat /etc/passwd", "pipe://touch flag")
@@ -310,22 +289,6 @@ def test_chained_storages_are_rejected(flag: Flag) -> None:
         for take in takes:
             with pytest.raises(ConfigError, match=message):
                 take()
-
-
-def test_checkpoint_paths_are_not_passed_to_a_shell(flag: Flag) -> None:
-    for place in (*COMMANDS[:2], *SHELL[:4]):
-        with pytest.raises(ConfigError, match="is a command|is not the URL of a folder"):
-            CheckpointSpec(remote=place)
-        with pytest.raises(ClipxError, match="is a command|holds no run"):
-            RunDir(Path(str(Resume.parse(place).run_dir))).must_exist()
-        assert flag.absent, place
-
-
-def test_output_folders_use_the_name_literally(flag: Flag, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"filepath": [jpeg()], "caption": ["a caption"]}), tmp_path / "good.parquet")
-    prepare(PrepareSpec(source="good.parquet", out="$(touch flag);touch flag", processes=1))
-    assert (tmp_path / "$(touch flag);touch flag" / "00000.tar").is_file()
-    assert flag.absent
 
 
 def test_the_shell_payloads_execute_in_a_shell(flag: Flag) -> None:

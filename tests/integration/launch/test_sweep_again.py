@@ -1,23 +1,19 @@
-"""Cancelling and resuming sweeps, on this machine and on a real SLURM."""
+"""Cancelling and resuming sweeps of local processes."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.runs import VIT
-from helpers.slurm_jobs import launch_json, logs, output_of, rows, slurm_tasks
+from helpers.slurm_jobs import launch_json, logs, rows
 from helpers.sweeps import idle_process, make_sweep, refused, run_named, set_launcher, states, train, write_lock
 
 from clipx_launch.__main__ import main
-from clipx_launch.options import LocalSpec, SlurmSpec
+from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result
-from clipx_launch.slurm import start
 from clipx_launch.sweep import Sweep
-
-# ------------------------------------------------------------------------------------------------- this machine
 
 
 def test_cancelling_a_point_sends_sigterm_only_to_its_process(
@@ -87,53 +83,3 @@ def train_to_step_2(sweep: Sweep) -> None:
     for name in ("metrics.jsonl", "events.jsonl"):
         lines = (run / name).read_text().splitlines(keepends=True)
         (run / name).write_text("".join(lines[:3]))
-
-
-# -------------------------------------------------------------------------------------------------------- SLURM
-
-HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, sbatch={"hold": True})
-
-
-@pytest.fixture
-def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
-    """Submits three points that stay in SLURM's queue."""
-    sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
-    start(sweep, HELD)
-    try:
-        yield tmp_path
-    finally:
-        output_of("scancel", *launch_json(tmp_path, "sweep")["jobs"])
-
-
-def test_queued_points_are_cancelled_and_resumed_individually(
-    submitted: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job = launch_json(submitted, "sweep")["jobs"][0]
-    assert {name: state for name, (state, _) in states(submitted).items()} == dict.fromkeys("012", "waiting")
-    assert states(submitted)["0"][1] == "JobHeldUser"
-    assert [run_named(submitted, name).job for name in "012"] == [f"{job}_{task}" for task in range(3)]
-
-    assert main(["cancel", str(submitted), "1"]) == 0
-    assert capsys.readouterr().out == f"cancelled point 1, job {job}_1, which was waiting\n"
-    assert [states(submitted)[name][0] for name in "012"] == ["waiting", "cancelled", "waiting"]
-
-    output_of("scancel", f"{job}_2")
-    (submitted / "2/.launch/result.json").write_text('{"state": "failed", "exit_code": 1, "error": "a bug"}')
-    assert main(["resume", str(submitted)]) == 0
-    printed = capsys.readouterr().out
-    assert f"{submitted}: 2 of 2 points submitted" in printed
-    for verb in ("status", "logs", "cancel"):
-        assert f"  {verb:7} clipx-sweep {verb} {submitted}\n" in printed
-    first, again = launch_json(submitted, "sweep")["jobs"]
-    assert [point["job"] for point in launch_json(submitted, "sweep")["points"]] == [first, again, again]
-    assert [states(submitted)[name][0] for name in "012"] == ["waiting"] * 3
-    assert {
-        (task["JobName"], task["NumCPUs"], task["ArrayTaskThrottle"], task["JobState"]) for task in slurm_tasks(again)
-    } == {("mine", "2", "2", "PENDING")}
-    assert len(launch_json(submitted, "sweep")["launches"]) == 1, "the same settings were stored twice"
-
-    assert main(["cancel", str(submitted)]) == 0
-    assert capsys.readouterr().out.count("cancelled point") == 3
-    assert {state for state, _ in states(submitted).values()} == {"cancelled"}
-    assert main(["cancel", str(submitted)]) == 0
-    assert capsys.readouterr().out == "nothing to cancel: 3 cancelled\n"

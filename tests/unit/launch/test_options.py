@@ -12,10 +12,9 @@ from helpers.slurm_jobs import LOCAL, QUICK, refused
 
 from clipx.trainer.spec import compose
 from clipx_launch import cluster, snapshot
-from clipx_launch.options import LaunchStyle, SlurmSpec
+from clipx_launch.options import SlurmSpec
 from clipx_launch.point import Point, Result, config_hash
 from clipx_launch.sbatch_script import sbatch_script
-from clipx_launch.slurm import job_variables
 
 
 def test_times_are_converted_to_minutes() -> None:
@@ -55,22 +54,6 @@ def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
     assert "WORDS='two $words'" in text
     assert "max_requeue=3 max_retry=2 " in text
     assert f"\n'{tmp_path}/a b'\n{tmp_path}/c\n" in text
-
-
-def test_the_torchrun_style_has_one_task_with_all_cores_per_node(tmp_path: Path) -> None:
-    spec = SlurmSpec(nodes=2, tasks_per_node=4, gpus_per_node=4, cpus_per_task=6, style=LaunchStyle.torchrun)
-    text = sbatch_script(spec, tmp_path, [tmp_path], snapshot.environment(None))
-    found = parsed(text)
-    assert (found["ntasks-per-node"], found["cpus-per-task"], found["gpus-per-node"]) == ("1", "24", "4")
-    assert "--nnodes=2 --nproc-per-node=4" in text
-    assert "array" not in found
-
-
-def test_variables_of_the_current_job_are_not_passed_to_new_jobs() -> None:
-    of_jobs = ("SLURM_JOB_ID", "SLURM_NODELIST", "SBATCH_X", "PMIX_RANK")
-    of_ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-    assert set(job_variables(dict.fromkeys((*of_jobs, *of_ranks, "SLURM_CONF", "PATH"), "1"))) == {*of_jobs, *of_ranks}
-    assert job_variables({"SBATCH_ACCOUNT": "mine", "SLURM_CONF": "/c"}) == [], "the user's variable, outside any job"
 
 
 # ----------------------------------------------------------------------------------------------- the command line

@@ -16,7 +16,7 @@ from optuna.trial import Trial, TrialState
 from clipx.errors import ClipxError, ConfigError
 from clipx_launch.point import Result
 from clipx_launch.search.search import _Search, require_progress
-from clipx_launch.search.space import combinations, distribution, example, parse, suggest
+from clipx_launch.search.space import distribution, example, parse, suggest
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
 from clipx_launch.search.study import open_study
 from hydra_plugins.clipx_plugins import ClipxLauncher
@@ -44,28 +44,6 @@ def test_hydras_sweep_syntax_spans_the_space(typed: str, whole: bool, found: obj
     assert distribution(override, lambda key: whole) == found
     assert fixed == ["seed=1"]
     assert example(override).startswith(typed.partition("=")[0] + "=")
-
-
-def test_the_command_line_takes_precedence_over_the_params_of_a_file() -> None:
-    params = {"optimizer.lr": "interval(1,2)", "seed": 3, "report": False, "logger": ["wandb"], "data.name": None}
-    swept, fixed = parse(["optimizer.lr=interval(3,4)", "seed=1,2"], params)
-    assert [str(override.input_line) for override in swept] == ["optimizer.lr=interval(3,4)", "seed=1,2"]
-    assert fixed == ["report=false", "logger=[wandb]", "data.name=null"]
-
-
-def test_a_grid_has_all_combinations_and_no_intervals() -> None:
-    space = {
-        "a": CategoricalDistribution(("x", "y")),
-        "b": IntDistribution(1, 5, step=2),
-        "c": FloatDistribution(0, 0.3, step=0.1),
-    }
-    found = combinations(space)
-    assert len(found) == 24
-    assert found[:2] == [{"a": "x", "b": 1, "c": 0.0}, {"a": "x", "b": 1, "c": 0.1}]
-    with pytest.raises(
-        ConfigError, match=r"^optimizer.lr has an interval, which .*=grid cannot enumerate: write choice"
-    ):
-        combinations(cast("Any", LR))
 
 
 # ------------------------------------------------------------------------------------------------------ the study

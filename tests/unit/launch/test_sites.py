@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 import yaml
 from helpers.cases import slow_except
 from helpers.slurm_jobs import launch
-from helpers.waiting import wait_until
 
 from clipx.config.registry import CONF_DIR
 
@@ -91,12 +89,3 @@ def test_a_run_that_saved_exits_with_75_although_torchrun_exits_with_1(
     starts = (tmp_path / "outputs/vit_b32/events.jsonl").read_text().count(event)
     assert starts == (1 if site == "kubernetes.yaml" else 2), "once on each host"
     assert (tmp_path / "resubmitted").exists() == (site == "pbs.sh" and event == "stopped")
-
-
-def test_the_container_forwards_sigterm_and_waits_for_the_run_to_save(tmp_path: Path) -> None:
-    run = f"saved() {{ sleep 0.3; {logging('stopped')}; exit 1; }}\ntrap saved TERM\ntouch ready\nwhile :; do sleep 0.05; done\n"
-    env = site_folder(tmp_path, run)
-    with subprocess.Popen(["bash", "-c", shell_of("kubernetes.yaml")], env=env, cwd=tmp_path) as pod:
-        wait_until((tmp_path / "ready").exists, "the run does not start")
-        pod.send_signal(signal.SIGTERM)
-        assert pod.wait(timeout=600) == 75

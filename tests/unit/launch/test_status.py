@@ -7,11 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.runs import VIT, rows, small
 from helpers.sweeps import idle_process, make_sweep, set_launcher, states, write_lock
 
-from clipx.trainer.trainer import Trainer
-from clipx_launch.__main__ import main
 from clipx_launch.commands.runs import runs_in
 from clipx_launch.point import Result
 
@@ -22,26 +19,6 @@ def run_with(folder: Path, age: float, *events: dict[str, object], now: float | 
     (folder / "config.yaml").touch()
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "cut')
-
-
-def test_a_finished_run_is_shown_with_its_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_dir = tmp_path / "runs" / "one"
-    Trainer(small(run_dir, *VIT, "checkpoint.every=end", "duration=1ep", "evaluator=[retrieval]")).fit()
-    capsys.readouterr()
-    assert main(["status", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    logged = rows(run_dir)
-    for part in ("runs/one", "finished", "8 / 8", "retrieval/image_to_text/recall@1"):
-        assert part in shown
-
-    assert main(["status", str(tmp_path), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    (run,) = document["runs"]
-    assert (run["run"], run["state"], run["step"], run["steps"], run["job"]) == ("runs/one", "finished", 8, 8, None)
-    number = logged[-1]["eval/retrieval/text_to_image/recall@1"]
-    assert run["metrics"]["eval/retrieval/text_to_image/recall@1"] == {"value": number, "step": 8}
-    assert run["checkpoint"]["step"] == 8
-    assert run["seconds"] > 0
 
 
 START = {"time": 0, "event": "start"}

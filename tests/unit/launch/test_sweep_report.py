@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.html_page import Page
-from helpers.runs import VIT, rows, small
+from helpers.runs import small
 
-from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Point, Result
@@ -166,48 +165,4 @@ def test_points_that_are_not_counted_are_listed(written: tuple[str, dict[str, An
         assert reason in shown
 
 
-def test_text_of_users_is_escaped(tmp_path: Path) -> None:
-    evil = "<script>alert('x')</script>&\"\n\x1b\u202e</td>"
-    folder = tmp_path / "a <b>sweep & more"
-    points = write_sweep(folder, ["+contender=plain"], [f"+contender={evil}"], [f"+a=<i>{evil}", "+contender=plain"])
-    for point, final in zip(points, (0.5, 0.6, 0.7), strict=True):
-        write_run(point, final, "finished" if final < 0.7 else "failed")
-    text, document = report(folder)
-    page = Page(text)
-    assert (page.tags["script"], page.tags["i"], page.tags["b"] > 0) == (5, 0, True)
-    assert "alert" not in text.split("<script>")[-1]
-    assert not [c for c in text if not c.isprintable() and c != "\n"]
-    assert "<script>alert('x')</script>&\"\\n\\x1b\\u202e</td>" in page.text
-    assert evil in [cell["overrides"].get("contender") for cell in document["cells"]]
-    assert "one seed: no deviation" in page.text
-
-
 # ---------------------------------------------------------------------------------------------- runs outside a sweep
-
-
-def test_runs_are_compared_by_the_options_that_differ(tmp_path: Path) -> None:
-    runs = [tmp_path / "first", tmp_path / "second"]
-    common = (
-        *("objective.init_temperature=0.1", "duration=4st", "data.samples=64", "data.held_out_samples=16"),
-        *("checkpoint=none", *VIT, "evaluator=[retrieval]", "evaluator.retrieval.every=2st"),
-    )
-    for run, own in zip(runs, (("optimizer.lr=1e-3",), ("objective=siglip", "optimizer.lr=5e-4")), strict=True):
-        Trainer(small(run, *common, *own)).fit()
-    assert main(["report", *map(str, runs)]) == 0
-    page = Page((runs[0] / "comparison.html").read_text(encoding="utf-8"))
-    document = json.loads((runs[0] / "comparison.json").read_text(encoding="utf-8"))
-    assert [cell["overrides"] for cell in document["cells"]] == [
-        {"run": "first", "objective": "infonce", "optimizer.lr": "0.001"},
-        {"run": "second", "objective": "siglip", "optimizer.lr": "0.0005"},
-    ]
-    assert (document["by"], document["tied"], document["x"]) == (["run"], ["objective", "optimizer.lr"], None)
-    for chart in page.data["charts-runs"]["charts"]:
-        assert {series["name"] for series in chart["series"]} == {"first", "second"}
-        assert chart["legend"]
-    assert [axis["name"] for axis in page.data["parallel"]["axes"][:3]] == ["run", "objective", "optimizer.lr"]
-    assert [name for _, name in page.data["parallel"]["axes"][1]["labels"]] == ["infonce", "siglip"]
-    for cell, run in zip(document["cells"], runs, strict=True):
-        last = [row for row in rows(run) if I2T in row][-1]
-        assert cell["mean"] == pytest.approx((last[I2T] + last[T2I]) / 2)
-        assert [point["samples"] for point in cell["curve"]] == [64, 128]
-        assert cell["step_ms"]["mean"] > 0

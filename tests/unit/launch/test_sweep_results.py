@@ -84,14 +84,3 @@ def test_results_have_a_row_per_point_in_both_files(sweep: Path, written: list[d
 
 
 # --------------------------------------------------------------------------------------------------------- logs
-
-
-def test_logs_shows_all_ranks_of_failed_points(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logs", str(sweep), "--lines", "3"]) == 0
-    folder = sweep / "2/.launch/logs"
-    assert capsys.readouterr().out == (
-        f"==> {folder}/local.0.log <==\nline 97\nline 98\nline 99\n"
-        f"==> {folder}/local.1.log <==\nTraceback\nRuntimeError: a bug of rank 1\n"
-    )
-    assert main(["logs", str(sweep), "2", "--rank", "0", "--lines", "0"]) == 0
-    assert capsys.readouterr().out.count("\nline") == 100

@@ -136,24 +136,6 @@ def test_exactly_one_of_two_simultaneous_jobs_gets_the_directory(
     assert winners == {0, 1}, "the two jobs did not compete"
 
 
-def test_the_lock_of_a_killed_holder_is_taken_over(
-    tmp_path: Path, competitors: list[subprocess.Popen[str]], events: Events
-) -> None:
-    holder = competitors[0]
-    send(holder, f"{tmp_path} 0")
-    assert read_line(holder) == "mine"
-    said = f"{re.escape(str(tmp_path))} is in use by pid {holder.pid} on .*, since .*: wait until it ends, or give this run"
-    with pytest.raises(Locked, match=said):
-        RunLock(tmp_path, COMM, events).acquire()
-    assert events == []
-    holder.kill()
-    wait_until(lambda: process_stat(holder.pid).state == "Z")  # a zombie: nothing has waited for it
-    with RunLock(tmp_path, COMM, events):
-        assert json.loads((tmp_path / "run.lock").read_text())["pid"] == os.getpid()
-    assert [(e["event"], e["of"]["pid"]) for e in events] == [("lock_taken_over", holder.pid)]
-    assert list(tmp_path.iterdir()) == []
-
-
 HOLDERS = {
     "a process of the same number": (replace(Holder.current(), id="old", born="1"), 0, "", True),
     "a live process": (replace(Holder.current(), id="old", pid=1, born=process_stat(1).born), 700, "", False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -25,17 +24,6 @@ def handlers() -> Iterator[list[object]]:
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
     assert after == before
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_is_stored_until_it_is_read(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
-    """The fixture asserts that handlers are restored, also after an error."""
-    with contextlib.suppress(ZeroDivisionError), StopSignals() as stop:
-        assert (stop.received, stop.received_by_any(COMM)) == (None, None)
-        os.kill(os.getpid(), number)
-        assert stop.received == stop.received_by_any(COMM) == number.name
-        raise ZeroDivisionError
-    assert capfd.readouterr().err == f"{number.name}: stopping after this step; another SIGINT aborts\n"
 
 
 def test_a_forked_process_ignores_the_signals(capfd: pytest.CaptureFixture[str]) -> None:

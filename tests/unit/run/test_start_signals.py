@@ -76,16 +76,6 @@ def test_a_signal_unwinds_the_process_and_ends_it_with_the_requeue_code() -> Non
     assert err == "stopped: SIGUSR1 before training began: nothing to save, start it again\n"
 
 
-def test_a_blocked_process_ends_too(tmp_path: Path) -> None:
-    with process("-c", SCRIPT, "block", RANK="1") as started:
-        assert started.stdout is not None
-        assert started.stdout.readline() == "ready\n"
-        started.send_signal(signal.SIGTERM)
-        assert started.wait(600) == Exit.REQUEUE
-        assert started.stderr is not None
-        assert started.stderr.read() == "", "only rank 0 reports the stop"
-
-
 def test_a_forked_process_is_ended_by_its_signal_and_the_process_is_not() -> None:
     with process("-c", SCRIPT, "fork") as started:
         out, err = started.communicate(timeout=6000)

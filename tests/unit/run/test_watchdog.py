@@ -74,9 +74,3 @@ def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None
     assert re.search(f"^error: {line}", done.stderr)
     assert re.search(line, stacks)
     assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
-
-
-def test_a_stalled_run_ends_even_if_its_threads_cannot_run(tmp_path: Path) -> None:
-    done = run_watched(tmp_path, "lock", timeout_s=10)
-    assert done.returncode == Exit.FAILED
-    assert "in holds_the_interpreter_lock" in done.stderr

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import PLUGINS
-from helpers.runs import SMALL, VIT, small, tensors
+from helpers.runs import SMALL, VIT, small
 from helpers.slurm_jobs import (
     QUICK,
     SLURM,
@@ -26,12 +26,14 @@ from helpers.slurm_jobs import (
     wait_for_signal,
     wait_for_steps,
 )
-from helpers.sweeps import states
+from helpers.sweeps import make_sweep, run_named, states
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
+from clipx_launch.options import SlurmSpec
+from clipx_launch.slurm import start
 
-pytestmark = pytest.mark.usefixtures("slurm")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slurm")]
 LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")
 FOUR = ("hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=0")
 
@@ -73,7 +75,6 @@ def test_two_nodes_of_two_tasks_match_a_single_process(tmp_path: Path) -> None:
     assert len(list((tmp_path / "four/.launch/logs").glob(f"{job}.[0-3].log"))) == 4
 
 
-@pytest.mark.slow
 def test_torchrun_on_each_node_matches_a_single_process_and_forwards_signals(tmp_path: Path) -> None:
     options = (*SLURM, *FOUR, "hydra.launcher.style=torchrun", *LONG, *VIT, *held(tmp_path))
     job = job_of(launch(*options, f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s").stdout)
@@ -87,41 +88,6 @@ def test_torchrun_on_each_node_matches_a_single_process_and_forwards_signals(tmp
     assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
-@pytest.mark.slow
-def test_a_signalled_run_is_requeued_and_matches_an_uninterrupted_run_bit_for_bit(tmp_path: Path) -> None:
-    """The signal arrives as SLURM sends it before the time limit: loader processes get it as well."""
-    job = job_of(launch(*SLURM, f"hydra.sweep.dir={tmp_path}", *LONG, *held(tmp_path)).stdout)
-    wait_for_steps(tmp_path / "0")
-    output_of("scancel", "--signal=USR1", job)
-    wait_for_signal(tmp_path / "0")
-    release(tmp_path)
-    Trainer(small(tmp_path / "straight", *LONG)).fit()
-    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "0")
-    (task,) = slurm_tasks(job)
-    assert task["Restarts"] == "1"
-    assert launch_json(tmp_path / "0", "point")["requeues"] == 1
-    assert launch_json(tmp_path / "0", "result")["state"] == "finished"
-    assert "SIGUSR1: stopped after step" in logs(tmp_path / "0")
-    ours, theirs = tensors(tmp_path / "0", 40), tensors(tmp_path / "straight", 40)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert losses(tmp_path / "0") == losses(tmp_path / "straight")
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("hydra.launcher.partition=gpu", "hydra.launcher.partition=gpu does not exist: choose one of low, main"),
-        ("+hydra.launcher.sbatch={reservation: none}", "sbatch refused the job, nothing was submitted: Batch job submission failed: Requested reservation is invalid"),
-    ],
-)  # fmt: skip
-def test_options_that_the_cluster_cannot_run_raise_a_one_line_error(tmp_path: Path, option: str, message: str) -> None:
-    done = launch(*SLURM, option, *QUICK, f"hydra.sweep.dir={tmp_path}", check=False)
-    assert done.returncode != 0
-    assert (done.stdout, done.stderr) == ("", f"error: {message}\n")
-
-
-@pytest.mark.slow
 def test_a_stopped_run_saves_and_resumes_by_the_same_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +128,6 @@ def test_a_stopped_run_saves_and_resumes_by_the_same_command(
     assert [row["step"] for row in rows(point)] == list(range(1, 41)), "a step was logged twice or not at all"
 
 
-@pytest.mark.slow
 def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     shutil.copytree(PLUGINS / "faults", mine)
@@ -181,8 +146,55 @@ def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_p
     assert 'raise RuntimeError(f"a bug of rank' in log
 
 
-@pytest.mark.slow
 def test_the_stock_slurm_launcher_works(tmp_path: Path) -> None:
     stock = ("-m", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}", "hydra.launcher.timeout_min=5")
     launch(*stock, *QUICK, "seed=0,1")
     assert losses(tmp_path / "0") != losses(tmp_path / "1")
+
+
+HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, sbatch={"hold": True})
+
+
+@pytest.fixture
+def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
+    """Submits three points that stay in SLURM's queue."""
+    sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
+    start(sweep, HELD)
+    try:
+        yield tmp_path
+    finally:
+        output_of("scancel", *launch_json(tmp_path, "sweep")["jobs"])
+
+
+def test_queued_points_are_cancelled_and_resumed_individually(
+    submitted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = launch_json(submitted, "sweep")["jobs"][0]
+    assert {name: state for name, (state, _) in states(submitted).items()} == dict.fromkeys("012", "waiting")
+    assert states(submitted)["0"][1] == "JobHeldUser"
+    assert [run_named(submitted, name).job for name in "012"] == [f"{job}_{task}" for task in range(3)]
+
+    assert main(["cancel", str(submitted), "1"]) == 0
+    assert capsys.readouterr().out == f"cancelled point 1, job {job}_1, which was waiting\n"
+    assert [states(submitted)[name][0] for name in "012"] == ["waiting", "cancelled", "waiting"]
+
+    output_of("scancel", f"{job}_2")
+    (submitted / "2/.launch/result.json").write_text('{"state": "failed", "exit_code": 1, "error": "a bug"}')
+    assert main(["resume", str(submitted)]) == 0
+    printed = capsys.readouterr().out
+    assert f"{submitted}: 2 of 2 points submitted" in printed
+    for verb in ("status", "logs", "cancel"):
+        assert f"  {verb:7} clipx-sweep {verb} {submitted}\n" in printed
+    first, again = launch_json(submitted, "sweep")["jobs"]
+    assert [point["job"] for point in launch_json(submitted, "sweep")["points"]] == [first, again, again]
+    assert [states(submitted)[name][0] for name in "012"] == ["waiting"] * 3
+    assert {
+        (task["JobName"], task["NumCPUs"], task["ArrayTaskThrottle"], task["JobState"]) for task in slurm_tasks(again)
+    } == {("mine", "2", "2", "PENDING")}
+    assert len(launch_json(submitted, "sweep")["launches"]) == 1, "the same settings were stored twice"
+
+    assert main(["cancel", str(submitted)]) == 0
+    assert capsys.readouterr().out.count("cancelled point") == 3
+    assert {state for state, _ in states(submitted).values()} == {"cancelled"}
+    assert main(["cancel", str(submitted)]) == 0
+    assert capsys.readouterr().out == "nothing to cancel: 3 cancelled\n"
