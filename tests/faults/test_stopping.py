@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers import SCRIPTS
 from helpers.forks import Fork
 from helpers.processes import children_of, free_ports, is_running
-from helpers.runs import SMALL, VIT, start
+from helpers.runs import SMALL, VIT, start, tensors, torchrun, untimed_rows
 from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
@@ -149,24 +150,34 @@ def test_a_killed_rank_of_torchrun_is_named_by_the_other(tmp_path: Path) -> None
     command = [sys.executable, *TORCHRUN, "-m", "clipx.train", *last_of_each(options), "name=run"]
     with err.open("w") as file:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        torchrun = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=file)
+        launcher = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=file)
     try:
         wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 5, err.read_text)
         pid = next(
             child
-            for child in children_of(torchrun.pid)
+            for child in children_of(launcher.pid)
             if b"RANK=0" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         )
         os.kill(pid, signal.SIGKILL)
-        assert torchrun.wait(600) == Exit.FAILED
+        assert launcher.wait(600) == Exit.FAILED
     finally:
-        torchrun.kill()  # its ranks end by themselves
-        torchrun.wait()
+        launcher.kill()  # its ranks end by themselves
+        launcher.wait()
     lines = [line for line in err.read_text().splitlines() if line.startswith(("error", "stopped"))]
     said = rf"error \(rank 1\): rank 0 \(host {re.escape(socket.gethostname())}, pid {pid}\) sent no heartbeat for \d+ s, since step "
     assert len(lines) == 1
     assert re.match(said, lines[0])
     assert re.search(rf"exitcode *: {int(Exit.FAILED)} ", err.read_text())
+
+
+@pytest.mark.slow
+def test_ranks_end_when_their_torchrun_is_killed(tmp_path: Path) -> None:
+    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
+        two.wait_for_steps(2)
+        two.processes[0].kill()
+        wait_until(lambda: not any(is_running(two.pid(rank)) for rank in (0, 1)))
+        said = f"the launcher of this process, pid {two.processes[0].pid}, has ended: the process ends without saving"
+        assert f"error (rank 0): {said}" in two.stderr() or f"error (rank 1): {said}" in two.stderr()
 
 
 @pytest.mark.parametrize(
@@ -188,6 +199,21 @@ def test_a_failed_or_blocked_rank_is_named_by_the_others(tmp_path: Path, fault: 
         if fault == "fail":
             assert two.exit_code(1) == Exit.FAILED
             assert two.stderr(1) == "error (rank 1): the shard is gone: bring it back\n"
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    options = (*SMALL, *VIT, "duration=6st", "checkpoint.every=1st")
+    torchrun(1, "-m", "clipx.train", *options, f"run_dir={straight}")
+    script = (str(SCRIPTS / "killed_at_step.py"), "4", "0")
+    assert torchrun(1, *script, *options, f"run_dir={killed}", check=False).returncode != 0
+    assert not (killed / "checkpoints/step-00000006").exists()
+    torchrun(1, "-m", "clipx.train", *options, f"run_dir={killed}", "resume=auto")
+    expected, found = tensors(straight, 6), tensors(killed, 6)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert untimed_rows(killed) == untimed_rows(straight)
 
 
 def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:

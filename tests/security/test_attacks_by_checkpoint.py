@@ -18,7 +18,7 @@ from helpers.payloads import Flag
 from helpers.runs import VIT, compose, small
 
 from clipx.checkpoint.downloader import fetch
-from clipx.checkpoint.format import CheckpointDir, find_damage, sha256
+from clipx.checkpoint.format import find_damage, sha256
 from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
 from clipx.errors import CheckpointError, ConfigError
 from clipx.evaluate import evaluate
@@ -99,12 +99,15 @@ def test_the_payloads_execute_when_unpickled(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("name", [TENSORS, SHARD])
-def test_a_pickle_in_place_of_tensors_is_rejected(copies: Iterator[Path], flag: Flag, name: str) -> None:
+@pytest.mark.parametrize("enter", ENTRANCES)
+def test_a_pickle_in_place_of_tensors_is_rejected(
+    copies: Iterator[Path], flag: Flag, name: str, enter: Callable[[Path], None]
+) -> None:
     for (kind, content), malicious in zip(PICKLES.items(), copies, strict=False):
         (folder(malicious) / name).write_bytes(content(flag))
         sign(folder(malicious))
         with pytest.raises(CheckpointError, match=f"{name} is not a safetensors file"):
-            CheckpointDir(malicious / "checkpoints", print).load()
+            enter(malicious)
         assert flag.absent, kind
 
 
@@ -124,34 +127,20 @@ def test_files_of_other_formats_next_to_the_tensors_are_ignored(
 # ------------------------------------------------------------------------------------------ values and configuration
 
 
-def state_of(run_dir: Path) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((folder(run_dir) / STATE).read_text())
-    return state
-
-
-def write_state(run_dir: Path, content: str) -> None:
-    (folder(run_dir) / STATE).write_text(content)
-    sign(folder(run_dir))
-
-
-REDUCE = {"__reduce__": ["os.system", ["touch flag"]], "py/object/apply": "os.system", "_target_": "os.system"}
-
-
 def test_the_configuration_in_a_checkpoint_is_never_evaluated(
     malicious: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VICTIM", SECRET)
-    evil = {"_target_": "os.system", "command": f"touch {flag.path}", "name": "${oc.env:VICTIM}", **REDUCE}
-    state = state_of(malicious)
-    write_state(malicious, json.dumps({**state, "state": {**state["state"], "config": evil, "more": evil}}))
+    touch = {"__reduce__": ["os.system", [f"touch {flag.path}"]], "py/object/apply": "os.system"}
+    evil = {"_target_": "os.system", "command": f"touch {flag.path}", "name": "${oc.env:VICTIM}", **touch}
+    path = folder(malicious) / STATE
+    state = json.loads(path.read_text())
+    path.write_text(json.dumps({**state, "state": {**state["state"], "config": evil, "more": evil}}))
+    sign(folder(malicious))
     resumed(malicious)
     evaluated(malicious)
     assert flag.absent
-    assert not files_containing(malicious, SECRET)
-
-
-def files_containing(place: Path, text: str) -> list[Path]:
-    return [p for p in place.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
+    assert not [p for p in malicious.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()]
 
 
 def config_with(run_dir: Path, **changes: Any) -> str:
@@ -179,14 +168,7 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         "found an alias",
     ),
     "nesting": (lambda run_dir, flag: "[" * 20_000, "cannot be read as a saved configuration: maximum recursion"),
-    "no text": (lambda run_dir, flag: "\x00\x01", "cannot be read as a saved configuration"),
     "a repeated kind": (lambda run_dir, flag: "data: {kind: shapes, kind: os.system}\n", "found a repeated key"),
-    "another folder": (
-        lambda run_dir, flag: config_with(
-            run_dir, data={"kind": "shapes", "name": "../../x", "samples": 256, "batch_size": 32}
-        ),
-        "data.name=../../x is a path, and a name is one part of a path",
-    ),
 }
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
-import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,23 +100,16 @@ def test_member_names_are_never_used_as_paths(flag: Flag, tmp_path: Path) -> Non
     assert left == {"evil.tar"}
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.FIFOTYPE])
 def test_links_and_devices_in_a_tar_are_ignored(flag: Flag, tmp_path: Path, kind: bytes) -> None:
     (tmp_path / "secret.txt").write_text("of another")
     evil = [member("0.jpg", jpeg()), member("0.txt", kind=kind, link=f"{tmp_path}/secret.txt")]
     assert faults(shards(write_tar(tmp_path / "evil.tar", [*evil, *sample("1")]))) == ["caption is missing or empty"]
 
 
-def _zstd(content: bytes) -> bytes:
-    return pa.compress(content, codec="zstd", asbytes=True)
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, _zstd])
-def test_a_compressed_tar_is_rejected_without_unpacking(
-    flag: Flag, tmp_path: Path, pack: Callable[[bytes], bytes]
-) -> None:
+def test_a_compressed_tar_is_rejected_without_unpacking(flag: Flag, tmp_path: Path) -> None:
     plain = write_tar(tmp_path / "plain.tar", sample("0"))
-    (tmp_path / "evil.tar").write_bytes(pack(plain.read_bytes()))
+    (tmp_path / "evil.tar").write_bytes(gzip.compress(plain.read_bytes()))
     with pytest.raises(DataError, match="cannot be read as an uncompressed tar"):
         shards(tmp_path / "evil.tar")
 
@@ -158,69 +150,32 @@ def test_decompression_bombs_are_rejected_with_the_reason(bombs: dict[str, dict[
 # ----------------------------------------------------------------------------------------------- paths in tables
 
 
-@pytest.fixture
-def web_server() -> Iterator[tuple[str, list[str]]]:
-    """Yields the URL of a web server, and the list of its requests."""
-    requests: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            requests.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", requests
-    server.shutdown()
-    server.server_close()
-
-
 def malicious_paths(tmp_path: Path, url: str) -> list[str]:
     os.mkfifo(tmp_path / "pipe.jpg")
     return [
-        *(
-            "../../../../../../etc/passwd",
-            "/etc/passwd",
-            "file:///etc/passwd",
-            "/dev/zero",
-            "/dev/stdin",
-            "pipe.jpg",
-            ".",
-        ),
+        *("../../../../../../etc/passwd", "/etc/passwd", "file:///etc/passwd"),
+        *("/dev/zero", "/dev/stdin", "pipe.jpg", "."),
         *("pipe:touch flag", "$(touch flag)", "`touch flag`", "|touch flag", "x.jpg;touch flag", "-flag"),
         *(f"{url}/x.jpg", f"simplecache::{url}/x.jpg", "s3://bucket/x.jpg", "~/x.jpg", "x" * 5000),
     ]
 
 
-def table(tmp_path: Path, kind: str, paths: list[str]) -> Path:
-    path = tmp_path / f"table.{kind}"
-    if kind == "parquet":
-        pq.write_table(pa.table({"filepath": paths, "caption": ["a caption"] * len(paths)}), path)
-    else:
-        path.write_text("filepath\tcaption\n" + "".join(f"{name}\ta caption\n" for name in paths))
-    return path
-
-
-@pytest.mark.parametrize("kind", ["tsv", "parquet"])
-def test_paths_in_a_table_are_opened_only_as_regular_files(
-    flag: Flag, tmp_path: Path, web_server: tuple[str, list[str]], kind: str
-) -> None:
-    url, requests = web_server
+def test_paths_in_a_table_are_opened_only_as_regular_files(flag: Flag, tmp_path: Path) -> None:
     (tmp_path / "good.jpg").write_bytes(jpeg())
-    paths = malicious_paths(tmp_path, url)
-    path = table(tmp_path, kind, ["good.jpg", *paths])
-    source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
-    assert faults(source).count("image is not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe must be rejected"
-    prepare(PrepareSpec(source=str(path), out="shards", processes=1))
-    dropped = [json.loads(line)["sample"] for line in (tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        paths = malicious_paths(tmp_path, f"http://127.0.0.1:{server.getsockname()[1]}")
+        path = tmp_path / "table.tsv"
+        path.write_text("filepath\tcaption\n" + "".join(f"{name}\ta caption\n" for name in ["good.jpg", *paths]))
+        source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
+        assert faults(source).count("image is not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe"
+        prepare(PrepareSpec(source=str(path), out="shards", processes=1))
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):  # no request has come
+            server.accept()
+    dropped = (tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()
     assert len(dropped) == len(paths)
     (packed,) = (tmp_path / "shards").glob("*.tar")
     assert b"root:" not in packed.read_bytes()
-    assert requests == []
     assert flag.absent
 
 

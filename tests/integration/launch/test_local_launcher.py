@@ -9,6 +9,9 @@ import pytest
 from helpers import PLUGINS
 from helpers.runs import SMALL, VIT, start
 from helpers.slurm_jobs import LOCAL, QUICK, held, launch, launch_json, logs, losses, release, rows, wait_for_steps
+from helpers.sweeps import idle_process, make_sweep, refused, set_launcher, write_lock
+
+from clipx_launch.__main__ import main
 
 PLUGIN = PLUGINS / "faults"
 LONG = (*LOCAL, *SMALL, *VIT, "duration=20st", "checkpoint.every=end")
@@ -61,3 +64,29 @@ def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path)
 def test_the_stock_local_launcher_works(tmp_path: Path) -> None:
     launch("-m", "hydra/launcher=submitit_local", *QUICK, f"hydra.sweep.dir={tmp_path}", "seed=0")
     assert len(losses(tmp_path / "0")) == 4
+
+
+def test_cancelling_a_point_sends_sigterm_only_to_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"])
+    with idle_process() as (launcher, keeper), idle_process() as (one, first), idle_process() as (other, second):
+        set_launcher(tmp_path, keeper)
+        write_lock(sweep.planned[0].point.folder, first)
+        write_lock(sweep.planned[1].point.folder, second)
+        assert main(["cancel", str(tmp_path), "1"]) == 0
+        assert capsys.readouterr().out == f"cancelled point 1: SIGTERM to {second}\n"
+        assert other.wait(600) == -signal.SIGTERM
+        assert (one.poll(), launcher.poll()) == (None, None)
+
+        alone = "point 2 has not started and cannot be cancelled alone: cancel the whole sweep"
+        assert alone in refused(capsys, "cancel", tmp_path, "2", code=1)
+        assert main(["cancel", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == f"cancelled 2 waiting, 1 starting: SIGTERM to their launcher, {keeper}\n"
+        assert launcher.wait(600) == -signal.SIGTERM
+        assert one.poll() is None, "only its launcher, which does not exist here, would signal it"
+        assert main(["cancel", str(tmp_path)]) == 0, "a point without its launcher was not signalled"
+        assert one.wait(600) == -signal.SIGTERM
+    capsys.readouterr()
+    assert main(["cancel", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "nothing to cancel: 3 lost\n"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,53 +24,22 @@ from clipx.run.process import process_stat
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
-# For each folder and time on stdin: tries to take the lock at that time, prints the result, and waits.
-COMPETITOR = """
-import sys, time
-from pathlib import Path
-from clipx.distributed import Comm
-from clipx.errors import ClipxError
-from clipx.run.lock import RunLock
+CONTEXT = multiprocessing.get_context("fork")
+BOTH = CONTEXT.Barrier(2)
 
-print("ready", flush=True)
-for line in sys.stdin:
-    folder, start = line.rsplit(maxsplit=1)
-    lock = RunLock(Path(folder), Comm(0, 1, 0, None), lambda kind, **facts: (Path(folder) / "events").open("a").write(kind + "\\n"))
-    while time.time() < float(start):
-        pass
+
+def compete(folder: Path) -> tuple[int, str]:
+    """Tries to take the lock at the same time as the other process. Returns the pid and the result."""
+    lock = RunLock(folder, COMM, lambda kind, **facts: (folder / "events").write_text(kind))
+    BOTH.wait(600)
     try:
         lock.acquire()
-        print("mine", flush=True)
-    except ClipxError as error:
-        print(error.exit_code, error, flush=True)
-    sys.stdin.readline()
+        answer = "mine"
+    except Locked as error:
+        answer = f"{error.exit_code} {error}"
+    BOTH.wait(600)
     lock.release()
-    print("done", flush=True)
-"""
-
-
-@pytest.fixture
-def competitors() -> Iterator[list[subprocess.Popen[str]]]:
-    command = [sys.executable, "-c", COMPETITOR]
-    two = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        assert [read_line(one) for one in two] == ["ready", "ready"]
-        yield two
-    finally:
-        for one in two:
-            one.kill()
-            one.communicate()
-
-
-def send(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-
-
-def read_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+    return os.getpid(), answer
 
 
 def no_event(kind: str, **facts: Any) -> None:
@@ -109,31 +77,24 @@ ELSEWHERE = replace(Holder.current(), id="old", host="n7", pid=12, machine="anot
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["no lock", "a stale lock"])
-def test_exactly_one_of_two_simultaneous_jobs_gets_the_directory(
-    tmp_path: Path, competitors: list[subprocess.Popen[str]], stale: bool
-) -> None:
+def test_exactly_one_of_two_simultaneous_jobs_gets_the_directory(tmp_path: Path, stale: bool) -> None:
     winners: set[int] = set()
     n = 0
-    while n < 20 or (len(winners) < 2 and n < 1000):  # which one wins depends on the machine's load
-        n += 1
-        folder = tmp_path / str(n)
-        if stale:
-            write_lock(folder, dead_holder())
-        start = time.time() + 0.02
-        for one in competitors if n % 2 else reversed(competitors):  # the first may have the only free core
-            send(one, f"{folder} {start}")
-        answers = [read_line(one) for one in competitors]
-        assert answers.count("mine") == 1, answers
-        winner = answers.index("mine")
-        winners.add(winner)
-        holder, loser = competitors[winner].pid, answers[1 - winner]
-        assert loser.startswith(f"{int(Exit.IN_USE)} {folder} is in use by pid {holder} on ")
-        assert not stale or (folder / "events").read_text() == "lock_taken_over\n"
-        for one in competitors:
-            send(one, "go on")
-            assert read_line(one) == "done"
-        assert [path.name for path in folder.iterdir()] == (["events"] if stale else [])
-    assert winners == {0, 1}, "the two jobs did not compete"
+    with CONTEXT.Pool(2) as two:
+        while n < 20 or (len(winners) < 2 and n < 1000):  # which one wins depends on the machine's load
+            n += 1
+            folder = tmp_path / str(n)
+            if stale:
+                write_lock(folder, dead_holder())
+            (winner, mine), (_, refused) = sorted(
+                two.map(compete, [folder] * 2, chunksize=1), key=lambda x: x[1] != "mine"
+            )
+            winners.add(winner)
+            assert mine == "mine"
+            assert refused.startswith(f"{int(Exit.IN_USE)} {folder} is in use by pid {winner} on ")
+            assert not stale or (folder / "events").read_text() == "lock_taken_over"
+            assert [path.name for path in folder.iterdir()] == (["events"] if stale else [])
+    assert len(winners) == 2, "the two jobs did not compete"
 
 
 HOLDERS = {

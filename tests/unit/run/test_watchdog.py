@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from clipx.errors import Exit
+from clipx.run.watchdog import LAUNCHER_PID, find_launcher
 
 SCRIPT = """
-import ctypes, sys, time
+import sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from clipx.run import process, watchdog as module
@@ -19,8 +22,7 @@ from clipx.run.watchdog import Watchdog
 timeout_s, fault = float(sys.argv[3]), sys.argv[2]
 now = 0.0  # the watchdog's clock, so that its thread may come late
 module.time = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
-module.WRITE_S = 1.0 if fault == "lock" else 600.0  # time of the timer in C after the thread's
-process.WRITE_S = 1.0 if fault == "event" else 600.0
+module.WRITE_S = process.WRITE_S = 600.0
 
 def waits_for_a_file():
     global now
@@ -29,15 +31,7 @@ def waits_for_a_file():
 
 def event(kind, **facts):
     print(kind, facts["rank"], facts["step"], facts["stacks"], flush=True)
-    if fault == "event":
-        time.sleep(600)
 
-def holds_the_interpreter_lock():
-    with Watchdog(timeout_s, Path(sys.argv[1]), 3, event):
-        ctypes.PyDLL(None).sleep(600)  # at once: the thread has not had a turn
-
-if fault == "lock":
-    holds_the_interpreter_lock()
 with Watchdog(timeout_s, Path(sys.argv[1]), 3, event) as watchdog:
     for step in range(1, 6):
         time.sleep(0.5)  # two turns of the thread
@@ -74,3 +68,12 @@ def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None
     assert re.search(f"^error: {line}", done.stderr)
     assert re.search(line, stacks)
     assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
+
+
+@pytest.mark.parametrize("variables", [{}, {LAUNCHER_PID: "1234567"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_a_process_started_by_hand_has_no_launcher(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name in (LAUNCHER_PID, "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert find_launcher() is None
