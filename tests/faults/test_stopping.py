@@ -144,30 +144,17 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
 
 
 def test_a_killed_rank_of_torchrun_is_named_by_the_other(tmp_path: Path) -> None:
-    """Kills rank 0 of a run. torchrun sends SIGTERM to rank 1, which waits for the heartbeat of rank 0 at that time."""
-    metrics, err = tmp_path / "run/metrics.jsonl", tmp_path / "err"
-    options = (*SMALL, *VIT, "distributed=cpu", "checkpoint=none", "duration=100000st", f"run_dir={tmp_path}/run")
-    command = [sys.executable, *TORCHRUN, "-m", "clipx.train", *last_of_each(options), "name=run"]
-    with err.open("w") as file:
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        launcher = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=file)
-    try:
-        wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 5, err.read_text)
-        pid = next(
-            child
-            for child in children_of(launcher.pid)
-            if b"RANK=0" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        )
+    """torchrun sends SIGTERM to rank 1, which waits for the heartbeat of rank 0 at that time."""
+    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
+        two.wait_for_steps(2)
+        pid = two.pid(0)
         os.kill(pid, signal.SIGKILL)
-        assert launcher.wait(600) == Exit.FAILED
-    finally:
-        launcher.kill()  # its ranks end by themselves
-        launcher.wait()
-    lines = [line for line in err.read_text().splitlines() if line.startswith(("error", "stopped"))]
-    said = rf"error \(rank 1\): rank 0 \(host {re.escape(socket.gethostname())}, pid {pid}\) sent no heartbeat for \d+ s, since step "
-    assert len(lines) == 1
-    assert re.match(said, lines[0])
-    assert re.search(rf"exitcode *: {int(Exit.FAILED)} ", err.read_text())
+        assert two.exit_code() == Exit.FAILED
+        (line,) = [line for line in two.stderr().splitlines() if line.startswith(("error", "stopped"))]
+        assert re.match(
+            rf"error \(rank 1\): rank 0 \(host .*, pid {pid}\) sent no heartbeat for \d+ s, since step ", line
+        )
+        assert re.search(rf"exitcode *: {int(Exit.FAILED)} ", two.stderr())
 
 
 @pytest.mark.slow
@@ -176,8 +163,8 @@ def test_ranks_end_when_their_torchrun_is_killed(tmp_path: Path) -> None:
         two.wait_for_steps(2)
         two.processes[0].kill()
         wait_until(lambda: not any(is_running(two.pid(rank)) for rank in (0, 1)))
-        said = f"the launcher of this process, pid {two.processes[0].pid}, has ended: the process ends without saving"
-        assert f"error (rank 0): {said}" in two.stderr() or f"error (rank 1): {said}" in two.stderr()
+        said = f"error: the launcher of this process, pid {two.processes[0].pid}, has ended: the process ends without"
+        assert said in two.stderr()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Exported models load in unmodified open_clip, transformers and clip_benchmark with equal outputs."""
+"""Exported models load in unmodified open_clip and transformers with equal outputs, adapters merged."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from clipx.model.tower_spec import Interpolation
 from clipx.trainer.saved_run import load_run
 from clipx.trainer.trainer import Trainer
 from clipx.weights.export import atomic_output
+from clipx.weights.load import load_model, load_weights
 
 CPU = torch.device("cpu")
 TEXTS = [
@@ -37,9 +38,9 @@ PIXELS = ("model.image.mean=[0.5,0.45,0.4]", "model.image.std=[0.25,0.26,0.3]")
 OPTIONS = {
     "vit": (
         *VIT,
+        *PIXELS,
         "model.image.size=32",
         "model.quick_gelu=true",
-        *PIXELS,
         "optimizer.ema_decay=0.5",
         "checkpoint.every=2st",
     ),
@@ -159,4 +160,44 @@ def test_a_failed_export_leaves_no_incomplete_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-# --------------------------------------------------------------------------------------------- clip_benchmark
+# ----------------------------------------------------------------------------------------------------- adapters
+
+DORA = tuple(f"model.{side}.lora.{word}" for side in ("image", "text") for word in ("rank=4", "alpha=16", "dora=true"))
+
+
+@pytest.fixture(scope="module")
+def adapted(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CLIP]:
+    """A run that trains adapters of the run `vit`, and its model with adapters."""
+    words = (*DORA, *OPTIONS["vit"], f"model.weights={runs['vit']}", "optimizer.lr=0.01")
+    trainer = Trainer(small(tmp_path_factory.mktemp("adapted") / "run", *words))
+    trainer.fit()
+    assert trainer.learner.average is not None
+    return trainer.rundir.path, trainer.learner.average.model.eval()
+
+
+@torch.inference_mode()
+def test_a_run_is_read_with_its_adapters_merged(runs: dict[str, Path], adapted: tuple[Path, CLIP]) -> None:
+    run_dir, ours = adapted
+    weights, spec, model = load_model(str(run_dir), "run", CPU, torch.float32)
+    assert not spec.has_adapters and weights.model.keys() == load_weights(str(runs["vit"])).model.keys()
+    _, _, start = load_model(str(runs["vit"]), "run", CPU, torch.float32)
+    inputs = pixels(jpeg(1, 61, 47), 32), tokens(run_dir)
+    for found, wanted, first in zip(model(*inputs), ours(*inputs), start(*inputs), strict=True):
+        assert (found - wanted).norm() <= 1e-6 * wanted.norm()
+        assert (found - first).norm() > 0.05 * wanted.norm()
+
+
+@torch.inference_mode()
+def test_open_clip_and_transformers_load_merged_weights(adapted: tuple[Path, CLIP], tmp_path: Path) -> None:
+    run_dir, ours = adapted
+    tokens_BL, image = tokens(run_dir), jpeg(1, 61, 47)
+    own_BD = ours.encode_text(tokens_BL)
+    out = exported(run_dir, tmp_path / "open_clip", "format=open_clip")
+    theirs, _, transform = open_clip.create_model_and_transforms(f"local-dir:{out}")
+    torch.testing.assert_close(theirs.eval().encode_text(tokens_BL, normalize=True), own_BD, atol=1e-5, rtol=0)
+    found_BD = theirs.encode_image(transform(Image.open(io.BytesIO(image)))[None], normalize=True)
+    torch.testing.assert_close(found_BD, ours.encode_image(pixels(image, 32)), atol=1e-5, rtol=0)
+    hugging = CLIPModel.from_pretrained(exported(run_dir, tmp_path / "hf", "format=hf")).eval()
+    features = hugging.get_text_features(tokens_BL)
+    features = features if isinstance(features, torch.Tensor) else features.pooler_output
+    torch.testing.assert_close(torch.nn.functional.normalize(features, dim=1), own_BD, atol=1e-5, rtol=0)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.inputs import Inputs
 from helpers.runs import SMALL, compose, rows
-from helpers.samples import jpeg, write_tar
 
 from clipx.embed import embed
 from clipx.errors import CheckpointError
@@ -26,29 +25,15 @@ OPTIONS = (
 )
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """80 images of many aspect ratios, each with a caption of its own."""
-    drawn = random.Random(0)
-    members = []
-    for i in range(80):
-        image = jpeg(i, drawn.randint(20, 90), drawn.randint(20, 90))
-        caption = f"picture {drawn.choice(['red', 'old', 'small'])} {i % 10} of {i // 10}"
-        members += [(f"{i:05d}.jpg", image), (f"{i:05d}.txt", caption.encode())]
-    path = tmp_path_factory.mktemp("shards") / "00000.tar"
-    write_tar(path, members)
-    return str(path)
-
-
-def spec(shards: str, run_dir: Path, *overrides: str) -> RunSpec:
-    words = (f"data.shards={shards}", f"model.image.options={{{TOWER}}}")
+def spec(inputs: Inputs, run_dir: Path, *overrides: str) -> RunSpec:
+    words = (f"data.shards={inputs['aspects']}", f"model.image.options={{{TOWER}}}")
     return compose(*OPTIONS, *words, f"run_dir={run_dir}", f"name={run_dir.name}", *overrides)
 
 
 @pytest.fixture(scope="module")
-def trained(shards: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "alone"
-    Trainer(spec(shards, run_dir)).fit()
+    Trainer(spec(inputs, run_dir)).fit()
     return run_dir
 
 
@@ -63,8 +48,8 @@ def test_the_commands_evaluate_and_embed_a_run(trained: Path, tmp_path: Path) ->
             export(compose(f"run={trained}", f"format={format}", f"out={tmp_path}/{format}", config_name="export"))
 
 
-def test_weights_start_a_run_with_more_patches(trained: Path, shards: str, tmp_path: Path) -> None:
-    more = Trainer(spec(shards, tmp_path / "more", f"model.weights={trained}", "model.image.max_tokens=30"))
+def test_weights_start_a_run_with_more_patches(trained: Path, inputs: Inputs, tmp_path: Path) -> None:
+    more = Trainer(spec(inputs, tmp_path / "more", f"model.weights={trained}", "model.image.max_tokens=30"))
     weights = load_weights(str(trained))
     for key, value in more.learner.model.state_dict().items():
         torch.testing.assert_close(value, weights.model[key].float(), rtol=0, atol=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +11,10 @@ import open_clip
 import pytest
 import torch
 from helpers.cases import slow_except
-from helpers.runs import VIT, compose, events, run, small
+from helpers.runs import VIT, compose, small
 from open_clip.loss import SigLipLoss
 from torch import Tensor, nn
 
-from clipx.checkpoint.format import CheckpointDir
 from clipx.data.batch import Batch
 from clipx.export import export
 from clipx.trainer.trainer import Trainer
@@ -169,28 +167,3 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
         trainer.step(batch(trainer))
     assert_same(trainer, theirs.model)
     trainer.close()
-
-
-def test_a_round_trip_by_the_commands_of_both_trainers(runs: dict[str, Exported], tmp_path: Path) -> None:
-    """clipx trains two epochs, open_clip's trainer the third, clipx the fourth."""
-    data = ("--dataset-type", "synthetic", "--train-num-samples", "64", "--batch-size", "32", "--workers", "0")
-    rates = ("--epochs", "3", "--warmup", "1", "--lr", "1e-4", "--beta1", "0.9", "--beta2", "0.98", "--eps", "1e-6")
-    where = ("--logs", str(tmp_path), "--name", "theirs", "--save-frequency", "1")
-    start = ("--model", f"local-dir:{runs['vit'].folder}", "--resume", str(runs["vit"].checkpoint), "--device", "cpu")
-    train = (sys.executable, "-m", "open_clip_train.main", *start)
-    done = run(*train, *data, *rates, *where, "--precision", "fp32")
-    assert "(epoch 2)" in done.stdout + done.stderr
-    saved = tmp_path / "theirs" / "checkpoints" / "epoch_3.pt"
-    clipx = (sys.executable, "-m", "clipx.train", "data.held_out_samples=48", "data.batch_size=32", "data.workers=0")
-    quiet = ("schedule.warmup=2st", "log_every=1st", "logger=[]", "evaluator=[]", "report=false")
-    options = (*quiet, *OPTIONS["vit"], "duration=4ep")
-    told = run(*clipx, *options, f"run_dir={tmp_path}/run", f"resume={saved}").stdout
-    assert "after 3 epochs and 6 steps: 192 samples and 6 steps in this run" in told
-    found = CheckpointDir(tmp_path / "run" / "checkpoints", print).load()
-    assert found is not None
-    assert (found.step, found.state["samples_seen"]) == (8, 256)
-    assert {t.item() for name, t in found.tensors.items() if name.endswith("/step")} == {8}
-    again = run(*clipx, *options, f"run_dir={tmp_path}/run", f"resume={saved}", check=False).stderr
-    assert "already holds a run: continue it with resume=auto" in again
-    run(*clipx, *options, f"run_dir={tmp_path}/run", "resume=auto")
-    assert [event["step"] for event in events(tmp_path / "run") if event["event"] == "start"] == [6, 8]

@@ -79,12 +79,6 @@ ROWS = {
         FSDP,
         base=SHAPES,
     ),
-    "classification": Row(
-        "a head learns labels beside a locked text tower",
-        "objective=classification model.weights=$run model.text.lock=all objective.label_smoothing=0.1",
-        FSDP,
-        slow=True,
-    ),
     "distillation": Row(
         "a live teacher embeds the batch in micro-batches of its own",
         "objective=distillation teacher.weights=$run",
@@ -116,11 +110,6 @@ ROWS = {
         FSDP,
         slow=True,
     ),
-    "locked": Row(
-        "some layers do not learn, the others by rates of their own",
-        "model.weights=$run model.image.lock=2 model.text.lock=all optimizer.layer_decay=0.5",
-        slow=True,
-    ),
     "lit": Row(
         "a locked trunk of timm has new blocks above it",
         "model.image.timm=vit_tiny_patch16_224 model.image.options={depth:2,embed_dim:48,num_heads:4} "
@@ -149,12 +138,6 @@ ROWS = {
         f"{HF} model.text.source=$xlm_roberta "
         "model.text.options={hidden_dropout_prob:0.0,attention_probs_dropout_prob:0.0}",
         f"{FSDP} model.text.checkpointing=1",
-        base=f"{IMAGE} {SHAPES}",
-        slow=True,
-    ),
-    "qwen3": Row(
-        "a decoder is the text tower",
-        f"{HF} model.text.source=$qwen3 model.text.pool=end",
         base=f"{IMAGE} {SHAPES}",
         slow=True,
     ),

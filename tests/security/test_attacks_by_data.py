@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -25,8 +23,6 @@ from helpers import SCRIPTS
 from helpers.payloads import Flag, jpeg, member, sample, write_tar
 from helpers.runs import run
 
-from clipx.checkpoint.resume import Resume
-from clipx.checkpoint.spec import CheckpointSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.index import IndexSpec, index
 from clipx.data.prepare.prepare import prepare
@@ -34,7 +30,7 @@ from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ClipxError, ConfigError, DataError
+from clipx.errors import ClipxError, DataError
 
 
 @pytest.fixture
@@ -231,19 +227,6 @@ def test_no_path_is_passed_to_a_shell(flag: Flag, tmp_path: Path, key: str) -> N
         assert len(str(raised.value).splitlines()) <= 1 + place.count("\n"), place
         assert "root:" not in str(raised.value)
         assert flag.absent, place
-
-
-def test_chained_storages_are_rejected(flag: Flag) -> None:
-    for place in ("simplecache::file:///tmp/x.tar", "reference::file:///x.json", "ZIP://x.zip"):
-        message = f"{re.escape(place)} reads a storage through another one: give the URL of the storage itself"
-        takes: list[Callable[[], object]] = [
-            functools.partial(ENTRANCES["a list"], place),  # the other options join several shards by ::
-            functools.partial(Resume.parse, place),
-            functools.partial(CheckpointSpec, remote=place),
-        ]
-        for take in takes:
-            with pytest.raises(ConfigError, match=message):
-                take()
 
 
 def test_the_shell_payloads_execute_in_a_shell(flag: Flag) -> None:

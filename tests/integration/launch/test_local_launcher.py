@@ -60,12 +60,6 @@ def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path)
     assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 21)), "a step was logged twice or not at all"
 
 
-@pytest.mark.slow
-def test_the_stock_local_launcher_works(tmp_path: Path) -> None:
-    launch("-m", "hydra/launcher=submitit_local", *QUICK, f"hydra.sweep.dir={tmp_path}", "seed=0")
-    assert len(losses(tmp_path / "0")) == 4
-
-
 def test_cancelling_a_point_sends_sigterm_only_to_its_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,18 +17,9 @@ from helpers.waiting import wait_until
 from clipx.errors import Exit
 from clipx.run.signals import StopSignals
 
-SCRIPT = """
-import os, signal, sys, threading, time
+FORK = """
+import os, signal, time
 from clipx.run import signals
-
-def work():
-    try:
-        print("ready", flush=True)
-        time.sleep(600)
-    except Exception:
-        print("swallowed")
-    finally:
-        print("unwound", flush=True)
 
 def fork():
     reader, writer = os.pipe()
@@ -42,8 +33,8 @@ def fork():
     print("child", os.waitpid(pid, 0)[1], flush=True)
     time.sleep(0.5)
 
-signals._UNWIND_S = 600 if sys.argv[1] == "work" else 0.2
-signals.StartSignals().run({"work": work, "fork": fork}[sys.argv[1]])
+signals._UNWIND_S = 0.2
+signals.StartSignals().run(fork)
 """
 
 
@@ -58,18 +49,8 @@ def process(*command: str, **env: str) -> Iterator[subprocess.Popen[str]]:
             started.kill()
 
 
-def test_a_signal_unwinds_the_process_and_ends_it_with_the_requeue_code() -> None:
-    with process("-c", SCRIPT, "work") as started:
-        assert started.stdout is not None
-        assert started.stdout.readline() == "ready\n"
-        started.send_signal(signal.SIGUSR1)
-        out, err = started.communicate(timeout=6000)
-    assert (started.returncode, out) == (Exit.REQUEUE, "unwound\n")
-    assert err == "stopped: SIGUSR1 before training began: nothing to save, start it again\n"
-
-
 def test_a_forked_process_is_ended_by_its_signal_and_the_process_is_not() -> None:
-    with process("-c", SCRIPT, "fork") as started:
+    with process("-c", FORK) as started:
         out, err = started.communicate(timeout=6000)
     assert (out, err, started.returncode) == ("child 15\n", "", 0)
 
