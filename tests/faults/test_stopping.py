@@ -91,20 +91,6 @@ def job(folder: Path, fault: str, ranks: int, *options: str, launcher: Sequence[
 # ------------------------------------------------------------------------------------------------------ signals
 
 
-def test_a_signal_stops_a_process_after_its_step_with_the_requeue_code(tmp_path: Path) -> None:
-    with job(tmp_path, "none", 1) as one:
-        one.wait_for_steps(1)
-        one.processes[0].send_signal(signal.SIGUSR1)
-        assert one.exit_code() == Exit.REQUEUE == 75
-        saved = (one.folder / "saved.0").read_text()
-        assert saved == (one.folder / "step.0").read_text()
-        assert one.stderr() == (
-            "SIGUSR1: stopping after this step; another SIGINT aborts\n"
-            f"stopped: SIGUSR1 at step {saved}; saved: go on with resume=auto\n"
-        )
-        assert not (one.folder / "run.lock").exists()
-
-
 def test_a_signal_to_one_rank_stops_all_and_calls_the_previous_handler_on_rank_0(tmp_path: Path) -> None:
     """Signals as SLURM and submitit send them: SIGUSR2 reaches rank 1 only, after SIGTERM."""
     with job(tmp_path, "requeue", 2) as two:
@@ -215,3 +201,24 @@ def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:
         trainer.kill()
         trainer.wait()
     wait_until(lambda: not any(is_running(pid) for pid in pids))
+
+
+def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tmp_path: Path) -> None:
+    options = (*SMALL, *VIT, "data.samples=512", "data.workers=2", "duration=10000st", "checkpoint=none")
+    run = start(tmp_path / "out", "-m", "clipx.train", *options, f"run_dir={tmp_path}/run")
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"  # exists before the workers do; a logged step has read from them
+
+        def is_training() -> bool:
+            assert run.poll() is None, run.err.read_text()
+            return metrics.is_file() and metrics.stat().st_size > 0
+
+        wait_until(is_training)
+        worker, _ = children_of(run.pid)
+        os.kill(worker, signal.SIGKILL)
+        assert run.wait(600) == 1
+    finally:
+        run.kill()
+        run.wait()
+    (line,) = [line for line in run.err.read_text().splitlines() if line.startswith("error")]
+    assert line.startswith(f"error: a loader process of this rank died (pid {worker}, by SIGKILL)")

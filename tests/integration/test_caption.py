@@ -8,7 +8,7 @@ import json
 import random
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,60 +49,48 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass
-class Done:
-    """Exit code of a command, and the text that it printed."""
-
-    returncode: int | str | None
-    stdout: str
-    stderr: str
-
-
-def caption(run_dir: Path, images: object, *overrides: str) -> Done:
-    """Runs the command in this process."""
-    length = () if any(word.startswith("max_length=") for word in overrides) else ("max_length=6",)
-    words = [f"run={run_dir}", f"images={images}", *length, *overrides]
-    out, err, code = io.StringIO(), io.StringIO(), None
+def caption(run_dir: Path, images: object, *overrides: str) -> tuple[str, str]:
+    """Runs the command in this process. Returns what it printed to stdout and to stderr."""
+    words = ["clipx-caption", f"run={run_dir}", f"images={images}", "max_length=6", *overrides]
+    out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr("sys.argv", ["clipx-caption", *words])
-        try:
+        patch.setattr("sys.argv", words)
+        with contextlib.suppress(SystemExit):
             clipx.caption.main()
-        except SystemExit as end:
-            code = end.code
-    return Done(code or 0, out.getvalue(), err.getvalue())
+    return out.getvalue(), err.getvalue()
 
 
 def rows(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def names(done: Done) -> list[str]:
-    return [Path(row["image"]).name for row in rows(done.stdout)]
+def names(printed: str) -> list[str]:
+    return [Path(row["image"]).name for row in rows(printed)]
 
 
 def test_captions_of_a_folder_are_one_line_each_and_bad_images_are_named(
     tmp_path: Path, trained: Path, pictures: Path
 ) -> None:
     out = tmp_path / "new" / "captions.jsonl"
-    done = caption(trained, pictures, f"out={out}", "max_bad_share=0.2")
-    assert names(done) == ["a.png", "b.jpg", "c.webp", "d.jpeg", "e.JPG", "f.png"]
-    assert all(row.keys() == {"image", "caption", "log_p"} and row["log_p"] < 0 for row in rows(done.stdout))
-    assert out.read_text() == done.stdout
-    assert re.search(rf"bad: {pictures}/bad.jpg: image ", done.stderr)
-    assert f"6 of 7 images captioned, written to {out}" in done.stderr
-    assert names(caption(trained, f"'{pictures}/*.png'")) == ["a.png"], "a pattern"
-    assert names(caption(trained, pictures / "b.jpg")) == ["b.jpg"], "a file"
+    printed, said = caption(trained, pictures, f"out={out}", "max_bad_share=0.2")
+    assert names(printed) == ["a.png", "b.jpg", "c.webp", "d.jpeg", "e.JPG", "f.png"]
+    assert all(row.keys() == {"image", "caption", "log_p"} and row["log_p"] < 0 for row in rows(printed))
+    assert out.read_text() == printed
+    assert re.search(rf"bad: {pictures}/bad.jpg: image ", said)
+    assert f"6 of 7 images captioned, written to {out}" in said
+    assert names(caption(trained, f"'{pictures}/*.png'")[0]) == ["a.png"], "a pattern"
+    assert names(caption(trained, pictures / "b.jpg")[0]) == ["b.jpg"], "a file"
 
 
 def test_captions_do_not_depend_on_batch_size_or_ranks(two_ranks: Ranks, trained: Path, pictures: Path) -> None:
     for method in (("method=sample", "seed=3", "top_p=0.9"), ("beams=2",)):
         options = (*method, "max_bad_share=1", "precision=fp64")
-        whole = caption(trained, pictures, *options).stdout
+        whole, _ = caption(trained, pictures, *options)
         assert len(rows(whole)) == 6
         small_batches = (trained, pictures, *options, "batch_size=2")
-        assert caption(*small_batches).stdout == whole, method
+        assert caption(*small_batches)[0] == whole, method
         first, second = two_ranks.call(caption, *small_batches)
-        assert (first.stdout, second.stdout) == (whole, ""), method
+        assert (first[0], second[0]) == (whole, ""), method
 
 
 # -------------------------------------------------------------------------------------- numbers of docs/guides/coca.md, by hand

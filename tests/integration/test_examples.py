@@ -45,21 +45,15 @@ def test_each_file_is_in_the_table_with_its_command_and_composes(name: str) -> N
     assert spec.duration == values["duration"]
 
 
-def executed(text: str, folder: Path) -> list[str]:
-    """Executes a notebook. Returns the texts of its outputs."""
-    notebook = nbformat.reads(text, as_version=4)
-    NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
-    ).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
-    return [output.get("data", {}).get("text/plain", "") for output in outputs]
-
-
 @pytest.mark.slow
 def test_the_notebook_trains_plots_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", CODE)
-    texts = executed((EXAMPLES / "notebook.ipynb").read_text(), tmp_path)
+    notebook = nbformat.reads((EXAMPLES / "notebook.ipynb").read_text(), as_version=4)
+    there = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=there).execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
+    texts = [output.get("data", {}).get("text/plain", "") for output in outputs]
     (metrics,) = [text for text in texts if text.startswith("{'eval/")]
     assert float(re.search(r"text_to_image/recall@1': ([\d.]+)", metrics)[1]) > 0.1  # type: ignore[index]
     assert re.match(r"\[\([\d.]+, '", texts[-1])

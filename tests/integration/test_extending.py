@@ -14,7 +14,6 @@ from helpers.runs import VIT, rows
 from PIL import Image
 
 from clipx import compose
-from clipx import train as command
 from clipx.config.typed import last_of_each
 from clipx.data.spec import open_data
 from clipx.errors import ConfigError
@@ -79,16 +78,6 @@ def test_an_evaluator(folder: Path) -> None:
     assert -1 <= numbers["eval/alignment/similarity"] <= 1 and 0 <= numbers["eval/alignment/gap"] <= 2
     assert "eval/zeroshot/top1" in numbers
     assert compose(*second[5:], config_dir="mine").checkpoint.best == "eval/alignment/similarity"
-
-
-def test_the_values_of_a_sites_launcher(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dry, *_ = shown("docs/extend/launcher.md")
-    monkeypatch.setattr("sys.argv", list(dry[2:]))
-    command.main()
-    script = capsys.readouterr().out
-    assert "#SBATCH --partition=debug" in script and "module load cuda/12.8" in script
 
 
 def test_a_name_of_clipx_is_refused(folder: Path) -> None:

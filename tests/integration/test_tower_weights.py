@@ -1,13 +1,11 @@
-"""Runs whose towers start from weights of timm, transformers and CLIP models: ranks, sharding, resume, export, LiT."""
+"""Runs whose image tower starts from weights of timm: resume, export, a further tower."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-import timm
 import torch
-from helpers.open_clip_models import filled
+from helpers.inputs import Inputs
 from helpers.runs import VIT, compose, interrupt, small, tensors
 from safetensors.torch import load_file
 
@@ -15,39 +13,27 @@ from clipx.export import export
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights
 
-SIZE, DEPTH = 48, {"depth": 2, "embed_dim": 48, "num_heads": 4}
 TOWER = ("model.image.timm=vit_tiny_patch16_224", "model.image.options={depth:2,embed_dim:48,num_heads:4}", *VIT[2:])
-MEAN, STD = [0.4, 0.5, 0.45], [0.25, 0.2, 0.3]
-PIXELS = "pixels are normalized by mean=[0.4,0.5,0.45] std=[0.25,0.2,0.3], as in the training of these weights"
+PIXELS = "pixels are normalized by mean=[0.5,0.5,0.5] std=[0.5,0.5,0.5], as in the training of these weights"
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of a timm model, as timm.models.save_for_hf writes it."""
-    folder = tmp_path_factory.mktemp("weights") / "vit"
-    model = filled(timm.create_model("vit_tiny_patch16_224", img_size=SIZE, **DEPTH))
-    model.pretrained_cfg |= {"mean": MEAN, "std": STD}
-    timm.models.save_for_hf(model, folder, safe_serialization=True)
-    return folder
-
-
-def test_a_locked_trunk_remains_that_of_timm_and_resumes_bit_for_bit(weights: Path, tmp_path: Path) -> None:
+def test_a_locked_trunk_remains_that_of_timm_and_resumes_bit_for_bit(inputs: Inputs, tmp_path: Path) -> None:
     words = (*TOWER, "model.image.lock=all", "model.image.projection=none", "model.embed_dim=48")
     words += ("checkpoint.every=2st", "duration=4st", "model.image.options.drop_path_rate=0.5")
-    place = f"model.image.weights={weights}"
+    place = f"model.image.weights={inputs['trunk']}"
     Trainer(small(tmp_path / "whole", *words, place)).fit()
     interrupt(Trainer(small(tmp_path / "parts", *words, place)), 3)
     Trainer(small(tmp_path / "parts", *words, "model.image.weights=/gone", "resume=auto")).fit()
     whole, parts = (tensors(tmp_path / which, 4) for which in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
-    for name, tensor in load_file(weights / "model.safetensors").items():
+    for name, tensor in load_file(Path(inputs["trunk"], "model.safetensors")).items():
         if not name.startswith("head."):
             assert torch.equal(whole[f"model/image.trunk.{name}"], tensor)
 
 
-def test_a_run_is_exported_without_its_sources_and_starts_a_tower(weights: Path, tmp_path: Path) -> None:
-    words = (*TOWER, f"model.image.weights={weights}", "model.image.lock=0", "model.image.head_blocks=1")
+def test_a_run_is_exported_without_its_sources_and_starts_a_tower(inputs: Inputs, tmp_path: Path) -> None:
+    words = (*TOWER, f"model.image.weights={inputs['trunk']}", "model.image.lock=0", "model.image.head_blocks=1")
     Trainer(small(tmp_path / "run", *words)).fit()
     out = tmp_path / "out.safetensors"
     export(compose(f"run={tmp_path / 'run'}", "format=safetensors", f"out={out}", config_name="export"))  # type: ignore[arg-type]
@@ -65,6 +51,3 @@ def test_a_run_is_exported_without_its_sources_and_starts_a_tower(weights: Path,
         if not name.startswith("projection."):
             assert torch.equal(tensor, of_run.model[f"image.{name}"])
     trainer.close()
-
-
-# -------------------------------------------------------------------------------------- features of an image tower alone

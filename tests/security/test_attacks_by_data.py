@@ -20,17 +20,22 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 from helpers import SCRIPTS
+from helpers.looks import composed, options_of, parsed, write_table
 from helpers.payloads import Flag, jpeg, member, sample, write_tar
 from helpers.runs import run
+from helpers.samples import encode, picture
 
+from clipx.checkpoint.resume import Resume
+from clipx.checkpoint.spec import CheckpointSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.index import IndexSpec, index
+from clipx.data.look.look import look
 from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.spec import PrepareSpec
-from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, DataError
+from clipx.run.directory import RunDir
 
 
 @pytest.fixture
@@ -164,13 +169,13 @@ def test_paths_in_a_table_are_opened_only_as_regular_files(flag: Flag, tmp_path:
         path.write_text("filepath\tcaption\n" + "".join(f"{name}\ta caption\n" for name in ["good.jpg", *paths]))
         source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
         assert faults(source).count("image is not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe"
-        prepare(PrepareSpec(source=str(path), out="shards", processes=1))
+        prepare(PrepareSpec(source=str(path), out="$(touch flag)", processes=1))
         server.setblocking(False)
         with pytest.raises(BlockingIOError):  # no request has come
             server.accept()
-    dropped = (tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()
+    dropped = (tmp_path / "$(touch flag)" / "dropped.jsonl").read_text().splitlines()
     assert len(dropped) == len(paths)
-    (packed,) = (tmp_path / "shards").glob("*.tar")
+    (packed,) = (tmp_path / "$(touch flag)").glob("*.tar")
     assert b"root:" not in packed.read_bytes()
     assert flag.absent
 
@@ -214,7 +219,8 @@ ENTRANCES: dict[str, Callable[[str], object]] = {
     "data.path": lambda place: CsvSpec(name="x", path=place).open(),
     "source": lambda place: prepare(PrepareSpec(source=place, out="shards", processes=1)),
     "shards": lambda place: index(IndexSpec(shards=place)),
-    "Shards.open": lambda place: Shards.open([place], "txt", None),
+    "resume": lambda place: RunDir(Path(str(Resume.parse(place).run_dir))).must_exist(),
+    "checkpoint.remote": lambda place: CheckpointSpec(remote=place),
 }
 
 
@@ -247,3 +253,32 @@ def test_an_index_in_the_cache_is_never_unpickled(flag: Flag, tmp_path: Path) ->
             source.read(0)
         assert flag.absent
         assert error.type is ValueError and message in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------- captions, on pages
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</bdi></details></style></script><h1>broken out</h1>",
+    "\u202egnp.exe\u202c and \u2066isolated",
+    "bell \x07 escape \x1b[31m null-like \x9b",
+    "<svg/onload=alert(1)> &lt;b&gt; &#60;b&#62;",
+]
+
+
+def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
+    names = ["<b>a<b>.jpg", "\"onload='x'.jpg", "\u202egpj.jpg", "e\x1b[1m.jpg", "f&amp;.jpg", "g.jpg", "h.jpg"]
+    images = {name: encode(picture(24, 24, 1), "JPEG") for name in names[:4]}
+    images |= dict.fromkeys(names[4:], b"\x00")
+    rows = [pair for caption in HOSTILE for pair in [(name, caption) for name in names]]
+    table = write_table(tmp_path, images, rows)
+    look(composed(*options_of(table, **{"data.name": "'<i>name'"})))
+    page = (tmp_path / "look.html").read_text(encoding="utf-8")
+    found = parsed(page)
+    assert not found.handlers and found.tags["script"] == 1 and not {"b>a<b", "i", "h1>"} & set(found.tags)
+    assert found.tags["h1"] == 1 and all(value.startswith("data:image/") for value in found.loaded)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "\\u202egnp.exe" in page
+    shown = set(page) - set("\n\u200c\u200d")
+    assert all(character.isprintable() for character in shown)

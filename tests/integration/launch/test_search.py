@@ -48,23 +48,6 @@ def trials(sweep: Path) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name="clipx", storage=storage).trials
 
 
-def assert_found(sweep: Path) -> None:
-    good, bad = trials(sweep)
-    assert (good.state.name, bad.state.name) == ("COMPLETE", "PRUNED")
-    assert good.value is not None and good.value == rows(sweep / "0")[-1]["train/loss"] < min(
-        bad.intermediate_values.values()
-    )
-    assert bad.value == rows(sweep / "1")[-1]["train/loss"]
-    assert 5 <= len(rows(sweep / "1")) < STEPS, "the bad trial was not pruned early"
-    state, reason = states(sweep)["1"]
-    assert (state, reason.partition(" = ")[0], reason.rpartition(" at ")[2]) == (
-        "pruned",
-        "train/loss",
-        "evaluation 5, by pruner=median",
-    )
-    assert states(sweep)["0"] == ("finished", "")
-
-
 @pytest.mark.slow
 def test_a_killed_search_continues_and_prunes_the_worse_learning_rate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -87,7 +70,20 @@ def test_a_killed_search_continues_and_prunes_the_worse_learning_rate(
     assert f"trials  1 finished, 1 pruned; {sweep}/study.journal" in done.stdout
     assert (sweep / "0/metrics.jsonl").stat().st_mtime_ns == finished, "a finished trial was repeated"
     assert [row["step"] for row in rows(sweep / "1")] == list(range(1, 1 + len(rows(sweep / "1"))))
-    assert_found(sweep)
+    good, bad = trials(sweep)
+    assert (good.state.name, bad.state.name) == ("COMPLETE", "PRUNED")
+    assert good.value is not None and good.value == rows(sweep / "0")[-1]["train/loss"] < min(
+        bad.intermediate_values.values()
+    )
+    assert bad.value == rows(sweep / "1")[-1]["train/loss"]
+    assert 5 <= len(rows(sweep / "1")) < STEPS, "the bad trial was not pruned early"
+    state, reason = states(sweep)["1"]
+    assert (state, reason.partition(" = ")[0], reason.rpartition(" at ")[2]) == (
+        "pruned",
+        "train/loss",
+        "evaluation 5, by pruner=median",
+    )
+    assert states(sweep)["0"] == ("finished", "")
     assert main(["results", str(sweep)]) == 0
     assert "pruned" in capsys.readouterr().out
 

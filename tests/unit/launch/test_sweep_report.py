@@ -24,10 +24,10 @@ SHARES = (0.25, 0.5, 0.75, 1.0)  # of the samples, at which runs are evaluated
 TOTAL = 640
 
 
-def write_sweep(folder: Path, *typed: list[str], first: int = 0) -> list[Point]:
+def write_sweep(folder: Path, *typed: list[str]) -> list[Point]:
     """Writes a sweep as a launcher does, with a point for each list of overrides, none of them composed or started."""
     spec = small(Path("run"))
-    sweep = Sweep(folder, dict(enumerate(typed, start=first)))
+    sweep = Sweep(folder, dict(enumerate(typed)))
     for index, overrides in sweep.overrides.items():
         point = Point(folder=folder / f"{index}", index=index, overrides=overrides, content="x")
         sweep.planned.append(Planned(point, spec))
@@ -38,7 +38,7 @@ def write_sweep(folder: Path, *typed: list[str], first: int = 0) -> list[Point]:
     return [planned.point for planned in sweep.planned]
 
 
-def write_run(point: Point, final: float, state: str = "finished", **more: float) -> None:
+def write_run(point: Point, final: float, **more: float) -> None:
     """Writes a run whose evaluations grow linearly to `final`, at a step of 16 samples and 10 ms."""
     rows = []
     for share in SHARES:
@@ -48,7 +48,7 @@ def write_run(point: Point, final: float, state: str = "finished", **more: float
     (point.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     versions = {"clipx": "0.1.0+1f", "torch": "2.15.0", "timm": "1.0.31", "python": "3.11"}
     (point.folder / "events.jsonl").write_text(json.dumps({"time": 1.75e9, "event": "start", **versions}) + "\n")
-    point.write_result(Result(state, error=None if state == "finished" else "RuntimeError: <b>a bug</b>\nof line 2"))
+    point.write_result(Result("finished"))
 
 
 def value_of(overrides: dict[str, str]) -> float:

@@ -42,10 +42,6 @@ def compete(folder: Path) -> tuple[int, str]:
     return os.getpid(), answer
 
 
-def no_event(kind: str, **facts: Any) -> None:
-    raise AssertionError(kind)
-
-
 class Events(list[dict[str, Any]]):
     def __call__(self, kind: str, **facts: Any) -> None:
         self.append({"event": kind, **facts})
@@ -148,10 +144,12 @@ def test_an_unreadable_lock_is_stale_by_its_age(tmp_path: Path, events: Events) 
             assert events.pop()["of"] is None, content
 
 
-def test_a_holder_refreshes_its_lock_and_detects_a_takeover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_refreshes_its_lock_and_detects_a_takeover(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events
+) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_S", 0.02)
     path = tmp_path / "run.lock"
-    with RunLock(tmp_path, COMM, no_event) as lock:
+    with RunLock(tmp_path, COMM, events) as lock:
         os.utime(path, (0, 0))
         wait_until(lambda: path.stat().st_mtime > time.time() - 60)
         lock.check()
@@ -159,5 +157,6 @@ def test_a_holder_refreshes_its_lock_and_detects_a_takeover(tmp_path: Path, monk
         wait_until(lambda: lock._lost)
         with pytest.raises(Locked, match="was taken over by another job"):
             lock.check()
+    assert events == []
     assert path.is_file(), "another job's lock must not be removed"
     assert json.loads(path.read_text())["id"] == "old"
