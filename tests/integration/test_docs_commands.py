@@ -43,13 +43,6 @@ SHELL = [
 ]
 
 
-def test_the_documentation_is_found() -> None:
-    assert {"README.md", "docs/index.md", "launch/README.md"} <= set(pages())
-    assert len(SHELL) > 190 and {block.language for page in pages() for block in blocks(page)} <= {
-        "bash", "python", "text", "yaml", "toml", "json",
-    }  # fmt: skip
-
-
 def test_the_readme_is_short_and_has_the_two_commands() -> None:
     readme = (ROOT / "README.md").read_text()
     assert len(readme.splitlines()) <= 120

@@ -103,13 +103,6 @@ ROWS = {
         "model.text.lora.rank=2 model.text.lora.last=1 optimizer.layer_decay=0.5",
         same=False,
     ),
-    "dora": Row(
-        "one row of A on two ranks: the shard of the second is empty",
-        "model.weights=$run model.image.lora.dora=true model.text.lora.dora=true model.image.lora.rank=1 "
-        "model.text.lora.rank=5 model.text.lora.layers=[attn.*,mlp.fc1]",
-        FSDP,
-        slow=True,
-    ),
     "lit": Row(
         "a locked trunk of timm has new blocks above it",
         "model.image.timm=vit_tiny_patch16_224 model.image.options={depth:2,embed_dim:48,num_heads:4} "
@@ -159,15 +152,6 @@ ROWS = {
         "data.augment={flip:0.5,rand_augment:{operations:1},color_jitter:{probability:0.8},grayscale:0.2,erase:0.5} "
         "data.crop_ratio=[0.5,2] data.caption_mask={rule:random,share:0.6}",
         "data.workers=1",
-    ),
-    "mixture": Row(
-        "sources keep their shares, and each sample of theirs its state",
-        "data=mixture +data@data.sources.scenes=shapes data.sources.scenes.samples=50 "
-        "data.sources.scenes.held_out_samples=20 data.sources.scenes.weight=3 +data@data.sources.pictures=csv "
-        "data.sources.pictures.path=$table data.sources.pictures.held_out_share=0.1 "
-        "objective=fastclip_v1",
-        base=" ".join(VIT),
-        slow=True,
     ),
     "stages": Row(
         "the image size changes in the middle", "stages=[{until:2st,image_size:32},{image_size:48}]", slow=True

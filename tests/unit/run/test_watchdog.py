@@ -7,10 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from clipx.errors import Exit
-from clipx.run.watchdog import LAUNCHER_PID, find_launcher
 
 SCRIPT = """
 import sys, time
@@ -68,12 +65,3 @@ def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None
     assert re.search(f"^error: {line}", done.stderr)
     assert re.search(line, stacks)
     assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
-
-
-@pytest.mark.parametrize("variables", [{}, {LAUNCHER_PID: "1234567"}, {"RANK": "0", "WORLD_SIZE": "2"}])
-def test_a_process_started_by_hand_has_no_launcher(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
-    for name in (LAUNCHER_PID, "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert find_launcher() is None
