@@ -29,3 +29,15 @@ def test_a_rank_out_of_memory_ends_all_ranks_with_its_advice(tmp_path: Path) -> 
     named = f"rank 1 (host {socket.gethostname()}, pid {ranks[1].pid}) ended at step 2: out of memory"
     (line,) = [line for line in other.splitlines() if named in line]
     assert line.startswith("error")
+
+
+def test_the_host_out_of_memory_is_one_line(tmp_path: Path) -> None:
+    options = ("objective.host=true", "objective.rank=0", "model.image.checkpointing=1", "data.micro_batches=32")
+    one = start(tmp_path, *WORDS, f"run_dir={tmp_path / 'run'}", "name=run", *options, "precision=bf16")
+    _, said = one.communicate(600)
+    assert one.returncode == Exit.FAILED
+    assert said.count("error") == 1 and "Traceback" not in said
+    assert said.splitlines()[-1] == (
+        "error: out of memory on the host: a micro-batch of a rank has 1 samples; add model.text.checkpointing=1 or "
+        "lower data.batch_size=32"
+    )

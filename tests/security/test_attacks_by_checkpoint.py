@@ -18,9 +18,9 @@ from helpers.payloads import Flag
 from helpers.runs import VIT, compose, small
 
 from clipx.checkpoint.downloader import fetch
-from clipx.checkpoint.format import find_damage, sha256
+from clipx.checkpoint.format import CheckpointDir, find_damage, sha256
 from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
-from clipx.errors import CheckpointError, ConfigError
+from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate
 from clipx.trainer.saved_run import load_run
 from clipx.trainer.trainer import Trainer
@@ -99,16 +99,22 @@ def test_the_payloads_execute_when_unpickled(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("name", [TENSORS, SHARD])
-@pytest.mark.parametrize("enter", ENTRANCES)
-def test_a_pickle_in_place_of_tensors_is_rejected(
-    copies: Iterator[Path], flag: Flag, name: str, enter: Callable[[Path], None]
-) -> None:
+def test_a_pickle_in_place_of_tensors_is_rejected(copies: Iterator[Path], flag: Flag, name: str) -> None:
     for (kind, content), malicious in zip(PICKLES.items(), copies, strict=False):
         (folder(malicious) / name).write_bytes(content(flag))
         sign(folder(malicious))
         with pytest.raises(CheckpointError, match=f"{name} is not a safetensors file"):
-            enter(malicious)
+            CheckpointDir(malicious / "checkpoints", print).load()
         assert flag.absent, kind
+
+
+def test_a_pickle_is_rejected_by_resume_and_evaluate(copies: Iterator[Path], flag: Flag) -> None:
+    for enter, malicious in zip(ENTRANCES, copies, strict=False):
+        (folder(malicious) / TENSORS).write_bytes(flag.saved())
+        sign(folder(malicious))
+        with pytest.raises(CheckpointError, match=f"{TENSORS} is not a safetensors file"):
+            enter(malicious)
+        assert flag.absent, enter
 
 
 @pytest.mark.parametrize("enter", ENTRANCES)
@@ -127,20 +133,43 @@ def test_files_of_other_formats_next_to_the_tensors_are_ignored(
 # ------------------------------------------------------------------------------------------ values and configuration
 
 
+def state_of(run_dir: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder(run_dir) / STATE).read_text())
+    return state
+
+
+def write_state(run_dir: Path, content: str) -> None:
+    (folder(run_dir) / STATE).write_text(content)
+    sign(folder(run_dir))
+
+
+REDUCE = {"__reduce__": ["os.system", ["touch flag"]], "py/object/apply": "os.system", "_target_": "os.system"}
+
+
+def test_a_malformed_state_is_rejected_in_one_line(copies: Iterator[Path]) -> None:
+    message = r"\(step-00000002: state.json is not the state of a checkpoint \(.+\)\): restore one"
+    documents = ("[" * 200_000, "[]", '{"state": []}', "\x80\x04")
+    for content, malicious in zip(documents, copies, strict=False):
+        write_state(malicious, content)
+        with pytest.raises(CheckpointError, match=message):
+            CheckpointDir(malicious / "checkpoints", print).load()
+
+
 def test_the_configuration_in_a_checkpoint_is_never_evaluated(
     malicious: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VICTIM", SECRET)
-    touch = {"__reduce__": ["os.system", [f"touch {flag.path}"]], "py/object/apply": "os.system"}
-    evil = {"_target_": "os.system", "command": f"touch {flag.path}", "name": "${oc.env:VICTIM}", **touch}
-    path = folder(malicious) / STATE
-    state = json.loads(path.read_text())
-    path.write_text(json.dumps({**state, "state": {**state["state"], "config": evil, "more": evil}}))
-    sign(folder(malicious))
+    evil = {"_target_": "os.system", "command": f"touch {flag.path}", "name": "${oc.env:VICTIM}", **REDUCE}
+    state = state_of(malicious)
+    write_state(malicious, json.dumps({**state, "state": {**state["state"], "config": evil, "more": evil}}))
     resumed(malicious)
     evaluated(malicious)
     assert flag.absent
-    assert not [p for p in malicious.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes()]
+    assert not files_containing(malicious, SECRET)
+
+
+def files_containing(place: Path, text: str) -> list[Path]:
+    return [p for p in place.rglob("*") if p.is_file() and text.encode() in p.read_bytes()]
 
 
 def config_with(run_dir: Path, **changes: Any) -> str:
@@ -168,7 +197,14 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         "found an alias",
     ),
     "nesting": (lambda run_dir, flag: "[" * 20_000, "cannot be read as a saved configuration: maximum recursion"),
+    "no text": (lambda run_dir, flag: "\x00\x01", "cannot be read as a saved configuration"),
     "a repeated kind": (lambda run_dir, flag: "data: {kind: shapes, kind: os.system}\n", "found a repeated key"),
+    "another folder": (
+        lambda run_dir, flag: config_with(
+            run_dir, data={"kind": "shapes", "name": "../../x", "samples": 256, "batch_size": 32}
+        ),
+        "data.name=../../x is a path, and a name is one part of a path",
+    ),
 }
 
 
@@ -188,6 +224,18 @@ def test_a_configuration_with_executable_content_is_rejected(
         load_run(malicious)
     assert flag.absent
     assert SECRET not in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_resume_rejects_a_configuration_with_executable_content(
+    malicious: Path, flag: Flag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VICTIM", SECRET)
+    make, message = CONFIGS["constructor"]
+    (malicious / "config.yaml").write_text(make(malicious, flag.path))
+    for enter in (resumed, resumed_from_url):
+        with pytest.raises(CheckpointError, match=message):
+            enter(malicious)
+    assert flag.absent
 
 
 def test_a_configuration_cannot_make_timm_load_a_file(malicious: Path, flag: Flag) -> None:
@@ -212,3 +260,20 @@ def test_a_manifest_that_names_a_file_outside_its_folder_is_rejected(malicious: 
         with pytest.raises(CheckpointError, match="which is not a file of the checkpoint"):
             fetch(f"file://{folder(malicious)}", tmp_path / "a" / "b" / "checkpoints")
         assert not [p for p in (tmp_path / "a").rglob("*") if p.is_file()]
+
+
+def test_a_link_to_a_file_outside_the_folder_is_rejected(malicious: Path, tmp_path: Path) -> None:
+    path = folder(malicious) / STATE
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+    assert find_damage(folder(malicious)) == f"{STATE} is not a regular file"
+    with pytest.raises(CheckpointError, match="all checkpoints in .* are damaged"):
+        resumed(malicious)
+
+
+def test_a_malformed_manifest_is_a_damaged_checkpoint(malicious: Path, tmp_path: Path) -> None:
+    for content in ("[" * 200_000, '{"tensors.safetensors": {}}', "\x00"):
+        (folder(malicious) / MANIFEST).write_text(content)
+        assert find_damage(folder(malicious)), content
+        with pytest.raises(ClipxError, match="is damaged"):
+            fetch(f"file://{folder(malicious)}", tmp_path / "fetched")
