@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import runpy
 from functools import cache
 from pathlib import Path
 
@@ -38,10 +37,3 @@ def test_files_and_code_that_a_page_names_exist(page: Path) -> None:
     code = {word for word in words if re.fullmatch(NAME, word) and not re.match(FOREIGN, word)}
     assert len(code) > 3
     assert not [word for word in sorted(code) if not set(word.split(".")) <= defined()]
-
-
-def test_the_picture_shows_the_layers_of_the_contract() -> None:
-    module = runpy.run_path(str(ROOT / "docs/architecture/picture.py"))
-    drawn = (ROOT / "docs/architecture/layers.svg").read_text(encoding="utf-8")
-    assert module["picture"]() == drawn, "python docs/architecture/picture.py writes it again"
-    assert {name for names in module["layers"]() for name in names} >= {"clipx_launch", "trainer", "errors"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +16,6 @@ from helpers.runs import SMALL, compose, rows, run
 import clipx.check
 from clipx.check import CheckSpec
 from clipx.errors import ClipxError
-from clipx.evaluate import evaluate
 from clipx.trainer.trainer import Trainer
 
 CHECK = (sys.executable, "-m", "clipx.check")
@@ -103,18 +100,6 @@ def test_better_and_worse_depend_on_the_direction(trained: Path, check: Check) -
     assert cells(done.out, METRIC)[3] == cells(done.out, rank)[3] == "better"
     done = check({rank: {"value": reached(trained, rank) - 1, "lower_is_better": True}})
     assert done.code == 1 and cells(done.out, rank)[3] == "worse"
-
-
-def test_metrics_of_clipx_evaluate_and_means_count(trained: Path, tmp_path: Path, check: Check) -> None:
-    copy = shutil.copytree(trained, tmp_path / "copy")
-    words = (f"run={copy}", "evaluator=[zeroshot]", "data=digits", "data.name=other", "data.workers=0")
-    evaluate(compose(*words, config_name="evaluate"))  # type: ignore[arg-type]
-    found = json.loads((copy / "evaluation-other-step-4.json").read_text())
-    names = ["eval/zeroshot/other/chance", METRIC]
-    mean = (found["eval/zeroshot/chance"] + reached(trained)) / 2
-    done = check({"both": {"value": mean, "mean_of": names}}, run_dir=copy)
-    assert done.code == 0, done.out
-    assert cells(done.out, "both")[2:] == [f"{mean:.4g}", "within", "evaluation-other-step-4.json, metrics.jsonl"]
 
 
 def test_changed_configuration_is_listed_before_the_metrics(trained: Path, check: Check) -> None:

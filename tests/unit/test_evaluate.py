@@ -102,20 +102,6 @@ def test_run_accepts_a_folder_of_checkpoints_or_a_single_checkpoint(trained: Pat
     assert (tmp_path / "evaluation-shapes-step-2.json").is_file()
 
 
-def test_a_folder_of_runs_is_evaluated_run_by_run(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        shutil.copytree(trained, tmp_path / name)
-        config = tmp_path / name / "config.yaml"
-        lines = [f"name: {name}" if line.startswith("name:") else line for line in config.read_text().splitlines()]
-        config.write_text("\n".join(lines))
-    (tmp_path / "notes").mkdir()
-    shutil.rmtree(tmp_path / "second" / "checkpoints" / "step-00000004")
-    evaluation(f"run={tmp_path}", *sets)
-    models = evaluated(tmp_path / "evaluation-shapes.json")["models"]
-    assert [(model["model"], model["step"]) for model in models] == [("first", 4), ("second", 2)]
-    assert list(models[0]["robustness"]["zeroshot"])[:4] == ["shapes", "one", "two", "three"]
-
-
 def test_exported_models_and_their_run_have_equal_results(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
     """An open_clip folder, and a folder of files. Without a run only the sets are evaluated."""
     (tmp_path / "files").mkdir()

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from helpers import ROOT
 
 PREPOSITIONS = (
@@ -39,12 +38,6 @@ def test_no_docstring_begins_with_a_bare_preposition_or_question_word() -> None:
     assert not [f"{path}:{line}: {text}" for path, line, text in found if opens_barely(text)]
 
 
-def test_the_check_finds_such_a_docstring() -> None:
-    assert opens_barely("Of the newest checkpoint.")
-    assert opens_barely("`What` a loss showed.")
-    assert not opens_barely("Returns the newest checkpoint.")
-
-
 # ------------------------------------------------------------------------------------------------- code
 
 
@@ -62,14 +55,3 @@ def tricks(code: str) -> list[int]:
 def test_no_literal_is_spliced_and_no_object_changes_its_class() -> None:
     files = [path for folder in ("clipx", "launch", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
     assert not [f"{path}:{line}" for path in files for line in tricks(path.read_text())]
-
-
-@pytest.mark.parametrize(
-    "code", ["f(*(a, b))", "f(x, *[a], y=1)", "[*(a, b), c]", "a.__class__ = B", "x, a.__class__ = y"]
-)
-def test_the_check_finds_a_spliced_literal_and_a_changed_class(code: str) -> None:
-    assert tricks(code) == [1]
-
-
-def test_the_check_leaves_variables_and_comprehensions() -> None:
-    assert not tricks("f(*a, *(b for b in c), **{**d, 'e': 1}); type(a), a.__class__, ('x', *y)")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -144,10 +143,3 @@ def test_messages(
             if what := fault(row, line, found, parts):
                 wrong.append(f"{row.command} {line}\n  {found}\n  {what}")
     assert not wrong, f"{path.name}: {len(wrong)} messages\n" + "\n".join(wrong)
-
-
-def test_each_row_is_typed_once_and_says_something() -> None:
-    rows = [row for path in FILES for row in table(path)]
-    assert all(row.parts() and all(row.parts()) for row in rows)
-    typed = Counter((row.command, row.when, line, str(row.files)) for row in rows for line in row.lines())
-    assert typed and [words for words, times in typed.items() if times > 1] == []

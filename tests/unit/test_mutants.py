@@ -72,20 +72,6 @@ def test_a_third_of_the_faults_is_seen_only_by_other_tests_than_those_of_the_fil
     assert not [mutant for mutant in apart if any(test.startswith(mutant.mirror) for test in mutant.tests)]
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("no such text", "1", "contains 0 times, not once"),
-        ("x_b", "1", r"contains \d+ times, not once"),
-        ("if self.world == 1:", "if self.world ==  1:", "is the same program"),
-    ],
-)
-def test_a_fault_without_a_place_is_an_error(old: str, new: str, message: str) -> None:
-    mutant = Mutant(fault="", at="clipx.distributed.comm:Comm.gather", old=old, new=new, tests=("a",))
-    with pytest.raises(ValueError, match=message):
-        mutant.mutated((ROOT / mutant.file).read_text())
-
-
 @pytest.mark.parametrize("why", ["ImportError: no module", "Failed: Timeout (>600.0s)", "time limit", "KeyError: 'a'"])
 def test_only_an_assertion_kills(why: str) -> None:
     name = "tests/test_a.py::test_it"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import SCRIPTS
-from helpers.ranks import Ranks
-from helpers.runs import SMALL, VIT, compose, run
+from helpers.runs import SMALL, VIT, compose
 from helpers.samples import jpeg, write_tar
 from PIL import Image
 
@@ -32,7 +28,6 @@ TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=
 DATA = ("data=shapes", "data.samples=64", "data.held_out_samples=16", "data.workers=0")
 PARTS = ("samples_per_part=24", "batch_size=10")
 ALL = "scores=[similarity,aesthetic,caption,image,duplicates,entries,semantic]"
-KILLED = (str(SCRIPTS / "killed_at_rename.py"), "score")
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +47,6 @@ def options(trained: Path, out: Path) -> tuple[str, ...]:
 
 def scored(out: Path | str, *overrides: str) -> None:
     score(compose(f"out={out}", *overrides, config_name="score"))  # type: ignore[arg-type]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +83,6 @@ def test_similarity_and_head_equal_the_definition(trained: Path, uninterrupted: 
     assert table["index"].to_pylist() == list(range(64))
     assert table["reason"].null_count == 64
     assert pq.ParquetFile(uninterrupted / "scores.parquet").num_row_groups == 3
-
-
-def test_two_ranks_continue_a_killed_command_with_identical_files(
-    trained: Path, uninterrupted: Path, tmp_path: Path, two_ranks: Ranks
-) -> None:
-    """Kills after the rename of 7 of the 16 files, within a part."""
-    done = run(sys.executable, *KILLED, "7", *options(trained, tmp_path), check=False)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not (tmp_path / "manifest.json").exists()
-    two_ranks.call(scored, tmp_path, *options(trained, tmp_path)[:-1])
-    assert contents(tmp_path) == contents(uninterrupted)
 
 
 @pytest.fixture

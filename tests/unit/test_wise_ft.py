@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.runs import compose, rows, small
+from helpers.runs import compose, small
 
 from clipx.trainer.trainer import Trainer
 from clipx.weights.interpolation import interpolate
@@ -39,10 +39,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def models(runs: tuple[Path, Path]) -> tuple[LoadedWeights, LoadedWeights]:
     zero, fine = (load_weights(str(path)) for path in runs)
     return zero, fine
-
-
-def end(run_dir: Path) -> dict[str, float]:
-    return {name.removeprefix("eval/"): x for name, x in rows(run_dir)[-1].items() if name.startswith("eval/")}
 
 
 def mixed(*words: str) -> None:
@@ -77,15 +73,6 @@ def written(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         mixed(*words)
     return out, printed.getvalue()
-
-
-def test_the_end_points_score_like_the_two_runs(runs: tuple[Path, Path], written: tuple[Path, str]) -> None:
-    points = json.loads((written[0] / "wise_ft.json").read_text())["points"]
-    assert [point["alpha"] for point in points] == [0, 0.5, 1]
-    assert points[0]["reference"] == end(runs[0])
-    assert points[-1]["data"] == end(runs[1])
-    for point in points:
-        assert point["mean"] == (point["data"]["zeroshot/top1"] + point["reference"]["zeroshot/top1"]) / 2
 
 
 def test_the_written_model_equals_the_mixture_and_can_start_a_run(

@@ -13,7 +13,7 @@ import pytest
 from helpers.runs import run
 
 from clipx.bench import pipelines
-from clipx.bench.loader_advice import Facts, changes, verdict
+from clipx.bench.loader_advice import Facts, verdict
 
 BENCH = (sys.executable, "-m", "clipx.bench", "loader")
 
@@ -53,18 +53,6 @@ def facts(**values: Any) -> Facts:
     known: dict[str, Any] = {"rate": 2500.0, "trained": 2000.0, "wait": 0.5, "workers": 2, "cores": 4, "size": 256}
     known |= {"remote": False, "whole_shards": False, "cache_gb": 0.0, "us": {**US, "wait": 0.0}}
     return Facts(**known | values)
-
-
-def named(found: Facts) -> dict[str, float]:
-    return {change.text: round(change.rate) for change in changes(found)}
-
-
-def test_changes_are_ranked_by_the_rate_that_the_parts_predict() -> None:
-    found = named(facts(trained=1500.0))  # 3,000 without waiting
-    assert list(found.items()) == [
-        ("python -m clipx.data.prepare source=… out=… resize=keep_ratio size=256, and train on its shards", 5000),
-        ("data.workers=3", 3750),
-    ]
 
 
 def test_the_verdict_names_the_largest_phase_of_a_run_that_does_not_wait() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.nn
 
 from clipx.bench.findings import ratio
-from clipx.bench.loss import LossCase, Row, _check
-from clipx.bench.measure import BACKWARD, Collectives, interleaved, peak_memory, return_freed_memory
-from clipx.bench.processes import Processes, RankConfig
+from clipx.bench.loss import LossCase, Row, _check, _row
+from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
+from clipx.bench.processes import Processes
+from clipx.bench.race import Lap
+from clipx.bench.scaling import Size, read
 from clipx.bench.spec import BenchError
 from clipx.distributed.comm import Comm
 
@@ -56,35 +59,6 @@ def test_rounds_rotate_the_order_and_ratios_are_taken_within_rounds() -> None:
     assert ratio([1.0, 30.0, 2.0], [2.0, 60.0, 1.0]) == 0.5
 
 
-@pytest.fixture
-def _stand_in():
-    comm = RankConfig(0, 4, "cpu", torch.get_num_threads(), "", stand_in=True).join()
-    yield
-    comm.close()
-
-
-@pytest.mark.usefixtures("_stand_in")
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_collectives_are_counted_in_forward_and_backward() -> None:
-    x = torch.ones(3, 5, requires_grad=True)
-    with Collectives() as counter:
-        out = torch.empty(12, 5)
-        dist.all_gather_into_tensor(out, x.detach())
-        dist.all_reduce(torch.ones(7))
-        dist.barrier()
-        assert counter.largest_gradient == 7  # summed over ranks, although in forward
-        y = torch.cat(torch.distributed.nn.all_gather(x))
-        counter.part = BACKWARD
-        y.sum().backward()
-    assert counter.kinds == {
-        "all_gather": {"calls": 2, "sent": 2 * 60, "received": 2 * 240},
-        "all_reduce": {"calls": 1, "sent": 28, "received": 28},
-        "all_to_all": {"calls": 1, "sent": 240, "received": 240},
-    }
-    assert counter.bytes == 480 + 28 + 240
-    assert counter.largest_gradient == 15
-
-
 def test_different_losses_or_gradients_fail_the_benchmark() -> None:
     theirs = Row(LossCase(8, 1, 4), "open_clip", "cpu", [1.0], 2.0, None, None, {}, 0, True)
     ours = replace(theirs, name="infonce", loss=2.00001, gradient_error=1e-6)
@@ -93,3 +67,23 @@ def test_different_losses_or_gradients_fail_the_benchmark() -> None:
     for wrong in (replace(ours, loss=2.0001), replace(ours, gradient_error=1e-2), replace(ours, loss=float("nan"))):
         with pytest.raises(BenchError, match=r"of clipx infonce at 8 x 4 on 1 differs from that of open_clip ClipLoss"):
             _check(wrong, theirs)
+
+
+def test_a_round_takes_as_long_as_its_slowest_rank() -> None:
+    laps = [
+        Lap(times, loss, error, {}, 8, False) for times, loss, error in (([1.0, 4.0], 1.0, 0.1), ([2.0, 3.0], 2.0, 0.3))
+    ]
+    row = _row(LossCase(8, 2, 4), "infonce", "cpu", laps)
+    assert (row.times, row.seconds, row.loss, row.gradient_error) == ([2.0, 4.0], 3.0, 1.5, 0.3)
+
+
+def test_the_first_interval_is_not_counted(tmp_path: Path) -> None:
+    rows = [
+        {"step": 2 * i, "samples": 64 * i, "epoch": 0.1, "seconds": 1.0, "train/samples_per_second": rate}
+        | {"train/data_wait_share": wait}
+        for i, (rate, wait) in enumerate(((5.0, 0.9), (70.0, 0.1), (50.0, 0.3), (60.0, 0.2)), start=1)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = read(tmp_path / "metrics.jsonl", 2, 4)
+    assert (found.batch, found.rates, found.waits) == (32, [70.0, 50.0, 60.0], pytest.approx(0.2))
+    assert found.efficiency(Size(1, 1, 8, [20.0], 0.0)) == 60 / 4 / 20

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 from helpers.savers import gate  # noqa: F401  # fixture
-
-_number = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +21,6 @@ def run_dir(tmp_path: Path) -> Path:
     for name in ("config.yaml", "metrics.jsonl", "events.jsonl"):
         (path / name).write_text(f"of {name}\n")
     return path
-
-
-@pytest.fixture(params=["file", "memory", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        return f"{request.getfixturevalue('own_bucket')}/runs/one"
-    return {"file": f"file://{tmp_path}/far/one", "memory": f"memory://runs/{next(_number)}"}[request.param]
 
 
 @pytest.fixture

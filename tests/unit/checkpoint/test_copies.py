@@ -10,44 +10,8 @@ from helpers.runs import small, tensors
 from helpers.savers import LateCopies, load_tensors, make_writer
 
 from clipx.checkpoint import async_writer
-from clipx.checkpoint.copies import HostMemory, PinnedMemory
 from clipx.checkpoint.tensors import RankRows
 from clipx.trainer.trainer import Trainer
-
-
-class FakeCudart:
-    """Records the memory that is registered with CUDA."""
-
-    def __init__(self) -> None:
-        self.registered: dict[int, int] = {}
-
-    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
-        self.registered[address] = size
-        return 0
-
-    def cudaHostUnregister(self, address: int) -> int:
-        del self.registered[address]
-        return 0
-
-
-class _PinnedCopies(LateCopies):
-    def allocate(self, size: int) -> HostMemory:
-        return PinnedMemory(size)
-
-
-def test_a_writer_locks_what_it_needs_and_unlocks_it_when_it_is_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cudart = FakeCudart()
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
-    monkeypatch.setattr(async_writer, "copies_from", lambda device: _PinnedCopies())
-    run = make_writer(tmp_path)
-    for step, size in ((1, 1000), (2, 5000), (3, 10)):  # the second needs more, the third reuses the memory
-        run.save(step, {"x": torch.full((size,), float(step)), "rows": RankRows(torch.ones(3, 2), 0)}, {})
-        assert sorted(cudart.registered.values()) == [24, 4 * max(size, 5000 * (step > 1))]
-    run.close()
-    assert not cudart.registered
-    assert [load_tensors(tmp_path, step)["x"].unique().item() for step in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_a_save_holds_the_values_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,19 +34,6 @@ def test_steps_to_keep_follows_the_policy(
     assert steps_to_keep(saved, keep_last, only_newest) == stay
 
 
-def test_a_writer_keeps_the_newest_the_marked_and_the_best(tmp_path: Path) -> None:
-    run = make_writer(tmp_path, keep_last=2)
-    for step, (keep, score) in enumerate([(True, 0.1), (False, 0.9), (False, 0.8), (False, None), (False, None)], 1):
-        run.save(step, tensors(step), {}, keep=keep, score=score)
-    run.wait()
-    assert steps(tmp_path) == [5, 4, 2, 1]
-    run.close()
-    again = make_writer(tmp_path, keep_last=1)  # a new process reads them from the files
-    again.save(6, tensors(6), {}, score=0.95)
-    again.close()
-    assert steps(tmp_path) == [6, 1]
-
-
 def test_checkpoints_are_not_deleted_before_their_upload(tmp_path: Path) -> None:
     there: set[str] = set()
     run = make_writer(tmp_path, keep_last=1, hooks={"is_uploaded": lambda folder: folder.name in there})

@@ -30,16 +30,3 @@ def test_a_name_is_one_part_of_a_path(key: str, name: str, rule: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"{key}=") and rule in message
     assert message.isprintable() and len(message) < 300
-
-
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("+evaluator@evaluator.$x=retrieval", "evaluator.$x"),
-        ("data=mixture +data@data.sources.$x=digits", "data.sources.$x"),
-    ],
-)
-def test_keys_that_become_metric_names_are_checked(override: str, key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        compose(*override.split())
-    assert str(caught.value).startswith(key)

@@ -19,6 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
 from omegaconf import OmegaConf
 
+import clipx.bench.__main__
 import clipx.check  # registers its options, as does the next one
 import clipx.wise_ft  # noqa: F401
 from clipx.config.duration import Length
@@ -36,7 +37,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 LENGTH = Length(10_000, 100, 100_000)
 
 GROUPS = sorted(f.name for f in dataclasses.fields(RunSpec) if f.name != "kind" and (CONF_DIR / f.name).is_dir())
-OF_ANOTHER_COMMAND = {"bench"}  # tests/unit/bench composes its options
+OF_ANOTHER_COMMAND = {"bench"}
 CONTENDERS = "experiment/fastclip_small"  # tests/integration/test_fastclip_study.py composes them
 LISTS = {"evaluator", "logger"}
 COMMANDS = (
@@ -100,6 +101,11 @@ def test_every_experiment_composes(name: str) -> None:
     assert compose(f"experiment={name}", *NEEDED.get(name, ())).kind == "run"
 
 
+@pytest.mark.parametrize("name", names("bench"))
+def test_every_benchmark_composes_with_its_keys_at_the_top_level(name: str) -> None:
+    assert compose(f"bench={name}", "device=cpu", config_name="bench").kind == name
+
+
 @pytest.mark.parametrize("name", slow_except(names("model/text"), "clip_512", "modern_512", "hf"))
 def test_every_text_tower_composes_and_builds(name: str) -> None:
     source = ["model.text.source=outputs/xlm_r"] if name == "hf" else []
@@ -139,18 +145,6 @@ def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> 
     assert grouped == sum(1 for module in (model, objective) for _ in module.parameters())
 
 
-def test_known_data_sets_have_a_size_and_read_shards_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CLIPX_CC3M", raising=False)
-    spec = compose("data=cc3m")
-    assert to_dict(spec)["data"]["samples"] > 1_000_000
-    with pytest.raises(ConfigError, match=r"^data\.shards has no value: give the shards of cc3m.*CLIPX_CC3M"):
-        spec.data.open()
-    compose("data.samples=64", "data.held_out_samples=16").data.open()
-    monkeypatch.setenv("CLIPX_CC3M", f"{os.environ['CLIPX_CACHE']}/shapes-*/train-64/*.tar")
-    assert sum(compose("data=cc3m").data.open().train.sizes) == 64
-    assert spec.evaluator == {}  # the data set has no held-out samples
-
-
 # -------------------------------------------------------------------------------------------- composition of a run
 
 
@@ -182,49 +176,7 @@ def test_any_number_of_evaluators_and_loggers_can_be_chosen() -> None:
     assert set(spec.evaluator) == {"zeroshot", "retrieval", "mine"}
 
 
-def test_specs_of_two_compositions_share_nothing() -> None:
-    first, second = real_compose(), real_compose()
-    first.data.crop_scale.append(9.0)
-    assert second.data.crop_scale == [0.9, 1.0]
-
-
 # -------------------------------------------------------------------------------------------- user-defined options
-
-MODEL = """\
-defaults: [/schema/model/clip@_here_, text: clip_512]
-name: mine
-embed_dim: 64
-image: {timm: resnet18, size: 96}
-text: {context_length: 16, width: 64, heads: 2, layers: 1}
-"""
-EXPERIMENT = """\
-# @package _global_
-defaults:
-  - override /model: vit_b32
-  - override /data: laion400m
-duration: 12.8e9sa
-data: {batch_size: 65536}
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "my groups, and more"
-    for place, text in (("model/mine", MODEL), ("experiment/large", EXPERIMENT)):
-        path = root / f"{place}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def test_a_user_defined_experiment_is_overridden_by_the_command_line(folder: Path) -> None:
-    spec = compose("experiment=large", config_dir=folder)
-    assert (spec.model.name, spec.data.name) == ("vit_b32", "laion400m")
-    assert (spec.duration, spec.data.batch_size) == ("12.8e9sa", 65536)
-    spec = compose("experiment=large", "model=mine", "data.batch_size=64", config_dir=folder)
-    assert (spec.model.name, spec.data.batch_size, spec.duration) == ("mine", 64, "12.8e9sa")
-    assert spec.model.build(META, torch.float32).embed_dim == 64
-    assert from_dict(RunSpec, to_dict(spec)) == spec
 
 
 # --------------------------------------------------------------------------------- inside another Hydra application
@@ -260,23 +212,6 @@ def test_a_saved_spec_loads_as_an_equal_spec_of_plain_values(tmp_path: Path) -> 
     text = (tmp_path / "config.yaml").read_text()
     assert (tmp_path / "again.yaml").read_text() == text
     assert "decay_rule: published" in text and "!" not in text and "${" not in text
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"objective": {"kind": "hinge", "margin": 0.2}}, "objective.kind=hinge is not registered: choose one of "),
-        ({"sede": 1}, "sede is not a key here: the keys are name, run_dir, seed"),
-        ({"seed": "many"}, "seed=many: Value 'many' of type 'str' could not be converted to Integer"),
-        ({"model": {"kind": "clip", "name": "m", "depth": 3}}, "model.depth is not a key here: the keys are "),
-        ({"data": None}, "data=null: field 'data' is not Optional"),
-    ],
-)
-def test_an_invalid_saved_spec_raises_a_one_line_error(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        from_dict(RunSpec, to_dict(compose()) | change)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------------- renamed keys

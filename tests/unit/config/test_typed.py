@@ -50,20 +50,3 @@ def test_every_flag_of_open_clip_is_answered() -> None:
     assert {f"--{name}" for name in FLAGS} == open_clip_actions().keys()
     for name in FLAGS:
         assert refused(f"--{name}")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--accum-freq", "4"], "--accum-freq is a flag of open_clip 3.3: write data.micro_batches=… ("),
-        (["--local_loss"], "--local_loss is a flag of open_clip 3.3: it has no counterpart here, because each rank"),
-        (["--precision", "amp"], "--precision is a flag of open_clip 3.3: write precision=… (amp is amp_fp16"),
-        (
-            ["--cfgg", "job"],
-            "--cfgg is neither a flag of this command nor of open_clip 3.3 (did you mean --cfg?): options are written key=value",
-        ),
-    ],
-)
-def test_a_flag_that_does_not_exist_is_answered_in_one_line(words: list[str], message: str) -> None:
-    check_typed(["--resolv"], get_args_parser())  # argparse accepts prefixes
-    assert refused(*words).startswith(message)

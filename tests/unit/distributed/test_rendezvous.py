@@ -1,4 +1,4 @@
-"""Errors of what the ranks report in the store of rank 0."""
+"""Reports of the ranks in the store of rank 0: digests of their configuration, and their GPUs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import pytest
 from torch.distributed import HashStore
 
 from clipx.distributed import rendezvous
+from clipx.distributed.consistency import digest
 from clipx.distributed.launch_env import LaunchEnv
 from clipx.distributed.rendezvous import _check_in, _compare_facts
+
+
+def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from clipx.data.spec import Dataset
 from clipx.distributed.comm import Comm
 from clipx.evaluator import linear_probe
-from clipx.evaluator.linear_probe import LinearProbeSpec, Probe, _every_of_class, search
+from clipx.evaluator.linear_probe import LinearProbeSpec, Probe, _every_of_class
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -49,20 +48,6 @@ def test_ranks_share_the_images_and_fit_one_probe(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(linear_probe, "_BLOCK", 8192)
     alone = pytest.approx(fitted_in_blocks(ALONE, 8192), abs=1e-5)
     assert run_in_processes(2, tmp_path, fitted_in_blocks, 30) == [alone, alone]
-
-
-def test_the_search_finds_a_peak_within_an_eighth_of_a_decade() -> None:
-    for peak in (-5.6, -0.3, 0.0, 1.4, 5.9):
-        tried: list[float] = []
-
-        def score(l2: float, peak: float = peak, tried: list[float] = tried) -> float:
-            tried.append(math.log10(l2))
-            return -abs(math.log10(l2) - peak)
-
-        assert math.log10(search(score)) == pytest.approx(peak, abs=1 / 16 + 1e-9)
-        assert len(tried) == len(set(tried)) <= 7 + 8
-        assert min(tried) >= -6 - 1e-9 and max(tried) <= 6 + 1e-9
-    assert search(lambda l2: 1.0) == pytest.approx(1e6), "the largest of equally good penalties"
 
 
 def test_the_penalty_is_selected_on_images_that_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.color_model import RGB, dataset, embedder
-from helpers.runs import SMALL, VIT, compose, untimed_rows
 from helpers.samples import Numbers
 from PIL import Image
 
@@ -22,9 +21,6 @@ from clipx.evaluator.base import Embedded
 from clipx.evaluator.predictions import Compared, PredictionWriter
 from clipx.evaluator.retrieval import RetrievalSpec
 from clipx.evaluator.zeroshot import ZeroShotSpec
-from clipx.trainer.trainer import Trainer
-
-SMALL_REPORT = (*VIT, "evaluator=[retrieval,zeroshot]", "report=true", "duration=2st", "schedule.warmup=0st")
 
 
 def written(folder: Path, what: str = "captions") -> Any:
@@ -85,21 +81,3 @@ def test_pictures_are_of_their_samples_also_behind_bad_ones(tmp_path: Path) -> N
             colour = np.asarray(picture.convert("RGB"), dtype=float).mean((0, 1))
             assert np.abs(colour - RGB[sample["answers"][0]["text"]]).max() < 5
             assert sample["answers"][0]["right"]
-
-
-def test_the_report_of_a_run_shows_them_and_its_numbers_do_not_change(tmp_path: Path) -> None:
-    words = (*SMALL, *SMALL_REPORT, "name=run")
-    for name, report in (("with", "true"), ("without", "false")):
-        Trainer(compose(*words, f"report={report}", f"run_dir={tmp_path / name}")).fit()
-    assert untimed_rows(tmp_path / "with") == untimed_rows(tmp_path / "without")
-    assert not list((tmp_path / "without").glob("predictions*"))
-    page = (tmp_path / "with" / "report.html").read_text(encoding="utf-8")
-    found = [written(tmp_path / "with", what) for what in ("captions", "classes")]
-    assert "Sample predictions" in page
-    assert all(sample["picture"] in page for one in found for sample in one["samples"])
-    assert [len(one["samples"]) for one in found] == [12, 12]
-    assert sum(path.stat().st_size for path in (tmp_path / "with").glob("predictions-*")) < 100_000
-
-    before = found[0]["samples"]
-    Trainer(compose(*words, f"run_dir={tmp_path / 'with'}", "resume=auto", "duration=4st")).fit()
-    assert written(tmp_path / "with")["samples"] != before

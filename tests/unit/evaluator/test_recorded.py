@@ -29,19 +29,3 @@ def test_sets_alone_and_evaluations_of_several_steps_are_read(tmp_path: Path) ->
     (tmp_path / "evaluation-sets.json").write_text(json.dumps({"data": "sets", "models": models}))
     found = recorded_metrics(tmp_path, 4, "shapes")
     assert {name: one.value for name, one in found.items()} == values[4]
-
-
-def test_the_average_of_datacomp_has_the_number_of_its_sets(tmp_path: Path) -> None:
-    path = tmp_path / "eval_results.jsonl"
-    lines = [
-        {"key": "imagenet1k", "dataset": "ImageNet 1k", "metrics": {"acc1": 0.3, "main_metric": 0.25}},
-        {"key": "retrieval/flickr30k", "dataset": "Flickr", "metrics": {"main_metric": 0.75}},
-        {"key": "fairness/fairface", "dataset": "FairFace", "metrics": {"main_metric": None}},
-    ]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = recorded_metrics(tmp_path, 4, "shapes", path)
-    assert {name: one.value for name, one in found.items()} == {
-        "datacomp/imagenet1k": 0.25,
-        "datacomp/retrieval/flickr30k": 0.75,
-        "datacomp/average_of_2": 0.5,
-    }

@@ -53,15 +53,6 @@ def zeroshot(**sets: DataSpec) -> dict[str, EvaluatorSpec]:
     return {"zeroshot": ZeroShotSpec(kind="zeroshot", sets=sets)}
 
 
-def test_metrics_of_a_set_carry_its_name_and_those_of_the_run_data_do_not(tmp_path: Path) -> None:
-    suite = open_suite(zeroshot(right=correct_set(tmp_path / "a"), shifted=mislabelled_set(tmp_path / "b")))
-    found = suite.evaluate(["zeroshot"], embedder())
-    assert found["eval/zeroshot/top1"] == 0.75
-    assert found["eval/zeroshot/right/top1"] == 1
-    assert found["eval/zeroshot/shifted/top1"] == pytest.approx(2 / 3)
-    assert next(iter(found)) == "eval/zeroshot/top1"
-
-
 def test_different_sets_with_equal_fingerprints_are_not_confused(tmp_path: Path) -> None:
     """The fingerprints depend on file names, which are equal."""
     a, b = correct_set(tmp_path / "a"), mislabelled_set(tmp_path / "b")

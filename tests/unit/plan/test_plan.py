@@ -17,11 +17,13 @@ from clipx.errors import ConfigError
 from clipx.model.clip import parameter_count
 from clipx.model.flops import DEVICES
 from clipx.model.tokenizer import Tokenizer
+from clipx.objective.infonce import InfoNCESpec
 from clipx.optimizer.groups import parameter_groups
 from clipx.plan.dry import DryRun, state_bytes
 from clipx.plan.estimate import Plan, plan
 from clipx.plan.memory import MemoryModel
 from clipx.plan.spec import PlanSpec
+from clipx.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
 from clipx.plan.utilisation import tower_speed
 from clipx.trainer.spec import RunSpec
 
@@ -231,3 +233,13 @@ def test_steps_hours_and_cost_follow_from_the_samples(vit_b32: Plan) -> None:
 def test_per_sample_state_is_divided_over_the_ranks() -> None:
     spec = planned("objective=fastclip_v1", "samples=8000000", "schedule.warmup=1st")
     assert MemoryModel(spec).memory(4, MemoryModel(spec).towers(2)).per_sample == pytest.approx(8e6 * 8 / 4, abs=100)
+
+
+def test_traffic_of_infonce_with_ddp_and_fsdp() -> None:
+    found = ddp_traffic(StepShape(InfoNCESpec().traffic, 256, 64, 512, 151_277_312))
+    assert found.loss == {"all_gather": (2, 64 * 256 * (2 * 512 + 3) * 4), "all_reduce": (1, 4)}
+    assert found.gradients == {"all_reduce": (25, 4 * 151_277_312)}
+    assert found.rest == {"all_reduce": (1, 8)}
+    spread = fsdp_traffic(StepShape(InfoNCESpec().traffic, 256, 64, 512, 151_277_312))
+    assert spread.gradients == {"all_gather": (50, 8 * 151_277_312), "reduce_scatter": (25, 4 * 151_277_312)}
+    assert spread.loss == found.loss

@@ -1,10 +1,14 @@
-"""HTML of pages: structure, escaping, data for scripts."""
+"""HTML of pages: structure, escaping, data for scripts, sample predictions."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 from helpers.html_page import Page
 
 from clipx.report.page import Cell, command, data_script, details, facts, listing, page, section, table
+from clipx.report.predictions import section_of
 
 HOSTILE = "</script><script>alert(1)</script>&\"'<!--\u2028\u202e\x1b[31m\ud800\n</td></title>"
 SHOWN = "</script><script>alert(1)</script>&\"'<!--\\u2028\\u202e\\x1b[31m\\ud800\\n</td></title>"
@@ -31,3 +35,23 @@ def test_text_of_users_is_escaped_in_each_element() -> None:
     assert "empty" not in found.text
     written = data_script("data", [HOSTILE]).partition(">")[2].removesuffix("</script>\n")
     assert written.isascii() and not set(written) & set("<>&")
+
+
+def test_hostile_text_of_predictions_is_shown_as_text(tmp_path: Path) -> None:
+    hostile = HOSTILE.replace("\ud800", "")  # which no JSON file may have
+    answers = [{"text": hostile, "rank": n, "similarity": 0.5, "right": n == 1} for n in (1, 2)]
+    sample = {"picture": hostile, "answers": answers}
+    for name, what, samples in (
+        ("captions", "captions", [sample, sample]),
+        ("x", hostile, [{**sample, "answers": []}]),
+    ):
+        values = {"what": what, "texts": 1, "samples": samples}
+        (tmp_path / f"predictions-{name}.json").write_text(json.dumps(values))
+    html = section_of(tmp_path)
+    found = Page(html)
+    assert set(found.tags) == {
+        "section", "h2", "p", "div", "figure", "img", "b", "ol", "li", "bdi", "span", "details", "summary",
+    }  # fmt: skip
+    assert {name for _, name, _ in found.attributes} == {"class", "value", "alt", "src"}
+    assert found.text.count(SHOWN.replace(r"\ud800", "")) == 5
+    assert not [c for c in html if not c.isprintable() and c != "\n"]

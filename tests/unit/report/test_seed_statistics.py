@@ -7,21 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from clipx.report.seed_statistics import CurvePoint, difference, mean_curve, samples_to_reach, spread
+from clipx.report.seed_statistics import CurvePoint, difference, mean_curve, samples_to_reach
 
 RANDOM = np.random.default_rng(0)
-
-
-def test_spread_is_the_mean_and_the_sample_deviation() -> None:
-    values = RANDOM.normal(0.5, 0.1, 5)
-    found = spread(values.tolist())
-    assert (found.n, found.mean) == (5, pytest.approx(values.mean()))
-    assert found.deviation == pytest.approx(values.std(ddof=1))
-    assert spread([0.25]).deviation is None
-    assert difference({"0": 1.0}, {"0": 2.0, "1": 3.0}).pooled_deviation is None
-    assert difference({"0": 1.0}, {"0": 2.0, "1": 3.0}).units is None
-    found = difference({"0": 1.0, "1": 1.0}, {"0": 2.0, "1": 2.0})
-    assert (found.difference, found.pooled_deviation, found.units) == (-1.0, 0.0, None)
 
 
 @pytest.mark.parametrize(("n", "m"), [(2, 2), (5, 5), (5, 3), (2, 7)])

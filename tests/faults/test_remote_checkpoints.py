@@ -1,0 +1,241 @@
+"""Checkpoints on a real S3 server that fails: uploads only wait, downloads are repeated, and no error shows a secret."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from fsspec.asyn import get_loop
+from helpers.runs import VIT, small
+from helpers.s3_server import SECRET, FaultyProxy, admin, forget_sessions
+from helpers.uploads import UploadEvents, same_files, save, upload
+from helpers.waiting import wait_until
+
+from clipx.checkpoint.downloader import fetch_newest, remote_checkpoints
+from clipx.checkpoint.manager import CheckpointManager
+from clipx.checkpoint.records import TENSORS
+from clipx.checkpoint.resume import Resume
+from clipx.checkpoint.uploader import Uploader
+from clipx.config.duration import Length
+from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError, Exit, NotSynced, StorageError, StorageRefused
+from clipx.storage.remote import StorageFolder, read_file, retry
+from clipx.trainer.trainer import Trainer
+
+pytestmark = pytest.mark.slow
+EVERY_STEP = (*VIT, "data.batch_size=8", "duration=6st", "checkpoint.every=1st")
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clipx.checkpoint.uploader._BACKOFF_S", (0.05, 0.2))
+    monkeypatch.setattr("clipx.checkpoint.uploader._FINAL_PAUSE_S", 0.2)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return Path("run")
+
+
+def test_a_large_file_is_sent_in_parts_and_read_in_blocks(
+    run_dir: Path, own_bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
+    monkeypatch.setattr("clipx.storage.remote.BLOCK", 3 << 20)
+    folder = save(run_dir, 10, os.urandom(12 << 20), shards=1)
+    upload(run_dir, own_bucket)
+    tag = admin(endpoint).info(f"{own_bucket}/checkpoints/step-00000010/{TENSORS}")["ETag"]
+    assert tag.strip('"').endswith("-3"), "uploaded in three parts"
+    found = fetch_newest(own_bucket, Path("other"), pytest.fail)
+    assert found is not None and same_files(found, folder)
+
+
+def test_a_fetch_survives_a_short_outage(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
+    folder = save(run_dir, 10, os.urandom(200_000))
+    upload(run_dir, own_bucket)
+    proxy.set("down")
+
+    def recover() -> None:
+        time.sleep(1.5)
+        proxy.set("cut", 150_000)
+        time.sleep(1.5)
+        proxy.set("some", 3)
+
+    threading.Thread(target=recover).start()
+    found = fetch_newest(own_bucket, Path("other"), pytest.fail, retry_s=120)
+    assert found is not None and same_files(found, folder)
+
+
+def test_an_upload_interrupted_within_a_file_only_delays(
+    run_dir: Path, own_bucket: str, proxy: FaultyProxy, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clipx.storage.remote._PART", 5 << 20)
+    bucket = own_bucket.removeprefix("s3://")
+    folder, events = save(run_dir, 10, os.urandom(11 << 20), shards=0), UploadEvents()
+    proxy.set("slow", 0.02)  # per 64 KiB
+    with closing(Uploader(run_dir, own_bucket, events)) as uploader:
+        wait_until(lambda: bool(admin(endpoint).list_multipart_uploads(bucket)))
+        proxy.set("down")
+        events.wait_for("upload_failed")
+        uploader.submit(save(run_dir, 20))  # a call that waits for the storage would not return
+        assert uploader.lag_s > 0 and not uploader.is_uploaded(folder)
+        assert not [path for path in admin(endpoint).find(own_bucket) if path.endswith("MANIFEST.json")]
+        proxy.set("up")
+        assert uploader.finish(600)
+    assert [step for step, _ in remote_checkpoints(own_bucket, retry_s=600)] == [20, 10]
+    assert not admin(endpoint).list_multipart_uploads(bucket), "an unfinished upload remains"
+
+
+UPLOAD = """
+import sys, time
+from pathlib import Path
+from clipx.checkpoint.uploader import Uploader
+uploader = Uploader(Path(sys.argv[1]), sys.argv[2], lambda kind, **facts: print(kind, facts, flush=True))
+time.sleep(1)
+raise RuntimeError("by the training")
+"""
+
+
+def test_a_process_exits_immediately_during_an_outage(run_dir: Path, own_bucket: str, proxy: FaultyProxy) -> None:
+    save(run_dir, 10, bytes(4 << 20))
+    proxy.set("down")
+    command = [sys.executable, "-c", UPLOAD, str(run_dir), own_bucket]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)  # else it waits for ever
+    assert done.returncode == 1 and "by the training" in done.stderr
+
+
+def test_an_outage_at_the_end_sets_the_exit_code_and_a_resume_uploads_the_rest(
+    run_dir: Path, own_bucket: str, proxy: FaultyProxy
+) -> None:
+    overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}", "checkpoint.sync_timeout_s=2")
+    trainer = Trainer(small(run_dir, *overrides))
+    proxy.set("down")
+    with pytest.raises(NotSynced, match="the run is finished, but its upload to s3://"):
+        trainer.fit()
+    assert len(list(run_dir.glob("checkpoints/step-*"))) == 6, "those that are not uploaded must not be deleted"
+    assert NotSynced.exit_code == Exit.NOT_SYNCED == 74
+    proxy.set("up")
+    Trainer(small(run_dir, *overrides, "checkpoint.sync_timeout_s=600", "resume=auto")).fit()
+    other = Trainer(small(Path("other"), *EVERY_STEP, f"resume={own_bucket}/run"))
+    other.close()
+    assert other.steps_done == 6
+
+
+def test_an_outage_at_the_start_does_not_begin_a_new_run(
+    run_dir: Path, own_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The content of the URL is unknown: a run with a local checkpoint resumes from that, another one ends."""
+    overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}")
+    Trainer(small(run_dir, *overrides)).fit()
+    monkeypatch.setattr("clipx.checkpoint.manager.RETRY_S", 1.0)
+    comm, told = Comm(0, 1, 0, torch.device("cpu")), list[str]()
+    spec = small(run_dir, *overrides).checkpoint
+    proxy.set("down")
+    here = CheckpointManager(run_dir, spec, Length(256, 32), comm, lambda kind, **_: told.append(kind))
+    here.fetch(Resume.parse("auto"))
+    assert told == ["remote_not_reached"]
+    found = here.find(Resume.parse("auto"))
+    assert found is not None and found.step == 6
+    here.open()
+    here.close()
+    shutil.rmtree(run_dir / "checkpoints")
+    with pytest.raises(StorageError):
+        here.fetch(Resume.parse("auto"))
+
+
+# ------------------------------------------------------------------------------------------------------ credentials
+
+
+def test_no_error_shows_a_password(own_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint.replace("http://", "http://user:SECRET@"))
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    proxy.set("down")
+    with pytest.raises((StorageError, CheckpointError)) as raised:
+        remote_checkpoints(own_bucket, retry_s=0)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_a_wrong_secret_is_one_line_at_once(
+    own_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")
+    forget_sessions()
+    refused = r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or"
+    with pytest.raises(CheckpointError, match=refused) as raised:
+        remote_checkpoints(f"{own_bucket}/run", 20)
+    assert "from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and" in str(raised.value)
+    assert "WRONG-SECRET" not in str(raised.value) and "\n" not in str(raised.value)
+    assert proxy.requests < 10
+
+
+def test_renewed_credentials_are_used_by_a_patient_read(
+    own_bucket: str, endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program outside the run writes new temporary credentials to the file before the retries end."""
+    key, file = "test:tester", tmp_path / "credentials"
+    profile = "[default]\naws_access_key_id = {}\naws_secret_access_key = {}\n"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setattr("clipx.storage.remote._RELOAD_S", 0.0)
+    file.write_text(profile.format(key, "expired"))
+    forget_sessions()
+    admin(endpoint).pipe_file(f"{own_bucket}/x", b"content")
+    attempts = 0
+
+    def call() -> bytes:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 3:
+            file.write_text(profile.format(key, SECRET))
+        return StorageFolder(own_bucket).read("x")
+
+    with pytest.raises(StorageRefused):
+        retry(own_bucket, 20, call)
+    assert attempts == 1
+    assert retry(own_bucket, 20, call, patient=True) == b"content"
+    assert attempts >= 3
+
+
+# -------------------------------------------------------------------------------------------------------------- forks
+
+
+def read_in_parallel(url: str) -> list[bytes]:
+    """Reads a file by several connections at once. An error of any of them is raised: no request is retried."""
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda _: read_file(url, retry_s=0), range(8)))
+
+
+def read_and_collect(url: str) -> None:
+    """Reads a file in a forked process, and collects garbage in its thread of requests.
+
+    fsspec drops the parent's file systems after a fork. Once collected in that thread, they close their connections.
+    """
+    read_file(url, retry_s=60)
+    get_loop().call_soon_threadsafe(gc.collect)
+    read_file(url, retry_s=60)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_process_leaves_the_connections_of_its_parent_open(own_bucket: str, endpoint: str) -> None:
+    url = f"{own_bucket}/file"
+    admin(endpoint).pipe_file(url, b"content")
+    read_in_parallel(url)
+    child = multiprocessing.get_context("fork").Process(target=read_and_collect, args=(url,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert read_in_parallel(url) == [b"content"] * 8
