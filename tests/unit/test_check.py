@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.runs import SMALL, compose, rows, run
+from helpers.runs import SMALL, compose, rows
 
 import clipx.check
 from clipx.check import CheckSpec
 from clipx.errors import ClipxError
 from clipx.trainer.trainer import Trainer
 
-CHECK = (sys.executable, "-m", "clipx.check")
 TRAINED = (*SMALL, "evaluator=[retrieval]")
 METRIC = "eval/retrieval/image_to_text/recall@5"
 
@@ -123,15 +121,3 @@ def test_changed_configuration_is_listed_before_the_metrics(trained: Path, check
     assert done.out.index("data.batch_size") < done.out.index(METRIC)
     assert "differs from" in done.out and f" in {len(changed)} values" in done.out
     assert "note: The source shuffles less." in done.out
-
-
-def test_the_command_searches_the_folder_of_config_dir_and_exits_with_1(trained: Path, tmp_path: Path) -> None:
-    for group in ("expectation", "experiment"):
-        (tmp_path / group).mkdir()
-    (tmp_path / "experiment" / "own.yaml").write_text("# @package _global_\noptimizer: {lr: 0.5}\n")
-    write_expectation(tmp_path / "expectation", {METRIC: {"value": 2.0}}, overrides=[*TRAINED, "experiment=own"])
-    done = run(*CHECK, f"run={trained}", "expected=mine", "--config-dir", str(tmp_path), check=False)
-    assert done.returncode == 1
-    assert done.stderr == f"error: 1 of 1 expected metrics not reached: {METRIC} is worse\n"
-    assert " in 1 value: it is another experiment" in done.stdout
-    assert cells(done.stdout, "optimizer.lr")[1] == "0.5"

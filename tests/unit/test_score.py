@@ -11,12 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.runs import SMALL, VIT, compose
-from helpers.samples import jpeg, write_tar
 from PIL import Image
 
-from clipx.data.source import whole_index
 from clipx.data.transform import decode, eval_transform
-from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError
 from clipx.score.__main__ import score
 from clipx.score.groups import duplicate_columns, semantic_columns
@@ -64,7 +61,7 @@ def test_similarity_and_head_equal_the_definition(trained: Path, uninterrupted: 
     model = found.spec.build(torch.device("cpu"), torch.float32).eval()
     load_into(model, found)
     source, tokenizer = compose(*TRAIN).data.open().train, found.spec.text.build_tokenizer()
-    head = np.load(trained / "head.npz")
+    head, entries = np.load(trained / "head.npz"), (trained / "entries.txt").read_text().split("\n")[:-1]
     for index in range(0, 64, 9):
         sample = source.read(index)
         view = torch.tensor(eval_transform(decode(sample.image, 10**6), 48)).permute(2, 0, 1)[None]
@@ -79,9 +76,15 @@ def test_similarity_and_head_equal_the_definition(trained: Path, uninterrupted: 
         assert table["characters"][index].as_py() == len(longest)
         assert table["captions"][index].as_py() == len(sample.captions)
         assert table["key"][index].as_py() == source.key(index)
+        texts = [f" {text} " for text in sample.captions]
+        contained = [n for n, entry in enumerate(entries) if any(f" {entry} " in text for text in texts)]
+        assert table["entries"][index].as_py() == contained
         assert (table["width"][index].as_py(), table["script"][index].as_py()) == (48, "Latin")
     assert table["index"].to_pylist() == list(range(64))
     assert table["reason"].null_count == 64
+    found_entries = [number for numbers in table["entries"].to_pylist() for number in numbers]
+    counts = pq.read_table(uninterrupted / "entries.parquet").to_pydict()
+    assert counts == {"entry": entries, "count": [found_entries.count(number) for number in range(4)]}
     assert pq.ParquetFile(uninterrupted / "scores.parquet").num_row_groups == 3
 
 
@@ -125,26 +128,6 @@ def test_duplicates_are_found_exactly_and_bad_samples_have_a_reason(pairs: Path)
         counts = np.bincount(np.asarray(image.convert("L")).ravel()) / (300 * 200)
     expected = -(counts[counts > 0] * np.log2(counts[counts > 0])).sum()
     assert table["entropy"][2].as_py() == pytest.approx(expected, rel=1e-5)
-
-
-def test_the_table_selects_samples_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The column index finds them: the keys of the table begin with the URLs of the shards."""
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
-    for shard in range(2):
-        numbers = range(5 * shard, 5 * shard + 5)
-        members = [[(f"{i}.jpg", jpeg(i)), (f"{i}.txt", " ".join(["word"] * (i + 1)).encode())] for i in numbers]
-        write_tar(tmp_path / f"{shard:05d}.tar", [member for pair in members for member in pair])
-    shards = f"{tmp_path}/*.tar"
-    data = ("data=webdataset", f"data.shards={shards}", "data.held_out_share=0.4", "data.workers=0")
-    scored(tmp_path / "out", *data, "scores=[caption]", "samples_per_part=3")
-    spec = {"name": "mine", "shards": shards, "held_out_share": 0.4}
-    train = WebDatasetSpec(**spec).open().train
-    numbers = [whole_index(train, i) for i in range(sum(train.sizes))]
-    where = {"where": "words > 4", "table": f"{tmp_path}/out/scores.parquet"}
-    kept = WebDatasetSpec(**spec, **where).open().train
-    expected = [number for number in numbers if number >= 4]
-    assert 0 < len(expected) < len(numbers) < 10
-    assert [whole_index(kept, i) for i in range(sum(kept.sizes))] == expected
 
 
 def test_duplicates_have_the_index_of_the_first_one() -> None:

@@ -9,12 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from helpers.runs import compose
 
-from clipx.errors import ConfigError
-from clipx.score.__main__ import score
 from clipx.score.entries import Entries, read_entries
 
 
@@ -52,33 +48,6 @@ def test_a_line_and_an_item_of_json_have_the_number_of_their_place(tmp_path: Pat
         assert entries.texts == texts
         assert entries.match(["a dog in New York.", "New\nYork, sea\u2028side"]) == [0, 2, 4]
     assert read_entries(str(tmp_path / "list.json")).digest == read_entries(str(tmp_path / "list.txt")).digest
-
-
-def test_samples_have_the_entries_of_all_their_captions_and_the_counts_of_entries(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Image 0 has two captions, image 2 has no text. Captions are not read from images, which do not exist."""
-    rows = ["filepath,caption", "0.png,a dog", '0.png,"the sea, a dog"', "1.png,the dog", "2.png,", "3.png,cats"]
-    (tmp_path / "pairs.csv").write_text("\n".join(rows))
-    for number in range(4):
-        (tmp_path / f"{number}.png").write_bytes(b"no image")
-    (tmp_path / "list.txt").write_text("sea\na dog\ndog\nhorse\n\ndog\n")
-    words = ("data=csv", f"data.path={tmp_path}/pairs.csv", "data.held_out_share=0", "data.workers=0")
-    options = (*words, "scores=[entries]", f"entries={tmp_path}/list.txt", f"out={tmp_path}/out", "samples_per_part=2")
-    score(compose(*options, config_name="score"))  # type: ignore[arg-type]
-    table = pq.read_table(tmp_path / "out/scores.parquet")
-    found = {
-        Path(key).stem: row for key, row in zip(table["key"].to_pylist(), table["entries"].to_pylist(), strict=True)
-    }
-    assert (found["0"], found["1"], found["3"]) == ([0, 1, 2], [2], [])
-    assert found.get("2") is None
-    counts = pq.read_table(tmp_path / "out/entries.parquet").to_pydict()
-    assert counts == {"entry": ["sea", "a dog", "dog", "horse", "", "dog"], "count": [1, 1, 2, 0, 0, 0]}
-    assert "3 of 4 entries are matched, 2 further ones are empty or repeated" in capsys.readouterr().out
-    assert "entries.parquet" in json.loads((tmp_path / "out/manifest.json").read_text())["files"]
-    (tmp_path / "list.txt").write_text("sea\n")
-    with pytest.raises(ConfigError, match=r"holds other scores \(entries was"):
-        score(compose(*options, config_name="score"))  # type: ignore[arg-type]
 
 
 MEASURED = """

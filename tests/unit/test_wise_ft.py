@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,7 @@ from helpers.runs import compose, small
 
 from clipx.trainer.trainer import Trainer
 from clipx.weights.interpolation import interpolate
-from clipx.weights.load import LoadedWeights, load_into, load_weights, save_weights
+from clipx.weights.load import LoadedWeights, load_weights, save_weights
 from clipx.weights.soup import mean_of
 from clipx.wise_ft import wise_ft
 
@@ -64,28 +62,6 @@ def test_a_mixture_is_the_weighted_mean_of_all_weights(models: tuple[LoadedWeigh
     assert zero.log_scale is not None and fine.log_scale is not None and found.log_scale is not None
     assert found.log_scale == pytest.approx(0.75 * zero.log_scale + 0.25 * fine.log_scale)
     assert interpolate(replace(zero, log_scale=None), fine, 0.25).log_scale == fine.log_scale
-
-
-@pytest.fixture(scope="module")
-def written(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    out = tmp_path_factory.mktemp("wise") / "mixed"
-    words = (f"base={runs[0]}", f"finetuned={runs[1]}", *SETS, "alphas=[0,0.5,1]", "select=0.5", f"out={out}")
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        mixed(*words)
-    return out, printed.getvalue()
-
-
-def test_the_written_model_equals_the_mixture_and_can_start_a_run(
-    models: tuple[LoadedWeights, LoadedWeights], written: tuple[Path, str], tmp_path: Path
-) -> None:
-    place = str(written[0] / "model.safetensors")
-    found, expected = load_weights(place), interpolate(*models, 0.5)
-    assert found.model.keys() == expected.model.keys()
-    assert all(torch.equal(x, expected.model[n]) for n, x in found.model.items())
-    assert found.log_scale == expected.log_scale
-    assert found.spec is not None
-    load_into(found.spec.build(torch.device("cpu"), torch.float32), found)
-    assert Trainer(small(tmp_path / "x", *NARROW, f"model.weights={place}")).loaded_weights[0] == place
 
 
 # ------------------------------------------------------------------------------------------------------------ soups

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.savers import gate  # noqa: F401  # fixture
 
 
 @pytest.fixture(autouse=True)

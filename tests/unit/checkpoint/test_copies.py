@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,12 @@ def test_a_save_holds_the_values_at_the_call(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(async_writer, "copies_from", lambda device: LateCopies())
     weight, buffer, rows = torch.ones(5), torch.ones(3), torch.ones(4, 2)
     run = make_writer(tmp_path)
-    run.save(1, {"weight": weight, "buffer": buffer, "rows": RankRows(rows, 0)}, {}, until_update={"weight", "rows"})
+    values = {"overdue": ["one"]}
+    run.save(
+        1, {"weight": weight, "buffer": buffer, "rows": RankRows(rows, 0)}, values, until_update={"weight", "rows"}
+    )
     buffer.fill_(2)
+    values["overdue"].append("two")
     run.hold_updates()
     weight.fill_(2)
     rows.fill_(2)
@@ -28,6 +33,7 @@ def test_a_save_holds_the_values_at_the_call(tmp_path: Path, monkeypatch: pytest
     run.close()
     found = {name: x.unique().tolist() for name, x in load_tensors(tmp_path).items()}
     assert found == {"weight": [1], "buffer": [1], "rows": [1]}
+    assert json.loads((tmp_path / "step-00000001" / "state.json").read_text())["state"] == {"overdue": ["one"]}
 
 
 def test_a_step_changes_the_weights_only_after_they_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

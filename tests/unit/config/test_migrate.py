@@ -94,30 +94,6 @@ def test_each_counterpart_composes(page: Path, section: str) -> None:
                 translated(words)
 
 
-def blocks(page: Path, title: str) -> list[str]:
-    """Returns the code blocks of a section, each as one line."""
-    section = page.read_text().split(f"## {title}\n")[1].split("\n#")[0]
-    return [code.replace("\\\n", " ") for code in re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)]
-
-
-def test_the_translated_command_trains_the_same() -> None:
-    theirs, ours = blocks(OPEN_CLIP, "A translated command")
-    args = open_clip_parser().parse_args(shlex.split(theirs.partition("open_clip_train.main")[2]))
-    spec = compose(*shlex.split(ours.partition("clipx.train")[2]))
-    assert spec.data.batch_size == args.batch_size * args.accum_freq * 8
-    assert (spec.data.micro_batches, int(spec.data.workers)) == (args.accum_freq, args.workers)
-    assert (spec.optimizer.lr, spec.optimizer.weight_decay, spec.optimizer.clip_norm) == (
-        args.lr,
-        args.wd,
-        args.grad_clip_norm,
-    )
-    assert (spec.duration, spec.schedule.warmup) == (f"{args.epochs}ep", f"{args.warmup}st")
-    assert (spec.precision.kind, spec.name, spec.seed) == (args.precision, args.name, args.seed)
-    assert spec.data.shards == args.train_data and spec.evaluator["zeroshot"].sets["imagenet"].path == args.imagenet_val
-    assert spec.evaluator["zeroshot"].every == f"{args.zeroshot_frequency}ep"
-    assert sorted(spec.logger) == sorted(args.report_to.split(","))
-
-
 def fastclip_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(parents=[open_clip_parser()], add_help=False, conflict_handler="resolve")
     for flag, default in FASTCLIP_FLAGS.items():

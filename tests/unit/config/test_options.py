@@ -167,15 +167,6 @@ def test_a_model_sets_optimizer_defaults_that_the_command_line_overrides() -> No
     assert to_dict(compose("model=rn50", "optimizer.eps=1e-7"))["optimizer"]["eps"] == 1e-7
 
 
-def test_any_number_of_evaluators_and_loggers_can_be_chosen() -> None:
-    assert set(compose("evaluator=[]").evaluator) == set()
-    assert set(compose("evaluator=retrieval").evaluator) == {"retrieval"}
-    assert set(compose("logger=[tensorboard,wandb]").logger) == {"tensorboard", "wandb"}
-    assert set(compose("~evaluator.zeroshot").evaluator) == {"retrieval"}
-    spec = compose("+evaluator@evaluator.mine=zeroshot", "evaluator.mine.classnames=names.txt")
-    assert set(spec.evaluator) == {"zeroshot", "retrieval", "mine"}
-
-
 # -------------------------------------------------------------------------------------------- user-defined options
 
 
