@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -40,26 +39,16 @@ class Checked:
 Check = Callable[..., Checked]
 
 
-def write_expectation(folder: Path, metrics: dict[str, dict[str, object]], **values: object) -> Path:
-    filled = {name: {"source": "Table 1", **metric} for name, metric in metrics.items()}
-    path = folder / "mine.yaml"
-    path.write_text(yaml.safe_dump({"overrides": list(TRAINED), "metrics": filled, **values}))
-    return path
-
-
 @pytest.fixture
 def check(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
     """Writes an expectation and checks a run. `metrics`: values of ExpectedMetric by name."""
 
-    def checked(
-        metrics: dict[str, dict[str, object]],
-        run_dir: Path = trained,
-        options: dict[str, Any] | None = None,
-        **values: object,
-    ) -> Checked:
-        path = write_expectation(tmp_path, metrics, **values)
+    def checked(metrics: dict[str, dict[str, object]], **values: object) -> Checked:
+        filled = {name: {"source": "Table 1", **metric} for name, metric in metrics.items()}
+        path = tmp_path / "mine.yaml"
+        path.write_text(yaml.safe_dump({"overrides": list(TRAINED), "metrics": filled, **values}))
         try:
-            clipx.check.check(CheckSpec(**{"run": str(run_dir), "expected": str(path), **(options or {})}))
+            clipx.check.check(CheckSpec(run=str(trained), expected=str(path)))
         except ClipxError as error:
             return Checked(error.exit_code, capsys.readouterr().out, str(error))
         return Checked(0, capsys.readouterr().out, "")

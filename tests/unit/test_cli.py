@@ -1,33 +1,13 @@
-"""Commands: their list, those that texts name, and the command line that repeats a run."""
+"""The command line that repeats a run."""
 
 from __future__ import annotations
 
 import contextvars
-import re
 import shlex
-import sys
-import tomllib
 
 import pytest
-from helpers import ROOT
-from helpers.runs import run
 
-from clipx.__main__ import commands
 from clipx.cli import record_command, repeat_command
-from clipx.config import catalogue
-
-SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-
-
-def test_clipx_lists_all_commands() -> None:
-    printed = run(sys.executable, "-m", "clipx").stdout
-    targets = {target.partition(":")[0].removesuffix(".__main__") for target in SCRIPTS.values()}
-    listed = dict(commands())
-    assert len(listed) == len(list(commands())), "each command is listed once"
-    assert listed.keys() == {command.module.removesuffix(".__main__") for command in catalogue.commands()}
-    assert targets - {"clipx", "clipx_launch"} <= listed.keys()
-    for module, summary in listed.items():
-        assert re.search(rf"python -m {re.escape(module)} +{re.escape(summary)}\n", printed)
 
 
 def recorded(overrides: list[str], folders: tuple[str, ...] = ()) -> str:

@@ -1,4 +1,4 @@
-"""Rules of CONTRIBUTING.md on language, and on plain code, that a program can check."""
+"""Rules of CONTRIBUTING.md on language that a program can check."""
 
 from __future__ import annotations
 
@@ -36,22 +36,3 @@ def test_no_docstring_begins_with_a_bare_preposition_or_question_word() -> None:
     found = [(path, line, text) for path in files for line, text in docstrings(path)]
     assert len(found) > 2000
     assert not [f"{path}:{line}: {text}" for path, line, text in found if opens_barely(text)]
-
-
-# ------------------------------------------------------------------------------------------------- code
-
-
-def tricks(code: str) -> list[int]:
-    """Returns the lines that splice a literal, as in `f(*(a, b))` and `[*(a, b)]`, or change the class of an object."""
-    found = []
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set):
-            found.append(node.lineno)
-        if isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Store):
-            found.append(node.lineno)
-    return found
-
-
-def test_no_literal_is_spliced_and_no_object_changes_its_class() -> None:
-    files = [path for folder in ("clipx", "launch", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
-    assert not [f"{path}:{line}" for path in files for line in tricks(path.read_text())]

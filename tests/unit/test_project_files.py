@@ -1,4 +1,4 @@
-"""Files about the project: the lock file, metadata for citations, the workflow of GitHub, the hooks of pre-commit."""
+"""Files about the project: bounds of its dependencies, the lock file, metadata for citations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of a model and its fine-tuned version: weights, scores, selection and output."""
+"""Mixtures of a model and its fine-tuned version, and soups: weights, scores and selection."""
 
 from __future__ import annotations
 
@@ -142,6 +142,3 @@ def test_a_greedy_soup_adds_models_that_do_not_lower_the_metric(
     found = load_weights(f"{tmp_path}/x/model.safetensors")
     assert all(torch.equal(x, expected.model[name]) for name, x in found.model.items())
     assert result["points"][-1]["data"][metric] == best, "alpha 1 is the soup"
-
-
-# ----------------------------------------------------------------------------------------------------------- errors

@@ -25,16 +25,6 @@ def spec(*words: str) -> StepSpec:
     return found
 
 
-def test_comma_separated_values_are_runs_named_by_their_differences() -> None:
-    fixed = ["model=tiny", "data.name='a,b'"]
-    assert spec(*fixed, "model.text.layers=2,3", "precision=fp32,fp64").runs() == {
-        f"model.text.layers={layers} precision={p}": [*fixed, f"model.text.layers={layers}", f"precision={p}"]
-        for layers in (2, 3)
-        for p in ("fp32", "fp64")
-    }
-    assert spec().runs() == {"step": ["model=vit_b32"]}
-
-
 def course(*words: str, rivals: Sequence[str] = (), **changes: Any) -> Course:
     made = Course(spec("model=tiny", *VIT, *words).runs(), rivals, batch=4, steps=2, rounds=2, seed=0)
     return replace(made, **changes)

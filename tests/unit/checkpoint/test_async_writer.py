@@ -1,7 +1,8 @@
-"""Saving in the background: the state at the time of the call is saved, and failures are reported."""
+"""Saving in the background: the state at the time of the call is saved, failures are reported, and updates wait for copies."""
 
 from __future__ import annotations
 
+import json
 import resource
 import signal
 import subprocess
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.savers import EventLog, load_tensors, make_writer, run_in_processes, steps, tensors
+from helpers.runs import small
+from helpers.savers import EventLog, LateCopies, load_tensors, make_writer, run_in_processes, steps, tensors
 from safetensors.torch import load_file
 
+from clipx.checkpoint import async_writer
 from clipx.checkpoint.tensors import RankRows
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
+from clipx.trainer.trainer import Trainer
 
 
 def test_every_dtype_and_shape_is_readable_by_safetensors(tmp_path: Path) -> None:
@@ -113,3 +117,56 @@ def test_a_failed_write_on_one_rank_fails_the_save_on_all_ranks(tmp_path: Path) 
     assert [facts["step"] for facts in log.of("checkpoint_saved")] == [1, 3]
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["step-00000001", "step-00000003"]
     assert load_tensors(tmp_path / "run")["rows"].eq(3).all() and len(load_tensors(tmp_path / "run")["rows"]) == 50_000
+
+
+def test_a_save_holds_the_values_at_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that `until_update` names may change after `hold_updates`, all others at once."""
+    monkeypatch.setattr(async_writer, "copies_from", lambda device: LateCopies())
+    weight, buffer, rows = torch.ones(5), torch.ones(3), torch.ones(4, 2)
+    run = make_writer(tmp_path)
+    values = {"overdue": ["one"]}
+    run.save(
+        1, {"weight": weight, "buffer": buffer, "rows": RankRows(rows, 0)}, values, until_update={"weight", "rows"}
+    )
+    buffer.fill_(2)
+    values["overdue"].append("two")
+    run.hold_updates()
+    weight.fill_(2)
+    rows.fill_(2)
+    run.wait()
+    run.close()
+    found = {name: x.unique().tolist() for name, x in load_tensors(tmp_path).items()}
+    assert found == {"weight": [1], "buffer": [1], "rows": [1]}
+    assert json.loads((tmp_path / "step-00000001" / "state.json").read_text())["state"] == {"overdue": ["one"]}
+
+
+def test_a_step_changes_the_weights_only_after_they_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copies are made at the last possible moment: directly before the next step's update."""
+    overrides = ("optimizer.ema_decay=0.9", "objective=fastclip_v1")  # with BatchNorm and per-sample state
+    late = LateCopies()
+    monkeypatch.setattr(async_writer, "copies_from", lambda device: late)
+    trainer = Trainer(small(tmp_path / "run", "duration=2st", *overrides))
+    steps = trainer.steps()
+    next(steps)
+    trainer.learner.settle()  # as before a save
+    expected = {
+        name: (value.tensor if isinstance(value, RankRows) else value).clone()
+        for name, value in trainer.learner.state.capture().items()
+    }
+    trainer._save({})
+    assert late.waiting > 100, "the weights and the optimizer's state are copied during the step"
+    next(steps)
+    assert late.waiting == 0, "the step must hold its update until the copies are made"
+    trainer.checkpoints.wait()
+    now = trainer.learner.state.capture()
+    trainer.close()
+    found = load_tensors(tmp_path / "run" / "checkpoints", 1)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, equal_nan=True, msg=name)
+    changed = {
+        name.split("/")[0]
+        for name, value in now.items()
+        if not torch.equal(value.tensor if isinstance(value, RankRows) else value, expected[name])
+    }
+    assert {"model", "optimizer"} <= changed

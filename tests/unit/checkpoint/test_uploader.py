@@ -38,17 +38,6 @@ def test_a_partly_replaced_step_is_not_listed(run_dir: Path, local_url: str, tmp
     assert steps(local_url) == [20, 10]
 
 
-def test_finish_uploads_the_final_versions_of_small_files(run_dir: Path, local_url: str, tmp_path: Path) -> None:
-    with closing(Uploader(run_dir, local_url, UploadEvents())) as uploader:
-        uploader.submit(save(run_dir, 10))
-        wait_until(lambda: uploader.is_uploaded(run_dir / "checkpoints" / "step-00000010"))
-        (run_dir / "metrics.jsonl").write_text("more\n")
-        (run_dir / "report.html").write_text("the report")
-        assert uploader.finish(600)
-    assert (tmp_path / "far" / "metrics.jsonl").read_text() == "more\n"
-    assert (tmp_path / "far" / "report.html").read_text() == "the report"
-
-
 def test_the_retention_policy_applies_at_the_url(run_dir: Path, local_url: str) -> None:
     with closing(
         Uploader(run_dir, local_url, UploadEvents(), keep=functools.partial(steps_to_keep, keep_last=2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -148,26 +147,11 @@ def test_every_model_builds_on_the_meta_device_with_its_optimizer(name: str) -> 
 # -------------------------------------------------------------------------------------------- composition of a run
 
 
-@pytest.mark.parametrize(
-    ("typed", "value"),
-    [
-        ("data.shards=/data/{0000..0123}.tar", "/data/{0000..0123}.tar"),
-        ("data.shards='/data/{0000..0123}.tar'", "/data/{0000..0123}.tar"),
-        ("data.shards=${oc.env:HOME}/{0..3}.tar", f"{os.environ['HOME']}/{{0..3}}.tar"),
-    ],
-)
-def test_a_pattern_of_shards_needs_no_quotes(typed: str, value: str) -> None:
-    assert to_dict(real_compose("data=webdataset", typed))["data"]["shards"] == value
-
-
 def test_a_model_sets_optimizer_defaults_that_the_command_line_overrides() -> None:
     assert to_dict(compose("model=rn50"))["optimizer"]["eps"] == 1e-8
     assert to_dict(compose("model=vit_b32"))["optimizer"]["eps"] == 1e-6
     assert to_dict(compose("model=rn50", "optimizer=adamw"))["optimizer"]["eps"] == 1e-6
     assert to_dict(compose("model=rn50", "optimizer.eps=1e-7"))["optimizer"]["eps"] == 1e-7
-
-
-# -------------------------------------------------------------------------------------------- user-defined options
 
 
 # --------------------------------------------------------------------------------- inside another Hydra application
@@ -235,6 +219,3 @@ def test_a_run_saved_by_8ddb223_loads() -> None:
         "checkpoint.max_failures=7",
         *("data.workers=2", "evaluator.zeroshot.sets.birds.workers=2"),
     )
-
-
-# ---------------------------------------------------------------------------------------------------------- errors

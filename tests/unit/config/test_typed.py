@@ -1,9 +1,10 @@
-"""Words typed on a command line: keys given twice, flags that do not exist, flags of open_clip."""
+"""Words typed on a command line: keys given twice, flags of open_clip, names that become a part of a path."""
 
 from __future__ import annotations
 
 import pytest
 from helpers.open_clip_parser import open_clip_actions
+from helpers.runs import compose
 from hydra._internal.utils import get_args_parser
 
 from clipx.config.open_clip_flags import FLAGS
@@ -50,3 +51,28 @@ def test_every_flag_of_open_clip_is_answered() -> None:
     assert {f"--{name}" for name in FLAGS} == open_clip_actions().keys()
     for name in FLAGS:
         assert refused(f"--{name}")
+
+
+PATH = "is a path, and a name is one part of a path"
+CONTROL = "contains an unprintable character: remove it"
+
+
+@pytest.mark.parametrize("key", ["name", "data.name", "model.name"])
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("../../x", PATH),
+        ("..", PATH),
+        ("/tmp/x", PATH),
+        ("a\x1b[2Jb\n", CONTROL),
+        ("a\u202eb", CONTROL),
+        (" ", "is empty"),
+        ("é" * 101, "has 202 bytes"),
+    ],
+)
+def test_a_name_is_one_part_of_a_path(key: str, name: str, rule: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(f"{key}='{name}'")
+    message = str(caught.value)
+    assert message.startswith(f"{key}=") and rule in message
+    assert message.isprintable() and len(message) < 300

@@ -1,4 +1,4 @@
-"""Sharded models: the memory of gathered weights, and copies of the model that differ."""
+"""Weights of several ranks: gathered and copied by FSDP, and the masters of DDP. Sums: integration/test_reduction.py."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import torch
 import torch.distributed.fsdp  # once, before the processes fork
 from helpers.runs import VIT, compose
 from helpers.savers import run_in_processes
-from torch import Tensor
+from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
+from clipx.distributed.ddp import DdpSpec
 from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
+from clipx.optimizer.master import MasterWeights
 
 FSDP = (*VIT, "precision=amp_bf16", "distributed=fsdp")
 
@@ -73,3 +75,17 @@ def test_copies_of_the_model_have_the_same_weights(tmp_path: Path) -> None:
         assert alike == ""
         assert different.startswith("distributed.shard_size=2: the initial weights of ranks 2-3 (host")
         assert "differ from those of ranks 0-1" in different
+
+
+def wrapped(comm: Comm) -> list[list[float]]:
+    """Wraps a model with other weights on each rank. Returns its weights in bfloat16, and their masters."""
+    torch.manual_seed(comm.rank)
+    masters = MasterWeights(nn.Linear(3, 4), torch.bfloat16)
+    DdpSpec().wrap(masters.model, comm, masters.by_parameter)  # type: ignore[arg-type]
+    return [x.detach().flatten().tolist() for pair in masters.by_parameter.items() for x in pair]
+
+
+def test_all_ranks_begin_with_the_masters_of_rank_0(tmp_path: Path) -> None:
+    first, second = run_in_processes(2, tmp_path, wrapped)
+    assert len(first) == 4 and all(map(any, first))
+    assert first == second

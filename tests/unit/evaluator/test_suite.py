@@ -1,9 +1,13 @@
-"""Evaluation sets in addition to the run's data: metric names, caching of embeddings, robustness table, errors."""
+"""Evaluations: further sets, their table of robustness, sample predictions, and the metrics read from their files."""
 
 from __future__ import annotations
 
+import base64
+import io
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.color_model import RGB, Told, dataset, embedder
@@ -13,6 +17,9 @@ from clipx.data.folder import FolderSpec
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
+from clipx.evaluator.predictions import PredictionWriter
+from clipx.evaluator.recorded import recorded_metrics
+from clipx.evaluator.retrieval import RetrievalSpec
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import robustness
@@ -81,3 +88,29 @@ def test_the_robustness_table_has_averages_and_drops(tmp_path: Path) -> None:
     assert [row["drop"] for row in rows.values()] == pytest.approx([0, -0.25, 1 / 12, -1 / 18, -1 / 12])
     single = open_suite(zeroshot())
     assert robustness(single, single.evaluate(["zeroshot"], embedder())) == {}
+
+
+def test_pictures_are_of_their_samples_also_behind_bad_ones(tmp_path: Path) -> None:
+    colours = [None, "red", "green", None, "blue", "green"]
+    labels = [0, 0, 1, 0, 2, 1]
+    tool = embedder(max_bad_share=0.5)
+    tool.compared = PredictionWriter(tmp_path, 0, active=True)
+    data = dataset(colours, labels, Classes(tuple(RGB), ("{}",)))
+    RetrievalSpec(kind="retrieval").evaluate(tool, data)
+    ZeroShotSpec(kind="zeroshot").evaluate(tool, data)
+    for what in ("captions", "classes"):
+        samples = json.loads((tmp_path / f"predictions-{what}.json").read_text(encoding="utf-8"))["samples"]
+        assert sorted(sample["answers"][0]["text"] for sample in samples) == ["blue", "green", "green", "red"]
+        for sample in samples:
+            picture = Image.open(io.BytesIO(base64.b64decode(sample["picture"])))
+            colour = np.asarray(picture.convert("RGB"), dtype=float).mean((0, 1))
+            assert np.abs(colour - RGB[sample["answers"][0]["text"]]).max() < 5
+            assert sample["answers"][0]["right"]
+
+
+def test_sets_alone_and_evaluations_of_several_steps_are_read(tmp_path: Path) -> None:
+    values = {step: {"eval/z/imagenet/top1": step / 10, f"eval/z/only_{step}/top1": 1.0} for step in (2, 4)}
+    models = [{"model": "m", "step": step, **values[step]} for step in values]
+    (tmp_path / "evaluation-sets.json").write_text(json.dumps({"data": "sets", "models": models}))
+    found = recorded_metrics(tmp_path, 4, "shapes")
+    assert {name: one.value for name, one in found.items()} == values[4]

@@ -1,17 +1,13 @@
-"""MLflow and trackio: real stores on disk, read back by their own clients; and the tracker of the documentation."""
+"""MLflow and trackio: real stores on disk, read back by their own clients."""
 
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.documentation import blocks
-from helpers.runs import SMALL, VIT, rows, run
 
-from clipx.config.typed import last_of_each
 from clipx.errors import ConfigError
 from clipx.logger import Sink
 from clipx.logger.mlflow import MlflowSpec, mlflow_name
@@ -96,18 +92,3 @@ def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_
     (tmp_path / "mlflow_id").write_text("0" * 32)
     with pytest.raises(ConfigError, match=r"tracking_uri=null cannot continue the run named in .*mlflow_id .*remove"):
         spec.build(tmp_path, "mine", CONFIG, 4)
-
-
-def test_the_tracker_of_the_documentation_writes_its_file(tmp_path: Path) -> None:
-    code = {block.language: block.text for block in blocks("docs/guides/trackers.md")}
-    folder = tmp_path / "mine/logger"
-    folder.mkdir(parents=True)
-    (folder / "csv_file.py").write_text(code["python"])
-    (folder / "csv_file.yaml").write_text(code["yaml"])
-    words = ("logger=[csv_file]", "duration=2st", "checkpoint=none", "name=mine", f"run_dir={tmp_path}/run")
-    command = ("-m", "clipx.train", f"--config-dir={tmp_path}/mine", *last_of_each([*SMALL, *VIT, *words]))
-    run(sys.executable, *command)  # a process: a registered option remains for later tests
-    found = [line.split(",") for line in (tmp_path / "run/metrics.csv").read_text().splitlines()]
-    assert [(int(step), float(loss)) for step, loss in found] == [
-        (r["step"], r["train/loss"]) for r in rows(tmp_path / "run") if "train/loss" in r
-    ]

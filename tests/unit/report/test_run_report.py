@@ -35,7 +35,7 @@ def test_each_part_keeps_its_extremes() -> None:
         assert {start + int(part.argmin()), start + int(part.argmax())} <= chosen
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of the page need no picture, which takes 0.4 s."""
     monkeypatch.setattr("clipx.report.run_report.draw", lambda name, charts: b"")
@@ -61,7 +61,6 @@ def charts(page: Page) -> dict[str, Any]:
     return {chart["title"]: chart for chart in data["charts"]}
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_rows_of_evaluations_and_a_shorter_last_interval_are_no_points_of_training(tmp_path: Path) -> None:
     """81 steps, logged every second one: an evaluation after step 8 repeats its row with the next learning rate."""
     rows = [
@@ -80,7 +79,6 @@ def test_rows_of_evaluations_and_a_shorter_last_interval_are_no_points_of_traini
     assert steps["train/evaluation_s"] == steps["Held out: top-1 accuracy and recall@1"] == [8, 81]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_resumed_run_shows_its_starts_commands_and_time(tmp_path: Path) -> None:
     """The run trains for 10 s, is stopped, resumes 1000 s later with another command, and trains for 19 s."""
     rows = [{**row, "seconds": row["step"] + (1000 if row["step"] > 10 else 0)} for row in ROWS[:29]]
@@ -108,7 +106,6 @@ def test_a_resumed_run_shows_its_starts_commands_and_time(tmp_path: Path) -> Non
     assert "http" not in text, "the page needs no other file"
 
 
-@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("event", "shown"),
     [
