@@ -18,8 +18,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.version import getbase
 from omegaconf import OmegaConf
 
-import clipx.bench.__main__
-import clipx.check  # registers its options, as does the next one
+import clipx.bench.__main__  # registers its options, as do the next two
+import clipx.check
 import clipx.wise_ft  # noqa: F401
 from clipx.config.duration import Length
 from clipx.config.registry import CONF_DIR
