@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 from helpers.processes import children_of
 from helpers.runs import SMALL, VIT, run, start
+from helpers.samples import img2dataset, write_tar
 from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
+from clipx.data.loader import train_loader
+from clipx.data.order import Order
+from clipx.data.views import ImageView
+from clipx.data.webdataset import WebDatasetSpec
+from clipx.model.tokenizer import Tokenizer
 
 
 def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tmp_path: Path) -> None:
@@ -49,3 +55,28 @@ def test_full_shared_memory_raises_an_error_that_names_the_fix(tmp_path: Path) -
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
     assert "0.9 MB of shared memory for samples" in line
     assert "No space left on device" in line and "docker's --shm-size" in line
+
+
+def test_a_deleted_shard_loses_its_samples_and_keeps_the_order_of_the_rest(tmp_path: Path) -> None:
+    for k in range(4):
+        write_tar(tmp_path / f"{k}.tar", img2dataset(range(10 * k, 10 * k + 10)))
+    source = WebDatasetSpec(name="x", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
+    order = Order(source.sizes, seed=1, window=12)
+    epoch = [order(position) for position in range(40)]
+    stream = iter(
+        train_loader(
+            source, order, ImageView(size=8, crop_scale=[0.9, 1.0], max_pixels=10**6), Tokenizer(8), seed=1,
+            samples=range(40), batch=5, rank=0, world=1, workers=0, prefetch=2, pin=False,
+        )
+    )  # fmt: skip
+    found = [next(stream)]
+    opened = {index // 10 for index in epoch[:5]}
+    (gone,) = sorted(set(range(4)) - opened)[:1]  # an open file stays readable
+    (tmp_path / f"{gone}.tar").unlink()
+    found += list(stream)
+    indices = [index for batch in found for index in batch.index.tolist()]
+    lost = [bad for batch in found for bad in batch.bad]
+    assert {bad.key.split(":")[0] for bad in lost} == {f"{tmp_path}/{gone}.tar"}
+    assert all("shard cannot be read: " in bad.reason for bad in lost)
+    assert [i for i, e in zip(indices, epoch, strict=True) if e // 10 != gone] == [e for e in epoch if e // 10 != gone]
+    assert all(index // 10 != gone for index in indices)

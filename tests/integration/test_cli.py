@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import yaml
 from helpers.runs import SMALL, VIT, rows, run
 
 TRAIN = (sys.executable, "-m", "clipx.train")
@@ -16,10 +17,13 @@ HEAVY = (
 )
 
 
+LARGE = ["model=vit_l14", "data=laion400m", "--cfg", "job"]
+
+
 def test_commands_that_do_not_train_import_no_heavy_module() -> None:
     """None of the heavy modules, and fewer than 600 in total."""
     lines = ["import sys", "from clipx.train import main"]
-    for arguments in (["modl=x"], ["--help"], ["--help", "data.shuffle_window"], ["-sc", "install=bash"]):
+    for arguments in (["modl=x"], ["--help"], ["--help", "data.shuffle_window"], ["-sc", "install=bash"], LARGE):
         lines += [f"sys.argv = ['clipx-train', *{arguments}]", "try:", "    main()", "except SystemExit:", "    pass"]
         lines += [f"loaded = {{*{HEAVY}}} & sys.modules.keys()", "assert not loaded, (sys.argv, loaded)"]
         lines += ["assert len(sys.modules) < 600, (sys.argv, len(sys.modules))"]
@@ -43,3 +47,21 @@ def test_a_failed_point_is_named_and_the_others_are_trained(tmp_path: Path) -> N
     assert errors[1].endswith("): optimizer.lr=inf is not a finite number: give one")
     assert "Traceback" not in done.stderr
     assert [row["step"] for row in rows(tmp_path / "sweep" / "1")] == [1, 2]
+
+
+def test_configuration_errors_are_one_line_with_exit_code_2(tmp_path: Path) -> None:
+    done = run(*TRAIN, "seed=-1", f"run_dir={tmp_path}/run", check=False)
+    assert (done.returncode, done.stderr) == (2, "error: seed=-1 must be in [0, 2^63): give 0 or more\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sweep_trains_each_point_in_its_own_folder(tmp_path: Path) -> None:
+    done = run(*TRAIN, "-m", "seed=0,1", *TINY, f"hydra.sweep.dir={tmp_path}/sweep", check=False)
+    assert done.returncode == 0, done.stderr
+    points = sorted(tmp_path.glob("sweep/*/config.yaml"))
+    assert [point.parent.name for point in points] == ["0", "1"]
+    for seed, point in enumerate(points):
+        spec = yaml.safe_load(point.read_text())
+        assert (spec["seed"], spec["run_dir"]) == (seed, str(point.parent))
+        assert [row["step"] for row in rows(point.parent)] == [1, 2]
+    assert rows(points[0].parent)[0]["train/loss"] != rows(points[1].parent)[0]["train/loss"]

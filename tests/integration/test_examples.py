@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -66,3 +70,23 @@ def test_the_contenders_of_fastclips_study_are_those_of_the_folder_with_tuned_va
         spec = compose("experiment=fastclip_small", f"{study.CONTENDER}={name}", "data.batch_size=64")
         assert spec.objective.kind == ("infonce" if name == "infonce_constant" else name)
         assert 1e-4 < spec.optimizer.lr < 1e-2
+
+
+@pytest.mark.slow
+def test_the_plugin_package_is_installed_and_passes_its_tests(tmp_path: Path) -> None:
+    shutil.copytree(EXAMPLES / "plugin", tmp_path / "plugin")
+    installed = tmp_path / "installed"
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+    subprocess.run([*pip, "--target", str(installed), str(tmp_path / "plugin")], check=True)
+    path = os.pathsep.join(map(str, (installed, ROOT, ROOT / "launch")))
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "plugin/tests")]
+    done = subprocess.run(test, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+    shown = [c.words for b in blocks("examples/plugin/README.md") for c in commands(b) if "clipx.train" in c.words]
+    for words in shown:
+        more = [] if "--help" in words else ["--cfg", "job"]
+        done = subprocess.run(
+            [sys.executable, *words[1:], *more], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert "margin" in done.stdout

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
+import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import open_clip
 import pytest
 import torch
-from helpers.runs import VIT, compose, small
+from helpers.benchmark_set import write_set
+from helpers.runs import VIT, compose, run, small
 from helpers.samples import jpeg
 from PIL import Image
 from torch import Tensor
@@ -17,6 +21,7 @@ from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor
 
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_module, select_prefix
+from clipx.data.shapes import SHAPES
 from clipx.data.transform import decode, eval_transform
 from clipx.errors import CheckpointError
 from clipx.export import export
@@ -201,3 +206,20 @@ def test_open_clip_and_transformers_load_merged_weights(adapted: tuple[Path, CLI
     features = hugging.get_text_features(tokens_BL)
     features = features if isinstance(features, torch.Tensor) else features.pooler_output
     torch.testing.assert_close(torch.nn.functional.normalize(features, dim=1), own_BD, atol=1e-5, rtol=0)
+
+
+def test_clip_benchmark_and_clipx_report_equal_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
+    images = {shape: [jpeg(10 * i + j, 40 + j, 50) for j in range(9)] for i, shape in enumerate(SHAPES)}
+    write_set(tmp_path / "set", images, ["a {c}", "a drawing of a {c}."])
+    exported(runs["tiny"], tmp_path / "out", "format=open_clip")
+    words = ("--dataset", "wds/shapes", "--dataset_root", str(tmp_path / "set"), "--no_amp", "--num_workers", "0")
+    model = ("--model_type", "open_clip", "--model", f"local-dir:{tmp_path}/out", "--output", f"{tmp_path}/found.json")
+    run(sys.executable, "-m", "clip_benchmark.cli", "eval", *words, *model)
+    theirs = json.loads((tmp_path / "found.json").read_text())["metrics"]
+    evaluate = (sys.executable, "-m", "clipx.evaluate", "data=benchmark", "evaluator=[zeroshot]", "data.workers=0")
+    shutil.copytree(runs["tiny"], tmp_path / "run")
+    run(*evaluate, f"run={tmp_path}/run", f"data.path={tmp_path}/set")
+    (path,) = (tmp_path / "run").glob("evaluation-*.json")
+    ours = json.loads(path.read_text())
+    names = {"acc1": "top1", "acc5": "top5", "mean_per_class_recall": "mean_per_class_recall"}
+    assert {key: ours[f"eval/zeroshot/{name}"] for key, name in names.items()} == pytest.approx(theirs)

@@ -14,6 +14,7 @@ from helpers.runs import VIT, rows
 from PIL import Image
 
 from clipx import compose
+from clipx import train as command
 from clipx.config.typed import last_of_each
 from clipx.data.spec import open_data
 from clipx.errors import ConfigError
@@ -44,6 +45,14 @@ def train(words: tuple[str, ...], name: str, *more: str) -> list[dict[str, float
     assert words[:5] == ("python", "-m", "clipx.train", "--config-dir", "mine")
     Trainer(compose(*last_of_each([*words[5:], *FEW, f"run_dir={name}", *more]), config_dir="mine")).fit()
     return rows(Path(name))
+
+
+def test_options_of_values_alone(folder: Path) -> None:
+    (typed,) = shown("docs/extend/README.md")
+    spec = compose(*typed[-1:], config_dir="mine")
+    assert (spec.model.name, spec.model.image.size, spec.duration) == ("vit_small_64", 64, "20ep")
+    assert spec.optimizer.kind == "adamw" and spec.optimizer.lr == 1e-3
+    train(typed, "run", *SHAPES, "evaluator=[]", "model.text.width=16", "model.text.heads=2")
 
 
 def test_an_optimizer(folder: Path) -> None:
@@ -78,6 +87,24 @@ def test_an_evaluator(folder: Path) -> None:
     assert -1 <= numbers["eval/alignment/similarity"] <= 1 and 0 <= numbers["eval/alignment/gap"] <= 2
     assert "eval/zeroshot/top1" in numbers
     assert compose(*second[5:], config_dir="mine").checkpoint.best == "eval/alignment/similarity"
+
+
+def test_a_number_format(folder: Path) -> None:
+    rounded, finer, tf32 = shown("docs/extend/precision.md")
+    train(rounded, "coarse", *SHAPES, *VIT, "evaluator=[]")
+    assert compose(*finer[5:], config_dir="mine").precision.bits == 7
+    with pytest.raises(ConfigError, match=r"precision\.tf32=true has no effect on cpu"):
+        train(tf32, "tf32", *SHAPES, "distributed=cpu")
+
+
+def test_the_values_of_a_sites_launcher(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry, *_ = shown("docs/extend/launcher.md")
+    monkeypatch.setattr("sys.argv", list(dry[2:]))
+    command.main()
+    script = capsys.readouterr().out
+    assert "#SBATCH --partition=debug" in script and "module load cuda/12.8" in script
 
 
 def test_a_name_of_clipx_is_refused(folder: Path) -> None:

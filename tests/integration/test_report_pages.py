@@ -53,3 +53,14 @@ def test_curves_of_a_run(browser: Browser, tmp_path: Path) -> None:
     browser("document.querySelector('.controls select').value = 'step'")
     browser("document.querySelector('.controls select').onchange()")
     assert browser.texts(TICKS)[-2:] == ["100", "steps"]
+
+
+def test_a_hostile_name_runs_no_script(browser: Browser, tmp_path: Path) -> None:
+    hostile = "</script><img src=x onerror='window.hit=1'><script>window.hit=1</script>"
+    rows = [{**row, f"eval/{hostile}/top1": 0.5} for row in ROWS]
+    events = [*EVENTS, {"time": 1e9 + 60, "event": "x", "step": 60, "message": hostile}]
+    write_report(tmp_path, RunRecord(name=hostile, rows=rows, final={}, config=hostile, events=events))
+    browser.open(tmp_path / "report.html")
+    browser.mouse("Moved", browser.place("figure.chart:nth-of-type(2) svg.plot", 0.6, 0.4))
+    assert any(hostile in tip for tip in browser.texts(".tip:not([hidden])"))
+    assert browser("window.hit === undefined && !document.querySelector('img[src=x]')")

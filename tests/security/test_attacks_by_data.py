@@ -282,3 +282,11 @@ def test_hostile_text_is_shown_as_text(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "\\u202egnp.exe" in page
     shown = set(page) - set("\n\u200c\u200d")
     assert all(character.isprintable() for character in shown)
+
+
+def test_pickles_in_parquet_are_read_as_bytes(flag: Flag, tmp_path: Path) -> None:
+    evil = pa.table({"filepath": [flag.pickled(), jpeg()], "caption": ["an object", "a caption"]})
+    pq.write_table(evil, tmp_path / "evil.parquet")
+    prepare(PrepareSpec(source="evil.parquet", out="shards", processes=1))
+    assert len((tmp_path / "shards" / "dropped.jsonl").read_text().splitlines()) == 1
+    assert flag.absent

@@ -1,4 +1,4 @@
-"""Rules of CONTRIBUTING.md on language that a program can check."""
+"""Rules of CONTRIBUTING.md on language, and on plain code, that a program can check."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 
 PREPOSITIONS = (
@@ -36,3 +37,39 @@ def test_no_docstring_begins_with_a_bare_preposition_or_question_word() -> None:
     found = [(path, line, text) for path in files for line, text in docstrings(path)]
     assert len(found) > 2000
     assert not [f"{path}:{line}: {text}" for path, line, text in found if opens_barely(text)]
+
+
+def test_the_check_finds_such_a_docstring() -> None:
+    assert opens_barely("Of the newest checkpoint.")
+    assert opens_barely("`What` a loss showed.")
+    assert not opens_barely("Returns the newest checkpoint.")
+
+
+# ------------------------------------------------------------------------------------------------- code
+
+
+def tricks(code: str) -> list[int]:
+    """Returns the lines that splice a literal, as in `f(*(a, b))` and `[*(a, b)]`, or change the class of an object."""
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple | ast.List | ast.Set):
+            found.append(node.lineno)
+        if isinstance(node, ast.Attribute) and node.attr == "__class__" and isinstance(node.ctx, ast.Store):
+            found.append(node.lineno)
+    return found
+
+
+def test_no_literal_is_spliced_and_no_object_changes_its_class() -> None:
+    files = [path for folder in ("clipx", "launch", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert not [f"{path}:{line}" for path in files for line in tricks(path.read_text())]
+
+
+@pytest.mark.parametrize(
+    "code", ["f(*(a, b))", "f(x, *[a], y=1)", "[*(a, b), c]", "a.__class__ = B", "x, a.__class__ = y"]
+)
+def test_the_check_finds_a_spliced_literal_and_a_changed_class(code: str) -> None:
+    assert tricks(code) == [1]
+
+
+def test_the_check_leaves_variables_and_comprehensions() -> None:
+    assert not tricks("f(*a, *(b for b in c), **{**d, 'e': 1}); type(a), a.__class__, ('x', *y)")

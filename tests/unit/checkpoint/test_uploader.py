@@ -18,7 +18,7 @@ from helpers.uploads import UploadEvents, same_files, save, steps, upload
 from helpers.waiting import wait_until
 
 from clipx.checkpoint.downloader import fetch_newest
-from clipx.checkpoint.records import TENSORS
+from clipx.checkpoint.records import MANIFEST, TENSORS
 from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
 from clipx.storage.remote import StorageFolder
@@ -101,3 +101,17 @@ def test_a_truncated_upload_is_repeated(run_dir: Path, local_url: str, disturbed
     ]
     found = fetch_newest(local_url, tmp_path / "other", pytest.fail)
     assert found is not None and same_files(found, folder)
+
+
+def test_orphans_are_deleted_after_a_day(run_dir: Path, local_url: str, tmp_path: Path) -> None:
+    upload(run_dir, local_url, save(run_dir, 10), save(run_dir, 20), save(run_dir, 30))
+    far = tmp_path / "far" / "checkpoints"
+    for step in (10, 20):
+        (far / f"step-000000{step}" / MANIFEST).unlink()
+    (far / "else").mkdir()
+    for step in (10, 30):
+        set_age_of_25_hours(far / f"step-000000{step}")
+    shutil.rmtree(run_dir / "checkpoints")
+    assert steps(local_url) == [30]
+    upload(run_dir, local_url, save(run_dir, 40))
+    assert sorted(path.name for path in far.iterdir()) == ["else", "step-00000020", "step-00000030", "step-00000040"]

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from clipx.distributed import rendezvous
-from clipx.distributed.consistency import digest
+from clipx.distributed.consistency import describe_mismatch, digest
 from clipx.distributed.launch_env import LaunchEnv
 from clipx.distributed.rendezvous import _check_in, _compare_facts
 
@@ -36,3 +36,18 @@ def test_ranks_that_share_a_gpu_are_named(
     assert found.startswith(f"{sharing} share one GPU (" if sharing else "")
     assert ("start one process per GPU" in found) is (sharing is not None)
     assert (error is None) is (sharing is None)
+
+
+@pytest.mark.parametrize(
+    ("values", "described"),
+    [
+        ("aaaa", None),
+        ("aaab", "rank 3 (host n1) has x=b, the others a"),
+        ("abbb", "rank 0 (host n0) has x=a, the others b"),
+        ("aaaabbca", "ranks 4-5 (host n2) have x=b; rank 6 (host n3) has x=c, the others a"),
+        ("aaabcdefgh", "rank 3 (host n1) has x=b; rank 4 (host n2) has x=c; rank 5 (host n2) has x=d; "
+         "rank 6 (host n3) has x=e; and 3 more, the others a"),
+    ],
+)  # fmt: skip
+def test_differing_ranks_are_named(values: str, described: str | None) -> None:
+    assert describe_mismatch("x", values, [f"n{rank // 2}" for rank in range(len(values))]) == described
