@@ -88,23 +88,6 @@ def test_value_and_gradients_match_the_definition(variant: str) -> None:
         finish_step(module, (step + 1) * B, own)
 
 
-@pytest.mark.parametrize("name", ["infonce", "dcl", "siglip"])
-def test_a_constant_temperature_is_the_learned_one_that_does_not_move(name: str) -> None:
-    learned, constant = build(name), build(name, "objective.temperature=constant")
-    assert "temperature.log_scale" not in dict(constant.named_parameters())
-    assert "temperature.log_scale" not in constant.state_dict()
-    own = optimizer(constant)
-    for step in range(2):
-        x, y = features(B, seed=step)
-        found = score(constant, x, y, torch.arange(B), step * B)
-        assert found.metrics["temperature"].item() == pytest.approx(0.2, abs=1e-7)
-        if step == 0:
-            wanted = score(learned, x, y, torch.arange(B)).tensors
-            del wanted["temperature.log_scale"]
-            assert_same(found.tensors, wanted, atol=1e-6)  # 1/τ is stored in float32
-        finish_step(constant, (step + 1) * B, own)
-
-
 def batches(steps: int) -> list[Tensor]:
     """Returns the sample indices of consecutive steps, with recurring and new samples and repeats within a step."""
     generator = torch.Generator().manual_seed(5)
@@ -341,14 +324,6 @@ def test_gamma_follows_a_cosine_by_epoch(name: str, overrides: tuple[str, ...], 
     assert gammas(name, seen, *overrides) == pytest.approx(wanted, abs=1e-12)
 
 
-def test_gamma_by_step_and_a_constant_gamma() -> None:
-    seen = list(range(0, 6 * N, 7))
-    wanted = [reference.cosine_gamma(at / N, 0.3, 3) for at in seen]
-    assert gammas("fastclip_v1", seen, "objective.gamma.by_step=true") == pytest.approx(wanted, abs=1e-12)
-    for name in ("sogclr", "isogclr"):
-        assert gammas(name, [0, N - 1, N, 5 * N]) == pytest.approx([1, 1, 0.3, 0.3]), "1 in the first epoch"
-
-
 @pytest.mark.parametrize("epochs", [3, 10, 33])
 def test_fitted_gamma_matches_the_reference_rule(epochs: int) -> None:
     overrides = ("objective.gamma.schedule=fitted", "objective.gamma.minimum=null", "objective.gamma.decay=null")
@@ -360,42 +335,6 @@ def test_fitted_gamma_matches_the_reference_rule(epochs: int) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- state
-
-
-def snapshot(module: Objective) -> dict[str, Tensor]:
-    return {"table": read(module, N).clone(), **{n: t.clone() for n, t in module.state_dict().items()}}
-
-
-@every
-def test_a_skipped_step_leaves_the_state_unchanged(name: str) -> None:
-    """The next step equals a step without the skipped step before it. A second call after a step commits nothing."""
-    module, other = build(name), build(name)
-    x, y = features(B)
-    for m in (module, other):
-        score(m, x, y, torch.arange(B), N)
-        m.after_step(N + B)
-    before = snapshot(module)
-    skipped = features(B, seed=1)
-    score(module, *skipped, torch.arange(3, 3 + B), N + B)
-    assert_same(snapshot(module), before, atol=0)
-    x, y = features(B, seed=2)
-    found = [score(m, x, y, torch.arange(2, 2 + B), N + B).tensors for m in (module, other)]
-    assert_same(found[0], found[1], atol=0)
-    for m in (module, other, module):
-        m.after_step(N + 2 * B)
-    assert_same(snapshot(module), snapshot(other), atol=0)
-
-
-@pytest.mark.parametrize("name", EACH)
-@pytest.mark.parametrize(("rho", "pull", "limit"), [(3, 0.0, 0.03), (0.01, 3.0, 1.0)], ids=["down", "up"])
-def test_per_sample_temperatures_are_clamped(name: str, rho: float, pull: float, limit: float) -> None:
-    """Uses a learning rate that would move every τ beyond its limits."""
-    module = build(name, "objective.temperature_lr=10", f"objective.rho={rho}")
-    score(module, *features(B, pull=pull), torch.arange(B))
-    module.after_step(B)
-    tau = read(module, N)[:, 2:4]
-    torch.testing.assert_close(tau[:B], torch.full_like(tau[:B], limit))
-    assert tau[B:].isnan().all()
 
 
 @pytest.mark.parametrize("rate", ["down", "up"])

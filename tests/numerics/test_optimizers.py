@@ -145,13 +145,6 @@ def test_four_steps_equal_the_definition(words: tuple[str, ...]) -> None:
     follow(Optimizing(f"optimizer={words[0]}", *words[1:]))
 
 
-@pytest.mark.parametrize("option", ["adamw", "lamb", "lion", "sgd"])
-def test_four_steps_equal_the_definition_with_groups_and_scaled_rates(option: str) -> None:
-    run = Optimizing(f"optimizer={option}", *GROUPED, "optimizer.no_decay=[text.token_embedding.*]", constant=True)
-    before = follow(run)
-    assert all(not torch.equal(before[name], after) for name, after in run.weights().items())
-
-
 @pytest.mark.usefixtures("exact_orthogonal")
 @pytest.mark.parametrize("nesterov", ["true", "false"])
 def test_four_steps_of_muon_equal_the_definition(nesterov: str) -> None:

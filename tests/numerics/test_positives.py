@@ -103,18 +103,3 @@ def test_distinct_captions_match_cross_entropy_with_soft_targets(k: int) -> None
     assert_same(
         {n: found[n] for n in ("loss", "image", "text")}, {"loss": theirs.detach(), "image": dx, "text": dy}, atol=1e-12
     )
-
-
-@pytest.mark.parametrize(("name", "rule"), CASES)
-def test_the_order_of_samples_and_captions_has_no_effect(name: str, rule: str) -> None:
-    k, module = 3, build(name, f"objective.same_caption={rule}")
-    (x, y), digests, samples = several(k), captions(k), torch.tensor(SAMPLES)
-    rows, within = torch.randperm(B), torch.randperm(k)
-    mixed = y.unflatten(0, (B, k))[rows][:, within].flatten(0, 1)
-    found = scored(module, x[rows], mixed, digests[rows][:, within], samples[rows])
-    whole = scored(module, x, y, digests, samples)
-    whole["image"], whole["text"] = (
-        whole["image"][rows],
-        whole["text"].unflatten(0, (B, k))[rows][:, within].flatten(0, 1),
-    )
-    assert_same(found, whole, atol=1e-12)

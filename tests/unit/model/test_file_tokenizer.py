@@ -57,12 +57,3 @@ def test_ids_equal_open_clip(clean: Clean, theirs: str, folder: Path) -> None:
     found = tokenizer(folder, clean)(TEXTS)
     assert found.tolist() == oracle(TEXTS).tolist()
     assert len({tuple(row) for row in found.tolist()}) >= len(TEXTS) - 1
-
-
-def test_padding_and_truncation_follow_tokenizer_config_json(folder: Path) -> None:
-    sides = {"padding_side": "left", "truncation_side": "left"}
-    write(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": {"content": "<unk>"}, **sides})
-    assert tokenizer(folder)(["cat"])[0, 0] == 1
-    write(folder, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<unk>", **sides})
-    oracle = HFTokenizer(str(folder), LENGTH, clean="canonicalize")
-    assert tokenizer(folder)(TEXTS).tolist() == oracle(TEXTS).tolist()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.runs import VIT, compose, small
-from torch import Tensor
 
 from clipx.errors import ConfigError
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP
-from clipx.model.freeze import freeze, frozen_count
-from clipx.objective.base import StepInputs
-from clipx.trainer.gradcache import forward_backward
+from clipx.model.freeze import freeze
 from clipx.trainer.trainer import Trainer
 
 META = torch.device("meta")
@@ -58,15 +54,6 @@ def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None
         "only block 1 of the blocks 0 and 1 is trainable"
     )
     assert names - image == {"text.norm.weight", "text.norm.bias", "text.projection.weight"}
-
-
-def test_lock_norms_locks_only_batch_norms() -> None:
-    spec = compose("model=tiny", "model.weights=somewhere", "model.image.lock=norms").model
-    model = spec.build(META, torch.float32)
-    freeze(model, spec)
-    norms = [module for module in model.modules() if isinstance(module, BATCH_NORM)]
-    assert frozen_count(model) == sum(p.numel() for norm in norms for p in norm.parameters())
-    assert not any(norm.training for norm in norms) and model.training
 
 
 # --------------------------------------------------------------------------------------------------------- training
@@ -115,36 +102,3 @@ def test_locked_batch_norm_stays_frozen_after_evaluation_and_excludes_sync(
 
 
 # ----------------------------------------------------------------------------------------- gradients and resuming
-
-
-def gradients(t: Trainer, micro_batches: int) -> dict[str, Tensor]:
-    batch = replace(next(iter(t._batches())), packing=())  # packed for data.micro_batches=1
-    for module in (t.learner.model, t.learner.objective):
-        module.zero_grad()
-    loss, _ = forward_backward(t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)
-    found = {
-        n: p.grad.clone()
-        for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
-        if p.grad is not None
-    }
-    return {"loss": loss, **found}
-
-
-def test_gradients_of_a_locked_model_equal_those_of_the_unlocked_model(
-    weights: dict[str, Path], tmp_path: Path
-) -> None:
-    """Trainable parameters have the gradients of plain autograd on the unlocked model; the others have none."""
-    fp64 = ("precision=fp64", "checkpoint=none")
-    free = Trainer(small(tmp_path / "free", *options(weights, "vit", *fp64)))
-    batch = next(iter(free._batches()))
-    loss, _ = free.learner.objective(StepInputs(*free.learner.model(batch.image, batch.tokens), batch.index))
-    loss.backward()
-    t = Trainer(
-        small(tmp_path / "locked", *options(weights, "vit", *fp64, "model.image.lock=1", "model.text.lock=all"))
-    )
-    for micro_batches in (1, 4):
-        found = gradients(t, micro_batches)
-        assert found.keys() == {"loss", "temperature.log_scale"} | trainable_names(t.learner.model)
-        for name, p in (*free.learner.model.named_parameters(), *free.learner.objective.named_parameters()):
-            if name in found:
-                torch.testing.assert_close(found[name], p.grad, rtol=0, atol=1e-10, msg=name)

@@ -15,7 +15,7 @@ from clipx.errors import ConfigError
 from clipx.model import hf_text
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
-from clipx.model.text_spec import Pool, TextProjection
+from clipx.model.text_spec import Pool
 
 LENGTH, PAD = 12, 1
 
@@ -57,19 +57,6 @@ def test_features_are_those_of_transformers_for_each_text_alone(
         expected_BD = tower.projection(torch.stack([x_LW.mean(0) for x_LW in hidden]))
     assert found_BD.std() > 0.1
     torch.testing.assert_close(found_BD, expected_BD, atol=1e-6 if name in DECODERS else 1e-10, rtol=0)
-
-
-@pytest.mark.parametrize(("pool", "at"), [(Pool.cls, 0), (Pool.end, -1), (Pool.last, -1)])
-@pytest.mark.parametrize("packed", [True, False])
-def test_a_pool_of_one_token_reads_that_token_of_the_text(pool: Pool, at: int, packed: bool, tmp_path: Path) -> None:
-    tower = build(tmp_path, "xlm-roberta", pool=pool, projection=TextProjection.mlp, packed=packed)
-    with torch.no_grad():
-        found_BD = tower(texts(5, 12))
-        plain = build(tmp_path, "xlm-roberta", packed=False).transformer
-        plain.load_state_dict(tower.transformer.state_dict())
-        rows = [plain(texts(5, 12)[i : i + 1, :n]).last_hidden_state[0, at] for i, n in enumerate((5, 12))]
-        expected_BD = tower.projection(torch.stack(rows))
-    torch.testing.assert_close(found_BD, expected_BD, atol=1e-10, rtol=0)
 
 
 def test_an_end_token_that_is_also_padding_belongs_to_the_text(tmp_path: Path) -> None:

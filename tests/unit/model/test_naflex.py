@@ -10,20 +10,18 @@ import pytest
 import timm
 import torch
 from helpers.runs import compose
-from helpers.samples import unpatchify
 from hypothesis import given
 from hypothesis import strategies as st
 from timm.data.naflex_transforms import get_image_size_for_seq
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
 from transformers.models.siglip2.image_processing_siglip2 import (
-    convert_image_to_patches,
     get_image_size_for_max_num_patches,
 )
 
 from clipx.model.clip import CLIP, row_shape
 from clipx.model.image_packing import ImagePacking
-from clipx.model.patches import grid_of, patchify, read_grids, write_image
+from clipx.model.patches import grid_of, read_grids, write_image
 from clipx.model.spec import ClipSpec
 
 CPU = torch.device("cpu")
@@ -74,14 +72,6 @@ def test_grids_equal_those_of_siglip_2_and_timm(height: int, width: int, patch: 
     assert get_image_size_for_max_num_patches(height, width, patch, most) == theirs
     with contextlib.suppress(ValueError):  # timm refuses to enlarge 100 times
         assert get_image_size_for_seq((height, width), patch, most)[1] == theirs
-
-
-def test_patches_equal_those_of_siglip_2_and_return_to_pixels() -> None:
-    pixels_HW3 = np.random.default_rng(0).integers(0, 256, (12, 20, 3), dtype=np.uint8)
-    patches_NX = patchify(pixels_HW3, 4)
-    theirs = convert_image_to_patches(torch.from_numpy(pixels_HW3).permute(2, 0, 1), 4)
-    assert np.array_equal(patches_NX, theirs.numpy())
-    assert np.array_equal(unpatchify(patches_NX, (3, 5), 4), pixels_HW3)
 
 
 def test_rows_hold_grid_patches_and_zeros() -> None:
@@ -167,18 +157,3 @@ def test_features_equal_those_of_timm(form: str) -> None:
         found, expected = model.image.pooled(rows_BRX), of_timm(model, rows_BRX, GRIDS)
     assert expected.std() > 0.01
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("form", ["siglip", "average with registers", "class token"])
-def test_packed_images_have_the_features_of_each_image_alone(form: str) -> None:
-    """float64, to 1e-10; gradients too."""
-    model = build(spec(FORMS[form]), torch.float64)
-    rows_BRX = images(model.spec, GRIDS)
-    together = model.encode_image(rows_BRX)
-    alone = torch.cat([model.encode_image(rows_BRX[i : i + 1]) for i in range(len(GRIDS))])
-    torch.testing.assert_close(together, alone, atol=1e-10, rtol=0)
-    direction = torch.randn_like(together)
-    parameters = [p for p in model.image.parameters() if p.requires_grad]
-    found, expected = (torch.autograd.grad((x * direction).sum(), parameters) for x in (together, alone))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=0)

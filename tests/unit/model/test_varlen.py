@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-import torch.nn.attention.varlen as torch_varlen
 import torch.nn.functional as F
 from helpers.texts import captions
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses import fake_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from clipx.model import varlen
-from clipx.model.packing import CUDA_MULTIPLE, Packing
+from clipx.model.packing import Packing
 from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
@@ -94,16 +87,6 @@ def test_the_kernel_of_cuda_is_called_with_the_segments_of_the_texts(multiple: i
     assert_equal(results(build(True), packing), results(build(False), tokens_BL))
 
 
-@pytest.mark.usefixtures("on_cuda")
-def test_padding_after_short_texts_fits_the_longest_segment() -> None:
-    tokens_BL = torch.zeros(400, LENGTH, dtype=torch.long)
-    tokens_BL[:, 0], tokens_BL[:, 1], tokens_BL[:, 2] = Tokenizer.start_id, torch.arange(400), Tokenizer.end_id
-    tokens_BL[0, 2], tokens_BL[0, 3] = 7, Tokenizer.end_id
-    packing = Packing.of(tokens_BL, packed=True, multiple=1024)
-    assert len(packing.tokens_T) > 1201
-    assert_equal(results(build(True), packing), results(build(False), tokens_BL))
-
-
 def test_rounded_packings_are_exact_where_attention_pads_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.model.packing.is_supported", lambda *_: False)
     tokens_BL = captions(120, LENGTH, 0)
@@ -133,64 +116,6 @@ def test_a_packing_holds_each_text_up_to_its_end_and_rounding_adds_at_most_a_16t
     assert 0 <= lengths_S.min() <= lengths_S.max() <= rounded.longest
     assert (int(rounded.start_S[0]), int(rounded.start_S[-1])) == (0, size)
     assert len(lengths_S) in (len(lengths), len(lengths) + multiple // 16), "one number of segments for most batches"
-
-
-@pytest.mark.parametrize("texts", [64, 256, 1024, 2048])
-def test_rounded_packings_repeat_few_shapes(texts: int) -> None:
-    """A plan of cuDNN, a CUDA graph and a block of the allocator are reused for an equal shape only."""
-    packings = [Packing.of(captions(texts, 77, seed), True, multiple=CUDA_MULTIPLE) for seed in range(60)]
-    shapes = {(len(p.tokens_T), None if p.start_S is None else len(p.start_S), p.longest) for p in packings}
-    assert len(shapes) <= 8
-
-
-def chosen_backends(call: Callable[[Tensor, Tensor], Tensor]) -> list[int | None]:
-    """Returns the backends that `call`, eager and compiled, gives the operator on an H100 with cuDNN 9.26; None: the
-    operator's default, or a torch in which it has one backend only."""
-    operator, found = torch.ops.torch_attn._varlen_attn.default, list[int | None]()
-    names = [argument.name for argument in operator._schema.arguments]
-
-    def note(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if func in (operator, torch.ops.torch_attn._varlen_attn):
-            found.append({**dict(zip(names, args, strict=False)), **kwargs}.get("backend"))
-
-    class Record(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            note(func, args, kwargs or {})
-            return func(*args, **(kwargs or {}))
-
-    def record(graph: torch.fx.GraphModule, _: object) -> Any:
-        for node in graph.graph.nodes:
-            note(node.target, node.args, node.kwargs)
-        return graph.forward
-
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
-        stack.enter_context(patch("torch.cuda.current_device", lambda: 0))
-        if hasattr(torch_varlen, "_select_backend"):
-            torch_varlen._should_use_cudnn.cache_clear()
-            h100 = patch.object(torch_varlen, "_cudnn_version_and_major_capability", lambda index: (92600, 9))
-            stack.enter_context(h100)
-            stack.callback(torch_varlen._should_use_cudnn.cache_clear)
-        stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
-        qkv_T3HK = torch.empty(300, 3, 2, 64, dtype=torch.bfloat16, device="cuda:0")
-        start_S = torch.empty(11, dtype=torch.int32, device="cuda:0")
-        with Record():
-            call(qkv_T3HK, start_S)
-        torch.compile(call, fullgraph=True, dynamic=True, backend=record)(qkv_T3HK, start_S)
-    assert len(found) == 2
-    return found
-
-
-def test_attention_on_cuda_is_flash_attention_where_torch_prefers_cudnn() -> None:
-    def plain(qkv_T3HK: Tensor, start_S: Tensor) -> Tensor:
-        out_THK = torch_varlen.varlen_attn(*qkv_T3HK.unbind(1), start_S, start_S, 128, 128, window_size=(-1, 0))
-        assert isinstance(out_THK, Tensor)
-        return out_THK
-
-    flash, cudnn = (int(torch._C._SDPBackend.__members__[f"{n}_ATTENTION"]) for n in ("FLASH", "CUDNN"))
-    assert set(chosen_backends(lambda qkv, start: varlen.cuda_attention(qkv, start, 128))) <= {None, flash}
-    if hasattr(torch_varlen, "_select_backend"):
-        assert chosen_backends(plain) == [cudnn, cudnn]
 
 
 @pytest.mark.parametrize(
@@ -239,19 +164,3 @@ def test_attention_on_the_cpu_equals_its_definition(dtype: torch.dtype) -> None:
 def test_the_operator_satisfies_the_rules_of_torch_compile(causal: bool) -> None:
     qkv_T3HK, start_S = torch.randn(9, 3, 2, 8, requires_grad=True), torch.tensor([0, 2, 4, 9], dtype=torch.int32)
     torch.library.opcheck(torch.ops.clipx.varlen_attention, (qkv_T3HK, start_S, causal))
-
-
-def test_flops_are_those_of_the_pairs_within_texts() -> None:
-    qkv_T3HK = torch.randn(9, 3, 2, 8, requires_grad=True)
-    with FlopCounterMode(display=False) as counter:
-        varlen.varlen_attention(qkv_T3HK, torch.tensor([0, 2, 4, 9], dtype=torch.int32), 5).sum().backward()
-    assert counter.get_total_flops() == (2 + 5) * 2 * 2 * 8 * (4 + 4 + 25)
-
-
-def test_a_packing_moves_with_all_its_tensors() -> None:
-    packing = Packing.of(captions(4, LENGTH, 0), packed=True)
-    moved = packing.to(torch.device("meta"))
-    assert moved.shape == packing.shape
-    for tensor in (moved.tokens_T, moved.position_T, moved.flat_index_T, moved.end_B, moved.start_S):
-        assert tensor is not None
-        assert tensor.is_meta

@@ -45,17 +45,6 @@ def test_a_skipped_step_changes_neither_weights_nor_state(option: str) -> None:
     assert_equal(trained(option, None, 0, 1, 2), expected)
 
 
-@pytest.mark.parametrize("option", slow_except(OPTIONS, "adamw", "lion", "muon"))
-def test_finite_steps_equal_those_of_the_plain_optimizer(option: str) -> None:
-    made = Optimizing(f"optimizer={option}", dtype=torch.float32)
-    for number in range(3):
-        made.set_gradients(number)
-        made.optimizer.step()
-    weights = {name: p.detach().clone() for name, p in made.model.named_parameters()}
-    for preserve in (True, False):
-        assert_equal(trained(option, 0, 1, 2, preserve=preserve), weights | optimizer_tensors(made.optimizer))
-
-
 class Counting(torch.optim.Optimizer):
     """Adds the gradient times a step count, which is a plain number per group and per weight."""
 

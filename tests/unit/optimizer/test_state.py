@@ -72,15 +72,3 @@ def test_an_optimizer_resumes_from_a_checkpoint_bit_for_bit(option: str, tmp_pat
     for step, lr in list(enumerate(RATES))[3:]:
         resumed.step(step, lr)
     assert_same(through, resumed)
-
-
-@pytest.mark.parametrize("option", ["adamw", "muon"])
-def test_a_checkpoint_does_not_depend_on_the_groups(option: str, tmp_path: Path) -> None:
-    """A run may resume with other layer-wise rates: the state is stored per parameter."""
-    stopped = Optimizing(f"optimizer={option}")
-    resumed = Optimizing(f"optimizer={option}", "optimizer.layer_decay=0.5", "optimizer.no_decay=[text.blocks.*]")
-    for step, lr in enumerate(RATES[:3]):
-        stopped.step(step, lr)
-    copy_through_checkpoint(stopped, resumed, tmp_path)
-    assert len(resumed.groups) != len(stopped.groups)
-    assert_same(stopped, resumed)

@@ -92,14 +92,6 @@ def test_stored_views_equal_the_live_teacher_on_the_same_crops(
         torch.testing.assert_close(text, live_text, rtol=0, atol=1e-6)
 
 
-def test_an_ensemble_returns_the_rows_of_each_teacher_for_the_same_view(stored: dict[str, Path]) -> None:
-    both = batches(opened(stored["a"], stored["b"]))
-    for number, name in enumerate(("a", "b")):
-        for batch, alone in zip(both, batches(opened(stored[name])), strict=True):
-            assert torch.equal(batch.image, alone.image) and torch.equal(batch.tokens, alone.tokens)
-            assert all(map(torch.equal, batch.targets[2 * number :][:2], alone.targets))
-
-
 def test_views_are_drawn_by_position_and_all_of_them_occur(stored: dict[str, Path]) -> None:
     targets = opened(stored["a"])
     first, other = batches(targets), batches(targets, workers=1)
@@ -125,20 +117,6 @@ def test_boxes_are_those_of_the_seed_the_sample_and_the_view(stored: dict[str, P
     for index, view in ((0, 0), (7, 2), (95, 1)):
         box = random_box((side, side), SCALE, random.Random(f"5/{index}/{view}"))
         assert tuple(boxes[index, view].tolist()) == box
-
-
-def test_a_sample_that_one_teacher_lacks_is_a_bad_sample(stored: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copytree(stored["b"], tmp_path / "b")
-    path = tmp_path / "b" / npy_files(0)[3]
-    offsets = np.load(path)
-    offsets[8:] -= offsets[8] - offsets[7]  # sample 7 has no captions now
-    np.save(path, offsets)
-    found = opened(stored["a"], tmp_path / "b")
-    with pytest.raises(BadSample, match="lacks the sample: it could not be read when they were written"):
-        found.draw_crop(7, random.Random(0))
-    loaded = batches(found)
-    assert data().open().train.key(7) in {record.key for batch in loaded for record in batch.bad}
-    assert all(7 not in batch.index.tolist() for batch in loaded)
 
 
 def test_teachers_with_different_boxes_are_a_bad_sample(stored: dict[str, Path], tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import VIT, small, untimed_rows
+from helpers.runs import small
 
 from clipx.distributed.ddp import DdpSpec
 from clipx.trainer import backends
 from clipx.trainer.backends import Backends, prepare_backends
-from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 
 CUDA = torch.device("cuda", 0)
@@ -80,13 +79,3 @@ def test_a_deterministic_run_measures_nothing(allocator: list[str]) -> None:
     assert found.describe() == "NVIDIA H200, deterministic algorithms, expandable segments"
     Backends.configure(False, CUDA)
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_deterministic_run_on_the_cpu_equals_an_ordinary_one(tmp_path: Path) -> None:
-    """All operations of a step and of an evaluation have a deterministic algorithm, else they raise."""
-    chosen = (*VIT, "duration=2st", "evaluator=[zeroshot,retrieval]", "checkpoint=none")
-    for name in ("false", "true"):
-        trainer = Trainer(small(tmp_path / name, *chosen, f"deterministic={name}"))
-        trainer.fit()
-    assert facts(trainer)["device"] == "cpu, deterministic algorithms; precision=auto chose fp32"
-    assert untimed_rows(tmp_path / "true") == untimed_rows(tmp_path / "false")

@@ -73,24 +73,6 @@ def test_each_tower_is_two_graphs_for_any_depth_and_text_length() -> None:
     assert [name for name, gradient in gradients(model).items() if not torch.equal(gradient, expected[name])] == []
 
 
-def test_evaluation_and_micro_batches_add_a_bounded_number_of_graphs() -> None:
-    """No gradients, evaluation mode, and other numbers of images each add at most one graph per kind of block."""
-    model = built()
-    CompileSpec(towers="true", backend=Backend.eager).compile_towers(named_blocks(model))
-    steps(model, 1)
-    graphs = []
-    for round_ in range(2):
-        for size in (8, 5, 3):
-            image = torch.zeros(size, 3, 48, 48, dtype=torch.uint8)
-            with torch.no_grad():
-                model.train()(image, captions(size, 20, round_))
-                model.eval()(image, captions(size, 20, round_))
-        graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs[0] <= 4 + 4 * 4
-    assert graphs[0] == graphs[1]
-    assert counters["graph_break"] == {}
-
-
 @pytest.mark.slow
 def test_generated_code_matches_eager_mode() -> None:
     """Inductor, which compiles C++ here for the blocks of the text tower."""

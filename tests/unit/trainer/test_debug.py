@@ -5,30 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from helpers.runs import VIT, compose, events, losses, rows, small
+from helpers.runs import VIT, compose, events, losses, rows
 
 from clipx.data.loader import _PartSampler
 from clipx.trainer.trainer import Trainer
 
 OVERFIT = ("debug=overfit", "data.samples=64", "data.held_out_samples=16", "data.workers=0", "log_every=5st")
-
-
-def batches(trainer: Trainer) -> list[torch.Tensor]:
-    """Returns the indices of the samples, their tokens and pixels, of each batch as one tensor."""
-    found = [
-        torch.cat([b.index.float(), b.tokens.flatten().float(), b.image.flatten().float()]) for b in trainer._batches()
-    ]
-    trainer.close()
-    return found
-
-
-def test_a_repeated_batch_has_the_samples_crops_and_captions_of_the_first_one(tmp_path: Path) -> None:
-    padded = (*VIT, "model.text.packed=false")
-    first, *_ = batches(Trainer(small(tmp_path / "a", *padded)))
-    repeated = batches(Trainer(small(tmp_path / "b", *padded, "data.repeat_batch=true")))
-    assert len(repeated) == 4
-    assert all(torch.equal(batch, first) for batch in repeated)
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -4,56 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.objective_cases import FP64, ONE, SETTINGS, Towers, assert_same, build, inputs, read
-from helpers.runs import VIT, small
 from torch import Tensor, nn
 
 from clipx.data.batch import Batch
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.trainer.gradcache import forward_backward
-from clipx.trainer.trainer import Trainer
-
-TINY_COCA = (
-    *("objective=coca", "model=coca_tiny", "model.image.options={patch_size:16,embed_dim:48,depth:1,num_heads:2}"),
-    *("model.embed_dim=32", "model.text.width=32", "model.text.layers=1", "model.decoder.layers=1", "model.queries=5"),
-)
-
-
-def trainer(run_dir: Path, *overrides: str) -> Trainer:
-    return Trainer(small(run_dir, "precision=fp64", "checkpoint=none", *overrides))
-
-
-def gradients(t: Trainer, batch: Batch, micro_batches: int) -> dict[str, Tensor]:
-    for module in (t.learner.model, t.learner.objective):
-        module.zero_grad()
-    loss, _ = forward_backward(t.learner.model, t.learner.objective, batch, micro_batches, t.comm, t.learner.precision)
-    found = {
-        n: p.grad.clone() for n, p in (*t.learner.model.named_parameters(), *t.learner.objective.named_parameters())
-    }
-    return {"loss": loss, **found}
-
-
-@pytest.mark.parametrize(
-    ("options", "micro_batches"),
-    [(VIT, 4), (TINY_COCA, 4)],
-    ids=["packed", "coca"],
-)
-def test_packing_in_the_loader_changes_no_gradient(
-    tmp_path: Path, options: tuple[str, ...], micro_batches: int
-) -> None:
-    t = trainer(tmp_path, *options, f"data.micro_batches={micro_batches}")
-    batch = next(iter(t._batches()))
-    assert len(batch.packing) == micro_batches
-    found = gradients(t, replace(batch, tokens=batch.tokens[:, :0]), micro_batches)
-    for name, gradient in gradients(t, replace(batch, packing=()), micro_batches).items():
-        assert torch.equal(found[name], gradient), name
-
 
 # Small towers, eight samples; three micro-batches have 3, 3 and 2. Test 3, two ranks with two micro-batches each compared
 # with one process, is in integration/test_ranks.py.

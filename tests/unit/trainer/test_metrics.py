@@ -50,33 +50,6 @@ def test_waiting_is_counted_and_pauses_are_not(monkeypatch: pytest.MonkeyPatch) 
     assert found["samples_per_second"] == pytest.approx(2000)
 
 
-def test_a_skipped_step_counts_only_its_samples() -> None:
-    meter = Meter(Comm(0, 1, 0, torch.device("cpu")))
-    meter.add({"loss": torch.tensor(3.0)}, samples=10)
-    meter.add({"loss": torch.tensor(torch.nan)}, samples=10, found_inf=torch.ones(()))
-    meter.add({"loss": torch.tensor(5.0)}, samples=10, found_inf=torch.zeros(()))
-    assert meter.state() == {"loss": (8.0, 2)}
-    found = meter.read()
-    assert found["loss"] == 4.0
-    meter.add({"loss": torch.tensor(torch.inf)}, samples=10, found_inf=torch.ones(()))
-    assert meter.state() == {}
-    assert "loss" not in meter.read()
-
-
-def test_a_metric_of_some_steps_is_averaged_over_these_steps() -> None:
-    meter = Meter(Comm(0, 2, 0, torch.device("cpu")))
-    with meter.phase("checkpoint"):
-        meter.add({"loss": torch.tensor(1.0)}, samples=10, tokens=7)
-    meter.add({"loss": torch.tensor(3.0), "update_image": torch.tensor(0.5)}, samples=10, tokens=5)
-    found = meter.read()
-    assert (found["loss"], found["update_image"]) == (2.0, 0.5)
-    assert found["tokens_per_second"] / found["samples_per_second"] == pytest.approx(12 / 20)
-    assert found["samples_per_second_per_device"] == pytest.approx(found["samples_per_second"] / 2)
-    meter.add({"loss": torch.tensor(7.0)}, samples=10)
-    again = meter.read()
-    assert found["checkpoint_s"] > 0 and "checkpoint_s" not in again and again["loss"] == 7.0
-
-
 Logged = tuple[Trainer, list[dict[str, float]], list[bool]]
 
 

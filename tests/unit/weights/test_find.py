@@ -13,7 +13,6 @@ import pytest
 import torch
 from helpers.open_clip_models import SMALL, trained
 from helpers.payloads import Flag
-from helpers.ranks import Ranks
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,7 +21,6 @@ from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
-from clipx.weights.download import fetched
 from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import from_open_clip, spec_of
 
@@ -143,20 +141,6 @@ def test_an_incomplete_download_is_no_file(state: State, tmp_path: Path, monkeyp
     assert not [path for path in cache_folder("weights").rglob("*open_clip*") if path.stat().st_size == 3]
 
 
-def fetch(url: str) -> tuple[Path, int]:
-    """Returns the path of a copy, and the time of its modification."""
-    path = fetched(url)
-    return path, path.stat().st_mtime_ns
-
-
-def test_concurrent_ranks_fetch_a_file_once(state: State, two_ranks: Ranks, tmp_path: Path) -> None:
-    save_file(state, tmp_path / "of_ranks.safetensors")
-    found = two_ranks.call(fetch, f"file://{tmp_path}/of_ranks.safetensors")
-    (made,) = cache_folder("weights").rglob("of_ranks.safetensors")
-    assert found == 2 * [(made, made.stat().st_mtime_ns)]
-    assert made.read_bytes() == (tmp_path / "of_ranks.safetensors").read_bytes()
-
-
 # -------------------------------------------------------------------------------------------- rejected weights
 
 
@@ -188,17 +172,6 @@ def test_a_pickle_with_code_raises_an_error_without_running_it(
     assert flag.absent
     assert "could run any code" in said
     assert "convert it in a process that you trust with it: safetensors.torch.save_file" in said
-
-
-@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
-def test_a_truncated_file_raises_an_error(name: str, state: State, tmp_path: Path) -> None:
-    path = tmp_path / name
-    save_file(state, path) if path.suffix == ".safetensors" else torch.save(state, path)
-    content = path.read_bytes()
-    path.write_bytes(content[: int(0.999 * len(content))])
-    said = load_error(path)
-    assert str(path) in said
-    assert "get it again" in said or "is damaged" in said
 
 
 # ---------------------------------------------------------------------------------------- weights of another model

@@ -57,23 +57,3 @@ def test_a_learned_temperature_starts_from_the_weights(name: str) -> None:
     told = made.adopt_scale(math.log(1 / 0.02), None)
     assert made.get_parameter("temperature.log_scale").item() == pytest.approx(math.log(50))
     assert told == ["initial temperature 0.02, from the weights"]
-
-
-def test_the_bias_is_used_by_siglip_and_reported_as_ignored_by_others() -> None:
-    sigmoid = objective("objective=siglip")
-    assert len(sigmoid.adopt_scale(4.0, -12.5)) == 1
-    assert sigmoid.get_parameter("bias").item() == -12.5
-    assert objective("objective=infonce").adopt_scale(None, -12.5) == [
-        "ignored the bias -12.5 of the weights: this objective has no bias"
-    ]
-    assert objective("objective=infonce").adopt_scale(None, None) == []
-
-
-def overrides(weights: Path) -> tuple[str, ...]:
-    text = VIT["text_cfg"]
-    return (
-        *("model=vit_b32", "model.image.size=48", f"model.embed_dim={VIT['embed_dim']}"),
-        "+model.image.options={patch_size:8,embed_dim:64,depth:2,num_heads:4}",
-        *(f"model.text.{key}={value}" for key, value in text.items()),
-        *("duration=1st", "schedule.warmup=0st", "data.batch_size=16", "data.samples=64", f"model.weights={weights}"),
-    )

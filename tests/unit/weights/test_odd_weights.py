@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import zipfile
 from collections.abc import Callable
@@ -13,12 +12,9 @@ import pytest
 import torch
 from helpers.nested import places, replaced
 from helpers.runs import VIT, small
-from safetensors.torch import save_file
 
-from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError, ClipxError
-from clipx.weights.files import METADATA, read_tensors
-from clipx.weights.load import load_weights
+from clipx.weights.files import read_tensors
 from clipx.weights.open_clip import config_of, spec_of
 
 
@@ -82,22 +78,3 @@ def test_every_changed_value_of_open_clips_configuration_is_a_model_or_one_error
     for path in places(config):
         for mutant in MUTANTS:
             one_line_error_or_result(lambda path=path, mutant=mutant: spec_of(replaced(config, path, mutant), "vit"))  # type: ignore[misc]
-
-
-def test_every_changed_value_of_a_description_is_a_model_or_one_error(tmp_path: Path) -> None:
-    described = {"model": {**to_dict(small(tmp_path, *TINY).model), "weights": None}, "log_scale": 1.0, "bias": None}
-    path = tmp_path / "weights.safetensors"
-
-    def load(text: str) -> Any:
-        save_file({"a": torch.ones(1)}, path, {METADATA: text})
-        return load_weights(str(path))
-
-    assert load(json.dumps(described)).log_scale == 1.0
-    for number, place in enumerate(places(described)):
-        for mutant in (MUTANTS[number % len(MUTANTS)],):
-            one_line_error_or_result(
-                lambda place=place, mutant=mutant: load(json.dumps(replaced(described, place, mutant)))  # type: ignore[misc]
-            )
-    for text in ("[" * 100_000, "", "7", '{"model": {}, "model": {}}', json.dumps({**described, "log_scale": "x"})):
-        with pytest.raises(CheckpointError, match="has an invalid description of its model"):
-            load(text)

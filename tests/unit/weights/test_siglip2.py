@@ -15,9 +15,7 @@ from transformers import Siglip2Config, Siglip2Model
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
 from clipx.data.views import view_of
-from clipx.weights.compare import check_same
 from clipx.weights.load import load_model
-from clipx.weights.siglip2 import from_siglip2, spec_of
 
 SIZES = [(400, 300), (60, 200), (224, 224), (31, 17), (640, 90)]
 VISION = {
@@ -79,18 +77,3 @@ def test_features_equal_those_of_transformers(saved: tuple[Path, Siglip2Model]) 
     assert image_BD.std() > 0.01 and text_BD.std() > 0.01
     torch.testing.assert_close(image_BD, expected.image_embeds, atol=1e-5, rtol=0)
     torch.testing.assert_close(text_BD, expected.text_embeds, atol=1e-5, rtol=0)
-
-
-def test_the_model_of_conf_has_the_form_of_the_published_base_model() -> None:
-    """Siglip2Config's defaults are google/siglip2-base-patch16-naflex, but for its vocabulary."""
-    config = Siglip2Config(text_config={"vocab_size": 256_000}).to_dict()
-    of_file = spec_of(config, "base", "tokenizer.json")
-    check_same(compose("model=vit_b16_siglip2_naflex").model, of_file, "base")
-    assert of_file.image.timm == "naflexvit_base_patch16_siglip" and not of_file.image.options
-    shapes = {
-        name: tensor.shape for name, tensor in of_file.build(torch.device("meta"), torch.float32).state_dict().items()
-    }
-    with torch.device("meta"):
-        theirs = Siglip2Model(Siglip2Config(text_config={"vocab_size": 256_000})).state_dict()
-    converted = from_siglip2(of_file, theirs, "base")
-    assert {name: tensor.shape for name, tensor in converted.items()} == shapes

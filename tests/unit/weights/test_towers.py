@@ -12,8 +12,7 @@ import timm
 import torch
 import transformers
 from helpers.hf_models import CONFIGS, PACKED
-from helpers.open_clip_models import SMALL as OPEN_CLIP
-from helpers.open_clip_models import filled, trained
+from helpers.open_clip_models import filled
 from helpers.runs import compose
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -25,7 +24,6 @@ from clipx.model.spec import ModelSpec
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.weights.load import load_with_spec
-from clipx.weights.open_clip import spec_of
 from clipx.weights.tower import load_towers, normalization_of
 from clipx.weights.tower_source import text_source
 
@@ -97,15 +95,6 @@ def test_a_file_of_a_timm_model_gives_the_features_of_timm(name: str, tmp_path: 
     assert any("dropped the classifier" in line for line in lines) == (twin.num_classes > 0)
 
 
-def test_random_numbers_after_the_weights_do_not_depend_on_them(tmp_path: Path) -> None:
-    save_file(state_of(timm_model("test_vit", 160)), tmp_path / "weights.safetensors")
-    draws = []
-    for words in ((), (f"model.image.weights={tmp_path}/weights.safetensors",)):
-        loaded("model.image.timm=test_vit", "model.image.size=160", *words)
-        draws.append(torch.rand(4))
-    assert torch.equal(*draws)
-
-
 def test_positions_and_patches_of_other_sizes_are_interpolated_as_by_timm(tmp_path: Path) -> None:
     source = timm_model("vit_tiny_patch16_224", 64, depth=2)
     save_file(state_of(source), tmp_path / "weights.safetensors")
@@ -168,34 +157,6 @@ def clip_words(spec: ModelSpec) -> tuple[str, ...]:
         f"model.image.projection={image.projection}",
         f"model.image.patch_bias={str(image.patch_bias).lower()}",
     )
-
-
-@pytest.mark.parametrize(("name", "bare"), [("vit", True), ("convnext", False), ("classifier", False)])
-def test_the_image_tower_of_an_open_clip_model_is_loaded_with_its_projection(
-    name: str, bare: bool, tmp_path: Path
-) -> None:
-    config = OPEN_CLIP[name]
-    twin = trained(config)
-    place = open_clip_folder(tmp_path / "model", config, twin)
-    spec = spec_of(config, "model")
-    words = (*clip_words(spec), f"model.embed_dim={config['embed_dim']}")
-    words += ("model.image.options.act_layer=quick_gelu",) if config.get("quick_gelu") else ()
-    location = place / "open_clip_model.safetensors" if bare else place
-    model, lines = loaded(*words, f"model.image.weights={location}")
-    image_BCSS = torch.rand(2, 3, spec.image.size, spec.image.size)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in spec.image.normalization.values())
-    with torch.no_grad():
-        expected = twin.encode_image((image_BCSS - mean) / std, normalize=True)
-        torch.testing.assert_close(model.encode_image(image_BCSS), expected, rtol=0, atol=1e-5)
-    assert not any("random" in line for line in lines)
-    assert any("has no configuration" in line for line in lines) == bare
-
-
-def open_clip_folder(folder: Path, config: Mapping[str, Any], model: nn.Module) -> Path:
-    folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config}))
-    save_file(state_of(model), folder / "open_clip_model.safetensors")
-    return folder
 
 
 # -------------------------------------------------------------------------------------------------------- transformers
