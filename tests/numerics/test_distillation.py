@@ -75,10 +75,7 @@ def cosine_distance(own: Tensor, target: Tensor) -> list[Tensor]:
     return [1 - product / row.square().sum().sqrt() for product, row in zip(products, target, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("contrastive", "distill", "embedding"),
-    [(0.7, 1.9, 0), (0.7, 1.9, 0.8), (0.0, 0.0, 0.8)],
-)
+@pytest.mark.parametrize(("contrastive", "distill", "embedding"), [(0.7, 1.9, 0), (0.7, 1.9, 0.8), (0.0, 0.0, 0.8)])
 @pytest.mark.parametrize("teachers", [1, 2])
 def test_value_and_gradients_match_the_definition(
     contrastive: float, distill: float, embedding: float, teachers: int
@@ -132,9 +129,6 @@ def test_equal_teachers_give_the_loss_of_one() -> None:
     assert_same(score(build(), x, y, 3 * teacher_targets()), one, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------- both objectives with a teacher
-
-
 class Taught(NamedTuple):
     """An objective, and embeddings of its teachers by the number of samples."""
 
@@ -170,9 +164,6 @@ def test_no_tensor_of_the_size_of_all_pairs_is_allocated(taught: Taught) -> None
     with LargestResult() as seen:
         score(module, x, y, given, torch.arange(batch) % 30)
     assert seen.numel <= batch * (16 if taught.name == "distillation" else 2 * (16 + WIDTH)) < batch**2
-
-
-# ------------------------------------------------------------------------------------ ranks and micro-batches
 
 
 KINDS = {"": (), "distance": DISTANCE, "distance alone": (*DISTANCE, "objective.distill_weight=0")}

@@ -59,9 +59,6 @@ def test_specs_of_these_tests_equal_composed_ones(name: str) -> None:
     assert compose(f"objective={name}", *SETTINGS[name]).objective == cases.spec(name, *SETTINGS[name])
 
 
-# ------------------------------------------------------------------------------------------------------ definition
-
-
 def expected(variant: str, module: Objective, x: Tensor, y: Tensor, seen: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the value of an objective without a table, and its leaf parameters other than x and y."""
     own = {"temperature.log_scale": log_scale(module)}
@@ -126,9 +123,6 @@ def test_value_gradients_and_state_of_many_steps_match_the_definition(variant: s
                 assert table[number].isnan().all()
 
 
-# ------------------------------------------------------------------------------------------------------ limiting cases
-
-
 GAMMA_1 = ("objective.gamma.schedule=constant", "objective.gamma.decay=null", "objective.gamma.minimum=1")
 
 
@@ -161,31 +155,6 @@ def test_losses_equal_those_of_open_clip_in_float32(name: str, tau: float) -> No
     assert_same(found.tensors, wanted, rtol=1e-6, atol=1e-6 * max(1, 1 / tau / 14))  # float32 rounds logits to 2^-24·α
 
 
-# ---------------------------------------------------------------------------------------------------- invariances
-
-
-@every
-@pytest.mark.parametrize("change", ["order", "sides"])
-def test_results_do_not_depend_on_the_batch_order_and_on_the_sides(name: str, change: str) -> None:
-    """Both directions use the same code."""
-    order = torch.randperm(B, generator=torch.Generator().manual_seed(1)) if change == "order" else torch.arange(B)
-    modules = [build(name) for _ in range(2)]
-    for step in range(3):
-        x, y = features(B, seed=step)
-        index, seen = torch.arange(B) + 2 * step, N + step * B
-        straight = score(modules[0], x, y, index, seen).tensors
-        a, b = (x, y) if change == "order" else (y, x)
-        changed = score(modules[1], a[order], b[order], index[order], seen).tensors
-        if change == "sides":
-            changed |= {"image": changed["text"], "text": changed["image"]}
-        straight |= {side: straight[side][order] for side in ("image", "text")}
-        assert_same(changed, straight, atol=1e-12, rtol=1e-12)
-        for module in modules:
-            module.after_step(seen + B)
-    if change == "order":
-        assert_same({"": read(modules[1], N)}, {"": read(modules[0], N)}, atol=1e-12)
-
-
 @every
 def test_results_do_not_depend_on_the_tile(name: str) -> None:
     """Uses 7 samples, which tiles of 3 do not divide."""
@@ -211,9 +180,6 @@ def test_gradients_scale_with_the_loss(name: str) -> None:
     (65536 * loss + 1).backward()
     scaled = {"image": x.grad, "text": y.grad, **{n: p.grad for n, p in module.named_parameters()}}
     assert_same({n: g / 65536 for n, g in scaled.items()}, {n: plain[n] for n in scaled}, atol=1e-14)
-
-
-# -------------------------------------------------------------------------------------------------------- precision
 
 
 def adversarial(kind: str, size: int) -> tuple[Tensor, Tensor]:
@@ -274,9 +240,6 @@ def test_the_loss_ignores_autocast(name: str) -> None:
     assert_same(under.tensors, plain.tensors, atol=0)
 
 
-# ----------------------------------------------------------------------------------------------------------- memory
-
-
 @every
 def test_no_tensor_of_the_size_of_all_pairs_is_allocated(name: str) -> None:
     """Uses 64 samples of width 4 in tiles of 8: 4,096 pairs, 256 features."""
@@ -295,9 +258,6 @@ def test_no_tensor_of_the_size_of_all_pairs_is_allocated(name: str) -> None:
     with LargestResult() as largest:
         loss.backward()
     assert largest.numel <= 4 * size
-
-
-# ---------------------------------------------------------------------------------------------------------- schedules
 
 
 def gammas(name: str, seen: list[int], *overrides: str, epochs: int = 6) -> list[float]:
@@ -334,9 +294,6 @@ def test_fitted_gamma_matches_the_reference_rule(epochs: int) -> None:
     assert gammas("fastclip_v3", seen, *overrides, epochs=epochs) == pytest.approx(wanted, abs=1e-12)
 
 
-# -------------------------------------------------------------------------------------------------------------- state
-
-
 @pytest.mark.parametrize("rate", ["down", "up"])
 @pytest.mark.parametrize(("name", "low", "high"), [
     ("infonce", 0.02, 1.0), ("dcl", 0.02, 1.0), ("siglip", 0.02, 1.0), ("fastclip_v0", 0.02, 1.0), ("fastclip_v3", 0.03, 1.0),
@@ -369,3 +326,14 @@ def test_the_temperature_rate_of_v3_falls_to_a_third_below_0_03(start: float, fa
         module.after_step((step + 1) * B)
         assert module.temperature.log_scale.item() == pytest.approx(other.item(), abs=1e-12, rel=0)
         assert other.item() != pytest.approx(-math.log(start), abs=1e-6 * factor, rel=0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_second_derivative_of_an_objective_is_an_error(variant: str) -> None:
+    """As in a penalty of the gradient: autograd would return zero. The product has a second derivative of its own."""
+    module, (x, y) = build(variant, batch=B), features(B)
+    module.before_step(0)
+    loss, _ = module(StepInputs(x, y, torch.arange(B)))
+    with pytest.raises(RuntimeError, match="second derivative of the loss, which clipx's objectives do not have"):
+        torch.autograd.grad(loss * x.square().sum(), x, create_graph=True)
+    assert torch.autograd.grad(loss, x)[0].any()

@@ -14,9 +14,11 @@ from torch import Tensor
 from clipx.config.registry import CONF_DIR
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.spec import ClipSpec
+from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.tower_spec import ImageTowerSpec
+from clipx.model.vision import ImageTower
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -124,3 +126,60 @@ def test_embeddings_have_unit_norm_in_float32_or_wider(
 def test_uint8_and_float_images_give_equal_embeddings(small: CLIP, images: Tensor) -> None:
     with torch.no_grad():
         torch.testing.assert_close(small.encode_image(images), small.encode_image(images / 255))
+
+
+WIDTH, DEPTH = 192, 3
+
+
+@pytest.fixture(scope="module")
+def text_tower() -> TextTower:
+    torch.manual_seed(0)
+    return TextTower(ClipTextSpec(context_length=10, width=WIDTH, heads=3, layers=DEPTH), 64, quick_gelu=False)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "std"),
+    [
+        ("token_embedding.weight", 0.02),
+        ("positional_embedding", 0.01),
+        ("attn.qkv.weight", WIDTH**-0.5),
+        ("attn.proj.weight", WIDTH**-0.5 * (2 * DEPTH) ** -0.5),
+        ("mlp.fc1.weight", (2 * WIDTH) ** -0.5),
+        ("mlp.fc2.weight", WIDTH**-0.5 * (2 * DEPTH) ** -0.5),
+        ("projection.weight", WIDTH**-0.5),
+    ],
+)
+def test_initial_weights_are_normal_with_the_stds_of_clip(text_tower: TextTower, suffix: str, std: float) -> None:
+    found = [p for name, p in text_tower.named_parameters() if name.endswith(suffix)]
+    assert len(found) in (1, DEPTH)
+    for weight in found:
+        tolerance = 4 / (2 * weight.numel()) ** 0.5  # four standard errors of the estimate
+        assert weight.std().item() == pytest.approx(std, rel=tolerance)
+        assert abs(weight.mean().item()) < 4 * std / weight.numel() ** 0.5
+        assert weight.abs().max() > 2.5 * std  # a uniform distribution ends at 1.7 std
+
+
+def vit(name: str) -> ImageTower:
+    torch.manual_seed(0)
+    options = {"patch_size": 8, "embed_dim": WIDTH, "depth": 2, "num_heads": 3}
+    return ImageTower(ImageTowerSpec(timm=name, size=64, options=options), 64, False)
+
+
+def assert_std(weight: Tensor, std: float) -> None:
+    assert weight.std().item() == pytest.approx(std, rel=4 / (2 * weight.numel()) ** 0.5)  # four standard errors
+
+
+def test_a_clip_vit_is_initialized_like_clip_outside_and_timm_inside_its_blocks() -> None:
+    """Another ViT is initialized like timm, and its projection like CLIP's."""
+    built = vit("vit_base_patch16_clip_224")
+    for weight in (built.trunk.cls_token, built.trunk.pos_embed, built.projection.weight):
+        assert_std(weight, WIDTH**-0.5)
+    assert_std(built.trunk.patch_embed.proj.weight, (3 * 8 * 8) ** -0.5 / 3**0.5)  # PyTorch: uniform to fan_in^-.5
+    for block in built.trunk.blocks:
+        for layer in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
+            assert_std(layer.weight, 0.02)
+            assert not layer.bias.any()
+    other = vit("vit_base_patch16_224")
+    assert_std(other.trunk.pos_embed, 0.02)
+    assert other.trunk.cls_token.abs().max() < 1e-5
+    assert_std(other.projection.weight, WIDTH**-0.5)

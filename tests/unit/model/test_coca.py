@@ -22,8 +22,6 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Objective, StepInputs
 from clipx.weights.open_clip import ties, to_open_clip
 
-# ----------------------------------------------------------------------------------------------- against open_clip
-
 
 def weights_of(twin: torch.nn.Module, model: CoCa, spec: CoCaSpec) -> dict[str, Tensor]:
     """Converts open_clip's weights to clipx and checks the inverse. Only the temperature has no counterpart."""
@@ -85,9 +83,6 @@ def test_features_scores_and_loss_equal_those_of_open_clip(quick_gelu: bool) -> 
     check_equal(small_spec(quick_gelu=quick_gelu), images(), tokens(), torch.float64, 1e-11)
 
 
-# ----------------------------------------------------------------------------------------------- skipped computations
-
-
 def gradients(model: CoCa, image_B3SS: Tensor, tokens_BL: Tensor) -> dict[str, Tensor]:
     """Returns outputs and gradients of a loss that weighs each output differently."""
     model.zero_grad()
@@ -116,6 +111,3 @@ def test_recomputation_and_scoring_tokens_in_chunks_change_no_gradient(monkeypat
         assert_same(gradients(build(spec=small_spec(checkpointing=policy)), images(), tokens()), whole)
     monkeypatch.setattr(decoding, "SCORED_AT_ONCE", 7)
     assert_same(gradients(build(), images(), tokens()), whole)
-
-
-# --------------------------------------------------------------------------------------------------------- objective

@@ -43,9 +43,6 @@ def trainable_names(model: CLIP) -> set[str]:
     return {name for name, p in model.named_parameters() if p.requires_grad}
 
 
-# ------------------------------------------------------------------------------------------------- locked parameters
-
-
 def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None:
     names = trainable_names(build_locked("model.image.lock=1", "model.text.lock=0"))
     image = {name for name in names if name.startswith("image.")}
@@ -55,8 +52,6 @@ def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None
     )
     assert names - image == {"text.norm.weight", "text.norm.bias", "text.projection.weight"}
 
-
-# --------------------------------------------------------------------------------------------------------- training
 
 LOCKS = {
     "part": ("resnet", "model.image.lock=1", "model.text.lock=1"),
@@ -99,6 +94,3 @@ def test_locked_batch_norm_stays_frozen_after_evaluation_and_excludes_sync(
     words = ("model.image.lock=all", "distributed.sync_batchnorm=true")
     with pytest.raises(ConfigError, match="or with all of it locked"):
         Trainer(small(tmp_path / "y", *options(weights, "resnet", *words)))
-
-
-# ----------------------------------------------------------------------------------------- gradients and resuming

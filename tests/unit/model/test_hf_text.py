@@ -64,16 +64,10 @@ def test_an_end_token_that_is_also_padding_belongs_to_the_text(tmp_path: Path) -
     tower = build(tmp_path, "qwen3", pool=Pool.end, end_id=PAD)
     with torch.no_grad():
         found_BD = tower(texts(5, 11))
-        rows = [alone_of(tower, texts(5, 11)[i : i + 1, : n + 1])[0, n] for i, n in enumerate((5, 11))]
+        plain = transformers.AutoModel.from_config(CONFIGS["qwen3"](), dtype=torch.float64).eval()
+        plain.load_state_dict(tower.transformer.state_dict())
+        rows = [plain(texts(5, 11)[i : i + 1, : n + 1]).last_hidden_state[0, n] for i, n in enumerate((5, 11))]
     torch.testing.assert_close(found_BD, tower.projection(torch.stack(rows)), atol=1e-6, rtol=0)
-
-
-def alone_of(tower: HfTextTower, tokens_1L: Tensor) -> Tensor:
-    twin = transformers.AutoModel.from_config(CONFIGS["qwen3"](), dtype=torch.float64).eval()
-    twin.load_state_dict(tower.transformer.state_dict())
-    hidden_1LW = twin(tokens_1L).last_hidden_state
-    assert isinstance(hidden_1LW, Tensor)
-    return hidden_1LW
 
 
 def test_padding_follows_the_text_and_is_that_of_the_model(tmp_path: Path) -> None:

@@ -69,9 +69,6 @@ def inputs(model: CLIP, size: int = 4) -> tuple[Tensor, Tensor]:
     return image, captions(size, model.text.context_length, 3)
 
 
-# ------------------------------------------------------------------------------------------------- definition
-
-
 @pytest.mark.parametrize("dora", [False, True])
 def test_a_layer_and_its_gradients_equal_those_of_peft(dora: bool) -> None:
     from peft import LoraConfig, get_peft_model  # takes seconds to import
@@ -94,9 +91,6 @@ def test_a_layer_and_its_gradients_equal_those_of_peft(dora: bool) -> None:
     assert any(grad.abs().max() > 0.1 for grad in grads[0])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
-
-
-# ------------------------------------------------------------------------------------------------- towers
 
 
 @pytest.mark.parametrize(
@@ -153,9 +147,6 @@ def test_utilisation_counts_two_passes_of_a_tower_with_adapters() -> None:
     spec = spec_of("model.image.lora.rank=2")
     found = Utilisation.build(spec, compose().precision, CPU, 1.0)
     assert found is not None and (found.image_passes, found.text_passes) == (2, 3)
-
-
-# ------------------------------------------------------------------------------------------------- weights
 
 
 def test_merged_weights_of_16_bit_runs_keep_small_updates() -> None:

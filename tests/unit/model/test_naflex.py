@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from timm.data.naflex_transforms import get_image_size_for_seq
 from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
-from transformers.models.siglip2.image_processing_siglip2 import (
-    get_image_size_for_max_num_patches,
-)
+from transformers.models.siglip2.image_processing_siglip2 import get_image_size_for_max_num_patches
 
 from clipx.model.clip import CLIP, row_shape
 from clipx.model.image_packing import ImagePacking
@@ -58,9 +56,6 @@ def images(spec: ClipSpec, grids: list[tuple[int, int]]) -> Tensor:
     return torch.from_numpy(rows_BRX)
 
 
-# ------------------------------------------------------------------------------------------------------------- grids
-
-
 SIDES = st.one_of(st.integers(1, 3000), st.sampled_from([1, 16, 224, 65_535]))
 
 
@@ -83,9 +78,6 @@ def test_rows_hold_grid_patches_and_zeros() -> None:
     assert not rows_RX[601:].any()
 
 
-# ----------------------------------------------------------------------------------------------------------- packing
-
-
 @pytest.mark.parametrize("prefix", [0, 3])
 def test_packing_orders_tokens_by_image(prefix: int) -> None:
     rows_BRX = images(spec(), GRIDS)
@@ -104,9 +96,6 @@ def test_packing_orders_tokens_by_image(prefix: int) -> None:
         assert packing.row_P[patches].tolist() == [21 * image + 1 + n for n in range(grid[0] * grid[1])]
         first = int(starts[packing.grids.index(grid)])
         assert packing.place_P[patches].tolist() == list(range(first, first + grid[0] * grid[1]))
-
-
-# ------------------------------------------------------------------------------------------------- against timm
 
 
 def of_timm(model: CLIP, rows_BRX: Tensor, grids: list[tuple[int, int]]) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from html.entities import html5
 
@@ -107,15 +106,6 @@ def test_equals_open_clip_on_html_entities() -> None:
     names = sorted(html5)
     texts = [f"a &{name} b&amp;{name}c <i>&{name}" for name in names] + [f"x &{name.upper()} &{name}" for name in names]
     assert_same(texts[::7], LONG)
-
-
-def test_equal_from_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MAX_SEEN", 50)  # so that threads replace the shared table concurrently
-    tokenizer, texts = Tokenizer(), captions(800)
-    batches = [texts[i : i + 10] for i in range(0, len(texts), 10)]
-    with ThreadPoolExecutor(8) as pool:
-        rows = torch.cat(list(pool.map(tokenizer, batches)))
-    assert torch.equal(rows, oracle(77)(texts))
 
 
 def test_decode_keeps_every_character_of_words() -> None:

@@ -10,6 +10,7 @@ from helpers.objective_cases import AVERAGES, EACH, SETTINGS, assert_same, build
 
 from clipx.errors import ClipxError, ConfigError
 from clipx.objective.base import StepInputs
+from clipx.objective.fcco import default_rho
 
 N, B = 30, 6
 every_average = pytest.mark.parametrize("name", AVERAGES)
@@ -51,3 +52,9 @@ def test_rho_must_be_below_the_largest_reachable_kl(name: str) -> None:
             ConfigError, match=rf"objective.rho={rho} must be below log\(samples - 1\) = {limit:.4g} .*\b{N} samples"
         ):
             build(name, f"objective.rho={rho}")
+
+
+def test_the_default_rho_is_below_the_largest_reachable_kl_and_near_the_published_values() -> None:
+    assert all(0 < default_rho(n) < math.log(n - 1) for n in (3, 10, 1_000, 12_000, 10**6, 10**9, 10**12))
+    published = {2_723_840: 6.5, 9_187_328: 8.5, 315_658_316: 16.0}
+    assert [default_rho(samples) for samples in published] == pytest.approx(list(published.values()), rel=0.04)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from clipx.errors import ConfigError
 from clipx.model.blocks import named_blocks
 from clipx.precision.float8 import Float8Spec
 from clipx.precision.int8 import Int8Spec
-from clipx.precision.spec import Fp32Spec, PrecisionSpec
+from clipx.precision.spec import AmpBf16Spec, AutoSpec, Fp32Spec, PrecisionSpec
 from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -33,6 +34,18 @@ def test_fp32_disables_tf32() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     Fp32Spec().build(CPU)
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is False
+
+
+@pytest.mark.parametrize(("major", "chosen"), [(9, AmpBf16Spec()), (8, AmpBf16Spec()), (7, Fp32Spec())])
+def test_cuda_devices_from_compute_capability_8_compute_in_bfloat16(
+    major: int, chosen: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device itself is a stand-in; torch decides by the properties that it reports."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    assert AutoSpec().on(torch.device("cuda")) == chosen
+    assert AutoSpec().on(CPU) == Fp32Spec()
 
 
 def train_small(run_dir: Path, *overrides: str) -> Trainer:

@@ -52,9 +52,6 @@ def training_rows(run_dir: Path, *overrides: str) -> list[dict[str, float]]:
     return untimed_rows(run_dir)
 
 
-# ----------------------------------------------------------------------------------------------------- live teacher
-
-
 def batch(size: int = 48, samples: int = 8) -> Batch:
     generator = torch.Generator().manual_seed(0)
     image = torch.randint(0, 256, (samples, 3, size, size), generator=generator, dtype=torch.uint8)
@@ -92,9 +89,6 @@ def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path)
         distillation_trainer(again, f"teacher.weights={tmp_path}/run", "resume=step:1")
     with pytest.raises(CheckpointError, match=r"teacher\.temperature: None -> 0\.5"):
         distillation_trainer(again, f"teacher.weights={trained}", "teacher.temperature=0.5", "resume=step:1")
-
-
-# ------------------------------------------------------------------------------------------------- stored embeddings
 
 
 @pytest.fixture(scope="module")

@@ -128,8 +128,6 @@ def test_teachers_with_different_boxes_are_a_bad_sample(stored: dict[str, Path],
         opened(stored["a"], other).draw_crop(3, random.Random(0))
 
 
-# ------------------------------------------------------------------------------------------------------ augmentation
-
 AUGMENTED = (
     "data.crop_ratio=[1,1]",
     *("data.augment.flip=0.5", "data.augment.erase=0.5", "data.augment.color_jitter.probability=1"),

@@ -129,8 +129,3 @@ def test_the_file_prune_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     assert longer.steps_done == 2
     assert early_end(tmp_path) == (Ending.pruned, "worse than the median \x1b[0m")
     assert "pruned after step 2: worse than the median \\x1b[0m\n" in capsys.readouterr().out
-    (tmp_path / "prune").unlink()
-    without = Trainer(small(tmp_path, *common, "duration=8st", "resume=auto"))
-    without.fit()
-    assert without.steps_done == 8
-    assert early_end(tmp_path) == (None, "")

@@ -57,8 +57,7 @@ def step(device: FakeCuda, *overrides: str, steps: int = 2) -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
-    slow_except(CASES, *"siglip_captions fastclip_v2 neuclip drrho_clip adamw lion micro_batches_bf16".split()),
+    "case", slow_except(CASES, *"siglip_captions fastclip_v2 neuclip drrho_clip adamw lion micro_batches_bf16".split())
 )
 def test_a_step_has_all_tensors_on_the_device(case: str) -> None:
     with fake_cuda() as device:

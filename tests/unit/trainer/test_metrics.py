@@ -7,17 +7,16 @@ import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from helpers.runs import VIT, rows, small, untimed_rows
 
-from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
-from clipx.model.flops import ForwardFlops, peak_tflops
-from clipx.objective.base import Metrics
-from clipx.precision.spec import AmpBf16Spec
+from clipx.model.flops import ForwardFlops
 from clipx.trainer.metrics import Meter
+from clipx.trainer.profiler import breakdown
 from clipx.trainer.trainer import Trainer
 
 
@@ -50,39 +49,27 @@ def test_waiting_is_counted_and_pauses_are_not(monkeypatch: pytest.MonkeyPatch) 
     assert found["samples_per_second"] == pytest.approx(2000)
 
 
-Logged = tuple[Trainer, list[dict[str, float]], list[bool]]
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Logged:
-    """Trains four steps and logs every second one. Returns the rows, and for each step if its norms were computed."""
-    run_dir = tmp_path_factory.mktemp("metrics") / "run"
+def test_rows_hold_documented_metrics_and_mfu_is_three_forwards_per_sample(tmp_path: Path) -> None:
     overrides = (
         *(*VIT, "log_every=2st", "checkpoint.every=2st", "device_peak_tflops=0.1", "objective=fastclip_v3"),
         *("objective.rho=2", "evaluator=[retrieval,zeroshot]", "evaluator.retrieval.every=2st"),
     )
-    trainer = Trainer(small(run_dir, *overrides))
-    watched, step = [], trainer.step
-
-    def seen(batch: Batch) -> Metrics:
-        metrics = step(batch)
-        watched.append("update_text" in metrics)
-        return metrics
-
-    trainer.step = seen  # type: ignore[method-assign]
+    trainer = Trainer(small(tmp_path, *overrides))
     trainer.fit()
-    return trainer, rows(run_dir), watched
-
-
-def test_every_metric_of_a_run_is_documented(logged: Logged) -> None:
     page = Path("docs/reference/metrics.md").read_text()
     named = re.findall(r"^\| ((?:`[^`]+` ?)+)", page, re.MULTILINE)
     known = [re.escape(name) for cell in named for name in re.findall("`([^`]+)`", cell)]
     patterns = re.compile("|".join(re.sub(r"\b[A-Z]+\b", r"[^/]+", name) for name in known))
-    keys = {key for row in logged[1] for key in row}
+    keys = {key for row in rows(tmp_path) for key in row}
     assert not {key for key in keys if not patterns.fullmatch(key)}
     wanted = "mfu update_text evaluation_s checkpoint_s tokens_per_second".split()
     assert {f"train/{name}" for name in wanted} <= keys
+    flops = ForwardFlops.of(trainer.spec.model)
+    for row in rows(tmp_path):
+        if "train/mfu" in row:
+            texts = row["train/tokens_per_second"] / trainer.spec.model.text.context_length
+            done = 3 * (flops.image * row["train/samples_per_second"] + flops.text * texts)
+            assert row["train/mfu"] == pytest.approx(done / 0.1e12)
 
 
 def test_norms_of_the_towers_sum_to_the_total_and_updates_are_differences(tmp_path: Path) -> None:
@@ -98,12 +85,27 @@ def test_norms_of_the_towers_sum_to_the_total_and_updates_are_differences(tmp_pa
         assert metrics[f"update_{side}"].item() == pytest.approx((moved / whole).item(), rel=1e-4)
 
 
-def test_mfu_is_three_forwards_per_sample_relative_to_the_peak(logged: Logged) -> None:
-    trainer, found, _ = logged
-    assert peak_tflops("NVIDIA H100 PCIe", AmpBf16Spec()) == 756
-    flops = ForwardFlops.of(trainer.spec.model)
-    for row in found:
-        if "train/mfu" in row:
-            texts = row["train/tokens_per_second"] / trainer.spec.model.text.context_length
-            done = 3 * (flops.image * row["train/samples_per_second"] + flops.text * texts)
-            assert row["train/mfu"] == pytest.approx(done / 0.1e12)
+def test_kernels_are_classified_by_name_and_clipped_to_the_steps() -> None:
+    def event(name: str, start: float, end: float, device: str = "CUDA", annotation: bool = False) -> Any:
+        return SimpleNamespace(
+            name=name,
+            time_range=SimpleNamespace(start=start, end=end),
+            device_type=SimpleNamespace(name=device),
+            is_user_annotation=annotation,
+        )
+
+    found = breakdown(
+        [
+            event("clipx.profiled_steps", 1000, 3000, "CPU", True),
+            event("clipx.profiled_steps", 1000, 3000, "CUDA", True),
+            event("aten::mm", 1000, 3000, "CPU"),
+            event("gemm", 0, 1500),
+            event("gemm", 1400, 1800),
+            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 1700, 2200),
+            event("nccl:all_reduce", 1000, 3000, "CUDA", True),
+        ],
+        steps=2,
+    )
+    assert found == pytest.approx(
+        {"step_ms": 1.0, "computation_ms": 0.35, "communication_ms": 0.2, "overlap_ms": 0.05, "other_ms": 0.4}
+    )

@@ -69,35 +69,18 @@ def check_filled(place: str, spec: ModelSpec, wanted: State) -> LoadedWeights:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ sources
-
-
-def save_pt(tensors: Any, path: Path) -> None:
-    torch.save(tensors, path)
-
-
-def module_of(state: State) -> dict[str, Any]:
-    """Returns a checkpoint in the format of open_clip's trainer on several GPUs."""
-    wrapped = {f"module.{name}": tensor for name, tensor in state.items()}
-    return {"epoch": 3, "name": "run", "state_dict": wrapped, "optimizer": {"state": {}, "param_groups": []}}
-
-
-@pytest.mark.parametrize(
-    ("name", "write"),
-    [
-        ("weights.safetensors", lambda state, path: save_file(state, path)),
-        ("weights.pt", save_pt),
-        ("old.pth", lambda state, path: torch.save(state, path, _use_new_zipfile_serialization=False)),
-        ("epoch_3.pt", lambda state, path: save_pt(module_of(state), path)),
-    ],
-)
 def test_a_file_without_a_configuration_loads_into_the_composed_model(
-    name: str, write: Callable[[State, Path], None], state: State, spec: ModelSpec, wanted: State, tmp_path: Path
+    state: State, spec: ModelSpec, wanted: State, tmp_path: Path
 ) -> None:
-    write(state, tmp_path / name)
-    found = check_filled(str(tmp_path / name), spec, wanted)
-    assert found.spec is None
-    assert found.log_scale == pytest.approx(state["logit_scale"].item())
+    """The checkpoint is in the format of open_clip's trainer on several GPUs."""
+    save_file(state, tmp_path / "weights.safetensors")
+    torch.save(state, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    wrapped = {f"module.{name}": tensor for name, tensor in state.items()}
+    torch.save({"epoch": 3, "state_dict": wrapped, "optimizer": {"state": {}}}, tmp_path / "epoch_3.pt")
+    for name in ("weights.safetensors", "old.pth", "epoch_3.pt"):
+        found = check_filled(str(tmp_path / name), spec, wanted)
+        assert found.spec is None
+        assert found.log_scale == pytest.approx(state["logit_scale"].item())
 
 
 @pytest.mark.parametrize("prefix", ["", "local-dir:", "file://"])
@@ -141,9 +124,6 @@ def test_an_incomplete_download_is_no_file(state: State, tmp_path: Path, monkeyp
     assert not [path for path in cache_folder("weights").rglob("*open_clip*") if path.stat().st_size == 3]
 
 
-# -------------------------------------------------------------------------------------------- rejected weights
-
-
 def load_error(place: Path | str) -> str:
     with pytest.raises(ClipxError) as caught:
         load_weights(str(place))
@@ -157,13 +137,7 @@ def flag(tmp_path: Path) -> Flag:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize(
-    ("payload", "name"),
-    [
-        (Flag.pickled, "weights.pt"),
-        (Flag.saved_of_old, "pytorch_model.bin"),
-    ],
-)
+@pytest.mark.parametrize(("payload", "name"), [(Flag.pickled, "weights.pt"), (Flag.saved_of_old, "pytorch_model.bin")])
 def test_a_pickle_with_code_raises_an_error_without_running_it(
     payload: Callable[[Flag], bytes], name: str, flag: Flag, tmp_path: Path
 ) -> None:
@@ -172,9 +146,6 @@ def test_a_pickle_with_code_raises_an_error_without_running_it(
     assert flag.absent
     assert "could run any code" in said
     assert "convert it in a process that you trust with it: safetensors.torch.save_file" in said
-
-
-# ---------------------------------------------------------------------------------------- weights of another model
 
 
 @pytest.mark.parametrize(

@@ -50,20 +50,13 @@ def build(vision: dict[str, Any], text: dict[str, Any]) -> Siglip2Model:
     return model.eval()
 
 
-@pytest.fixture(scope="module", params=["tanh", "exact"])
-def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Siglip2Model]:
-    act = {} if request.param == "tanh" else {"hidden_act": "gelu"}
-    model = build({**VISION, **act}, {**TEXT, **act})
-    folder = tmp_path_factory.mktemp("siglip2") / "model"
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder, model
-
-
-def test_features_equal_those_of_transformers(saved: tuple[Path, Siglip2Model]) -> None:
+@pytest.mark.parametrize("act", [{}, {"hidden_act": "gelu"}], ids=["tanh", "exact"])
+def test_features_equal_those_of_transformers(act: dict[str, str], tmp_path: Path) -> None:
     """Compares the way from encoded images of any aspect ratio, and token ids, to embeddings: to 1e-5."""
-    folder, theirs = saved
-    weights, spec, ours = load_model(str(folder), "run", CPU, torch.float32)
+    theirs = build({**VISION, **act}, {**TEXT, **act})
+    theirs.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    weights, spec, ours = load_model(str(tmp_path), "run", CPU, torch.float32)
     assert (weights.log_scale, weights.bias) == (pytest.approx(3.2), pytest.approx(-7.5))
     pictures = [picture(*size, seed) for seed, size in enumerate(SIZES)]
     inputs = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=36)(images=pictures, return_tensors="pt")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from helpers.runs import VIT, small
 
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_into, load_with_spec
-from clipx.weights.open_clip import config_of
 from clipx.weights.stretch import stretched
 
 NAME = "text.positional_embedding"
-LONG = (*VIT, "model.text.layers=1", "model.text.context_length=40", "model.text.stretch_keep=5", "checkpoint=none")
 
 
 def long_clip(before: torch.Tensor, keep: int) -> torch.Tensor:
@@ -49,29 +46,14 @@ def test_any_ratio_interpolates_a_line_exactly() -> None:
         torch.testing.assert_close(stretched(before, keep, length), expected, rtol=0, atol=1e-12)
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with 12 text positions."""
-    run_dir = tmp_path_factory.mktemp("short") / "run"
-    words = [word for word in LONG if "stretch" not in word and word != "checkpoint=none"]
-    Trainer(small(run_dir, *words, "model.text.context_length=12", "duration=1st", "schedule.warmup=1st")).fit()
-    return run_dir
-
-
-def test_a_run_starts_from_shorter_weights_and_is_evaluated_and_continued(tmp_path: Path, short: Path) -> None:
-    run_dir = tmp_path / "long"
-    words = [word for word in LONG if word != "checkpoint=none"]
-    trainer = Trainer(small(run_dir, *words, f"model.weights={short}", "duration=2st", "schedule.warmup=1st"))
-    before = load_with_spec(str(short), "run")[0].model[NAME]
-    found = trainer.learner.weights.state_dict()[NAME]
-    assert torch.equal(found, stretched(before, 5, 40))
+def test_a_run_starts_from_shorter_weights(tmp_path: Path) -> None:
+    common = (*VIT, "model.text.layers=1", "duration=1st", "schedule.warmup=1st")
+    Trainer(small(tmp_path / "short", *common, "model.text.context_length=12")).fit()
+    longer = ("model.text.context_length=40", "model.text.stretch_keep=5", f"model.weights={tmp_path}/short")
+    trainer = Trainer(small(tmp_path / "long", *common, *longer))
+    before = load_with_spec(str(tmp_path / "short"), "run")[0].model[NAME]
+    assert torch.equal(trainer.learner.weights.state_dict()[NAME], stretched(before, 5, 40))
     assert f"{NAME} was stretched from 12 to 40 positions, the first 5 unchanged" in trainer.loaded_weights
     trainer.fit()
-    weights, spec = load_with_spec(str(run_dir), "run")
-    assert spec.text.context_length == len(weights.model[NAME]) == 40
+    weights, spec = load_with_spec(str(tmp_path / "long"), "run")
     assert load_into(spec.build(torch.device("cpu"), torch.float32), weights) == [], "stretched again"
-    assert config_of(spec)["text_cfg"]["context_length"] == 40
-    longer = [*words, "model.text.context_length=60", f"model.weights={run_dir}"]
-    again = Trainer(small(tmp_path / "longer", *longer, "duration=1st", "schedule.warmup=1st"))
-    assert len(again.learner.weights.state_dict()[NAME]) == 60
-    again.close()
