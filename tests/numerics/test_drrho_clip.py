@@ -1,4 +1,4 @@
-"""DRRho-CLIP against its definition; limiting cases, ranks. test_distillation.py has its invariances."""
+"""DRRho-CLIP against its definition; limiting cases, ranks, tiles."""
 
 from __future__ import annotations
 

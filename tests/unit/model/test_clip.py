@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 
 import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.runs import compose
+from timm.models.vision_transformer import Block
 from torch import Tensor
 
 from clipx.config.registry import CONF_DIR
 from clipx.model.clip import CLIP, parameter_count
+from clipx.model.freeze import freeze
 from clipx.model.spec import ClipSpec
 from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
@@ -43,20 +44,6 @@ PUBLISHED = {
 UNPUBLISHED = ("tiny", "coca_tiny", "naflex_tiny", "vit_b16_siglip2_naflex")
 
 
-@cache
-def composed(name: str) -> ClipSpec:
-    """Returns the spec of `model=<name>`."""
-    spec = compose(f"model={name}").model
-    assert isinstance(spec, ClipSpec)
-    assert spec.name == name
-    return spec
-
-
-@cache
-def published(name: str) -> CLIP:
-    return composed(name).build(META, torch.float32)
-
-
 def small_spec() -> ClipSpec:
     options = {"patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 4}
     return ClipSpec(
@@ -74,23 +61,15 @@ def build(seed: int = 0, dtype: torch.dtype = torch.float32) -> CLIP:
 
 
 @pytest.fixture(scope="module")
-def small() -> CLIP:
-    return build()
-
-
-@pytest.fixture(scope="module")
 def images() -> Tensor:
     return torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="module")
-def tokens() -> Tensor:
-    return Tokenizer(context_length=12)(["a photo of a cat", "two dogs", ""])
-
-
 @pytest.mark.parametrize("name", slow_except([*PUBLISHED, *UNPUBLISHED], "rn50", "vit_b32", "vit_b16_siglip", "tiny"))
 def test_an_architecture_has_the_counts_that_are_published_and_in_its_yaml(name: str) -> None:
-    model, spec = published(name), composed(name)
+    spec = compose(f"model={name}").model
+    assert isinstance(spec, ClipSpec) and spec.name == name
+    model = spec.build(META, torch.float32)
     counts = parameter_count(model) + 1, parameter_count(model.image), len(model.state_dict()) + 1
     assert counts == PUBLISHED.get(name, counts)
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -114,16 +93,17 @@ def test_an_architecture_has_the_counts_that_are_published_and_in_its_yaml(name:
     ],
 )
 def test_embeddings_have_unit_norm_in_float32_or_wider(
-    weights: torch.dtype, autocast: torch.dtype | None, expected: torch.dtype, images: Tensor, tokens: Tensor
+    weights: torch.dtype, autocast: torch.dtype | None, expected: torch.dtype, images: Tensor
 ) -> None:
-    model = build(dtype=weights)
+    model, tokens = build(dtype=weights), Tokenizer(context_length=12)(["a photo of a cat", "two dogs", ""])
     with torch.no_grad(), torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
         for embedding_BD in model(images, tokens):
             assert embedding_BD.dtype == expected
             torch.testing.assert_close(embedding_BD.norm(dim=-1), torch.ones(3, dtype=expected))
 
 
-def test_uint8_and_float_images_give_equal_embeddings(small: CLIP, images: Tensor) -> None:
+def test_uint8_and_float_images_give_equal_embeddings(images: Tensor) -> None:
+    small = build()
     with torch.no_grad():
         torch.testing.assert_close(small.encode_image(images), small.encode_image(images / 255))
 
@@ -183,3 +163,31 @@ def test_a_clip_vit_is_initialized_like_clip_outside_and_timm_inside_its_blocks(
     assert_std(other.trunk.pos_embed, 0.02)
     assert other.trunk.cls_token.abs().max() < 1e-5
     assert_std(other.projection.weight, WIDTH**-0.5)
+
+
+def test_the_embedding_is_a_projection_of_class_token_and_mean_patch() -> None:
+    """Blocks above a locked trunk (dino.txt)."""
+    torch.manual_seed(0)
+    words = ("model.image.timm=vit_small_patch14_reg4_dinov2", "model.image.size=56", "model.image.head_blocks=2")
+    spec = compose("model=tiny", *words, "model.image.options={depth:2,embed_dim:48,num_heads:4}").model
+    model = spec.build(CPU, torch.float32).eval()
+    freeze(model, spec)
+    image_BCSS = torch.rand(2, 3, 56, 56)
+    trunk, head = model.image.trunk, model.image.head
+    assert head is not None
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+        x_BNW = trunk.forward_features((image_BCSS - model.mean_C11) / model.std_C11)
+        for block in head.blocks:
+            assert isinstance(block, Block)
+            x_BNW = block(x_BNW)
+        x_BNW = head.norm(x_BNW)
+        patches = (56 // 14) ** 2
+        assert x_BNW.shape[1] == patches + trunk.num_prefix_tokens
+        both_BX = torch.cat([x_BNW[:, 0], x_BNW[:, -patches:].mean(1)], 1)
+        expected = torch.nn.functional.normalize(both_BX @ model.image.projection.weight.T, dim=-1)
+        torch.testing.assert_close(model.encode_image(image_BCSS), expected, rtol=0, atol=1e-6)
+        pooled_BW = trunk((image_BCSS - model.mean_C11) / model.std_C11)
+        torch.testing.assert_close(model.encode_trunk(image_BCSS), pooled_BW, rtol=0, atol=1e-6)
+    assert model.trunk_width == pooled_BW.shape[1]

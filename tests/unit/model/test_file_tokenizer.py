@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tokenizers
@@ -37,16 +36,9 @@ def folder(tmp_path: Path) -> Path:
     rust.decoder = decoders.Metaspace()
     rust.add_special_tokens(special)
     rust.save(str(tmp_path / "tokenizer.json"))
-    write(tmp_path, {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "</s>", "eos_token": "</s>"})
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "</s>", "eos_token": "</s>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     return tmp_path
-
-
-def write(folder: Path, config: dict[str, Any]) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-def tokenizer(folder: Path, clean: Clean = Clean.canonical, vocabulary: int = 99) -> FileTokenizer:
-    return FileTokenizer(str(folder / "tokenizer.json"), LENGTH, vocabulary, clean)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +46,6 @@ def tokenizer(folder: Path, clean: Clean = Clean.canonical, vocabulary: int = 99
 )
 def test_ids_equal_open_clip(clean: Clean, theirs: str, folder: Path) -> None:
     oracle = HFTokenizer(str(folder), LENGTH, clean=theirs)
-    found = tokenizer(folder, clean)(TEXTS)
+    found = FileTokenizer(str(folder / "tokenizer.json"), LENGTH, 99, clean)(TEXTS)
     assert found.tolist() == oracle(TEXTS).tolist()
     assert len({tuple(row) for row in found.tolist()}) >= len(TEXTS) - 1

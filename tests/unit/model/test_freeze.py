@@ -70,17 +70,14 @@ def test_locked_parameters_are_bit_equal_after_training_and_others_change(
     before = {n: x.clone() for n, x in t.learner.weights.state_dict().items()}
     t.fit()
     locked = {n for n, p in t.learner.weights.named_parameters() if not p.requires_grad}
-    for module, owner in (
-        (t.learner.weights, "weights"),
-        (t.learner.average.model if t.learner.average else t.learner.model, "average"),
-    ):
-        after = module.state_dict()
+    assert t.learner.average is not None
+    for module, owner in ((t.learner.weights, "weights"), (t.learner.average.model, "average")):
+        after, parameters = module.state_dict(), dict(module.named_parameters())
         for n in before:
-            module_name = n.rpartition(".")[0]
-            norm = n not in dict(module.named_parameters()) and f"{module_name}.weight" in locked
+            norm = n not in parameters and f"{n.rpartition('.')[0]}.weight" in locked
             if n in locked or norm:
                 assert torch.equal(after[n], before[n]), (owner, n)
-            elif n in dict(module.named_parameters()):
+            elif n in parameters:
                 assert not torch.equal(after[n], before[n]), (owner, n)
 
 

@@ -109,17 +109,14 @@ def test_a_skipped_step_leaves_the_state_unchanged(tmp_path: Path) -> None:
     """
     overflows = Trainer(small(tmp_path / "overflows", *STATEFUL, f"precision.loss_scale={2**24}"))
     overflows.fit()
-    assert 2 <= overflows.learner.loss_scale.skipped <= 20
+    skipped = overflows.learner.loss_scale.skipped
     scales = [row["train/loss_scale"] for row in rows(tmp_path / "overflows")]
-    assert len(scales) == 4
-    assert scales[0] < 2**24
-    assert scales[-1] == 2 ** (24 - overflows.learner.loss_scale.skipped)
+    assert 2 <= skipped <= 20 and len(scales) == 4 and scales[0] < 2**24 and scales[-1] == 2 ** (24 - skipped)
     fits = Trainer(small(tmp_path / "fits", *STATEFUL, f"precision.loss_scale={scales[0]}"))
     step = fits.step
 
     def at_the_same_scale(*args: Any, **options: Any) -> Any:
-        state = {**fits.learner.loss_scale.state(), "scale": scales[fits.steps_done]}
-        fits.learner.loss_scale.restore(state)
+        fits.learner.loss_scale.restore({**fits.learner.loss_scale.state(), "scale": scales[fits.steps_done]})
         return step(*args, **options)
 
     fits.step = at_the_same_scale  # type: ignore[method-assign]
@@ -128,12 +125,10 @@ def test_a_skipped_step_leaves_the_state_unchanged(tmp_path: Path) -> None:
     assert differing_names(weights(fits), weights(overflows)) == []
     assert fits.learner.average is not None and overflows.learner.average is not None
     assert differing_names(fits.learner.average.model.state_dict(), overflows.learner.average.model.state_dict()) == []
-    assert torch.equal(
-        read(fits.learner.objective, 256).nan_to_num(), read(overflows.learner.objective, 256).nan_to_num()
-    )
+    one, other = (read(run.learner.objective, 256).nan_to_num() for run in (fits, overflows))
+    assert torch.equal(one, other)
     of_fits, of_overflows = (untimed_rows(tmp_path / name) for name in ("fits", "overflows"))
-    assert of_fits[-1]["train/skipped_steps"] == 0
-    assert of_overflows[-1]["train/skipped_steps"] == overflows.learner.loss_scale.skipped
+    assert [run[-1]["train/skipped_steps"] for run in (of_fits, of_overflows)] == [0, skipped]
     for row in (*of_fits, *of_overflows):
         del row["train/skipped_steps"], row["train/loss_scale"]
     assert of_fits == of_overflows  # the learning rate, the norm before clipping, the samples seen

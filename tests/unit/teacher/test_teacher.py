@@ -91,16 +91,9 @@ def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path)
         distillation_trainer(again, f"teacher.weights={trained}", "teacher.temperature=0.5", "resume=step:1")
 
 
-@pytest.fixture(scope="module")
-def wide(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wide") / "embeddings"
-    embed(compose(f"run={trained}", f"out={out}", "dtype=float64", "precision=fp64", config_name="embed"))
-    return out
-
-
 @pytest.mark.parametrize("objective", ["distillation", "drrho_clip"])
 def test_stored_embeddings_equal_the_live_teacher_for_equal_views(
-    trained: Path, stored: Path, wide: Path, objective: str, tmp_path: Path
+    trained: Path, stored: Path, objective: str, tmp_path: Path
 ) -> None:
     """Compares the logged losses of two steps: embeddings in float64 to 1e-9, in float32 to a relative 1e-6.
 
@@ -108,6 +101,8 @@ def test_stored_embeddings_equal_the_live_teacher_for_equal_views(
     """
     rho = ("objective.rho=2",) if objective == "drrho_clip" else ()
     options = (f"objective={objective}", *rho, *PLAIN, "duration=2st", "model.embed_dim=48", "precision=fp64")
+    wide = tmp_path / "wide"
+    embed(compose(f"run={trained}", f"out={wide}", "dtype=float64", "precision=fp64", config_name="embed"))
     live = training_rows(tmp_path / "live", *options, f"teacher.weights={trained}")
     found = training_rows(tmp_path / "wide.run", *options, f"teacher.embeddings={wide}")
     names = [name for name in live[0] if "loss" in name]

@@ -1,4 +1,4 @@
-"""Stored views of an ensemble of teachers: equal to the live teachers, drawn by position, and bad samples."""
+"""Stored views of an ensemble of teachers: equal to the live teachers, their boxes, and bad samples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from helpers.runs import SMALL, VIT, compose, small
 
 from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec
-from clipx.data.batch import Batch
-from clipx.data.loader import SecondView, train_loader
+from clipx.data.loader import train_loader
 from clipx.data.order import Order
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec
@@ -24,7 +23,7 @@ from clipx.embed import embed
 from clipx.precision.spec import Precision
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherSpec
-from clipx.teacher.stored import StoredTeachers, boxes_file, npy_files
+from clipx.teacher.stored import StoredTeachers, boxes_file
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))
@@ -62,50 +61,42 @@ def data() -> DataSpec:
     return compose(*SMALL, *DATA).data
 
 
-def opened(*folders: Path, scale: list[float] = SCALE) -> StoredTeachers:
-    return StoredTeachers.open(
-        [str(path) for path in folders], [None] * len(folders), data().open().train, {"crop_scale": scale}
-    )
+def opened(*folders: Path, overrides: tuple[str, ...] = ()) -> StoredTeachers:
+    options = compose(*SMALL, *DATA, *overrides).data.view_options()
+    return StoredTeachers.open([str(path) for path in folders], [None] * len(folders), data().open().train, options)
 
 
-def batches(targets: StoredTeachers, second: SecondView | None = None, workers: int = 0, size: int = 48) -> list[Batch]:
+def check_equal_to_the_live_teacher(teacher: Path, targets: StoredTeachers, view: ImageView) -> None:
+    """The live teacher embeds the crops and captions of the batch."""
+    live = Teacher.build(TeacherSpec(weights=str(teacher)), ONE, FP32, 1)
     train = data().open().train
     tokenizer = compose(*RUN, "teacher.weights=x").model.text.build_tokenizer()
-    options = {"seed": 0, "samples": range(2 * SAMPLES), "batch": 48, "rank": 0, "world": 1, "prefetch": 1}
-    return list(
-        train_loader(
-            train, Order(train.sizes, 0, 100), ImageView(size, SCALE, 10**6), tokenizer,
-            **options, workers=workers, pin=False, second=second, targets=targets,  # type: ignore[arg-type]
-        )
+    loader = train_loader(
+        train, Order(train.sizes, 0, 100), view, tokenizer, seed=0, samples=range(2 * SAMPLES), batch=48, rank=0,
+        world=1, workers=0, prefetch=1, pin=False, second=live.view, targets=targets,
     )  # fmt: skip
+    for batch in loader:
+        image, text, live_image, live_text = live(batch).targets
+        torch.testing.assert_close(image / live.scale, live_image / live.scale, rtol=0, atol=1e-6)
+        torch.testing.assert_close(text, live_text, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [32, 48])
 def test_stored_views_equal_the_live_teacher_on_the_same_crops(
     trained: dict[str, Path], stored: dict[str, Path], size: int
 ) -> None:
-    """The live teacher embeds the crops and captions of the batch. `size`: of the student's images."""
-    teacher = Teacher.build(TeacherSpec(weights=str(trained["a"])), ONE, FP32, 1)
-    for batch in batches(opened(stored["a"]), teacher.view, size=size):
-        image, text, live_image, live_text = teacher(batch).targets
-        torch.testing.assert_close(image / teacher.scale, live_image / teacher.scale, rtol=0, atol=1e-6)
-        torch.testing.assert_close(text, live_text, rtol=0, atol=1e-6)
+    """`size`: of the student's images."""
+    check_equal_to_the_live_teacher(trained["a"], opened(stored["a"]), ImageView(size, SCALE, 10**6))
 
 
-def test_views_are_drawn_by_position_and_all_of_them_occur(stored: dict[str, Path]) -> None:
-    targets = opened(stored["a"])
-    first, other = batches(targets), batches(targets, workers=1)
-    for one, two in zip(first, other, strict=True):
-        assert torch.equal(one.image, two.image) and all(map(torch.equal, one.targets, two.targets))
-    found = set[tuple[int, int]]()
-    for batch in first:
-        for index, image_T in zip(batch.index.tolist(), batch.targets[0], strict=True):
-            rows = np.load(stored["a"] / npy_files(index // 40)[0])[index % 40]
-            distance = np.abs(rows * targets.teachers[0].scale - image_T.numpy()).max(1)
-            assert distance.min() < 1e-5
-            found.add((index, int(distance.argmin())))
-    assert {view for _, view in found} == set(range(VIEWS))
-    assert len(found) > SAMPLES, "the second epoch draws other views"
+def test_stored_views_equal_the_live_teacher_on_the_same_augmentation(trained: dict[str, Path], tmp_path: Path) -> None:
+    """The augmentation of a view is drawn again in training, from the seed, the sample and the number of the view."""
+    words = ("data.crop_ratio=[1,1]", "data.augment.flip=0.5", "data.augment.erase=0.5")
+    words += ("data.augment.color_jitter.probability=1",)
+    augment = AugmentSpec(flip=0.5, erase=0.5, color_jitter=ColorJitterSpec(probability=1))
+    view = ImageView(48, SCALE, 10**6, crop_ratio=[1.0, 1.0], augmentation=augment)
+    targets = opened(embedded(trained["a"], tmp_path / "a", *words), overrides=words)
+    check_equal_to_the_live_teacher(trained["a"], targets, view)
 
 
 def test_boxes_are_those_of_the_seed_the_sample_and_the_view(stored: dict[str, Path]) -> None:
@@ -126,37 +117,3 @@ def test_teachers_with_different_boxes_are_a_bad_sample(stored: dict[str, Path],
     np.save(other / boxes_file(0), boxes)
     with pytest.raises(BadSample, match="have different crops: write one of them again"):
         opened(stored["a"], other).draw_crop(3, random.Random(0))
-
-
-AUGMENTED = (
-    "data.crop_ratio=[1,1]",
-    *("data.augment.flip=0.5", "data.augment.erase=0.5", "data.augment.color_jitter.probability=1"),
-)
-AUGMENT = AugmentSpec(flip=0.5, erase=0.5, color_jitter=ColorJitterSpec(probability=1))
-
-
-@pytest.fixture(scope="module")
-def augmented(trained: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return embedded(trained["a"], tmp_path_factory.mktemp("augmented") / "a", *AUGMENTED)
-
-
-def of_run(*overrides: str) -> dict[str, object]:
-    return compose(*SMALL, *DATA, *overrides).data.view_options()
-
-
-def test_stored_views_equal_the_live_teacher_on_the_same_augmentation(
-    trained: dict[str, Path], augmented: Path
-) -> None:
-    """The augmentation of a view is drawn again in training, from the seed, the sample and the number of the view."""
-    teacher = Teacher.build(TeacherSpec(weights=str(trained["a"])), ONE, FP32, 1)
-    train = data().open().train
-    targets = StoredTeachers.open([str(augmented)], [None], train, of_run(*AUGMENTED))
-    view = ImageView(48, SCALE, 10**6, crop_ratio=[1.0, 1.0], augmentation=AUGMENT)
-    tokenizer = compose(*RUN, "teacher.weights=x").model.text.build_tokenizer()
-    loader = train_loader(
-        train, Order(train.sizes, 0, 100), view, tokenizer, seed=0, samples=range(2 * SAMPLES), batch=48, rank=0,
-        world=1, workers=0, prefetch=1, pin=False, second=teacher.view, targets=targets,
-    )  # fmt: skip
-    for batch in loader:
-        image, _, live_image, _ = teacher(batch).targets
-        torch.testing.assert_close(image / teacher.scale, live_image / teacher.scale, rtol=0, atol=1e-6)

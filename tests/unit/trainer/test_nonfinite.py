@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -41,23 +40,16 @@ def state(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in found.items()}
 
 
-def watched(trainer: Trainer) -> dict[int, dict[str, torch.Tensor]]:
-    """Returns a dictionary that the run fills with the state before each step, by its number."""
-    before: dict[int, dict[str, torch.Tensor]] = {}
-    step = trainer.step
+def test_skip_drops_the_batch_without_changing_state(tmp_path: Path) -> None:
+    spec = small(tmp_path / "run", *TINY, "optimizer.non_finite=skip", "optimizer.ema_decay=0.9")
+    trainer = poisoned(Trainer(spec), 2)  # after the first step the average equals the weights
+    before, step = dict[int, dict[str, torch.Tensor]](), trainer.step
 
     def watch(batch):
         before[trainer.steps_done] = state(trainer)
         return step(batch)
 
     trainer.step = watch  # type: ignore[method-assign]
-    return before
-
-
-def test_skip_drops_the_batch_without_changing_state(tmp_path: Path) -> None:
-    spec = small(tmp_path / "run", *TINY, "optimizer.non_finite=skip", "optimizer.ema_decay=0.9")
-    trainer = poisoned(Trainer(spec), 2)  # after the first step the average equals the weights
-    before = watched(trainer)
     trainer.fit()
     assert trainer.steps_done == 4
     assert all(torch.equal(before[2][name], before[3][name]) for name in before[2]), (
@@ -77,8 +69,6 @@ POLICIES: dict[str, tuple[tuple[str, ...], list[int], str]] = {  # options, bad 
         "at step 3, the last of 2 in a row, more than optimizer.non_finite_limit=1",
     ),
     "no checkpoint": (("optimizer.non_finite=rollback", "checkpoint.every=end"), [1], "at step 1"),
-    "rollback": (("optimizer.non_finite=rollback", "checkpoint.every=2st", "duration=5st"), [3], ""),
-    "skip": (("optimizer.non_finite=skip",), [1], ""),
 }
 
 
@@ -88,25 +78,17 @@ def test_a_nonfinite_step_is_printed_once_and_leaves_finite_weights(
 ) -> None:
     words, bad, message = POLICIES[policy]
     trainer = poisoned(Trainer(small(tmp_path, *VIT, *words)), *bad)
-    before = watched(trainer)
-    error = ""
-    try:
+    with pytest.raises(ClipxError, match=message) as raised:  # the command prints it
         trainer.fit()
-    except ClipxError as raised:  # the command prints it
-        error = str(raised)
-    assert bool(error) == bool(message) and re.search(message, error)
     shown = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
-    assert ["\n".join([*shown, error]).count(f"not finite at step {step}") for step in bad] == [1] * len(bad)
+    assert ["\n".join([*shown, str(raised.value)]).count(f"not finite at step {step}") for step in bad] == [1] * len(
+        bad
+    )
     assert [event["step"] for event in events(tmp_path) if event["event"] == "non_finite"] == bad
     assert all(p.isfinite().all() for p in trainer.learner.model.parameters())
     if policy == "stop":
         saved = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
         assert saved == ["step-00000001", "step-00000002"]
-    if policy == "rollback":
-        assert any(not torch.equal(before[2][name], before[3][name]) for name in before[2])
-        assert all(torch.equal(before[2][name], before[4][name]) for name in before[2]), "the weights of the checkpoint"
-        assert trainer.steps_done == 5
-        assert "rolled_back" in [event["event"] for event in events(tmp_path)]
 
 
 @pytest.mark.parametrize("policy", slow_except(["skip", "rollback"], "skip"))

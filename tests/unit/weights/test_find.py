@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
+from clipx.weights.files import read_tensors
 from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import from_open_clip, spec_of
 
@@ -124,26 +127,17 @@ def test_an_incomplete_download_is_no_file(state: State, tmp_path: Path, monkeyp
     assert not [path for path in cache_folder("weights").rglob("*open_clip*") if path.stat().st_size == 3]
 
 
-def load_error(place: Path | str) -> str:
-    with pytest.raises(ClipxError) as caught:
-        load_weights(str(place))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-@pytest.fixture
-def flag(tmp_path: Path) -> Flag:
-    return Flag(tmp_path / "executed")
-
-
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 @pytest.mark.parametrize(("payload", "name"), [(Flag.pickled, "weights.pt"), (Flag.saved_of_old, "pytorch_model.bin")])
 def test_a_pickle_with_code_raises_an_error_without_running_it(
-    payload: Callable[[Flag], bytes], name: str, flag: Flag, tmp_path: Path
+    payload: Callable[[Flag], bytes], name: str, tmp_path: Path
 ) -> None:
+    flag = Flag(tmp_path / "executed")
     (tmp_path / name).write_bytes(payload(flag))
-    said = load_error(tmp_path / name)
-    assert flag.absent
+    with pytest.raises(ClipxError) as caught:
+        load_weights(str(tmp_path / name))
+    said = str(caught.value)
+    assert flag.absent and "\n" not in said
     assert "could run any code" in said
     assert "convert it in a process that you trust with it: safetensors.torch.save_file" in said
 
@@ -175,3 +169,44 @@ def test_another_normalisation_than_in_training_raises_an_error(state: State, sp
         CheckpointError, match=r"image\.mean=\[0\.5, 0\.5, 0\.5\], expected \[0\.48145466, .*image\.std"
     ):
         load_into_model(str(folder), spec)
+
+
+def archive(path: Path, members: list[tuple[str, bytes, int]]) -> Path:
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content, compression in members:
+            file.writestr(zipfile.ZipInfo(name), content, compression)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_compressed_or_ambiguous_archive_is_rejected_before_it_is_unpacked(tmp_path: Path) -> None:
+    large = pickle.dumps({"a": b"\0" * (64 << 20)}, 2)
+    small = pickle.dumps({}, 2)
+    stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+    for members in (
+        [("x/data.pkl", large, deflated), ("x/version", b"3", stored)],
+        [("x/data.pkl", small, stored), ("x/data.pkl", small, stored), ("x/version", b"3", stored)],
+    ):
+        path = archive(tmp_path / "weights.pt", members)
+        assert path.stat().st_size < 1 << 20
+        with pytest.raises(
+            CheckpointError, match="compressed, encrypted, repeated or overlapping members, which torch"
+        ):
+            read_tensors(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(1).expand(1 << 40),
+        lambda: torch.ones(2, 2).to_sparse(),
+        lambda: torch.ones(2, device="meta"),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+    ],
+    ids=["expanded", "sparse", "meta", "quantized"],
+)
+def test_tensors_without_plain_values_are_rejected_by_name(make: Callable[[], torch.Tensor], tmp_path: Path) -> None:
+    torch.save({"weight": make()}, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="weights.pt: 'weight' is a sparse, quantized, repeated or empty tensor"):
+        read_tensors(tmp_path / "weights.pt")

@@ -92,20 +92,6 @@ def test_a_file_of_a_timm_model_gives_the_features_of_timm(name: str, tmp_path: 
     assert any("dropped the classifier" in line for line in lines) == (twin.num_classes > 0)
 
 
-def test_positions_and_patches_of_other_sizes_are_interpolated_as_by_timm(tmp_path: Path) -> None:
-    source = timm_model("vit_tiny_patch16_224", 64, depth=2)
-    save_file(state_of(source), tmp_path / "weights.safetensors")
-    words = image_words("vit_tiny_patch16_224", 48, {"depth": 2, "patch_size": 8})
-    model, lines = loaded(*words, f"model.image.weights={tmp_path}/weights.safetensors")
-    overlay = {"file": str(tmp_path / "weights.safetensors"), "num_classes": 1000}
-    twin = timm.create_model(
-        "vit_tiny_patch16_224", pretrained=True, pretrained_cfg_overlay=overlay, img_size=48, patch_size=8, depth=2
-    )
-    check_trunk(model, twin.eval())
-    assert "pos_embed was interpolated from [1, 17, 192] to [1, 37, 192]" in lines
-    assert "patch_embed.proj.weight was interpolated from [192, 3, 16, 16] to [192, 3, 8, 8]" in lines
-
-
 def test_weights_that_timm_names_are_read_from_the_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -152,20 +138,11 @@ def hf_folder(folder: Path, name: str, headed: bool) -> Any:
     return model.eval()
 
 
-def hf_words(folder: Path, name: str) -> tuple[str, ...]:
-    packed = str(name in PACKED).lower()
-    return (
-        "model/text=hf",
-        f"model.text.source={folder}",
-        "model.text.context_length=12",
-        f"model.text.packed={packed}",
-    )
-
-
 @pytest.mark.parametrize(("name", "headed"), [("bert", True), ("qwen3", False), ("qwen3", True), ("mt5", True)])
 def test_a_folder_of_transformers_gives_its_features(name: str, headed: bool, tmp_path: Path) -> None:
     twin = hf_folder(tmp_path, name, headed)
-    model, lines = loaded(*hf_words(tmp_path, name), f"model.text.weights={tmp_path}")
+    words = ("model/text=hf", "model.text.context_length=12", f"model.text.packed={str(name in PACKED).lower()}")
+    model, lines = loaded(*words, f"model.text.source={tmp_path}", f"model.text.weights={tmp_path}")
     encoder = twin.get_encoder() if twin.config.is_encoder_decoder else getattr(twin, twin.base_model_prefix, twin)
     tokens_BL = torch.randint(5, 99, (2, 12))
     with torch.no_grad():
