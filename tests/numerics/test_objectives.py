@@ -10,18 +10,7 @@ import torch.nn.functional as F
 from helpers import objective_cases as cases
 from helpers import objective_reference as reference
 from helpers.largest_result import LargestResult
-from helpers.objective_cases import (
-    AVERAGES,
-    EACH,
-    SETTINGS,
-    VARIANTS,
-    assert_same,
-    build,
-    features,
-    prototypes,
-    read,
-    score,
-)
+from helpers.objective_cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
 from helpers.runs import compose
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
@@ -65,7 +54,7 @@ def expected(variant: str, module: Objective, x: Tensor, y: Tensor, seen: int = 
     own = {"temperature.log_scale": log_scale(module)}
     alpha = own["temperature.log_scale"].exp()
     if variant == "neuclip":
-        return prototypes(module).step(x, y, own["temperature.log_scale"], seen).loss, own
+        return cases.prototypes(module).step(x, y, own["temperature.log_scale"], seen).loss, own
     if variant == "siglip":
         own["bias"] = module.get_parameter("bias").detach().clone().requires_grad_()
         return reference.siglip(x, y, alpha, own["bias"]), own

@@ -70,17 +70,6 @@ def test_beam_search_over_all_texts_finds_the_best_text(penalty: float, bounds: 
         assert found.log_p == pytest.approx(log_p(image, best))
 
 
-def test_greedy_takes_the_likeliest_token_and_never_the_start() -> None:
-    for image, found in zip(IMAGES, run_method(greedy, LengthBounds(0, 5)), strict=True):
-        prefix: tuple[int, ...] = (image, START)
-        for word in (*found.tokens, END)[:5]:
-            scores = ToyLanguage.scores(prefix)
-            scores[START] = -math.inf
-            assert word == scores.argmax().item()
-            prefix = (*prefix, word)
-        assert found.log_p == pytest.approx(log_p(image, found.tokens))
-
-
 DRAWN = [0.4, 0.1, 0.3, 0.2]
 
 

@@ -30,7 +30,6 @@ MODERN: dict[str, Any] = {
     "bias": False,
     "mlp_ratio": 2.5,
 }
-POOLS = [Pool.end, Pool.cls, Pool.mean, Pool.max, Pool.map]
 
 
 def build(**options: Any) -> TextTower:
@@ -77,7 +76,7 @@ def test_the_modern_form_equals_llama() -> None:
 
 
 @pytest.mark.parametrize("supported", [True, False], ids=["varlen", "masked"])
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", [Pool.end, Pool.cls, Pool.mean, Pool.max, Pool.map])
 @pytest.mark.parametrize("form", [{}, MODERN], ids=["clip", "modern"])
 def test_packed_texts_have_the_features_of_each_text_alone(
     form: dict[str, Any], pool: Pool, supported: bool, monkeypatch: pytest.MonkeyPatch

@@ -72,10 +72,6 @@ def assert_same(texts: Sequence[str], length: int) -> None:
     assert not wrong, [ascii(texts[i]) for i in wrong[:3]]
 
 
-def row(text: str, length: int = 77) -> list[int]:
-    return Tokenizer(length)([text])[0].tolist()
-
-
 def captions(n: int) -> list[str]:
     """Generates realistic captions: case, numbers, punctuation, contractions, words missing in the vocabulary."""
     rng = random.Random(7)
@@ -115,5 +111,6 @@ def test_decode_keeps_every_character_of_words() -> None:
         decoded = tokenizer.decode(ids)
         assert decoded.replace(" ", "") == module._clean(text).replace(" ", "")
         assert tokenizer([decoded])[0].tolist() == ids
-    assert tokenizer.decode(row("\U0001fabf")[:2]) == "\ufffd", "a truncated character"
-    assert 0 in row("a != b")[:4] and tokenizer.decode(row("a != b")) == "a != b", "token 0 inside the text"
+    assert tokenizer.decode(tokenizer(["\U0001fabf"])[0, :2].tolist()) == "\ufffd", "a truncated character"
+    ids = tokenizer(["a != b"])[0].tolist()
+    assert 0 in ids[:4] and tokenizer.decode(ids) == "a != b", "token 0 inside the text"

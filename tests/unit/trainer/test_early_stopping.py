@@ -118,14 +118,3 @@ def test_a_run_resumed_with_another_metric_starts_to_wait_again(tmp_path: Path) 
         resumed = EarlyStopping(EarlyStoppingSpec(metric=metric, patience=2), tmp_path, ALONE)
         resumed.restore(first.state())
         assert resumed.ends_after({metric: 0.1}, False) == ends
-
-
-def test_the_file_prune_ends_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = (*VIT, "evaluator=[retrieval]", "evaluator.retrieval.every=end")
-    Trainer(small(tmp_path, *common, "duration=2st")).fit()
-    (tmp_path / "prune").write_text("worse than\nthe median \x1b[0m")
-    longer = Trainer(small(tmp_path, *common, "duration=8st", "resume=auto"))
-    longer.fit()
-    assert longer.steps_done == 2
-    assert early_end(tmp_path) == (Ending.pruned, "worse than the median \x1b[0m")
-    assert "pruned after step 2: worse than the median \\x1b[0m\n" in capsys.readouterr().out

@@ -52,9 +52,8 @@ def test_skip_drops_the_batch_without_changing_state(tmp_path: Path) -> None:
     trainer.step = watch  # type: ignore[method-assign]
     trainer.fit()
     assert trainer.steps_done == 4
-    assert all(torch.equal(before[2][name], before[3][name]) for name in before[2]), (
-        "BatchNorm's averages and the average of the weights must not change either"
-    )
+    same = (torch.equal(before[2][name], before[3][name]) for name in before[2])
+    assert all(same), "BatchNorm's averages and the average of the weights must not change either"
     assert all(value.isfinite().all() for value in state(trainer).values())
     told = [event for event in events(tmp_path / "run") if event["event"] == "non_finite"]
     assert [(event["step"], event["policy"]) for event in told] == [(2, "skip")]

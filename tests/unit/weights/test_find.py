@@ -155,9 +155,8 @@ def test_a_stored_configuration_must_match_the_model(
 ) -> None:
     config = {**VIT, **change}
     write_folder(tmp_path / "model", trained(config).state_dict(), config)
-    with pytest.raises(
-        CheckpointError, match=f"^{re.escape(str(tmp_path / 'model'))} holds weights of another model: .*{keys}"
-    ):
+    place = re.escape(str(tmp_path / "model"))
+    with pytest.raises(CheckpointError, match=f"^{place} holds weights of another model: .*{keys}"):
         load_into_model(str(tmp_path / "model"), spec)
 
 
@@ -189,9 +188,7 @@ def test_a_compressed_or_ambiguous_archive_is_rejected_before_it_is_unpacked(tmp
     ):
         path = archive(tmp_path / "weights.pt", members)
         assert path.stat().st_size < 1 << 20
-        with pytest.raises(
-            CheckpointError, match="compressed, encrypted, repeated or overlapping members, which torch"
-        ):
+        with pytest.raises(CheckpointError, match="compressed, encrypted, repeated or overlapping members"):
             read_tensors(path)
 
 
