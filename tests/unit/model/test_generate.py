@@ -55,15 +55,11 @@ def every_text(bounds: LengthBounds) -> list[tuple[int, ...]]:
 IMAGES = list(range(6))
 
 
-def run_method(method: Method, bounds: LengthBounds, images: Sequence[int] = IMAGES) -> list[Caption]:
-    return method(ToyLanguage(images), images, bounds)
-
-
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("bounds", [LengthBounds(0, 3), LengthBounds(2, 3), LengthBounds(0, 0)])
 def test_beam_search_over_all_texts_finds_the_best_text(penalty: float, bounds: LengthBounds) -> None:
     """A caption of the images 35 and 59 is better than any that is one token longer, and worse than one of three tokens."""
-    searched = [run_method(BeamSearch(27, penalty), bounds, images) for images in (IMAGES, [35], [59])]
+    searched = [BeamSearch(27, penalty)(ToyLanguage(images), images, bounds) for images in (IMAGES, [35], [59])]
     for image, found in zip((*IMAGES, 35, 59), itertools.chain(*searched), strict=True):
         best = max(every_text(bounds), key=lambda t: log_p(image, t) / (len(t) + 1) ** penalty)
         assert tuple(found.tokens) == best

@@ -15,7 +15,6 @@ from clipx.errors import ConfigError
 from clipx.model import hf_text
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
-from clipx.model.text_spec import Pool
 
 LENGTH, PAD = 12, 1
 
@@ -57,17 +56,6 @@ def test_features_are_those_of_transformers_for_each_text_alone(
         expected_BD = tower.projection(torch.stack([x_LW.mean(0) for x_LW in hidden]))
     assert found_BD.std() > 0.1
     torch.testing.assert_close(found_BD, expected_BD, atol=1e-6 if name in DECODERS else 1e-10, rtol=0)
-
-
-def test_an_end_token_that_is_also_padding_belongs_to_the_text(tmp_path: Path) -> None:
-    """Qwen's embedding models end a text by the token with which they pad."""
-    tower = build(tmp_path, "qwen3", pool=Pool.end, end_id=PAD)
-    with torch.no_grad():
-        found_BD = tower(texts(5, 11))
-        plain = transformers.AutoModel.from_config(CONFIGS["qwen3"](), dtype=torch.float64).eval()
-        plain.load_state_dict(tower.transformer.state_dict())
-        rows = [plain(texts(5, 11)[i : i + 1, : n + 1]).last_hidden_state[0, n] for i, n in enumerate((5, 11))]
-    torch.testing.assert_close(found_BD, tower.projection(torch.stack(rows)), atol=1e-6, rtol=0)
 
 
 def test_padding_follows_the_text_and_is_that_of_the_model(tmp_path: Path) -> None:

@@ -91,8 +91,8 @@ def test_stored_views_equal_the_live_teacher_on_the_same_crops(
 
 def test_stored_views_equal_the_live_teacher_on_the_same_augmentation(trained: dict[str, Path], tmp_path: Path) -> None:
     """The augmentation of a view is drawn again in training, from the seed, the sample and the number of the view."""
-    words = ("data.crop_ratio=[1,1]", "data.augment.flip=0.5", "data.augment.erase=0.5")
-    words += ("data.augment.color_jitter.probability=1",)
+    augmentation = ("data.augment.flip=0.5", "data.augment.erase=0.5", "data.augment.color_jitter.probability=1")
+    words = ("data.crop_ratio=[1,1]", *augmentation)
     augment = AugmentSpec(flip=0.5, erase=0.5, color_jitter=ColorJitterSpec(probability=1))
     view = ImageView(48, SCALE, 10**6, crop_ratio=[1.0, 1.0], augmentation=augment)
     targets = opened(embedded(trained["a"], tmp_path / "a", *words), overrides=words)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import small
 
-from clipx.distributed.ddp import DdpSpec
 from clipx.trainer import backends
 from clipx.trainer.backends import Backends, prepare_backends
-from clipx.trainer.trainer import Trainer
 
 CUDA = torch.device("cuda", 0)
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -50,22 +46,6 @@ def test_a_cuda_device_measures_convolutions_and_grows_segments(allocator: list[
     assert not torch.are_deterministic_algorithms_enabled()
     assert allocator == ["expandable_segments:True"]
     assert found.describe() == "NVIDIA H200, cudnn.benchmark, expandable segments"
-
-
-def test_the_allocator_is_configured_before_the_process_group_is_made(
-    allocator: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NCCL's group registers memory, and reads once whether segments grow."""
-
-    class Made(Exception):
-        pass
-
-    def build(self: DdpSpec) -> None:
-        raise Made(list(allocator))
-
-    monkeypatch.setattr(DdpSpec, "build", build)
-    with pytest.raises(Made, match="expandable_segments:True"):
-        Trainer(small(tmp_path))
 
 
 def test_a_deterministic_run_measures_nothing(allocator: list[str]) -> None:
