@@ -12,6 +12,8 @@ from helpers import objective_reference as reference
 from helpers.largest_result import LargestResult
 from helpers.objective_cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
 from helpers.runs import compose
+from hypothesis import given
+from hypothesis import strategies as st
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 
@@ -146,10 +148,9 @@ def test_losses_equal_those_of_open_clip_in_float32(name: str, tau: float) -> No
 
 
 @every
-def test_results_do_not_depend_on_the_tile(name: str) -> None:
-    """Uses 7 samples, which tiles of 3 do not divide."""
-    size = 7
-    modules = [build(name, "objective.tile=auto", batch=size), build(name, "objective.tile=3", batch=size)]
+@given(size=st.integers(2, 12), tile=st.integers(1, 14))
+def test_results_do_not_depend_on_the_tile(name: str, size: int, tile: int) -> None:
+    modules = [build(name, f"objective.tile={t}", batch=size) for t in ("auto", tile)]
     for step in range(2):
         x, y = features(size, seed=step)
         found = [score(m, x, y, torch.arange(size), N + step * size).tensors for m in modules]
@@ -303,3 +304,13 @@ def test_the_default_rho_is_below_the_largest_reachable_kl_and_near_the_publishe
     assert all(0 < default_rho(n) < math.log(n - 1) for n in (3, 10, 1_000, 12_000, 10**6, 10**9, 10**12))
     published = {2_723_840: 6.5, 9_187_328: 8.5, 315_658_316: 16.0}
     assert [default_rho(samples) for samples in published] == pytest.approx(list(published.values()), rel=0.04)
+
+
+@pytest.mark.parametrize("epochs", [3, 10, 33])
+def test_fitted_gamma_matches_the_reference_rule(epochs: int) -> None:
+    overrides = ("objective.gamma.schedule=fitted", "objective.gamma.minimum=null", "objective.gamma.decay=null")
+    minimum = reference.fitted_minimum(epochs)
+    assert (minimum == 1) == (epochs < 7)
+    seen = [epoch * N for epoch in range(epochs)]
+    wanted = [reference.cosine_gamma(epoch, minimum, epochs) for epoch in range(epochs)]
+    assert gammas("fastclip_v3", seen, *overrides, epochs=epochs) == pytest.approx(wanted, abs=1e-12)

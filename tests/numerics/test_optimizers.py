@@ -149,3 +149,20 @@ def test_four_steps_equal_the_definition(words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("nesterov", ["true", "false"])
 def test_four_steps_of_muon_equal_the_definition(nesterov: str) -> None:
     follow(Optimizing("optimizer=muon", f"optimizer.nesterov={nesterov}", *GROUPED, constant=True), 1e-9, 1e-11)
+
+
+def test_muon_on_matrices_equals_torch() -> None:
+    torch.manual_seed(0)
+    spec = MuonSpec()
+    ours, theirs = ([torch.nn.Parameter(torch.ones(shape)) for shape in ((24, 8), (8, 24), (16, 16))] for _ in range(2))
+    group = {"params": ours, "weight_decay": 0.2, "use_muon": True, "nesterov": True, "eps": 1e-7}
+    mine = spec.build([group])
+    reference = torch.optim.Muon(theirs, lr=spec.lr, weight_decay=0.2, adjust_lr_fn="match_rms_adamw")
+    for _ in range(4):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn(a.shape)
+            b.grad = a.grad.clone()
+        mine.step()
+        reference.step()
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-2 * spec.lr)

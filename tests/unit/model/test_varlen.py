@@ -9,12 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers.texts import captions
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from clipx.model import varlen
 from clipx.model.packing import Packing
 from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
+from clipx.model.tokenizer import Tokenizer
 
 LENGTH, HEADS = 24, 2
 
@@ -132,3 +135,26 @@ def test_a_second_derivative_is_an_error() -> None:
     (first,) = torch.autograd.grad(out_THK.square().sum(), qkv_T3HK, create_graph=True)
     with pytest.raises(RuntimeError, match="autograd"):
         torch.autograd.grad(first.square().sum(), qkv_T3HK)
+
+
+@given(st.lists(st.integers(2, 77), min_size=1, max_size=200), st.sampled_from([1, 16, 256, 1024]))
+def test_a_packing_holds_each_text_up_to_its_end_and_rounding_adds_at_most_a_16th(
+    lengths: list[int], multiple: int
+) -> None:
+    at_L, length_B1 = torch.arange(77), torch.tensor(lengths)[:, None]
+    tokens_BL = torch.where(at_L < length_B1, 1 + at_L + 77 * torch.arange(len(lengths))[:, None], 0)
+    tokens_BL.scatter_(1, length_B1 - 1, Tokenizer.end_id)
+    exact, rounded = (Packing.of(tokens_BL, True, multiple=number) for number in (1, multiple))
+    tokens, size = len(exact.tokens_T), len(rounded.tokens_T)
+    assert tokens == sum(lengths) <= size <= tokens * (1 + 1 / 16)
+    assert torch.equal(rounded.spread(rounded.tokens_T[:, None])[..., 0], tokens_BL[:, : max(lengths)])
+    assert rounded.first_B is not None and rounded.start_S is not None and exact.start_S is not None
+    assert (rounded.end_B - rounded.first_B + 1).tolist() == lengths
+    assert (rounded.tokens_T[rounded.end_B] == Tokenizer.end_id).all()
+    assert set(rounded.tokens_T[tokens:].tolist()) <= {int(rounded.tokens_T[0])}
+    assert not rounded.position_T[tokens:].any()
+    lengths_S = rounded.start_S.diff()
+    assert lengths_S[: len(lengths)].tolist() == sorted(lengths)
+    assert 0 <= lengths_S.min() <= lengths_S.max() <= rounded.longest
+    assert (int(rounded.start_S[0]), int(rounded.start_S[-1])) == (0, size)
+    assert len(lengths_S) in (len(lengths), len(lengths) + multiple // 16), "one number of segments for most batches"

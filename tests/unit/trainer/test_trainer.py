@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.runs import VIT, compose, rows, small
+from helpers.runs import VIT, compose, events, rows, small, tensors
 
+from clipx.checkpoint.resume import step_of
 from clipx.data.loader import _PartSampler
 from clipx.errors import ClipxError, Locked
 from clipx.trainer.rng import rng_state, set_rng_state
@@ -104,3 +105,18 @@ def test_fast_evaluates_saves_and_logs_in_ten_steps(tmp_path: Path) -> None:
     assert any("eval/zeroshot/top1" in row and "eval/retrieval/image_to_text/recall@1" in row for row in logged)
     assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == ["step-00000005", "step-00000010"]
     assert list((run / "tensorboard").iterdir()) and (run / "report.html").is_file()
+
+
+def test_a_run_that_diverges_is_never_saved_and_has_its_error_and_a_report(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    diverges = ("optimizer.lr=1e30", "duration=20st", "log_every=1st", "checkpoint.every=1st")
+    trainer = Trainer(small(run_dir, *VIT, "report=true", *diverges))
+    with pytest.raises(ClipxError, match="the embeddings of rank 0 are not finite at step 1: lower optimizer.lr"):
+        trainer.fit()
+    for folder in (run_dir / "checkpoints").glob("step-*"):
+        saved = tensors(run_dir, step_of(folder))
+        assert [n for n, t in saved.items() if n.startswith("model/") and not t.isfinite().all()] == [], folder
+    (failed,) = (event for event in events(run_dir) if event["event"] == "failed")
+    assert failed["message"].startswith("the embeddings of rank 0 are not finite at step 1")
+    page = (run_dir / "report.html").read_text()
+    assert '<p class="state">Failed after step 2: the embeddings of rank 0 are not finite' in page

@@ -1,17 +1,24 @@
-"""Crafted and odd files of weights: an error in one line."""
+"""Crafted and odd files of weights: an error in one line, and never another result."""
 
 from __future__ import annotations
 
+import json
 import pickle
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from helpers.nested import places, replaced
+from helpers.runs import VIT, small
+from safetensors.torch import save_file
 
-from clipx.errors import CheckpointError
-from clipx.weights.files import read_tensors
+from clipx.config.saved import to_dict
+from clipx.errors import CheckpointError, ClipxError
+from clipx.weights.files import METADATA, read_tensors
+from clipx.weights.load import load_weights
 
 
 def archive(path: Path, members: list[tuple[str, bytes, int]]) -> Path:
@@ -32,7 +39,9 @@ def test_a_compressed_or_ambiguous_archive_is_rejected_before_it_is_unpacked(tmp
     ):
         path = archive(tmp_path / "weights.pt", members)
         assert path.stat().st_size < 1 << 20
-        with pytest.raises(CheckpointError, match="compressed, encrypted, repeated or overlapping members"):
+        with pytest.raises(
+            CheckpointError, match="compressed, encrypted, repeated or overlapping members, which torch"
+        ):
             read_tensors(path)
 
 
@@ -51,3 +60,34 @@ def test_tensors_without_plain_values_are_rejected_by_name(make: Callable[[], to
     torch.save({"weight": make()}, tmp_path / "weights.pt")
     with pytest.raises(CheckpointError, match="weights.pt: 'weight' is a sparse, quantized, repeated or empty tensor"):
         read_tensors(tmp_path / "weights.pt")
+
+
+TINY = (*VIT, "model.text.width=8", "model.text.heads=1")
+MUTANTS: list[Any] = [None, -1, 1e400, float("nan"), "x", [], {}, True, 10**30, [None], {"a": {"b": []}}]
+
+
+def one_line_error_or_result(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except ClipxError as error:
+        if "\n" in str(error) or len(str(error)) > 600:
+            raise
+
+
+def test_every_changed_value_of_a_description_is_a_model_or_one_error(tmp_path: Path) -> None:
+    described = {"model": {**to_dict(small(tmp_path, *TINY).model), "weights": None}, "log_scale": 1.0, "bias": None}
+    path = tmp_path / "weights.safetensors"
+
+    def load(text: str) -> Any:
+        save_file({"a": torch.ones(1)}, path, {METADATA: text})
+        return load_weights(str(path))
+
+    assert load(json.dumps(described)).log_scale == 1.0
+    for number, place in enumerate(places(described)):
+        for mutant in (MUTANTS[number % len(MUTANTS)],):
+            one_line_error_or_result(
+                lambda place=place, mutant=mutant: load(json.dumps(replaced(described, place, mutant)))  # type: ignore[misc]
+            )
+    for text in ("[" * 100_000, "", "7", '{"model": {}, "model": {}}', json.dumps({**described, "log_scale": "x"})):
+        with pytest.raises(CheckpointError, match="has an invalid description of its model"):
+            load(text)

@@ -198,3 +198,17 @@ def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:
         expected = twin(pixel_values=(image_BCSS - mean) / std, input_ids=tokens_BL)
         torch.testing.assert_close(model.encode_image(image_BCSS), expected.image_embeds, rtol=0, atol=1e-5)
         torch.testing.assert_close(model.encode_text(tokens_BL), expected.text_embeds, rtol=0, atol=1e-5)
+
+
+def test_positions_and_patches_of_other_sizes_are_interpolated_as_by_timm(tmp_path: Path) -> None:
+    source = timm_model("vit_tiny_patch16_224", 64, depth=2)
+    save_file(state_of(source), tmp_path / "weights.safetensors")
+    words = image_words("vit_tiny_patch16_224", 48, {"depth": 2, "patch_size": 8})
+    model, lines = loaded(*words, f"model.image.weights={tmp_path}/weights.safetensors")
+    overlay = {"file": str(tmp_path / "weights.safetensors"), "num_classes": 1000}
+    twin = timm.create_model(
+        "vit_tiny_patch16_224", pretrained=True, pretrained_cfg_overlay=overlay, img_size=48, patch_size=8, depth=2
+    )
+    check_trunk(model, twin.eval())
+    assert "pos_embed was interpolated from [1, 17, 192] to [1, 37, 192]" in lines
+    assert "patch_embed.proj.weight was interpolated from [192, 3, 16, 16] to [192, 3, 8, 8]" in lines
