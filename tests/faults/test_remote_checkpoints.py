@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -22,14 +23,25 @@ from helpers.s3_server import SECRET, FaultyProxy, admin, forget_sessions
 from helpers.uploads import UploadEvents, same_files, save, upload
 from helpers.waiting import wait_until
 
-from clipx.checkpoint.downloader import fetch_newest, remote_checkpoints
+from clipx.checkpoint.downloader import check_writable, fetch_newest, remote_checkpoints
 from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.records import TENSORS
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Length
+from clipx.data.shards.index import index_shards
+from clipx.data.shards.tar import TXT
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, Exit, NotSynced, StorageError, StorageRefused
+from clipx.errors import (
+    CheckpointError,
+    ClipxError,
+    ConfigError,
+    DataError,
+    Exit,
+    NotSynced,
+    StorageError,
+    StorageRefused,
+)
 from clipx.storage.remote import StorageFolder, read_file, retry
 from clipx.trainer.trainer import Trainer
 
@@ -233,3 +245,39 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_open(own_bucket: 
     child.join()
     assert child.exitcode == 0
     assert read_in_parallel(url) == [b"content"] * 8
+
+
+USES: dict[str, tuple[Callable[[str], object], type[ClipxError]]] = {
+    "checkpoint.remote": (lambda url: check_writable(f"{url}/runs", 20), ConfigError),
+    "resume": (lambda url: remote_checkpoints(f"{url}/run", 20), CheckpointError),
+    "a shard": (lambda url: index_shards([f"{url}/0.tar"], TXT, retry_s=20), DataError),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_missing_bucket_is_one_line_at_once(
+    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    call, error_type = USES[use]
+    with pytest.raises(error_type, match=r"s3://\S+-none\S* cannot be .+ \(NoSuchBucket: .+\): create the") as raised:
+        call(f"{own_bucket}-none")
+    assert f"AWS_ENDPOINT_URL={proxy.endpoint}" in str(raised.value) and "\n" not in str(raised.value)
+    assert proxy.requests < 10
+
+
+@pytest.mark.parametrize("use", ["resume", "a shard"])
+def test_a_wrong_secret_is_one_line_that_names_the_settings(
+    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")
+    forget_sessions()
+    call, error_type = USES[use]
+    with pytest.raises(error_type, match=r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or") as raised:
+        call(own_bucket)
+    assert "from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and" in str(raised.value)
+    assert "WRONG-SECRET" not in str(raised.value)
+    assert proxy.requests < 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow
@@ -80,14 +79,10 @@ def _trunk(folder: Path, inputs: Inputs) -> str:
     return str(folder)
 
 
-def _text(kind: str) -> Callable[[Path, Inputs], str]:
+def _xlm_roberta(folder: Path, inputs: Inputs) -> str:
     """The configuration of a small text model of transformers, with a tokenizer."""
-
-    def make(folder: Path, inputs: Inputs) -> str:
-        save_tokenizer(folder)
-        return save_config(folder, kind)
-
-    return make
+    save_tokenizer(folder)
+    return save_config(folder, "xlm-roberta")
 
 
 def _bert(folder: Path, inputs: Inputs) -> str:
@@ -160,5 +155,5 @@ MAKE = {
     "aspects": _aspects,
     "table": _table,
     "parquet": _parquet,
-    **{kind.replace("-", "_"): _text(kind) for kind in ("xlm-roberta", "qwen3", "mt5")},
+    "xlm_roberta": _xlm_roberta,
 }

@@ -80,3 +80,10 @@ def test_an_unreachable_rank_0_is_named(tmp_path: Path, port: int) -> None:
         f"rank 1 (host {HOST}) did not reach rank 0 at 127.0.0.1:{port} within distributed.rendezvous_s=20 ("
     )
     assert lonely.wait() == Exit.FAILED
+
+
+def test_a_rank_with_a_different_configuration_is_named_with_the_key(tmp_path: Path, port: int) -> None:
+    _, found = joined(tmp_path, port, 3, {0: {}, 1: {"COLOUR": "blue"}, 2: {}})
+    assert [rank["error"] for rank in found] == [
+        f"rank 1 (host {HOST}) has colour=blue, the others red: start all ranks with the same command, files and data"
+    ] * 3

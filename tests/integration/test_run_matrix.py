@@ -79,6 +79,12 @@ ROWS = {
         FSDP,
         base=SHAPES,
     ),
+    "classification": Row(
+        "a head learns labels beside a locked text tower",
+        "objective=classification model.weights=$run model.text.lock=all objective.label_smoothing=0.1",
+        FSDP,
+        slow=True,
+    ),
     "distillation": Row(
         "a live teacher embeds the batch in micro-batches of its own",
         "objective=distillation teacher.weights=$run",
@@ -102,6 +108,13 @@ ROWS = {
         "model.weights=$run model.image.lora.rank=3 model.image.lora.dropout=0.2 model.image.lora.dora=true "
         "model.text.lora.rank=2 model.text.lora.last=1 optimizer.layer_decay=0.5",
         same=False,
+    ),
+    "dora": Row(
+        "one row of A on two ranks: the shard of the second is empty",
+        "model.weights=$run model.image.lora.dora=true model.text.lora.dora=true model.image.lora.rank=1 "
+        "model.text.lora.rank=5 model.text.lora.layers=[attn.*,mlp.fc1]",
+        FSDP,
+        slow=True,
     ),
     "lit": Row(
         "a locked trunk of timm has new blocks above it",
@@ -153,10 +166,27 @@ ROWS = {
         "data.crop_ratio=[0.5,2] data.caption_mask={rule:random,share:0.6}",
         "data.workers=1",
     ),
+    "mixture": Row(
+        "sources keep their shares, and each sample of theirs its state",
+        "data=mixture +data@data.sources.scenes=shapes data.sources.scenes.samples=50 "
+        "data.sources.scenes.held_out_samples=20 data.sources.scenes.weight=3 +data@data.sources.pictures=csv "
+        "data.sources.pictures.path=$table data.sources.pictures.held_out_share=0.1 "
+        "objective=fastclip_v1",
+        base=" ".join(VIT),
+        slow=True,
+    ),
+    "parquet": Row(
+        "row groups are read in streams and shuffled within a window",
+        "data=parquet data.path=$parquet data.held_out_share=0.2 data.streams=4 data.shuffle_window=20",
+        "data.workers=1",
+        base=" ".join(VIT),
+        slow=True,
+    ),
     "stages": Row(
         "the image size changes in the middle", "stages=[{until:2st,image_size:32},{image_size:48}]", slow=True
     ),
     "muon": Row("the optimizer needs whole matrices", "optimizer=muon", FSDP),
+    "lamb": Row("the optimizer needs norms of whole tensors", "optimizer=lamb", FSDP, slow=True),
     "recomputed": Row(
         "layers stay gathered and are computed again in backward; evaluations see the average of their step",
         "optimizer.lr=0.02 optimizer.ema_decay=0.5 evaluator.retrieval.every=1st",

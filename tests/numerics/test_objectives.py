@@ -291,7 +291,7 @@ def test_the_temperature_rate_of_v3_falls_to_a_third_below_0_03(start: float, fa
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_second_derivative_of_an_objective_is_an_error(variant: str) -> None:
-    """As in a penalty of the gradient: autograd would return zero. The product has a second derivative of its own."""
+    """A penalty of the gradient needs one: autograd would return zero. The product has a second derivative of its own."""
     module, (x, y) = build(variant, batch=B), features(B)
     module.before_step(0)
     loss, _ = module(StepInputs(x, y, torch.arange(B)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.examples import load
+from helpers.payloads import sample, write_tar
 from helpers.runs import SMALL, VIT, compose, run
 
 from clipx.cli import print_error
@@ -20,8 +22,9 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main
 from clipx.export import main as export_main
-from clipx.storage.url import check_secrets, check_url
+from clipx.storage.url import check_secrets, check_url, redacted
 from clipx.train import main as train_main
+from clipx.trainer.trainer import Trainer
 
 SECRET = "S3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr3tS3cr"  # 40 characters, the length of both services' keys
 KEYS = {"WANDB_API_KEY": SECRET.lower(), "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": f"{SECRET}+token"}
@@ -89,13 +92,18 @@ openclipart_main = load("openclipart/build.py").main
 COMMANDS: dict[str, tuple[Callable[[], None], str]] = {
     "train": (train_main, "data=webdataset data.shards={}"),
     "a sweep": (train_main, "-m data=webdataset seed=1,2 data.shards={}"),
+    "resume": (train_main, "resume={}"),
     "a key that is none": (train_main, "data.shrads={}"),
+    "no quotes": (train_main, "data=webdataset data.shards={},b"),
     "evaluate": (evaluate_main, "run={}"),
     "export": (export_main, "run={} format=hf out=x"),
+    "export's folder": (export_main, "run=x format=hf out={}"),
     "a training of open_clip's": (train_main, "resume={}.pt"),
     "index": (index_main, "shards={} manifest=manifest.json"),
     "prepare": (prepare_main, "source={} out=shards"),
+    "prepare's folder": (prepare_main, "source=x out={}"),
     "openclipart's folder": (openclipart_main, "{}"),
+    "pictures of openclipart": (openclipart_main, "x --openclipart {}"),
 }
 
 
@@ -136,6 +144,12 @@ def test_urls_without_a_secret_are_accepted() -> None:
             check_url("data.shards", part)
 
 
+def test_secrets_of_urls_in_messages_are_redacted() -> None:
+    output = redacted(f"403, url='{SIGNED}' after {PASSWORD}, see https://host.invalid/doc")
+    bare = "https://host.invalid/x.tar"
+    assert output == f"403, url='{bare}' after {bare}, see https://host.invalid/doc"
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_errors_are_printed_without_the_secrets_of_urls(capsys: pytest.CaptureFixture[str], full: bool) -> None:
     print_error(DataError(f"403 of {SIGNED}", f"  after {PASSWORD}"), full)
@@ -147,22 +161,35 @@ def test_errors_are_printed_without_the_secrets_of_urls(capsys: pytest.CaptureFi
 
 
 @pytest.fixture
-def redirecting() -> Iterator[str]:
-    """Yields the URL of a shard whose server redirects to a signed URL, as front ends of object stores do, and fails."""
+def redirecting(tmp_path: Path) -> Iterator[str]:
+    """Yields the URL of a shard whose server redirects to a signed URL, as front ends of object stores do.
+
+    Reads of the second half then fail.
+    """
+    content = write_tar(tmp_path / "x.tar", [one for k in range(3) for one in sample(str(k), k)]).read_bytes()
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            signed = "Signature" in self.path
-            if signed and self.command == "GET":
-                self.send_error(403)
-                return
-            self.send_response(206 if signed else 302)
-            if not signed:
+            start, end = self.headers.get("Range", f"bytes=0-{len(content) - 1}").removeprefix("bytes=").split("-")
+            part = content[int(start) : int(end) + 1]
+            if not self.path.startswith("/x.tar"):
+                self.send_error(404)
+            elif "Signature" not in self.path:
+                self.send_response(302)
                 self.send_header("Location", f"{self.path}?X-Amz-Signature={SECRET}")
-            self.send_header("Content-Length", "1000" if signed else "0")
-            self.end_headers()
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            elif int(start) > len(content) // 2 or ("gone" in self.path and self.command == "GET"):
+                self.send_error(403)
+            else:
+                self.send_response(206)
+                self.send_header("Content-Length", str(len(part)))
+                self.send_header("Content-Range", f"bytes {start}-{end}/{len(content)}")
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(part)
 
         do_HEAD = do_GET
 
@@ -175,10 +202,26 @@ def redirecting() -> Iterator[str]:
     server.server_close()
 
 
+def test_a_servers_signature_appears_in_no_quarantine_or_error(
+    redirecting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
+    data = (
+        *("data=webdataset", f"data.shards={redirecting}", "data.held_out_share=0", "data.batch_size=2"),
+        *("data.workers=0", "data.read=range"),
+    )
+    options = ("data.max_bad_share=1", "duration=3st", "schedule.warmup=0st", "evaluator=[]", f"run_dir={tmp_path}/run")
+    Trainer(compose(*data, *VIT, *options)).fit()
+    lines = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()
+    assert "403" in json.loads(lines[0])["reason"] and "x.tar" in json.loads(lines[0])["reason"]
+    assert SECRET not in "".join(capfd.readouterr())
+    assert not files_containing(tmp_path, SECRET)
+
+
 def test_a_servers_signature_is_not_in_the_error_of_opening_a_shard(
     redirecting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CLIPX_CACHE", str(tmp_path / "cache"))
     with pytest.raises(DataError, match="403") as raised:
-        WebDatasetSpec(name="x", shards=redirecting, retry_s=0.0).open()
+        WebDatasetSpec(name="x", shards=f"{redirecting}.gone", retry_s=0.0).open()
     assert SECRET not in str(raised.value)

@@ -5,7 +5,7 @@
 Each rank writes `pid.RANK` and the step that it saved, rank 0 the steps done. FAULT is none or: `slow`, saving ends when
 the file `release` exists, and signals that come when `later` exists are no repeats of the first; `requeue`, the same,
 SIGUSR2 has a previous handler, and a rank that saves writes the signal that it has received; `fail`, rank 1 raises an
-error; `stuck`, rank 1 blocks for ever; `busy`, rank 1 makes progress without the others.
+error; `stuck`, rank 1 blocks for ever.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Loop:
             (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
             while True:
                 lock.check()
-                self.inject_fault(watchdog)
+                self.inject_fault()
                 assert comm.sum(torch.ones(2)).tolist() == [comm.world] * 2
                 self.step += 1
                 watchdog.beat(self.step)
@@ -65,11 +65,7 @@ class Loop:
                     stop.call_previous_handler(comm)
                     raise Stopped(f"{name} at step {self.step}; saved: go on with resume=auto")
 
-    def inject_fault(self, watchdog: Watchdog) -> None:
-        while self.fault == "busy" and self.comm.rank == 1 and self.step >= 20:
-            self.step += 1
-            watchdog.beat(self.step)
-            time.sleep(0.1)
+    def inject_fault(self) -> None:
         if self.comm.rank == 1 and self.step == 20:
             if self.fault == "fail":
                 raise DataError("the shard is gone: bring it back")

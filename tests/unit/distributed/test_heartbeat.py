@@ -65,3 +65,13 @@ def test_a_job_that_was_suspended_continues(watch: Watch) -> None:
         watch.silent = set()
     watch.run(100)
     assert not watch.ends
+
+
+def test_a_rank_without_heartbeats_is_named_while_this_one_makes_no_step(watch: Watch) -> None:
+    watch.run(200)
+    assert not watch.ends, "ranks that wait for each other are alive"
+    killed, watch.silent = watch.now, {2}
+    watch.run(60)
+    ((ended, reason),) = watch.ends
+    assert reason.startswith("rank 2 (host n0, pid 102) sent no heartbeat for ")
+    assert heartbeat._SILENT_S < ended - killed < 60

@@ -60,3 +60,23 @@ def test_a_removed_option_of_a_saved_run_is_rejected_where_it_had_an_effect(tmp_
     rundir.config.write_text(yaml.safe_dump(saved))
     with pytest.raises(CheckpointError, match=r"another run \(objective.tau_gradient: official -> None\)"):
         rundir.claim(small(tmp_path, "resume=auto", "objective=isogclr"))
+
+
+def test_changes_of_the_training_are_reported_and_others_are_not(tmp_path: Path) -> None:
+    without_effect = (
+        *("log_every=2st", "logger=[tensorboard]", "checkpoint.every=3st", "checkpoint.keep_last=7"),
+        *("distributed.timeout_s=60", "distributed.watchdog_s=90", "data.workers=1", "data.prefetch=3"),
+    )
+    lines = {
+        "optimizer.lr=0.1": "optimizer.lr: 0.001 -> 0.1",
+        "optimizer.weight_decay=0.3": "optimizer.weight_decay: 0.2 -> 0.3",
+        "duration=8st": "duration: 4st -> 8st",
+        "schedule.warmup=1st": "schedule.warmup: 2st -> 1st",
+        "deterministic=true": "deterministic: False -> True",
+        "precision=amp_bf16": "precision.kind: auto -> amp_bf16",
+        "data.micro_batches=2": "data.micro_batches: 1 -> 2",
+        "objective.products=split_fp16": "objective.products: auto -> split_fp16",
+        "distributed.device=cpu": "distributed.device: auto -> cpu",
+    }
+    changed = claim_and_save(create_run(tmp_path), "resume=auto", *without_effect, *lines)
+    assert sorted(changed) == sorted(lines.values())

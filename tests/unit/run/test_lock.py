@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
+import random
 import re
 import subprocess
 import time
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.savers import run_in_processes
 from helpers.waiting import wait_until
 
 from clipx.distributed.comm import Comm
@@ -23,23 +24,6 @@ from clipx.run.lock import Holder, RunLock
 from clipx.run.process import process_stat
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
-
-CONTEXT = multiprocessing.get_context("fork")
-BOTH = CONTEXT.Barrier(2)
-
-
-def compete(folder: Path) -> tuple[int, str]:
-    """Tries to take the lock at the same time as the other process. Returns the pid and the result."""
-    lock = RunLock(folder, COMM, lambda kind, **facts: (folder / "events").write_text(kind))
-    BOTH.wait(600)
-    try:
-        lock.acquire()
-        answer = "mine"
-    except Locked as error:
-        answer = f"{error.exit_code} {error}"
-    BOTH.wait(600)
-    lock.release()
-    return os.getpid(), answer
 
 
 class Events(list[dict[str, Any]]):
@@ -72,25 +56,39 @@ SLOW = 10_000  # the ages of locks are multiplied by it, so that the time that a
 ELSEWHERE = replace(Holder.current(), id="old", host="n7", pid=12, machine="another", job="77.0")
 
 
+def compete(comm: Comm, folder: Path, stale: bool) -> list[str]:
+    """Takes locks at the same time as the other process, at least 20, until each process has won one. Returns results."""
+    found: list[str] = []
+    winners: set[int] = set()
+    while len(found) < 20 or (len(winners) < 2 and len(found) < 1000):
+        run = folder / str(len(found))
+        if stale and comm.is_main:
+            write_lock(run, dead_holder())
+        lock = RunLock(run, COMM, lambda kind, run=run, **facts: (run / "events").write_text(kind))  # type: ignore[misc]
+        comm.barrier()
+        time.sleep(random.uniform(0, 1e-3))
+        try:
+            lock.acquire()
+            found.append("mine")
+        except Locked as error:
+            found.append(f"{error.exit_code} {error}")
+        comm.barrier()
+        lock.release()
+        winners.add(comm.gather_objects(found[-1]).index("mine"))
+    return [str(os.getpid()), *found]
+
+
 @pytest.mark.parametrize("stale", [False, True], ids=["no lock", "a stale lock"])
 def test_exactly_one_of_two_simultaneous_jobs_gets_the_directory(tmp_path: Path, stale: bool) -> None:
-    winners: set[int] = set()
-    n = 0
-    with CONTEXT.Pool(2) as two:
-        while n < 20 or (len(winners) < 2 and n < 1000):  # which one wins depends on the machine's load
-            n += 1
-            folder = tmp_path / str(n)
-            if stale:
-                write_lock(folder, dead_holder())
-            (winner, mine), (_, refused) = sorted(
-                two.map(compete, [folder] * 2, chunksize=1), key=lambda x: x[1] != "mine"
-            )
-            winners.add(winner)
-            assert mine == "mine"
-            assert refused.startswith(f"{int(Exit.IN_USE)} {folder} is in use by pid {winner} on ")
-            assert not stale or (folder / "events").read_text() == "lock_taken_over"
-            assert [path.name for path in folder.iterdir()] == (["events"] if stale else [])
-    assert len(winners) == 2, "the two jobs did not compete"
+    runs = tmp_path / "runs"
+    (one, *first), (other, *second) = run_in_processes(2, tmp_path, compete, runs, stale)
+    for n, answers in enumerate(zip(first, second, strict=True)):
+        refused, winner = (answers[1], one) if answers[0] == "mine" else (answers[0], other)
+        assert sorted(answers)[1] == "mine" != refused
+        assert refused.startswith(f"{int(Exit.IN_USE)} {runs / str(n)} is in use by pid {winner} on ")
+        assert not stale or (runs / str(n) / "events").read_text() == "lock_taken_over"
+        assert [path.name for path in (runs / str(n)).iterdir()] == (["events"] if stale else [])
+    assert "mine" in first and "mine" in second, "the two jobs did not compete"
 
 
 HOLDERS = {

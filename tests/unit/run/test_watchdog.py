@@ -10,7 +10,7 @@ from pathlib import Path
 from clipx.errors import Exit
 
 SCRIPT = """
-import sys, time
+import ctypes, sys, time
 from pathlib import Path
 from types import SimpleNamespace
 from clipx.run import process, watchdog as module
@@ -19,7 +19,8 @@ from clipx.run.watchdog import Watchdog
 timeout_s, fault = float(sys.argv[3]), sys.argv[2]
 now = 0.0  # the watchdog's clock, so that its thread may come late
 module.time = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
-module.WRITE_S = process.WRITE_S = 600.0
+module.WRITE_S = 1.0 if fault == "lock" else 600.0  # time of the timer in C after the thread's
+process.WRITE_S = 1.0 if fault == "event" else 600.0
 
 def waits_for_a_file():
     global now
@@ -28,7 +29,15 @@ def waits_for_a_file():
 
 def event(kind, **facts):
     print(kind, facts["rank"], facts["step"], facts["stacks"], flush=True)
+    if fault == "event":
+        time.sleep(600)
 
+def holds_the_interpreter_lock():
+    with Watchdog(timeout_s, Path(sys.argv[1]), 3, event):
+        ctypes.PyDLL(None).sleep(600)  # at once: the thread has not had a turn
+
+if fault == "lock":
+    holds_the_interpreter_lock()
 with Watchdog(timeout_s, Path(sys.argv[1]), 3, event) as watchdog:
     for step in range(1, 6):
         time.sleep(0.5)  # two turns of the thread
@@ -65,3 +74,9 @@ def test_a_stalled_run_ends_with_its_stacks_and_an_event(tmp_path: Path) -> None
     assert re.search(f"^error: {line}", done.stderr)
     assert re.search(line, stacks)
     assert "in waits_for_a_file" in stacks and "in waits_for_a_file" in done.stderr
+
+
+def test_a_stalled_run_ends_even_if_its_threads_cannot_run(tmp_path: Path) -> None:
+    done = run_watched(tmp_path, "lock", timeout_s=10)
+    assert done.returncode == Exit.FAILED
+    assert "in holds_the_interpreter_lock" in done.stderr

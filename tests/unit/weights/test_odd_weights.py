@@ -19,6 +19,7 @@ from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError, ClipxError
 from clipx.weights.files import METADATA, read_tensors
 from clipx.weights.load import load_weights
+from clipx.weights.open_clip import config_of, spec_of
 
 
 def archive(path: Path, members: list[tuple[str, bytes, int]]) -> Path:
@@ -72,6 +73,15 @@ def one_line_error_or_result(call: Callable[[], object]) -> None:
     except ClipxError as error:
         if "\n" in str(error) or len(str(error)) > 600:
             raise
+
+
+def test_every_changed_value_of_open_clips_configuration_is_a_model_or_one_error(tmp_path: Path) -> None:
+    model = small(tmp_path, *TINY).model
+    config = {"model_cfg": config_of(model), "preprocess_cfg": {"mean": [0.5] * 3, "std": [0.5] * 3, "size": [8, 8]}}
+    assert spec_of(config, "vit").image.mean == [0.5] * 3
+    for path in places(config):
+        for mutant in MUTANTS:
+            one_line_error_or_result(lambda path=path, mutant=mutant: spec_of(replaced(config, path, mutant), "vit"))  # type: ignore[misc]
 
 
 def test_every_changed_value_of_a_description_is_a_model_or_one_error(tmp_path: Path) -> None:
