@@ -82,6 +82,7 @@ SESSIONS = [
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("session", SESSIONS, ids=str)
 def test_a_page_runs_and_prints_what_it_shows(
     session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

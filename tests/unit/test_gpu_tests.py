@@ -9,6 +9,7 @@ from helpers import ROOT, forks
 from helpers.cases import slow_except
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "selected", slow_except(["packed and repeats or default", ""], "packed and repeats or default")
 )

@@ -49,6 +49,7 @@ def trials(sweep: Path) -> list[optuna.trial.FrozenTrial]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_search_continues_and_prunes_the_worse_learning_rate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
