@@ -1,4 +1,4 @@
-"""Data faults during a run: a killed loader worker, a full /dev/shm."""
+"""Data faults during a run: a killed loader worker, a full /dev/shm, a deleted shard."""
 
 from __future__ import annotations
 
