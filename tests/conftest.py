@@ -41,7 +41,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.register_profile("ci", settings.get_profile("default"), max_examples=200)
+settings.register_profile("ci", settings.get_profile("default"), max_examples=100)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
 # A shell ignores SIGINT in background jobs, and the processes of tests would inherit that.
