@@ -167,18 +167,48 @@ def test_an_outage_at_the_start_does_not_begin_a_new_run(
         here.fetch(Resume.parse("auto"))
 
 
-# ------------------------------------------------------------------------------------------------------ credentials
+# ---------------------------------------------------------------------------------------- refusals and credentials
 
 
-def test_no_error_shows_a_secret(own_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+USES: dict[str, tuple[Callable[[str], object], type[ClipxError]]] = {
+    "checkpoint.remote": (lambda url: check_writable(f"{url}/runs", 20), ConfigError),
+    "resume": (lambda url: remote_checkpoints(f"{url}/run", 20), CheckpointError),
+    "a shard": (lambda url: index_shards([f"{url}/0.tar"], TXT, retry_s=20), DataError),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_missing_bucket_is_one_line_at_once(
+    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    call, error_type = USES[use]
+    with pytest.raises(error_type, match=r"s3://\S+-none\S* cannot be .+ \(NoSuchBucket: .+\): create the") as raised:
+        call(f"{own_bucket}-none")
+    assert f"AWS_ENDPOINT_URL={proxy.endpoint}" in str(raised.value) and "\n" not in str(raised.value)
+    assert proxy.requests < 10
+
+
+@pytest.mark.parametrize("use", ["resume", "a shard"])
+def test_a_wrong_secret_is_one_line_that_names_the_settings(
+    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")
     forget_sessions()
-    refused = r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or"
-    with pytest.raises(CheckpointError, match=refused) as raised:
-        remote_checkpoints(own_bucket, 20)
+    call, error_type = USES[use]
+    with pytest.raises(error_type, match=r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or") as raised:
+        call(own_bucket)
     assert "from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and" in str(raised.value)
     assert "WRONG-SECRET" not in str(raised.value) and "\n" not in str(raised.value)
-    assert proxy.requests < 10, "it is refused at once"
+    assert proxy.requests < 10
+
+
+def test_no_error_shows_the_secret_of_an_endpoint(
+    own_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint.replace("http://", "http://user:SECRET@"))
     forget_sessions()
     proxy.set("down")
@@ -245,39 +275,3 @@ def test_a_forked_process_leaves_the_connections_of_its_parent_open(own_bucket: 
     child.join()
     assert child.exitcode == 0
     assert read_in_parallel(url) == [b"content"] * 8
-
-
-USES: dict[str, tuple[Callable[[str], object], type[ClipxError]]] = {
-    "checkpoint.remote": (lambda url: check_writable(f"{url}/runs", 20), ConfigError),
-    "resume": (lambda url: remote_checkpoints(f"{url}/run", 20), CheckpointError),
-    "a shard": (lambda url: index_shards([f"{url}/0.tar"], TXT, retry_s=20), DataError),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-def test_a_missing_bucket_is_one_line_at_once(
-    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    call, error_type = USES[use]
-    with pytest.raises(error_type, match=r"s3://\S+-none\S* cannot be .+ \(NoSuchBucket: .+\): create the") as raised:
-        call(f"{own_bucket}-none")
-    assert f"AWS_ENDPOINT_URL={proxy.endpoint}" in str(raised.value) and "\n" not in str(raised.value)
-    assert proxy.requests < 10
-
-
-@pytest.mark.parametrize("use", ["resume", "a shard"])
-def test_a_wrong_secret_is_one_line_that_names_the_settings(
-    use: str, own_bucket: str, proxy: FaultyProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLIPX_CACHE", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG-SECRET")
-    forget_sessions()
-    call, error_type = USES[use]
-    with pytest.raises(error_type, match=r"cannot be .+ \((SignatureDoesNotMatch|403): .+\): correct or") as raised:
-        call(own_bucket)
-    assert "from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and" in str(raised.value)
-    assert "WRONG-SECRET" not in str(raised.value)
-    assert proxy.requests < 10

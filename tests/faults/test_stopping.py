@@ -126,6 +126,17 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
         assert not (one.folder / "saved.0").exists()
 
 
+@pytest.mark.slow
+def test_torchrun_forwards_its_signal_and_its_ranks_save(tmp_path: Path) -> None:
+    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
+        two.wait_for_steps(2)
+        two.processes[0].send_signal(signal.SIGTERM)
+        assert two.exit_code() != 0
+        saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
+        assert saved[0] == saved[1]
+        assert two.stderr().count("stopped: SIGTERM at step") == 1
+
+
 # ---------------------------------------------------------------------------------------------------------- lost ranks
 
 
@@ -201,14 +212,3 @@ def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:
         trainer.kill()
         trainer.wait()
     wait_until(lambda: not any(is_running(pid) for pid in pids))
-
-
-@pytest.mark.slow
-def test_torchrun_forwards_its_signal_and_its_ranks_save(tmp_path: Path) -> None:
-    with job(tmp_path, "none", 2, launcher=TORCHRUN) as two:
-        two.wait_for_steps(2)
-        two.processes[0].send_signal(signal.SIGTERM)
-        assert two.exit_code() != 0
-        saved = [(two.folder / f"saved.{rank}").read_text() for rank in (0, 1)]
-        assert saved[0] == saved[1]
-        assert two.stderr().count("stopped: SIGTERM at step") == 1

@@ -150,13 +150,12 @@ class FaultyProxy:
 
     up; down (connections are reset); hang (accepted, nothing is forwarded); cut (reset after `amount` bytes from the
     server); status (`amount`, to every request); some (503 to every `amount`-th request); slow (`amount` seconds before
-    each answer); after (hang after `amount` requests).
+    each answer).
     """
 
     def __init__(self, target: int) -> None:
         self.target, self.mode, self.amount = target, "up", 0.0
         self.requests = 0  # number of requests seen, with any outcome
-        self._before = 0  # their number when the mode was set
         self._writers: set[asyncio.StreamWriter] = set()
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -170,7 +169,7 @@ class FaultyProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def set(self, mode: str, amount: float = 0.0) -> None:
-        self.mode, self.amount, self._before = mode, amount, self.requests
+        self.mode, self.amount = mode, amount
         if mode == "down":
             self._loop.call_soon_threadsafe(self._reset_all)
 
@@ -226,7 +225,7 @@ class FaultyProxy:
         while content := await reader.read(1 << 16):
             new = content.count(b" HTTP/1.1\r\n")
             self.requests += new
-            while self.mode == "hang" or (self.mode == "after" and self.requests - self._before > self.amount):
+            while self.mode == "hang":
                 await asyncio.sleep(0.02)
             if self.mode == "slow":
                 await asyncio.sleep(self.amount)
