@@ -5,7 +5,6 @@ At the start the footers are read, which have the numbers of rows. A row group i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from clipx.config.registry import option
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand
-from clipx.data.source import Source, check_held_out_share, split
+from clipx.data.source import Source, check_caption_weights, check_held_out_share, split
 from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.data.webdataset import check_cache
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError
 
 if TYPE_CHECKING:
     from clipx.data.shards.row_groups import RowColumns, RowGroups
@@ -126,10 +125,5 @@ def caption_columns(value: Any) -> tuple[tuple[str, float], ...]:
     if not value or not isinstance(value, str | dict):
         raise ConfigError(f"data.caption_column={value} names no column: {fix}")
     weights: dict[Any, Any] = value if isinstance(value, dict) else {value: 1.0}
-    for name, weight in weights.items():
-        require(
-            type(weight) in (int, float) and 0 < weight < math.inf,
-            f"data.caption_column.{name}={weight} must be a finite number above 0: to draw no caption from it, "
-            "remove it",
-        )
+    check_caption_weights("data.caption_column", weights)
     return tuple((str(name), float(weights[name])) for name in sorted(weights, key=str))

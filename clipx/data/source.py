@@ -7,8 +7,9 @@ import os
 import random
 import re
 import stat
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -329,14 +330,21 @@ def caption_weights(key: str, value: Any, tables: bool = False) -> dict[str, flo
         f"{key}={value} names no caption: give txt, json.KEY, or several with weights, {{txt:0.3,json.KEY:0.7}}",
     )
     weights: dict[str, Any] = value if isinstance(value, dict) else {value: 1.0}
-    for name, weight in weights.items():
+    for name in weights:
         if not (tables and str(name).startswith(TABLE)):
             check_key(key, str(name), "txt")
+    check_caption_weights(key, weights)
+    return {name: float(weights[name]) for name in sorted(weights)}
+
+
+def check_caption_weights(key: str, weights: Mapping[Any, Any]) -> None:
+    """Raises ConfigError for weights of keys, `key`.NAME, that nothing can be drawn by."""
+    for name, weight in weights.items():
         require(
-            type(weight) in (int, float) and 0 < weight < math.inf,
+            type(weight) in (int, float) and 0 < weight <= sys.float_info.max,
             f"{key}.{name}={weight} must be a finite number above 0: to draw no caption from it, remove it",
         )
-    return {name: float(weights[name]) for name in sorted(weights)}
+    require(sum(map(float, weights.values())) < math.inf, f"the sum of {key} is not finite: divide all of its weights")
 
 
 def caption_text(caption: bytes | str) -> str:

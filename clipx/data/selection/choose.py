@@ -26,7 +26,6 @@ from clipx.data.selection.files import (
     Ordered,
     Reading,
     Values,
-    passing,
     read_condition,
     read_ids,
     read_weights,
@@ -161,9 +160,13 @@ class _Chooser:
                 if part.weights is not None:
                     weights = part.weights[places[ours]]
                     digest.update(weights.tobytes())
-                    sums = total + np.cumsum(weights)
+                    with np.errstate(over="ignore"):  # an infinite sum is an error below
+                        sums = total + np.cumsum(weights)
                     sums.tofile(out_weights)
                     total = float(sums[-1]) if len(sums) else total
+        require(
+            np.isfinite(total), f"data.weights={self.choice.weights} has weights whose sum is not finite: divide them"
+        )
         self._check(count)
         for suffix, part_path in parts.items():
             part_path.replace(path.with_suffix(f".{suffix}"))
@@ -218,7 +221,7 @@ class _Chooser:
                 uids = table["uid"].combine_chunks()
                 ids["uid"] = ids_of(uids, "uid", self.samples.urls[shard])
             if self.where is not None:
-                mask &= passing(self.where, table)
+                mask &= self.where.selects(table)
 
         def ids_by(by: str) -> Ids:
             if by not in ids:

@@ -1,22 +1,27 @@
 """Conditions on the columns of a table, `similarity > 0.28 and width >= 200`, parsed without executing anything.
 
-A condition becomes an expression of pyarrow, which evaluates it column by column. A comparison with a missing value is
-missing, and a row whose condition is missing is not selected.
+pyarrow evaluates a condition column by column, integers in 64 bits and other numbers in float64; an overflow is an
+error. A comparison with a missing value is missing, and a row whose condition is missing is not selected.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.errors import ConfigError, require
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from pyarrow import Table
+
 _RULE = "write columns, numbers, 'texts', comparisons, in, and, or, not, + - * /, len(), min(), max(), abs()"
 _FUNCTIONS = ("len", "min", "max", "abs")
-_OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+_OPERATORS = {ast.Add: "add_checked", ast.Sub: "subtract_checked", ast.Mult: "multiply_checked", ast.Div: "divide"}
 _COMPARISONS = {
     ast.Lt: "less",
     ast.LtE: "less_equal",
@@ -26,6 +31,7 @@ _COMPARISONS = {
     ast.NotEq: "not_equal",
 }
 _MAX_CHARS = 10_000
+_MAX_DEPTH = 100  # levels of a syntax tree, each of which is two calls of Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +51,55 @@ class Condition:
         require(bool(reader.columns), f"{key}={text} names no column: {_RULE}")
         return cls(key, text, tuple(reader.columns))
 
-    def expression(self) -> Any:
-        """Returns the condition as a pyarrow.compute.Expression."""
-        import pyarrow.compute as pc
+    def selects(self, table: Table) -> NDArray[np.bool_]:
+        """Returns whether each row of a table satisfies the condition; not if it is missing. Raises ConfigError."""
+        import pyarrow as pa
 
-        return _Reader(self.key, self.text, pc).condition(_tree(self.key, self.text))
+        named = f"{self.key}={self.text}"
+        try:
+            found = _Reader(self.key, self.text, table).condition(_tree(self.key, self.text))
+        except pa.ArrowException as error:
+            types = ", ".join(f"{name} is {table.schema.field(name).type}" for name in self.columns)
+            reason = " ".join(str(error).split())[:150]
+            raise ConfigError(f"{named} cannot be evaluated ({types}): {reason}; correct the condition") from None
+        require(
+            pa.types.is_boolean(found.type) or pa.types.is_null(found.type),
+            f"{named} is {found.type}, not true or false: compare it with a value",
+        )
+        result: NDArray[np.bool_] = found.cast(pa.bool_()).fill_null(False).to_numpy()
+        return result
 
 
 def _tree(key: str, text: str) -> ast.expr:
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{key}={text} is not a condition ({getattr(error, 'msg', 'too long')}): {_RULE}") from None
+    nodes: list[ast.AST] = [tree]
+    for _ in range(_MAX_DEPTH):
+        nodes = [child for node in nodes for child in ast.iter_child_nodes(node)]
+    require(not nodes, f"{key}={text} is nested in more than {_MAX_DEPTH} levels: shorten it")
+    return tree
 
 
 class _Reader:
-    """Converts a syntax tree. With `pc` None it only checks the tree, so that no pyarrow is imported."""
+    """Evaluates a syntax tree on a table. With `table` None it only checks the tree, so that no pyarrow is imported."""
 
-    def __init__(self, key: str, text: str, pc: Any) -> None:
-        self.key, self.text, self.pc = key, text, pc
+    def __init__(self, key: str, text: str, table: Table | None) -> None:
+        self.key, self.text, self.table = key, text, table
         self.columns: dict[str, None] = {}  # in the order of their first use
 
     def condition(self, node: ast.expr) -> Any:
-        """Converts what is true or false."""
+        """Evaluates what is true or false."""
         if isinstance(node, ast.BoolOp):
             values = [self.condition(value) for value in node.values]
-            return reduce(self._function("and_kleene" if isinstance(node.op, ast.And) else "or_kleene"), values)
+            return self._reduce("and_kleene" if isinstance(node.op, ast.And) else "or_kleene", values)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self._call("invert", self.condition(node.operand))
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             parts = [self._compare(*part) for part in zip(node.ops, sides, sides[1:], strict=False)]
-            return reduce(self._function("and_kleene"), parts)
+            return self._reduce("and_kleene", parts)
         if isinstance(node, ast.Name):
             return self._column(node)  # of true and false
         raise self._error(node)
@@ -92,49 +115,89 @@ class _Reader:
         return self._call(_COMPARISONS[type(operator)], self._value(left), self._value(right))
 
     def _contains(self, left: ast.expr, right: ast.expr) -> Any:
-        """Converts `column in ('a', 'b')` and `'text' in column`."""
-        if isinstance(right, ast.Tuple | ast.List | ast.Set):
-            values = [item.value for item in right.elts if isinstance(item, ast.Constant)]
-            if len(values) < len(right.elts) or not values or not all(isinstance(v, str | int | float) for v in values):
-                raise self._error(right)
+        """Evaluates `column in ('a', 'b')` and `'text' in column`."""
+        if isinstance(right, ast.Tuple | ast.List | ast.Set) and right.elts:
             column = self._value(left)
-            return None if self.pc is None else column.isin(values)
+            return self._reduce("or_kleene", [self._call("equal", column, self._literal(item)) for item in right.elts])
         if isinstance(left, ast.Constant) and isinstance(left.value, str):
-            column = self._value(right)
-            return None if self.pc is None else self.pc.match_substring(column, left.value)
+            return self._call("match_substring", self._value(right), pattern=left.value)
         raise self._error(right)
 
     def _value(self, node: ast.expr) -> Any:
-        """Converts a number, a text, a column or a calculation."""
-        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float):
-            return None if self.pc is None else self.pc.scalar(node.value)
+        """Evaluates a number, a text, a column or a calculation."""
+        if isinstance(node, ast.Constant):
+            return self._literal(node)
         if isinstance(node, ast.Name):
             return self._column(node)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return self._call("negate", self._value(node.operand))
+            return self._call("negate_checked", self._value(node.operand))
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            left, right = self._value(node.left), self._value(node.right)
-            if isinstance(node.op, ast.Div) and self.pc is not None:
-                left = left.cast("float64")  # of two integers, pyarrow would return the integer part
-            return self._call(_OPERATORS[type(node.op)], left, right)
+            sides = [self._value(node.left), self._value(node.right)]
+            if isinstance(node.op, ast.Div):  # of two integers, pyarrow would return the integer part
+                sides = [self._call("cast", side, target_type="float64", safe=False) for side in sides]
+            return self._call(_OPERATORS[type(node.op)], *sides)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
             values = [self._value(value) for value in node.args]
             single = node.func.id in ("len", "abs")
             if node.keywords or (len(values) != 1 if single else len(values) < 2):
                 raise self._error(node)
-            names = {"len": "utf8_length", "abs": "abs", "min": "min_element_wise", "max": "max_element_wise"}
-            return self._call(names[node.func.id], *values)
+            if single:
+                return self._call("utf8_length" if node.func.id == "len" else "abs_checked", *values)
+            return self._call(f"{node.func.id}_element_wise", *values, skip_nulls=False)
         raise self._error(node)
 
+    def _literal(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return self._call("negate_checked", self._literal(node.operand))
+        value = node.value if isinstance(node, ast.Constant) else None
+        if not isinstance(value, str | int | float):
+            raise self._error(node)
+        if isinstance(value, int) and value >= 1 << 63:
+            if value >= 1 << 1023:
+                raise self._error(node)
+            value = float(value)
+        if self.table is None:
+            return None
+        import pyarrow as pa
+
+        return pa.scalar(value)
+
     def _column(self, node: ast.Name) -> Any:
+        """Returns a column with integers as int64, other numbers as float64 and categories as their texts."""
         self.columns.setdefault(node.id)
-        return None if self.pc is None else self.pc.field(node.id)
+        if self.table is None:
+            return None
+        import pyarrow as pa
 
-    def _function(self, name: str) -> Callable[..., Any]:
-        return lambda *values: self._call(name, *values)
+        column = self.table[node.id]
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_integer(column.type):
+            try:
+                return column.cast(pa.int64())
+            except pa.ArrowInvalid:
+                return column.cast(pa.decimal128(20))  # uint64 from 2^63
+        if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+            return column.cast(pa.float64())
+        return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
 
-    def _call(self, name: str, *values: Any) -> Any:
-        return None if self.pc is None else getattr(self.pc, name)(*values)
+    def _reduce(self, name: str, values: Sequence[Any]) -> Any:
+        return reduce(lambda left, right: self._call(name, left, right), values)
+
+    def _call(self, name: str, *values: Any, **options: Any) -> Any:
+        """Calls a function of pyarrow. Its value is missing where an argument is a column without any value."""
+        if self.table is None:
+            return None
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if name.endswith("_kleene"):
+            values = tuple(value.cast(pa.bool_()) if pa.types.is_null(value.type) else value for value in values)
+        elif name not in ("is_null", "is_valid"):
+            empty = next((value for value in values if pa.types.is_null(value.type)), None)
+            if empty is not None:
+                return empty
+        return getattr(pc, name)(*values, **options)
 
     def _error(self, node: ast.AST) -> ConfigError:
         return ConfigError(f"{self.key}={self.text} contains {ast.unparse(node)}: {_RULE}")

@@ -194,15 +194,15 @@ def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) 
     columns = list(dict.fromkeys([*condition.columns, *([by] if by else [])]))
     parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, reading.retry_s))
     if by == "index":
-        indices = (np.asarray(t["index"])[passing(condition, t)] for t in parts)
+        indices = (np.asarray(t["index"])[condition.selects(t)] for t in parts)
         return _by_index(indices, urls[0], key, reading)
     if by is not None:
-        kept = ((ids_of(t.filter(passing(condition, t))[by].combine_chunks(), by, urls[0]), None) for t in parts)
+        kept = ((ids_of(t.filter(condition.selects(t))[by].combine_chunks(), by, urls[0]), None) for t in parts)
         return _by_id(by, kept, f"{urls[0]} {condition.text}", key, reading)
     bits, start = _no_bits(total), 0
     for table in parts:
         if start + len(table) <= total:
-            _set_bits(bits, start + np.flatnonzero(passing(condition, table)))
+            _set_bits(bits, start + np.flatnonzero(condition.selects(table)))
         start += len(table)
     _check_rows(start, total, key, urls)
     return Ordered(bits=bits)
@@ -260,27 +260,3 @@ def _weights_by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: 
         rows += len(indices)
     require_data(count_bits(bits) == rows, f"{key}={path} repeats an index: give each sample one weight")
     return Ordered(bits=bits, values=values.view(np.ndarray))
-
-
-def passing(condition: Condition, table: pa.Table) -> NDArray[np.bool_]:
-    """Returns whether each row satisfies the condition; not if a value is missing. Raises ConfigError."""
-    import pyarrow.dataset as ds
-
-    if not len(table):
-        return np.zeros(0, dtype=bool)
-    try:
-        found = ds.dataset(table).to_table(columns={"found": condition.expression()}, use_threads=False)["found"]
-    except pa.ArrowException as error:
-        if any(pa.types.is_null(table.schema.field(name).type) for name in condition.columns):
-            return np.zeros(len(table), dtype=bool)  # a column without a value
-        types = ", ".join(f"{name} is {table.schema.field(name).type}" for name in condition.columns)
-        reason = " ".join(str(error).split())[:150]
-        raise ConfigError(f"{condition.key}={condition.text} cannot be evaluated ({types}): {reason}") from None
-    if pa.types.is_null(found.type):
-        return np.zeros(len(table), dtype=bool)
-    require(
-        pa.types.is_boolean(found.type),
-        f"{condition.key}={condition.text} is {found.type}, not true or false: compare it with a value",
-    )
-    result: NDArray[np.bool_] = found.combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
-    return result
