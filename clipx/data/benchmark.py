@@ -22,6 +22,7 @@ from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import errors_as, is_local, local_path, read_file
+from clipx.storage.text_file import decode
 from clipx.storage.url import check_url
 
 _CLASSES, _TEMPLATES, _TYPE, _NUMBER = (
@@ -128,11 +129,11 @@ class _BenchmarkSet:
     @cached_property
     def _names(self) -> Sequence[str] | None:
         text = self._text(_CLASSES)
-        return None if text is None else [line.strip() for line in text.splitlines()]
+        return None if text is None else _lines(text)
 
     @cached_property
     def _templates(self) -> Sequence[str]:
-        lines = [line.strip() for line in (self._text(_TEMPLATES) or "").splitlines()]
+        lines = _lines(self._text(_TEMPLATES) or "")
         return parse_templates([line for line in lines if line], f"{self.path}/{_TEMPLATES}")
 
     def _text(self, name: str) -> str | None:
@@ -140,9 +141,14 @@ class _BenchmarkSet:
         url = f"{self.path}/{name}"
         try:
             with errors_as(DataError, f"{url} cannot be read", "check the path", FileNotFoundError):
-                return read_file(url, self.access.retry_s).decode("utf-8-sig")
+                return decode(read_file(url, self.access.retry_s))
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+
+def _lines(text: str) -> list[str]:
+    """Returns the lines, also empty ones before the last: their numbers are labels."""
+    return [line.strip() for line in text.rstrip("\n").split("\n")] if text.strip() else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,7 @@ class MultiCaptionShards(WrappedSource):
 
     def read(self, index: int) -> Sample:
         sample = self.source.read(index)
-        return replace(sample, captions=[line.strip() for line in sample.captions[0].splitlines() if line.strip()])
+        return replace(sample, captions=[line for line in _lines(sample.captions[0]) if line])
 
 
 @dataclass(frozen=True, slots=True)

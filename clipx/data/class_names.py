@@ -8,6 +8,7 @@ from pathlib import Path
 from clipx.config.lazy_torch import torch
 from clipx.config.messages import did_you_mean
 from clipx.errors import ConfigError, require
+from clipx.storage.text_file import lines
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels
@@ -50,9 +51,9 @@ def class_embeddings(
     return torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)
 
 
-def parse_templates(lines: Sequence[str], where: str) -> Sequence[str]:
+def parse_templates(given: Sequence[str], where: str) -> Sequence[str]:
     """Returns templates with {c} replaced by {}. Raises ConfigError for one without a placeholder."""
-    templates = [line.replace("{c}", "{}") for line in lines]
+    templates = [line.replace("{c}", "{}") for line in given]
     if bad := [line for line in templates if "{}" not in line]:
         raise ConfigError(f"{where}: {bad[0]!r} has no {{}} for the class name: add it")
     return templates
@@ -64,13 +65,13 @@ def fill(template: str, name: str) -> str:
 
 def _lines(path: Path, value: str, key: str, known: Sequence[str]) -> Sequence[str]:
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        found = [line.strip() for line in lines(path.read_bytes())]
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"{key}={value} cannot be read: {reason}; give a file with one per line, or {' or '.join(known)}"
             f"{did_you_mean(value, known)}"
         ) from None
-    lines = [line for line in lines if line]
-    require(bool(lines), f"{key}={value} is empty: write one entry per line")
-    return lines
+    found = [line for line in found if line]
+    require(bool(found), f"{key}={value} is empty: write one entry per line")
+    return found

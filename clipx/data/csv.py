@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,15 @@ from clipx.data.source import (
     split,
 )
 from clipx.data.spec import Dataset, DataSpec, all_held_out
+from clipx.data.text_table import TextTable
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.text_file import decode
 
 Columns = tuple[str, str, str | None]
 """Names of the image, caption and label column."""
 
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-_UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
+_UNDECODABLE = re.compile("[\ud800-\udfff]")
 
 
 @option("data")
@@ -80,8 +81,9 @@ class CsvSpec(DataSpec):
             raise ConfigError("data.path has no value: give the table of images and captions, e.g. data.path=train.csv")
         train = self._open(self.path, "data.path")
         if self.held_out_path is None:
-            return Dataset(*split(train, self.held_out_share))
-        return Dataset(train, self._open(self.held_out_path, "data.held_out_path"))
+            return Dataset(*split(train, self.held_out_share), notes=train.notes)
+        held_out = self._open(self.held_out_path, "data.held_out_path")
+        return Dataset(train, held_out, notes=[*train.notes, *held_out.notes])
 
     def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
@@ -108,6 +110,7 @@ class CaptionTable(ImageFiles):
 
     captions: Packed[list[str]]
     labels: Packed[int | str | None]
+    notes: Sequence[str]
 
     @classmethod
     def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> CaptionTable:
@@ -128,10 +131,16 @@ class CaptionTable(ImageFiles):
         captions: dict[str, list[str]] = {}
         labels: dict[str, int | str | None] = {}
         bad: list[BadRecord] = []
+        table = None
+        rows: Iterator[tuple[int, Mapping[str | None, Any]]]
         if encoded.startswith(b"PAR1"):
             rows = _parquet_rows(path, encoded, columns, group)
         else:
-            rows = _rows(path, encoded, separator, columns, group)
+            try:
+                table = TextTable(str(path), decode(encoded, "surrogateescape"), separator)
+            except ValueError as error:
+                raise DataError(f"{path}: {error}") from None
+            rows = _rows(table, columns, group)
         for line, row in rows:
             try:
                 image, caption, label = _cells(row, columns)
@@ -154,46 +163,41 @@ class CaptionTable(ImageFiles):
             labels=Packed.of(labels.values()),
             bad=bad,
             fingerprint=fingerprint,
+            notes=[] if table is None else table.notes(),
         )
 
     def read(self, index: int) -> Sample:
         return Sample(read_bounded(self.key(index)), self.captions[index], self.labels[index])
 
 
-def _cells(row: dict[str | None, Any], columns: Columns) -> tuple[str, str, int | str | None]:
+def _cells(row: Mapping[str | None, str | None], columns: Columns) -> tuple[str, str, int | str | None]:
     """Returns (image, caption, label) of a row. Raises BadSample."""
-    if any(extra.strip() for extra in row.get(None, ())):
+    if None in row:
         raise BadSample("row has more cells than the header has columns: quote a caption that contains a separator")
-    image, caption, label = ("" if name is None else (row[name] or "").strip() for name in columns)
+    image, caption, label = ("" if name is None else (row.get(name) or "").strip() for name in columns)
     for text, what in ((image, "image"), (caption, "caption"), (label, "label")):
         if not text and not (what == "label" and columns[2] is None):
             raise BadSample(f"{what} is missing")
-        if _UNDECODABLE in text:
+        if _UNDECODABLE.search(text):
             raise BadSample(f"{what} is not UTF-8")
     if reason := ending_unread(image):
         raise BadSample(reason)
     return image, caption, None if columns[2] is None else parse_label(label)
 
 
-def _rows(
-    path: Path, encoded: bytes, separator: str, columns: Columns, group: str
-) -> Iterator[tuple[int, dict[str | None, Any]]]:
+def _rows(table: TextTable, columns: Columns, group: str) -> Iterator[tuple[int, Mapping[str | None, str | None]]]:
     """Yields (line number, cells by column) of each row after checking the header. Surplus cells have the key None."""
-    utf16 = encoded.startswith((b"\xff\xfe", b"\xfe\xff"))  # "Unicode text" of spreadsheet programs
-    text = encoded.decode("utf-16" if utf16 else "utf-8-sig", errors="replace")
-    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)
-    try:
-        found = [name.strip() for name in reader.fieldnames or ()]
-        if not found:
-            raise DataError(f"{path} is empty: it needs a header line with {separator.join(columns[:2])}")
-        check_columns(path, found, columns, group, _other_separator(text, separator))
-        reader.fieldnames = found
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise DataError(
-            f"{path}:{reader.line_num} cannot be read ({error}): look for an unclosed quote before that line"
-        ) from None
+    rows = table.rows()
+    names = [name.strip() for name in next(rows, (0, []))[1]]
+    if not names:
+        raise DataError(f"{table.path} is empty: it needs a header line with {table.separator.join(columns[:2])}")
+    check_columns(table.path, names, columns, group, _other_separator(table))
+    table.names, table.image = names, names.index(columns[0])
+    for line, cells in rows:
+        row: dict[str | None, str | None] = dict(zip(names, cells, strict=False))
+        if any(extra.strip() for extra in cells[len(names) :]):
+            row[None] = None
+        yield line, row
 
 
 def _parquet_rows(
@@ -236,10 +240,11 @@ def check_columns(
         require(
             name is None or name in found, f"{key}={name} is not a column of {path}: it has {', '.join(found)}; {fix}"
         )
+        require(found.count(name or "") < 2, f"{key}={name} names several columns of {path}: rename all but one")
 
 
-def _other_separator(text: str, separator: str) -> str | None:
-    """Returns the name of the separator that the header seems to have, if it is not `separator`."""
-    header = text.partition("\n")[0]
+def _other_separator(table: TextTable) -> str | None:
+    """Returns the name of the separator that the header seems to have, if it is not that of the table."""
+    header = table.text.partition("\n")[0]
     names = [name for name, character in _SEPARATORS.items() if character in header]
-    return names[0] if names and separator not in header else None
+    return names[0] if names and table.separator not in header else None

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from clipx.data.balance import entry_counts, keep_probabilities, uniform_draws
 from clipx.errors import DataError, require
+from clipx.storage.text_file import lines
 
 if TYPE_CHECKING:
     from clipx.data.select import SelectSpec
@@ -266,6 +267,6 @@ def _write_parquet(path: str, table: ScoreTable, rows: Rows, weights: NDArray[np
 
 def _line(key: str) -> str:
     """Returns the key. Raises DataError if it is not one line."""
-    if len(key.splitlines()) != 1 or key != key.strip():
+    if not key or len(lines(key.encode("utf-8", "surrogatepass"))) != 1 or key != key.strip():
         raise DataError(f"key {key!r} is not a line of a text file: write a .npy or .parquet file")
     return key

@@ -351,7 +351,7 @@ def caption_text(caption: bytes | str) -> str:
     """Returns a caption as text without surrounding white space. Raises BadSample if it is not UTF-8 or is empty."""
     try:
         # A str may contain half a surrogate pair, from a damaged escape in JSON: tokenizers reject it.
-        text = (caption if isinstance(caption, bytes) else caption.encode()).decode().strip()
+        text = (caption if isinstance(caption, bytes) else caption.encode()).decode("utf-8-sig").strip()
     except UnicodeError:
         raise BadSample("caption is not UTF-8") from None
     if not text:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clipx.errors import ConfigError, DataError
 from clipx.storage.safe_json import read_as
+from clipx.storage.text_file import decode, lines
 
 _SPACED = str.maketrans({**{mark: f" {mark} " for mark in ",.;:?!`"}, **dict.fromkeys("\t\n\r", " ")})
 
@@ -62,12 +63,12 @@ def read_entries(file: str) -> Entries:
     """Reads a .json list of texts, or a file with an entry per line. Raises ConfigError or DataError."""
     path = Path(file).expanduser()
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        texts = read_as(list[str], text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
+        encoded = path.read_bytes()
+        texts = read_as(list[str], decode(encoded)) if path.suffix == ".json" else lines(encoded)
     except OSError as error:
         raise ConfigError(f"entries={file} cannot be read ({error.strerror}): check the path") from None
     except ValueError as error:
-        raise DataError(f"entries={file} is not a list of texts in UTF-8 ({error}): correct the file") from None
+        raise DataError(f"entries={file} is not a list of texts ({error}): correct the file") from None
     entries = Entries.of(texts)
     if not entries.numbers:
         raise DataError(f"entries={file} has no entry: write one per line, or a JSON list of texts")

@@ -21,6 +21,7 @@ import numpy as np
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.spec import Classes
 from clipx.storage.part_store import PartStore
+from clipx.storage.text_file import lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,10 +57,10 @@ def write_classes(store: PartStore, classes: Classes | None) -> tuple[str, ...]:
     """
     lists = {} if classes is None else {CLASS_NAMES: classes.names, TEMPLATES: classes.templates}
     written = []
-    for name, lines in lists.items():
-        text = "".join(f"{line}\n" for line in lines)
-        read_back = list(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
-        if lines and read_back == list(lines):
+    for name, values in lists.items():
+        text = "".join(f"{line}\n" for line in values)
+        read_back = list(dict.fromkeys(line.strip() for line in lines(text.encode()) if line.strip()))
+        if values and read_back == list(values):
             store.put(name, lambda path, text=text: Path(path).write_text(text, encoding="utf-8"))  # type: ignore[misc]
             written.append(name)
     return tuple(written)

@@ -26,6 +26,7 @@ from clipx.errors import DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.failure import error_text
 from clipx.storage.remote import REQUESTS, errors_as, file_system, is_local, local_path, retry
+from clipx.storage.text_file import lines
 
 if TYPE_CHECKING:
     from pyarrow import Schema
@@ -164,6 +165,8 @@ def _mtime(path: str) -> int:
 def _open_table(url: str, options: ReadOptions) -> RawSource:
     path, mtime = local_path(url), _mtime(local_path(url))
     table = _table(path, options, mtime)
+    for note in table.notes:
+        print_stderr(note)
     return RawSource([TableRows(0, len(table.images), path, options, mtime)], table.bad, table.fingerprint)
 
 
@@ -203,8 +206,13 @@ def _read_captioned(image: str) -> Sample:
     captions = f"{image.rpartition('.')[0]}.txt"
     if not os.access(captions, os.F_OK):
         raise BadSample("caption is missing")
-    lines = caption_text(read_bounded(captions, "caption", MAX_TEXT)).splitlines()
-    return Sample(read_bounded(image), [line.strip() for line in lines if line.strip()])
+    try:
+        found = [line.strip() for line in lines(read_bounded(captions, "caption", MAX_TEXT))]
+    except ValueError:
+        raise BadSample("caption is not UTF-8") from None
+    if not any(found):
+        raise BadSample("caption is empty")
+    return Sample(read_bounded(image), [line for line in found if line])
 
 
 # --------------------------------------------------------------------------------- Parquet with embedded images

@@ -19,6 +19,7 @@ from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, i
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import errors_as, file_system, is_local, local_path, retry
+from clipx.storage.text_file import open_lines
 
 Indices = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -154,16 +155,16 @@ def _text_ids(path: str, key: str, reading: Reading) -> ById:
     with errors_as(ConfigError, f"{key}={path} cannot be read", _FIX):
         raw: Any = open_retried(path, reading.retry_s)
         opened = io.BufferedReader(raw)  # fsspec's files would copy 5 MiB for each line
-    with opened as file:
+    with open_lines(opened) as file:
         try:
-            lines = (line for line in (line.decode("utf-8-sig").strip() for line in file) if line)
+            lines = (line for line in map(str.strip, file) if line)
             first = next(lines, "")
             require(bool(first), f"{key}={path} is empty")
             by = "uid" if re.fullmatch("[0-9a-fA-F]{32}", first) else "key"
             chunks = _chunks([first], lines)
             return _by_id(by, ((ids_of(pa.array(chunk), by, path), None) for chunk in chunks), path, key, reading)
         except UnicodeError:
-            raise DataError(f"{key}={path} is not UTF-8: give one key or uid per line") from None
+            raise DataError(f"{key}={path} is not UTF-8: save it as UTF-8, with one key or uid per line") from None
 
 
 def _chunks(first: list[str], lines: Iterator[str]) -> Iterator[list[str]]:

@@ -278,7 +278,7 @@ def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
 
 def _label(found: dict[int, bytes], label_key: str) -> int | str:
     if label_key == "cls":
-        return parse_label(found.get(CLS, b"").decode("utf-8", "replace"))
+        return parse_label(found.get(CLS, b"").decode("utf-8-sig", "replace"))
     value = _json(found.get(JSON, b"")).get(label_key.removeprefix("json."))
     if isinstance(value, int):
         return int(value)

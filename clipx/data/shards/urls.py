@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
+from clipx.storage.text_file import lines
 from clipx.storage.url import check_url
 
 _RETRY_S = 30.0  # seconds of retries of a listing; short, because a user waits for it at the start of a run
@@ -57,15 +58,15 @@ def _lines(url: str, key: str) -> list[str]:
     with errors_as(ConfigError, named, fix):
         content = read_file(url if "://" in url else os.path.expanduser(url), _RETRY_S)  # noqa: PTH111
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeError:
-        raise ConfigError(f"{named} (it is not UTF-8): {fix}") from None
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    require(bool(lines), f"{key}=@{url} is empty: write one path or URL per line")
-    for line in lines:
+        found = [line.strip() for line in lines(content)]
+    except ValueError as error:
+        raise ConfigError(f"{named} ({error}): {fix}") from None
+    found = [line for line in found if line and not line.startswith("#")]
+    require(bool(found), f"{key}=@{url} is empty: write one path or URL per line")
+    for line in found:
         require(not line.startswith("@"), f"{key}=@{url} names another list, {line}: write all URLs into one list")
     folder = url.rpartition("/")[0] + "/" if "/" in url else ""
-    return [line if "://" in line or line.startswith(("/", "~")) else folder + line for line in lines]
+    return [line if "://" in line or line.startswith(("/", "~")) else folder + line for line in found]
 
 
 def _glob(url: str) -> list[str]:
