@@ -11,6 +11,7 @@ from typing import Any
 
 from clipx.config.registry import option
 from clipx.data.image_format import ENDING_UNREAD, ending_unread
+from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
 from clipx.data.source import (
     BadRecord,
@@ -22,7 +23,7 @@ from clipx.data.source import (
     read_bounded,
     split,
 )
-from clipx.data.spec import Dataset, DataSpec, all_held_out
+from clipx.data.spec import Dataset, all_held_out
 from clipx.data.text_table import TextTable
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.text_file import decode
@@ -36,7 +37,7 @@ _UNDECODABLE = re.compile("[\ud800-\udfff]")
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
-class CsvSpec(DataSpec):
+class CsvSpec(SelectionSpec):
     """A table (CSV, TSV, Parquet) of image paths and captions. Rows with the same image give it several captions."""
 
     kind: str = "csv"
@@ -66,7 +67,7 @@ class CsvSpec(DataSpec):
     labels."""
 
     def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
+        SelectionSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
         require(
             self.separator is None or is_separator(self.separator),
@@ -81,13 +82,13 @@ class CsvSpec(DataSpec):
             raise ConfigError("data.path has no value: give the table of images and captions, e.g. data.path=train.csv")
         train = self._open(self.path, "data.path")
         if self.held_out_path is None:
-            return Dataset(*split(train, self.held_out_share), notes=train.notes)
+            return self.select_files(Dataset(*split(train, self.held_out_share), notes=train.notes))
         held_out = self._open(self.held_out_path, "data.held_out_path")
-        return Dataset(train, held_out, notes=[*train.notes, *held_out.notes])
+        return self.select_files(Dataset(train, held_out, notes=[*train.notes, *held_out.notes]))
 
     def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
-        return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
+        return all_held_out(replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0).open())
 
     def _open(self, path: str, key: str) -> CaptionTable:
         return CaptionTable.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))

@@ -11,9 +11,10 @@ from pathlib import Path
 from clipx.config.registry import option
 from clipx.data.class_names import fill, read_names, read_templates
 from clipx.data.image_format import READ, ending_unread
+from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
 from clipx.data.source import ImageFiles, Sample, check_held_out_share, read_bounded, split
-from clipx.data.spec import Classes, Dataset, DataSpec, all_held_out
+from clipx.data.spec import Classes, Dataset, all_held_out
 from clipx.errors import ConfigError, DataError, require
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp")
@@ -21,7 +22,7 @@ IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
-class FolderSpec(DataSpec):
+class FolderSpec(SelectionSpec):
     """A folder of class folders, path/CLASS/*.jpg: labelled images. Their captions are templates with the class name.
 
     Label i is the i-th class folder in the order of names.
@@ -50,7 +51,7 @@ class FolderSpec(DataSpec):
     null: a photo of a {}."""
 
     def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
+        SelectionSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
 
     def count(self) -> int | None:
@@ -63,14 +64,14 @@ class FolderSpec(DataSpec):
         classes = self._classes(folders)
         train = ImageFolder.open(self.path, "data.path", folders, classes)
         if self.held_out_path is None:
-            return Dataset(*split(train, self.held_out_share), classes, notes=train.notes)
+            return self.select_files(Dataset(*split(train, self.held_out_share), classes, notes=train.notes))
         self._check_known(class_folders(self.held_out_path, "data.held_out_path"), folders)
         held_out = ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes)
-        return Dataset(train, held_out, classes, notes=[*train.notes, *held_out.notes])
+        return self.select_files(Dataset(train, held_out, classes, notes=[*train.notes, *held_out.notes]))
 
     def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
-        return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
+        return all_held_out(replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0).open())
 
     def _classes(self, folders: Sequence[str]) -> Classes:
         names = [name.replace("_", " ") for name in folders]

@@ -22,6 +22,7 @@ from clipx.data.class_names import fill, read_templates
 from clipx.data.hf_features import Columns
 from clipx.data.hf_layout import CARD, Repository, single_format
 from clipx.data.parquet import ParquetSpec, caption_columns
+from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import check_access
 from clipx.data.source import check_held_out_share
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -40,8 +41,10 @@ log = logging.getLogger(__name__)
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
-class HfSpec(DataSpec):
+class HfSpec(SelectionSpec):
     """A data set of Hugging Face, in a folder or on the hub (hf://): Parquet files or WebDataset tars."""
+
+    shards_have_tables = True  # of tars; Parquet files are checked when they are opened
 
     kind: str = "hf"
     """Kind of data: a data set of Hugging Face."""
@@ -96,7 +99,7 @@ class HfSpec(DataSpec):
     """Folder of the cache, best on a local disk. null: shards in clipx's cache folder."""
 
     def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
+        SelectionSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
         check_access(self.retry_s, self.cache_gb)
         if self.path is not None:
@@ -162,7 +165,7 @@ class HfSpec(DataSpec):
         repository = self._repository()
         key = "split" if self.held_out_split is None else "held_out_split"
         urls = repository.files_of(repository.splits(self.config), f"data.{key}", self.held_out_split or self.split)
-        opened = replace(self, held_out_share=0.0)._open(urls, None, training=False)
+        opened = replace(self.unselected(), held_out_share=0.0)._open(urls, None, training=False)
         return replace(opened, held_out=opened.train)
 
     def _repository(self) -> Repository:
@@ -265,7 +268,7 @@ class HfSpec(DataSpec):
 
     def _shared(self) -> dict[str, Any]:
         """Returns the options that data=parquet and data=webdataset have, too."""
-        names = [f.name for f in dataclasses.fields(DataSpec) if f.name != "kind"]
+        names = [f.name for f in dataclasses.fields(SelectionSpec) if f.name != "kind"]
         return {name: getattr(self, name) for name in (*names, "retry_s", "cache_gb", "cache_dir")}
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import option
+from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source, check_caption_weights, check_held_out_share, split
-from clipx.data.spec import Dataset, DataSpec, all_held_out
+from clipx.data.spec import Dataset, all_held_out
 from clipx.data.webdataset import check_cache
-from clipx.errors import ConfigError
+from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from clipx.data.shards.row_groups import RowColumns, RowGroups
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
-class ParquetSpec(DataSpec):
+class ParquetSpec(SelectionSpec):
     """Parquet files that contain images and captions, read by row group, local or at a URL."""
 
     kind: str = "parquet"
@@ -62,7 +63,12 @@ class ParquetSpec(DataSpec):
     """Folder of the cache of row groups, best on a local disk. null: shards in clipx's cache folder."""
 
     def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
+        SelectionSpec.__post_init__(self)
+        require(
+            self.weights is None,
+            f"data.weights={self.weights} draws single samples, and row groups are read whole: write shards from the "
+            "files by python -m clipx.data.prepare",
+        )
         check_held_out_share(self.held_out_share)
         check_access(self.retry_s, self.cache_gb)
         caption_columns(self.caption_column)
@@ -97,11 +103,15 @@ class ParquetSpec(DataSpec):
             sides = split(train, self.held_out_share)
         check_cache(list(zip(train.lengths, train.sizes, strict=True)), self._access, self.shuffle_window)
         size = sum(train.lengths) / sum(train.sizes)
-        return Dataset(*sides, whole_shards=True, sample_bytes=size)
+        from clipx.data.selection.choose import NamedSamples
+
+        dataset = Dataset(*sides, whole_shards=True, sample_bytes=size)
+        whole = groups.open(self._access)
+        return self.select(dataset, NamedSamples(whole.urls, whole.sizes), train.urls, self.retry_s)
 
     def open_for_evaluation(self) -> Dataset:
         path = self.held_out_path or self.path
-        return all_held_out(replace(self, path=path, held_out_path=None, held_out_share=0.0).open())
+        return all_held_out(replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0).open())
 
     @property
     def _access(self) -> Access:

@@ -290,11 +290,25 @@ def split(source: Source, share: float) -> tuple[Source, Source | None]:
 
     The held-out side is None at share 0 or for fewer than 1/share samples.
     """
-    ratio = Fraction(share).limit_denominator(1_000_000)
+    ratio = _ratio(share)
     if not ratio:
         return source, None
     kept, held_out = (Split(source, ratio.numerator, ratio.denominator, held_out=side) for side in (False, True))
     return kept, held_out if sum(held_out.sizes) else None
+
+
+def kept_samples(samples: int, share: float) -> int:
+    """Returns how many of `samples` `split` keeps for training."""
+    return samples - samples * _ratio(share).numerator // _ratio(share).denominator
+
+
+def held_shards(shards: Sequence[object], share: float) -> list[bool]:
+    """Returns whether each shard is held out: a share of them, evenly spread."""
+    return [int((i + 1) * share) > int(i * share) for i in range(len(shards))]
+
+
+def _ratio(share: float) -> Fraction:
+    return Fraction(share).limit_denominator(1_000_000)
 
 
 def whole_index(source: Source, index: int) -> int:

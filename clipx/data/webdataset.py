@@ -14,11 +14,21 @@ from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import option
-from clipx.data.selection.expression import Condition
+from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand
-from clipx.data.source import TABLE, Source, caption_weights, check_held_out_share, check_key, count_reasons, split
-from clipx.data.spec import Dataset, DataSpec, all_held_out
+from clipx.data.source import (
+    TABLE,
+    Source,
+    caption_weights,
+    check_held_out_share,
+    check_key,
+    count_reasons,
+    held_shards,
+    kept_samples,
+    split,
+)
+from clipx.data.spec import Dataset, all_held_out
 from clipx.errors import ConfigError, require
 from clipx.storage.remote import is_local
 from clipx.storage.url import check_path
@@ -28,7 +38,6 @@ if TYPE_CHECKING:
     from clipx.data.shards.counts import Counts, Manifest
     from clipx.data.shards.shards import Shards
 
-_IDS, _WEIGHTS = (".npy", ".parquet", ".txt"), (".npy", ".parquet")
 _READ = ("auto", "range", "stream")
 _SAMPLES_PER_GPU = 256  # of the published runs of open_clip: 32,768 samples on 128 GPUs
 _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, at most
@@ -36,9 +45,11 @@ _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, 
 
 @option("data")
 @dataclass(kw_only=True, slots=True)
-class WebDatasetSpec(DataSpec):
+class WebDatasetSpec(SelectionSpec):
     """WebDataset shards, as written by img2dataset: tar files of jpg (or jpeg, png, webp) + txt and/or json. npy in
     place of an image: stored features for model.image.features."""
+
+    shards_have_tables = True
 
     kind: str = "webdataset"
     """Kind of data: WebDataset shards."""
@@ -94,29 +105,13 @@ class WebDatasetSpec(DataSpec):
     """Number of samples in each shard, if nothing lists it: a place in a shard that has fewer is a bad sample. null:
     remote shards are used by their _stats.json or sizes.json, if these exist; all others are indexed at the start."""
 
-    keep: str | None = None
-    """File of the training samples to use: .npy of indices, of true and false for each sample, or of uids (u8,u8, as
-    DataComp); .txt of keys or uids; .parquet with a column index, key or uid. Held-out samples are not selected.
-    null: all."""
-
-    where: str | None = None
-    """Condition on the training samples to use, e.g. 'similarity > 0.28 and width >= 200', over the keys of the json
-    members or the columns of table. Held-out samples are not selected. null: all."""
-
-    table: str | None = None
-    """Parquet files with the columns of where: shards, the file next to each shard, as img2dataset writes it; or paths
-    or URLs: a table of clipx.score, or one with a column key or uid, or else one row per sample in their order. null:
-    the json members."""
-
-    weights: str | None = None
-    """File of weights with which the training samples are drawn, with replacement: .npy of a number for each sample, or
-    .parquet with the column weight, and key, uid or index unless in the order of the samples. A sample of weight 0 is
-    not drawn. shuffle_window has no effect, and shards are read by ranges. null: each sample once per epoch."""
-
     def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
+        SelectionSpec.__post_init__(self)
         check_held_out_share(self.held_out_share)
-        self._check_selection()
+        require(
+            self.weights is None or self.read != "stream",
+            f"data.weights={self.weights} draws single samples, which data.read=stream cannot: remove data.read",
+        )
         self._check_captions()
         check_key("data.label_key", self.label_key, "cls")
         check_access(self.retry_s, self.cache_gb)
@@ -155,40 +150,39 @@ class WebDatasetSpec(DataSpec):
         weights = caption_weights("data.caption_key", self.caption_key, tables=True)
         return {name: weight for name, weight in weights.items() if not name.startswith(TABLE)}
 
-    def _check_selection(self) -> None:
-        for name, path, endings in (("keep", self.keep, _IDS), ("weights", self.weights, _WEIGHTS)):
-            require(
-                path is None or path.lower().endswith(endings),
-                f"data.{name}={path} must end with {' or '.join(endings)}",
-            )
-        if self.where is not None:
-            Condition.parse("data.where", self.where)
-        uses_tables = self.where is not None or (self.table == "shards" and self.selects)
-        require(
-            self.table is None or uses_tables,
-            f"data.table={self.table} has no effect without data.where: remove it, or give a condition",
-        )
-        require(
-            self.weights is None or self.read != "stream",
-            f"data.weights={self.weights} draws single samples, which data.read=stream cannot: remove data.read",
-        )
-
-    @property
-    def selects(self) -> bool:
-        """Returns whether the training samples are chosen by keep, where or weights."""
-        return any(value is not None for value in (self.keep, self.where, self.weights))
-
     @property
     def published(self) -> int | None:
         return None if self.selects else self.samples
 
-    def open(self) -> Dataset:
+    def count(self) -> int | None:
+        """Returns the number that is listed as for training, also of local shards; else the published one."""
+        from clipx.data.shards.counts import listed_counts
+
+        if self.selects or (self.shards is None and self.manifest is None):
+            return self.published
+        urls, manifest = self._urls()
+        indexed = manifest is None and self.samples_per_shard is None
+        counts = listed_counts(urls, self.retry_s) if indexed else self._counts(urls, manifest)
+        if counts is None:
+            return self.published
+        share = 0.0 if self.held_out_shards is not None else self.held_out_share
+        held = held_shards(urls, share)
+        if any(held) and not (indexed and all(map(is_local, urls))):
+            return sum(size for size, out in zip(counts.samples, held, strict=True) if not out)
+        return kept_samples(sum(counts.samples), share)
+
+    def _urls(self) -> tuple[Sequence[str], Manifest | None]:
+        """Returns the shards to train on, and the manifest that lists them, if there is one."""
         from clipx.data.shards.counts import Manifest
 
         manifest = None if self.manifest is None else Manifest.read(self.manifest, self.retry_s)
         if self.shards is None and manifest is None:
             raise ConfigError(self._missing_shards())
         urls = list(manifest.shards if manifest else ()) if self.shards is None else expand(self.shards, "data.shards")
+        return urls, manifest
+
+    def open(self) -> Dataset:
+        urls, manifest = self._urls()
         held_out = None if self.held_out_shards is None else expand(self.held_out_shards, "data.held_out_shards")
         return self.open_files(urls, held_out, manifest)
 
@@ -200,8 +194,8 @@ class WebDatasetSpec(DataSpec):
         remote = self.weights is None and not all(map(is_local, urls))
         whole = self.read == "stream" or (self.read == "auto" and remote)
         share = 0.0 if held_out_urls is not None else self.held_out_share
-        if counts is not None and int(len(urls) * share):  # evaluation would otherwise fetch every shard
-            held = [int((i + 1) * share) > int(i * share) for i in range(len(urls))]
+        held = held_shards(urls, share)
+        if counts is not None and any(held):  # evaluation would otherwise fetch every shard
             kept = [not out for out in held]
             starts = accumulate(counts.samples, initial=0)
             train = replace(
@@ -218,25 +212,14 @@ class WebDatasetSpec(DataSpec):
             sides = sides[0], opened[-1]
         notes = count_reasons([note for shards in opened for note in shards.notes])
         size = opened[0].first_shard_bytes() / max(1, opened[0].sizes[0]) if whole else 0.0
-        samples, held_out = sides
-        if self.selects:
-            selected, lines = self._select(urls, counts, opened[0], samples)
-            size *= sum(samples.sizes) / sum(selected.sizes)
-            samples, notes = selected, [*notes, *lines]
-        return Dataset(samples, held_out, published=self.published, notes=notes, whole_shards=whole, sample_bytes=size)
-
-    def _select(
-        self, urls: Sequence[str], counts: Counts | None, shards: Shards, train: Source
-    ) -> tuple[Source, Sequence[str]]:
-        """Returns the selected training samples, and lines for the log. `urls`: all shards, also the held-out ones."""
-        from clipx.data.selection.choose import Choice, choose, side_of
+        dataset = Dataset(*sides, published=self.published, notes=notes, whole_shards=whole, sample_bytes=size)
+        if not self.selects:
+            return dataset
         from clipx.data.selection.tables import ShardSamples
 
-        where = None if self.where is None else Condition.parse("data.where", self.where)
-        choice = Choice(self.keep, where, self.table, self.weights, self.retry_s)
-        sizes = shards.sizes if counts is None else counts.samples
+        shards, sizes = opened[0], opened[0].sizes if counts is None else counts.samples
         samples = ShardSamples(urls, sizes, shards.columns, shards.access, shards.indices)
-        return choose(choice, samples, train, side_of(train, shards.urls, urls, sizes))
+        return self.select(dataset, samples, shards.urls, self.retry_s)
 
     def _missing_shards(self) -> str:
         example = "e.g. data.shards='/data/{00000..01242}.tar'"
@@ -252,9 +235,8 @@ class WebDatasetSpec(DataSpec):
         )
 
     def open_for_evaluation(self) -> Dataset:
-        chosen = replace(self, held_out_shards=None, held_out_share=0.0, read="range")
+        chosen = replace(self.unselected(), held_out_shards=None, held_out_share=0.0, read="range")
         chosen = replace(chosen, caption_key=self.own_captions, caption_table=None)
-        chosen = replace(chosen, keep=None, where=None, table=None, weights=None)
         if self.held_out_shards is not None:  # which the manifest need not list
             chosen = replace(chosen, shards=self.held_out_shards, manifest=None)
         return all_held_out(chosen.open())

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from filelock import FileLock
@@ -34,9 +35,10 @@ from clipx.data.selection.files import (
 from clipx.data.selection.ids import Ids, ids_of
 from clipx.data.selection.selected import ArrayFile, Selected
 from clipx.data.selection.tables import JsonTables, ShardSamples, SidecarTables, sidecar
+from clipx.data.shards.index import key_digests
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source, Split
-from clipx.errors import DataError, require
+from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import cache_folder
 
 _TOGETHER = 64  # shards whose tables are read at the same time
@@ -45,6 +47,38 @@ _THREADS = 16
 Side = Callable[[int, Indices], tuple[Indices, NDArray[np.bool_]]]
 """(shard, indices of its samples among all shards) -> (indices among the training samples of those that are training
 samples, whether each is one)."""
+
+
+class Samples(Protocol):
+    """All samples that are chosen from, in shards."""
+
+    @property
+    def urls(self) -> Sequence[str]: ...
+
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+    def ensure_keys(self) -> None:
+        """Prepares the keys of all samples. Raises ConfigError if they have none."""
+
+    def keys(self, shard: int) -> Ids:
+        """Returns the ids of the keys of a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSamples:
+    """Samples of data without json members. `names`: their keys in order, if they have any."""
+
+    urls: Sequence[str]
+    sizes: Sequence[int]
+    names: Iterable[str] | None = None
+
+    def ensure_keys(self) -> None:
+        require(self.names is not None, "the samples of this data have no keys: give their indices, column index")
+
+    def keys(self, shard: int) -> Ids:
+        assert self.names is not None and len(self.sizes) == 1
+        return key_digests(self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +102,7 @@ class Choice:
         return "\n".join([str(self.where and self.where.text), str(self.table), *versions])
 
 
-def choose(choice: Choice, samples: ShardSamples, train: Source, side: Side) -> tuple[Source, list[str]]:
+def choose(choice: Choice, samples: Samples, train: Source, side: Side) -> tuple[Source, list[str]]:
     """Returns the selected training samples, and lines for the log. Raises ConfigError or DataError.
 
     `train`: the training samples. `samples`: all shards, of which some samples or shards may be held out.
@@ -129,7 +163,7 @@ class _Part:
 @dataclass(slots=True)
 class _Chooser:
     choice: Choice
-    samples: ShardSamples
+    samples: Samples
     side: Side
     work: Path
     """Folder of temporary files."""
@@ -177,7 +211,7 @@ class _Chooser:
 
     def _open(self) -> None:
         choice, samples = self.choice, self.samples
-        reading = Reading(samples.total, choice.retry_s, self.work)
+        reading = Reading(sum(samples.sizes), choice.retry_s, self.work)
         self.starts = [end - size for end, size in zip(accumulate(samples.sizes), samples.sizes, strict=True)]
         if choice.keep is not None:
             self.conditions.append((f"data.keep={choice.keep}", read_ids(choice.keep, "data.keep", reading)))
@@ -192,10 +226,14 @@ class _Chooser:
         by = {found.by for found in [*(c for _, c in self.conditions), self.weights] if isinstance(found, ById)}
         columns = [*(self.where.columns if self.where else ()), *(["uid"] if "uid" in by else [])]
         if "key" in by:
-            self.samples.ensure_indices()
-        if columns and choice.table == "shards":
+            samples.ensure_keys()
+        if not columns:
+            return
+        if not isinstance(samples, ShardSamples):
+            raise ConfigError(f"{self._names()}: only samples in shards have uids: give their indices or keys")
+        if choice.table == "shards":
             self.tables = SidecarTables(samples, list(dict.fromkeys(columns)))
-        elif columns:
+        else:
             self.tables = JsonTables(samples, list(dict.fromkeys(columns)))
             self.tables.prepare()
 
@@ -247,7 +285,7 @@ class _Chooser:
 
     def _check(self, count: int) -> None:
         for name, missing in self.missing.items():
-            if missing >= self.samples.total:
+            if missing >= sum(self.samples.sizes):
                 place = "table next to a shard" if self.choice.table == "shards" else "json member"
                 fix = "correct the name, or give data.table"
                 raise DataError(f"no {place} has a value of {name}, which the selection needs: {fix}")

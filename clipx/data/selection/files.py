@@ -212,7 +212,7 @@ def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) 
 def _check_rows(rows: int, total: int, key: str, urls: Sequence[str]) -> None:
     require_data(
         rows == total,
-        f"{key}={urls[0]} has {rows:,} rows{f' in {len(urls):,} files' if len(urls) > 1 else ''}, but the shards have "
+        f"{key}={urls[0]} has {rows:,} rows{f' in {len(urls):,} files' if len(urls) > 1 else ''}, but the data has "
         f"{total:,} samples: give one row for each sample in their order, or a column key or uid",
     )
 
@@ -253,8 +253,8 @@ def _weights_by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: 
     for indices, chunk in chunks:
         if len(wrong := indices[(indices < 0) | (indices >= total)]):
             raise DataError(
-                f"{key}={path} has the index {wrong[0]}, but the shards have {total:,} samples: write the file of "
-                "these shards"
+                f"{key}={path} has the index {wrong[0]}, but the data has {total:,} samples: write the file of "
+                "this data"
             )
         values[indices] = chunk
         _set_bits(bits, indices)

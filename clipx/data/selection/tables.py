@@ -53,7 +53,7 @@ class ShardSamples:
     def total(self) -> int:
         return sum(self.sizes)
 
-    def ensure_indices(self) -> None:
+    def ensure_keys(self) -> None:
         """Indexes the shards that have no index yet, with a progress bar."""
         missing = [url for url in self.urls if url not in self.indices]
         found = index_shards(missing, *self.captions, retry_s=self.access.retry_s) if missing else []
@@ -206,7 +206,7 @@ class JsonTables:
 
     def prepare(self) -> None:
         """Reads the json members that are not in the cache, with a progress bar."""
-        self.samples.ensure_indices()
+        self.samples.ensure_keys()
         shards = [(url, self.samples.indices[url]) for url in self.samples.urls]
         new = [item for item in shards if not self._path(item[1]).is_file()]
         make = partial(_store_columns, columns=tuple(self.columns), access=self.samples.access)

@@ -94,11 +94,12 @@ class Manifest:
 
 
 def listed_counts(
-    urls: Sequence[str], retry_s: float, count_others: Callable[[Sequence[str]], Sequence[int]]
+    urls: Sequence[str], retry_s: float, count_others: Callable[[Sequence[str]], Sequence[int]] | None = None
 ) -> Counts | None:
     """Returns the numbers of samples listed next to the shards, or None if that of the first shard is not listed.
 
-    `count_others` counts the samples of shards that are not listed. Raises DataError if the storage fails.
+    `count_others` counts the samples of shards that are not listed; None: all must be. Raises DataError if the storage
+    fails.
     """
     first, file = listed_in_files(urls[0], retry_s)
     if first is None:
@@ -106,7 +107,9 @@ def listed_counts(
     with ThreadPoolExecutor(_REQUESTS) as pool:
         listed = [count for count, _ in pool.map(partial(listed_in_files, retry_s=retry_s), urls)]
     others = [url for url, count in zip(urls, listed, strict=True) if count is None]
-    counted = dict(zip(others, count_others(others), strict=True)) if others else {}
+    if others and count_others is None:
+        return None
+    counted = dict(zip(others, count_others(others), strict=True)) if count_others and others else {}
     return Counts([counted.get(url, 0) if n is None else n for url, n in zip(urls, listed, strict=True)], file)
 
 

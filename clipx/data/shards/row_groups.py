@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import accumulate, compress
 from pathlib import Path
@@ -26,7 +26,7 @@ from clipx.data.shards.footer import ParquetFile, leaf_columns, open_parquet_fil
 from clipx.data.shards.index import FoundShard, Row, ShardIndex
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.tar import JSON
-from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord
+from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord, held_shards
 from clipx.errors import DataError, require
 from clipx.storage.failure import error_text
 from clipx.storage.local import cache_folder
@@ -266,6 +266,8 @@ class RowGroups:
     files: Sequence[ParquetFile]
     columns: RowColumns
     groups: Sequence[tuple[int, int, int, int]]
+    starts: Sequence[int] = ()
+    """Number of the first sample of each row group among all samples, if some are held out."""
 
     @classmethod
     def find(cls, urls: Sequence[str], columns: RowColumns, retry_s: float) -> RowGroups:
@@ -288,12 +290,16 @@ class RowGroups:
 
     def split(self, share: float) -> tuple[RowGroups, RowGroups | None]:
         """Holds out a share of the row groups, evenly spread; None if that is less than one of them."""
-        held = [int((i + 1) * share) > int(i * share) for i in range(len(self.groups))]
+        held = held_shards(self.groups, share)
         if not any(held):
             return self, None
         kept = [not out for out in held]
-        one, other = (list(compress(self.groups, chosen)) for chosen in (kept, held))
-        return RowGroups(self.files, self.columns, one), RowGroups(self.files, self.columns, other)
+        starts = list(accumulate((rows for _, _, rows, _ in self.groups), initial=0))
+        one, other = (
+            replace(self, groups=list(compress(self.groups, chosen)), starts=list(compress(starts, chosen)))
+            for chosen in (kept, held)
+        )
+        return one, other
 
     def open(self, access: Access) -> Shards:
         """Returns the source over the row groups."""
@@ -315,6 +321,7 @@ class RowGroups:
             label_key=None if self.columns.label is None else f"json.{self.columns.label}",
             lengths=lengths,
             listed_by="the footer",
+            starts=self.starts,
             _set=RowGroupSet((JSON,), access, time.time(), {}, self.files, self.columns, numbers),
             _ends=list(accumulate(sizes)),
         )

@@ -8,6 +8,8 @@ import itertools
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.runs import compose
-from helpers.samples import captions, jpeg, write_tar
+from helpers.samples import captions, jpeg, read_all, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clipx.data.csv import CsvSpec
+from clipx.data.folder import FolderSpec
+from clipx.data.hf import HfSpec
 from clipx.data.order import WeightedOrder
+from clipx.data.parquet import ParquetSpec
 from clipx.data.select import select
 from clipx.data.selection.expression import Condition
+from clipx.data.selection.files import INDEXED
 from clipx.data.selection.ids import ID, IdSet, is_sorted, write_sorted
-from clipx.data.source import BadSample
+from clipx.data.selection.spec import SelectionSpec
+from clipx.data.source import BadSample, ImageFiles, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
@@ -135,6 +143,77 @@ def test_held_out_samples_are_not_selected(tmp_path: Path) -> None:
 def test_an_evaluation_reads_all_samples(tmp_path: Path) -> None:
     data = WebDatasetSpec(name="mine", shards=write_shards(tmp_path), where="width < 105").open_for_evaluation()
     assert data.held_out is not None and len(captions(data.held_out)) == TOTAL
+
+
+def csv_of(folder: Path) -> SelectionSpec:
+    rows = [f"{i}.jpg,caption {i}\n" for i in range(TOTAL)]
+    (folder / "t.csv").write_text("filepath,caption\n" + "".join(rows))
+    return CsvSpec(name="mine", path=f"{folder}/t.csv")
+
+
+def folder_of(folder: Path) -> SelectionSpec:
+    return FolderSpec(name="mine", path=f"{folder}/classes")
+
+
+def parquet_of(folder: Path) -> SelectionSpec:
+    rows = [{"image": jpeg(i), "caption": f"caption {i}"} for i in range(TOTAL)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "images.parquet", row_group_size=4)
+    return ParquetSpec(name="mine", path=f"{folder}/images.parquet")
+
+
+def hf_of(folder: Path) -> SelectionSpec:
+    write_shards(folder / "hf")
+    return HfSpec(name="mine", path=f"{folder}/hf")
+
+
+@pytest.mark.parametrize("make", [csv_of, folder_of, parquet_of, hf_of], ids=["csv", "folder", "parquet", "hf"])
+def test_every_source_with_numbered_samples_selects(make: Callable[[Path], SelectionSpec], tmp_path: Path) -> None:
+    for i in range(TOTAL):
+        for path in (tmp_path / f"{i}.jpg", tmp_path / f"classes/class {i % 3}/{i}.jpg"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(jpeg(i))
+    spec, wanted = make(tmp_path), [3, 7, 12, 20, 29]
+    whole = replace(spec, held_out_share=0.0).open().train  # type: ignore[call-arg]
+    images = [whole.read(i).image for i in range(TOTAL)]
+    np.save(tmp_path / "keep.npy", wanted)
+    mask = pa.array([i in wanted for i in range(TOTAL)])
+    np.save(tmp_path / "mask.npy", mask)
+    scores = pa.table({"index": range(TOTAL), "good": mask}, metadata={INDEXED: b"1"})
+    pq.write_table(scores.take(pa.array(range(TOTAL)[::-1])), tmp_path / "scores.parquet")
+    np.save(tmp_path / "weights.npy", np.asarray(mask, dtype=float))
+    selections = [{"keep": "keep.npy"}, {"keep": "mask.npy"}, {"where": "good", "table": "scores.parquet"}]
+    if isinstance(whole, ImageFiles):
+        (tmp_path / "keys.txt").write_text("".join(f"{whole.images[i]}\n" for i in wanted))
+        selections.append({"keep": "keys.txt"})
+    if make is not parquet_of:
+        selections.append({"weights": "weights.npy"})
+    for share in (0.0, 0.1, 0.3):
+        plain = replace(spec, held_out_share=share).open()  # type: ignore[call-arg]
+        left = [images.index(sample.image) for sample in read_all(plain.train)]
+        for options in selections:
+            files = {name: value if name == "where" else f"{tmp_path}/{value}" for name, value in options.items()}
+            data = replace(spec, held_out_share=share, **files).open()  # type: ignore[call-arg]
+            found = [images.index(sample.image) for sample in read_all(data.train)]
+            assert found == [i for i in left if i in wanted], (share, options)
+            assert [whole_index(data.train, i) for i in range(len(found))] == found, "as clipx.score numbers them"
+            held = data.held_out and read_all(data.held_out)
+            assert held == (plain.held_out and read_all(plain.held_out))
+    evaluated = replace(spec, keep=f"{tmp_path}/keep.npy").open_for_evaluation().held_out
+    assert evaluated is not None and sum(evaluated.sizes) == TOTAL
+
+
+def test_listed_numbers_count_the_samples_that_a_run_trains_on(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path)
+    spec = WebDatasetSpec(name="mine", shards=shards)
+    assert spec.count() is None, "training indexes local shards; a plan reads what is listed"
+    for shard in range(SHARDS):
+        (tmp_path / f"{shard:05d}_stats.json").write_text(json.dumps({"successes": PER_SHARD}))
+    for options in ({}, {"samples_per_shard": PER_SHARD}):
+        for share in (0.0, 0.05, 0.2, 0.4):
+            chosen = replace(spec, held_out_share=share, **options)  # type: ignore[arg-type]
+            assert chosen.count() == sum(chosen.open().train.sizes), (share, options)
+    assert replace(spec, keep="x.npy").count() is None
+    assert replace(spec, held_out_shards=f"{tmp_path}/00001.tar").count() == TOTAL
 
 
 # ------------------------------------------------------------------------------------------------ conditions
@@ -286,7 +365,7 @@ def test_samples_are_drawn_in_proportion_to_their_weights(tmp_path: Path) -> Non
 
 
 def test_weights_that_are_too_large_together_are_an_error(tmp_path: Path) -> None:
-    """Of an infinite sum, one sample would be drawn for ever."""
+    """One sample would be drawn for ever by an infinite sum."""
     shards = write_shards(tmp_path)
     np.save(tmp_path / "w.npy", np.full(TOTAL, 1e307))
     with pytest.raises(ConfigError, match="weights whose sum is not finite: divide them"):
