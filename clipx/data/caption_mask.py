@@ -39,7 +39,8 @@ def masked(caption: str, spec: CaptionMaskSpec, tokenizer: Tokenizer, seed: str)
     budget = _budget(spec, found - special, tokenizer.context_length - special)
     if found - special <= budget:
         return caption
-    words = [match[0] for match in _first(_WORD.finditer(caption), _MOST_WORDS)]
+    # Without white space at the end, of which each character would be a start of a word that never comes.
+    words = [match[0] for match in _first(_WORD.finditer(caption[: tokenizer.read_characters].rstrip()), _MOST_WORDS)]
     counts = [len(tokenizer.encode(word.strip())) - special for word in words]
     kept = sorted(_kept(spec.rule, words, counts, budget, random.Random(seed)))
     return "".join(words[place] for place in kept).strip()

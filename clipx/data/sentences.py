@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 _MOST = 256  # sentences of a caption; those after them are one
 _CHARS = 2**16  # of a caption that are read: a damaged one may have megabytes
+_RUNS_CHARS = 2**20  # of its runs: all of 257 sentences would have 700 MB
 # The end of a sentence with its closing quotes or brackets, before white space; full-width marks need none.
 _END = re.compile(r"""(?<=[.!?…])["'”’»)\]]*\s+|(?<=[。！？])["'”’」』）]*""")
 _ABBREVIATIONS = frozenset(
@@ -44,9 +45,17 @@ def _abbreviated(tail: str) -> bool:
 
 
 def sub_captions(text: str, most: int) -> list[str]:
-    """Returns each run of 1 to `most` consecutive sentences of a text, once. 0: the text alone."""
+    """Returns each run of 1 to `most` consecutive sentences of a text, once, the short ones first, with up to 1,048,576
+    characters in total. 0: the text alone."""
     if not most:
         return [text]
     parts = sentences(text)
-    runs = (" ".join(parts[i : i + n]) for n in range(1, most + 1) for i in range(len(parts) - n + 1))
-    return list(dict.fromkeys(runs))
+    found, left = dict[str, None](), _RUNS_CHARS
+    for length in range(1, min(most, len(parts)) + 1):
+        for start in range(len(parts) - length + 1):
+            run = " ".join(parts[start : start + length])
+            left -= len(run)
+            if left < 0:
+                return list(found)
+            found[run] = None
+    return list(found)

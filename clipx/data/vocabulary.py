@@ -91,7 +91,8 @@ def vocabulary(spec: VocabularySpec) -> None:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """Returns the number of occurrences of each word and run of punctuation, in lower case."""
+    """Returns the number of occurrences of each word and run of punctuation, in lower case, in the first 4,096
+    characters of each text."""
     from clipx.model.hf_tokenizer import clean_text
     from clipx.model.text_spec import Clean
 

@@ -13,7 +13,7 @@ import tokenizers
 
 from clipx.errors import ConfigError, require
 from clipx.model.text_spec import Clean
-from clipx.model.tokenizer import Tokenizer, check_texts, repaired
+from clipx.model.tokenizer import READ_AT_LEAST, Tokenizer, check_texts, repaired
 from clipx.storage.hub import HUB, hub_files
 
 if TYPE_CHECKING:
@@ -65,8 +65,11 @@ class FileTokenizer(Tokenizer):
             )
         self.pad_id = pad_id
         side = "right" if pad_last else config.get("padding_side") or padding.get("direction", "right")
+        kept = config.get("truncation_side", "right")
+        read = self.read_characters
+        self._read = slice(-read, None) if kept == "left" else slice(read)
         try:
-            self._rust.enable_truncation(context_length, direction=config.get("truncation_side", "right"))
+            self._rust.enable_truncation(context_length, direction=kept)
             self._rust.enable_padding(direction=side, pad_id=pad_id, pad_token=token, length=context_length)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{_CONFIG} of model.text.tokenizer={place} is invalid ({error}): restore it") from None
@@ -99,7 +102,7 @@ class FileTokenizer(Tokenizer):
         import torch
 
         check_texts(texts)
-        encoded = self._rust.encode_batch_fast([self._clean(text) for text in texts])
+        encoded = self._rust.encode_batch_fast([self._clean(text[self._read]) for text in texts])
         ids = [row.ids for row in encoded]
         tokens_BL = torch.tensor(ids, dtype=torch.int64).view(len(ids), self.context_length)
         return tokens_BL if self._separator is None else tokens_BL.masked_fill_(tokens_BL == self._separator, 0)
@@ -110,8 +113,9 @@ class FileTokenizer(Tokenizer):
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Returns all ids of a text and the special tokens that the file adds, without truncation and padding."""
-        ids: list[int] = self._untruncated.encode(self._clean(text)).ids
+        """Returns all ids of the characters of a text that are read, and the special tokens that the file adds, without
+        truncation and padding."""
+        ids: list[int] = self._untruncated.encode(self._clean(text[self._read])).ids
         return ids
 
     def piece(self, token: int) -> str:
@@ -169,8 +173,8 @@ def _content(token: Any) -> str | None:
 
 
 def clean_text(clean: Clean, text: str) -> str:
-    """Returns a text cleaned as before tokenization."""
-    return _CLEAN[clean](text)
+    """Returns the first 4,096 characters of a text, cleaned as before tokenization."""
+    return _CLEAN[clean](text[:READ_AT_LEAST])
 
 
 def _canonical(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import html
 import os
+import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,12 @@ _WORD = regex.compile(
     r"<start_of_text>|<end_of_text>|'(?:s|t|re|ve|m|ll|d)|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
     regex.IGNORECASE,
 )
+# Characters of a text that are read: of each token of the context, and at least. The longest entry of CLIP's vocabulary
+# has 24, and a real caption some 5 a token, so what is cut lies beyond the context, unless nearly all of the text is
+# white space or escapes. The time of a cleaning is thus bounded, where a damaged caption has megabytes.
+_READ_A_TOKEN, READ_AT_LEAST = 64, 4096
+_NESTED = 8  # escapes of an ampersand in a row, "&amp;amp;", that are read: ftfy takes a pass over the text for each
+_AMPERSANDS = re.compile(rf"(&(?:(?:amp|#0*38|#x0*26);){{{_NESTED}}})(?:(?:amp|#0*38|#x0*26);)+", re.IGNORECASE)
 _MAX_SEEN = 1 << 16  # words cached per process, about 15 MB
 _MAX_SEEN_LENGTH = 64  # characters; longer words are rare and would make the size of the table depend on the data
 
@@ -68,6 +75,11 @@ class Tokenizer:
         self.context_length = context_length
         _word_encoder()  # loaded before any fork: workers share its memory
 
+    @property
+    def read_characters(self) -> int:
+        """Number of characters of a text that are read, more than the context holds of a real one."""
+        return max(READ_AT_LEAST, _READ_A_TOKEN * self.context_length)
+
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Encodes B texts as int64 [B, context_length]: start, tokens, end, zeros.
 
@@ -81,7 +93,8 @@ class Tokenizer:
         if not texts:
             return torch.empty((0, length), dtype=torch.int64)
         # Each word has at least one token: no more than length - 2 words fit.
-        split = [_WORD.findall(_clean(text))[: length - 2] for text in texts]
+        read = self.read_characters
+        split = [_WORD.findall(_clean(text[:read]))[: length - 2] for text in texts]
         ids_of = _word_encoder().encode(chain.from_iterable(split))
         ids = array("q", bytes(8 * len(split) * length))  # zeros, the padding
         for start, words in zip(range(0, len(ids), length), split, strict=True):
@@ -107,8 +120,8 @@ class Tokenizer:
         return b"".join(pieces[i] for i in row if i < self.start_id).decode("utf-8", "replace").strip()
 
     def encode(self, text: str) -> list[int]:
-        """Returns all ids of a text, without truncation and padding."""
-        words = _WORD.findall(_clean(text))
+        """Returns all ids of the characters of a text that are read, without truncation and padding."""
+        words = _WORD.findall(_clean(text[: self.read_characters]))
         ids_of = _word_encoder().encode(words)
         return [self.start_id, *chain.from_iterable(ids_of[word] for word in words), self.end_id]
 
@@ -207,12 +220,12 @@ def _piece_bytes(token: str, byte_of: Mapping[str, int]) -> bytes:
 
 
 def repaired(text: str) -> str:
-    """Repairs broken Unicode and decodes HTML escapes."""
+    """Repairs broken Unicode and decodes HTML escapes. Callers bound the length: ftfy's time may be quadratic in it."""
     # Printable ASCII without "&" needs no repair; skipping it makes the whole call 3 times as fast.
     if text.isascii() and text.isprintable() and "&" not in text:
         return text
     # Twice, because text from the web is often escaped twice ("&amp;amp;").
-    return html.unescape(html.unescape(ftfy.fix_text(text)))
+    return html.unescape(html.unescape(ftfy.fix_text(_AMPERSANDS.sub(r"\1", text))))
 
 
 def _clean(text: str) -> str:

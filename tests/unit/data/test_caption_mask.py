@@ -52,3 +52,11 @@ def test_a_share_or_a_number_of_tokens_is_kept(rule: CaptionRule) -> None:
             assert len(words) == kept, f"{share=} {tokens=}"
             remaining = iter(WORDS)
             assert all(word in remaining for word in words), "in their order"
+
+
+@pytest.mark.parametrize("rule", list(CaptionRule))
+def test_a_caption_of_megabytes_is_read_at_its_beginning(rule: CaptionRule) -> None:
+    """White space to the end of what is read has no word: a search from each of its characters takes minutes."""
+    spec, space = CaptionMaskSpec(rule=rule), " " * 10**6
+    assert masked(f"{LONG} {space}dog", spec, TOKENIZER, "0") == masked(LONG, spec, TOKENIZER, "0")
+    assert len(masked(space, spec, TOKENIZER, "0")) <= len(space)

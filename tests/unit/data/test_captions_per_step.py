@@ -48,6 +48,8 @@ def test_sub_captions_are_all_runs_of_at_most_so_many_sentences() -> None:
     assert sub_captions(text, 2) == ["One.", "Two.", "Three.", "One. Two.", "Two. Three."]
     assert sub_captions(text, 16)[-1] == "One. Two. Three."
     assert sub_captions("Same. Same. Other.", 1) == ["Same.", "Other."]
+    long = sub_captions("".join(f"{i:0255}. " for i in range(300)), 10**12)
+    assert len(long) > 257 and sum(map(len, long)) <= 2**20, "all runs would have 700 MB"
 
 
 def rng(number: int) -> random.Random:

@@ -49,3 +49,15 @@ def test_ids_equal_open_clip(clean: Clean, theirs: str, folder: Path) -> None:
     found = FileTokenizer(str(folder / "tokenizer.json"), LENGTH, 99, clean)(TEXTS)
     assert found.tolist() == oracle(TEXTS).tolist()
     assert len({tuple(row) for row in found.tolist()}) >= len(TEXTS) - 1
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_of_a_text_of_megabytes_the_kept_side_is_read(side: str, folder: Path) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "truncation_side": side}))
+    tokenizer = FileTokenizer(str(folder), LENGTH, 99, Clean.whitespace)
+    short = "a photo of the cat " * 20 + "red dog"
+    long = "the red dog " * 250_000
+    rows = tokenizer([short, f"{short} {long}", f"{long} {short}"]).tolist()
+    assert rows[0] == rows[1 if side == "right" else 2] and rows[1] != rows[2]
+    assert len(tokenizer.encode(long)) < 2 * tokenizer.read_characters

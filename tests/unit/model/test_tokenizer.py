@@ -114,3 +114,39 @@ def test_decode_keeps_every_character_of_words() -> None:
     assert tokenizer.decode(tokenizer(["\U0001fabf"])[0, :2].tolist()) == "\ufffd", "a truncated character"
     ids = tokenizer(["a != b"])[0].tolist()
     assert 0 in ids[:4] and tokenizer.decode(ids) == "a != b", "token 0 inside the text"
+
+
+LETTERS = "&am\u0301p;<#38xé\u00c3\u0083\uff06\uff41 \n\t\x00\x1b[0\ud83d\u200b\u201c'.!"
+
+
+@given(st.text(st.sampled_from(LETTERS), min_size=1, max_size=12), st.integers(3, 96), st.integers(0, 2**32))
+def test_a_text_of_megabytes_costs_what_its_beginning_costs(unit: str, length: int, seed: int) -> None:
+    """Without the cut, one of these would take minutes. The ids are those of the beginning, alone or before any text."""
+    tokenizer = Tokenizer(length)
+    read = tokenizer.read_characters
+    head = (unit * (read // len(unit) + 1))[:read]
+    tail = "".join(random.Random(seed).choices(LETTERS, k=9)) * (1 << 18)
+    rows = tokenizer([head, head + tail])
+    assert rows[0].tolist() == rows[1].tolist()
+    assert tokenizer.encode(head + tail) == tokenizer.encode(head)
+
+
+def test_what_is_cut_lies_beyond_the_context() -> None:
+    """The cut leaves 64 characters for each token, and no entry of the vocabulary has as many, nor half."""
+    longest = max(len(piece.decode("utf-8", "replace")) for piece in module._word_encoder().pieces)
+    assert 2 * longest <= module._READ_A_TOKEN
+    assert_same([" ".join(captions(1000))[:100_000], "a photo " * 10_000, "wide   \n\t " * 5_000], 77)
+    assert_same([f"a {'&amp;' + 'amp;' * k}lt; b" for k in range(40)] + [f"&#38;#x26;{'AMP;' * 9}eacute;"], 77)
+
+
+def test_nested_escapes_are_read_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ftfy takes a pass over the text for each escape in a row, so that its time would be quadratic."""
+    passes: list[str] = []
+    fix = module.ftfy.fix_encoding_and_explain  # once in each pass
+    monkeypatch.setattr(
+        module.ftfy, "fix_encoding_and_explain", lambda text, config: passes.append(text) or fix(text, config)
+    )
+    for escape in ("amp;", "AMP;", "#38;", "#x26;", "#0038;"):
+        passes.clear()
+        assert module.repaired(f"a &{escape * 4000} b") == "a & b"
+        assert 0 < len(passes) <= 12, escape
