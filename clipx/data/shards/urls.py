@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.pattern import expanded, matcher, wider
 from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
 from clipx.storage.text_file import lines
 from clipx.storage.url import check_url
@@ -27,25 +28,24 @@ def expand(pattern: str, key: str, what: str = "shard") -> list[str]:
 
     Raises ConfigError if a part of the pattern matches nothing or if a match repeats.
     """
-    urls = [url for part in pattern.split("::") if part.strip() for url in _part(part.strip(), key, what)]
+    urls: list[str] = []
+    for part in filter(None, map(str.strip, pattern.split("::"))):
+        urls += _part(part, key, what, len(urls))
     require(bool(urls), f"{key}={pattern} names no {what}: give paths or quoted patterns")
     repeated = [url for url, count in Counter(urls).items() if count > 1] if len(set(urls)) < len(urls) else []
     require(not repeated, f"{key}={pattern} names {', '.join(repeated[:3])} more than once: name each {what} once")
     return urls
 
 
-def _part(part: str, key: str, what: str) -> list[str]:
-    from braceexpand import braceexpand
-
+def _part(part: str, key: str, what: str, have: int) -> list[str]:
+    """Returns the URLs of a part. `have`: number of those before it."""
     check_url(key, part.removeprefix("@"))
+    urls: list[str] = []
     if part.startswith("@"):
-        return [url for line in _lines(part[1:], key) for url in _part(line, f"{key}={part}", what)]
-    try:
-        patterns = list(braceexpand(part))
-    except ValueError as error:
-        raise ConfigError(f"{key}={part} is not a valid pattern ({error}): write {{0000..0123}} for a range") from None
-    urls = []
-    for pattern in patterns:
+        for line in _lines(part[1:], key):
+            urls += _part(line, f"{key}={part}", what, have + len(urls))
+        return urls
+    for pattern in expanded(part, key, have):
         found = _glob(pattern)
         require(bool(found), f"{key}={pattern} matches no {what}: check the path, and quote braces and * in the shell")
         urls += found
@@ -78,7 +78,8 @@ def _glob(url: str) -> list[str]:
 
     def call() -> list[str]:
         fs, path = file_system(url)
-        found = fs.glob(path)
+        matches = matcher(path)
+        found = [one for one in fs.glob(wider(path)) if matches(one)]
         if not found:
             fs.ls(path.partition("*")[0].rpartition("/")[0])  # glob is silent about a missing bucket, which this raises
         return sorted(map(fs.unstrip_protocol, found))
