@@ -11,6 +11,7 @@ from typing import Any
 
 from clipx.config.registry import option
 from clipx.data.image_format import ENDING_UNREAD, ending_unread
+from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
 from clipx.data.source import (
@@ -33,6 +34,7 @@ Columns = tuple[str, str, str | None]
 
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _UNDECODABLE = re.compile("[\ud800-\udfff]")
+_BATCH = 1 << 16  # rows of a Parquet table that are read together
 
 
 @option("data")
@@ -134,7 +136,7 @@ class CaptionTable(ImageFiles):
         bad: list[BadRecord] = []
         table = None
         rows: Iterator[tuple[int, Mapping[str | None, Any]]]
-        if encoded.startswith(b"PAR1"):
+        if encoded.startswith((MAGIC, ENCRYPTED)):
             rows = _parquet_rows(path, encoded, columns, group)
         else:
             try:
@@ -206,28 +208,20 @@ def _parquet_rows(
 ) -> Iterator[tuple[int, dict[str | None, Any]]]:
     """Yields (row number from 1, cells by column). A cell with several captions gives several rows."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        file = pq.ParquetFile(pa.BufferReader(encoded))
-        check_columns(path, file.schema_arrow.names, columns, group)
-        kind = file.schema_arrow.field(columns[0]).type
-        require(
-            pa.types.is_string(kind) or pa.types.is_large_string(kind),
-            f"{columns[0]} of {path} holds {kind}, not paths: if these are images, write them into shards with "
-            f"python -m clipx.data.prepare source={path} image_column={columns[0]}",
-        )
-        wanted = [name for name in columns if name is not None]
-        number = 0
-        for batch in file.iter_batches(columns=wanted):
-            for cells in batch.to_pylist():
-                number += 1
-                captions = cells[columns[1]]
-                for caption in (captions or [None]) if isinstance(captions, list) else [captions]:
-                    row = {**cells, columns[1]: caption}
-                    yield number, {name: None if cell is None else str(cell) for name, cell in row.items()}
-    except pa.ArrowException as error:
-        raise DataError(f"{path} cannot be read as Parquet ({' '.join(str(error).split())[:200]})") from None
+    file = open_parquet(pa.BufferReader(encoded), str(path))
+    check_columns(path, file.schema_arrow.names, columns, group)
+    fix = f"if these are images, write them into shards with python -m clipx.data.prepare source={path}"
+    named = (columns[0], [columns[1]], columns[2])
+    check_rows(file.schema_arrow, named, PATH, str(path), group, f"{fix} image_column={columns[0]}")
+    number = 0
+    for batch in batches(file, [name for name in columns if name is not None], str(path), _BATCH):
+        for image, found, label in rows(batch, named):
+            number += 1
+            captions = found[columns[1]]
+            for caption in (captions or [None]) if isinstance(captions, list) else [captions]:
+                cells = dict(zip(columns, (image, caption, label), strict=True))
+                yield number, {name: None if x is None else str(x) for name, x in cells.items() if name}
 
 
 def check_columns(

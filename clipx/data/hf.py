@@ -231,7 +231,7 @@ class HfSpec(SelectionSpec):
         from clipx.data.shards.footer import open_parquet_file
         from clipx.data.shards.row_groups import RowColumns
 
-        schema = open_parquet_file(urls[0], self.retry_s).metadata().schema.to_arrow_schema()
+        schema = open_parquet_file(urls[0], self.retry_s).schema()
         found = Columns.of(urls[0], schema)
         label = found.label(self.label_column)
         captions = found.caption(self.caption_column, labelled=bool(found.class_names))

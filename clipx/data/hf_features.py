@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clipx.data.shards.row_groups import is_image, is_list_of_text, is_text
+from clipx.data.parquet_file import is_image, is_string, is_strings
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Columns:
         features = _features(schema)
         kinds = {field.name: field.type for field in schema}
         images = [name for name, feature in features.items() if _is(feature, "Image")]
-        texts = [name for name in kinds if is_text(kinds[name]) or is_list_of_text(kinds[name])]
+        texts = [name for name in kinds if is_string(kinds[name]) or is_strings(kinds[name])]
         labels = {
             name: [str(one) for one in feature["names"]]
             for name, feature in features.items()

@@ -7,7 +7,6 @@ the columns by which samples are compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,25 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from clipx.data.balance import entry_counts, keep_probabilities, uniform_draws
-from clipx.errors import DataError, require
+from clipx.data.npy import map_array
+from clipx.data.parquet_file import (
+    ANY,
+    INDEX,
+    INDICES,
+    KEY,
+    NUMBER,
+    TEXT,
+    batches,
+    cells,
+    check_type,
+    encoded,
+    numbers,
+    open_parquet,
+    plain,
+    shown,
+    whole_numbers,
+)
+from clipx.errors import ConfigError, DataError, require
 from clipx.storage.text_file import lines
 
 if TYPE_CHECKING:
@@ -28,6 +45,9 @@ if TYPE_CHECKING:
 
 Condition = tuple[str, Callable[[pa.RecordBatch], NDArray[np.bool_]]]
 _BATCH = 1 << 18  # rows that are read together
+_ENTRIES = 1 << 28  # above the length of a metadata list: the counts of all entries are held in memory
+_ROLES = {"index": INDEX, "key": KEY, "reason": ANY, "script": TEXT, "entries": INDICES}  # others have numbers
+_FIX = "run clipx.score until it ends, or correct scores="
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,33 +62,25 @@ class ScoreTable:
         """Raises ConfigError if the table has not these columns, DataError if it cannot be read."""
         path = Path(scores).expanduser()
         path = path / "scores.parquet" if path.is_dir() else path
-        with _reading(path):
-            table = cls(path, pq.ParquetFile(path))
-        names = table.file.schema_arrow.names
-        unknown = [name for name in dict.fromkeys(columns) if name not in names]
+        table = cls(path, open_parquet(path, f"scores={path}"))
+        schema = table.file.schema_arrow
+        unknown = [name for name in dict.fromkeys(columns) if name not in schema.names]
         require(
             not unknown,
-            f"scores={scores} has no column {', '.join(unknown)}, only {', '.join(names)}: add the score to "
+            f"scores={scores} has no column {', '.join(unknown)}, only {shown(schema.names)}: add the score to "
             "scores of clipx.score, or correct the name",
         )
+        for name in dict.fromkeys(columns):
+            check_type(schema, name, _ROLES.get(name, NUMBER), scores, f"column {name}", _FIX, ConfigError)
         return table
 
     def parts(self, columns: Sequence[str], mask: NDArray[np.bool_] | None = None) -> Iterator[pa.RecordBatch]:
         """Yields some columns of consecutive rows, or of those in `mask`. Raises DataError."""
         start = 0
-        with _reading(self.path):
-            for part in self.file.iter_batches(_BATCH, columns=list(dict.fromkeys(columns))):
-                end = start + len(part)
-                yield part if mask is None else part.filter(pa.array(mask[start:end]))
-                start = end
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} cannot be read ({error}): run clipx.score until it ends, or correct scores=") from None
+        for part in batches(self.file, columns, f"scores={self.path}", _BATCH):
+            end = start + len(part)
+            yield part if mask is None else part.filter(pa.array(mask[start:end]))
+            start = end
 
 
 @dataclass(slots=True)
@@ -120,15 +132,17 @@ def _conditions(spec: SelectSpec) -> list[Condition]:
     conditions: list[Condition] = [("usable", lambda part: _bools(part["reason"].is_null()))]
     if spec.within is not None:
         wanted = np.unique(_indices(spec.within))
-        conditions.append((f"in {spec.within}", lambda part: _is_in(part["index"].to_numpy(), wanted)))
+        conditions.append((f"in {spec.within}", lambda part: _is_in(whole_numbers(part["index"]), wanted)))
     for name, limit in (spec.least or {}).items():  # NaN, a missing value, meets no limit
         meets = partial(_meets, name=name, compare=np.greater_equal, limit=limit)
         conditions.append((f"with {name} ≥ {limit}", meets))
     for name, limit in (spec.most or {}).items():
         conditions.append((f"with {name} ≤ {limit}", partial(_meets, name=name, compare=np.less_equal, limit=limit)))
     if spec.scripts:
-        scripts = pa.array(spec.scripts)
-        conditions.append((f"in {', '.join(spec.scripts)}", lambda part: _bools(pc.is_in(part["script"], scripts))))
+        scripts = encoded(pa.array(spec.scripts))
+        conditions.append(
+            (f"in {', '.join(spec.scripts)}", lambda part: _bools(pc.is_in(encoded(part["script"]), scripts)))
+        )
     return conditions
 
 
@@ -150,10 +164,10 @@ def _is_in(index: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.bo
     return found
 
 
-def _first(part: pa.RecordBatch, name: str) -> NDArray[np.int64]:
+def _first(part: pa.RecordBatch, name: str) -> NDArray[np.float64]:
     """Returns the index of the first duplicate of each row: that of the row itself without an earlier one."""
-    first: NDArray[np.int64] = pc.coalesce(part[name], part["index"]).to_numpy()
-    return first
+    first = numbers(part[name])
+    return np.where(np.isnan(first), whole_numbers(part["index"]), first)
 
 
 def compare_rows(spec: SelectSpec, rows: Rows) -> None:
@@ -190,21 +204,16 @@ def _best(rows: Rows, group: str | None, by: str | None, share: float | None) ->
 def balance_rows(spec: SelectSpec, table: ScoreTable, rows: Rows) -> NDArray[np.float64] | None:
     """Applies balanced sampling. Returns for `weights` the probability with which it keeps each remaining row."""
     assert spec.balance is not None
-    kind = table.file.schema_arrow.field("entries").type
-    require(
-        pa.types.is_list(kind) and pa.types.is_integer(kind.value_type),
-        f"column entries has no lists of integers but {kind}: write it by scores=[…,entries] of clipx.score",
-    )
-    counts = entry_counts(part["entries"] for part in table.parts(["entries"], rows.mask))
+    counts = entry_counts(_entries(part) for part in table.parts(["entries"], rows.mask))
     matched, drawn = list[NDArray[np.bool_]](), list[NDArray[np.bool_]]()
     weights = list[NDArray[np.float64]]()
     for part in table.parts(["index", "entries"], rows.mask):
-        probability = keep_probabilities(part["entries"], counts, spec.balance)
+        probability = keep_probabilities(_entries(part), counts, spec.balance)
         matched.append(probability > 0)
         if spec.weights:
             weights.append(probability[probability > 0])
         else:
-            drawn.append((uniform_draws(part["index"].to_numpy(), spec.seed) < probability)[probability > 0])
+            drawn.append((uniform_draws(whole_numbers(part["index"]), spec.seed) < probability)[probability > 0])
     rows.keep(np.concatenate(matched), "with an entry")
     if spec.weights:
         return np.concatenate(weights)
@@ -212,28 +221,36 @@ def balance_rows(spec: SelectSpec, table: ScoreTable, rows: Rows) -> NDArray[np.
     return None
 
 
+def _entries(part: pa.RecordBatch) -> pa.ListArray:
+    """Returns the entries of each row. Raises DataError for a number that is no place in a metadata list."""
+    lists = part["entries"].cast(pa.list_(pa.int64()), safe=False)
+    least, most = pc.min_max(lists.flatten()).as_py().values()
+    if lists.flatten().null_count or (least is not None and not 0 <= least <= most < _ENTRIES):
+        raise DataError(f"column entries has a value that is no entry, among {least} to {most}: {_FIX}")
+    return lists
+
+
 def _numbers(part: pa.RecordBatch, name: str) -> NDArray[np.float64]:
     """Returns a column as float64, with NaN for missing values. Raises ConfigError for texts."""
-    kind = part[name].type
-    require(pa.types.is_integer(kind) or pa.types.is_floating(kind), f"column {name} has no numbers but {kind}")
-    numbers: NDArray[np.float64] = part[name].cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return numbers
+    require(NUMBER.fits(part[name].type), f"column {name} has no numbers but {part[name].type}")
+    return numbers(part[name])
 
 
 def _indices(file: str) -> NDArray[np.int64]:
     """Reads the indices of a file that this command has written. Raises DataError."""
-    path = Path(file).expanduser()
-    try:
-        if path.suffix == ".npy":
-            found = np.load(path, allow_pickle=False)
-        else:
-            found = pq.read_table(path, columns=["index"])["index"].to_numpy()
-    except (OSError, ValueError, EOFError, KeyError, pa.ArrowInvalid) as error:
-        raise DataError(f"within={file} cannot be read ({error}): give a file of clipx.data.select") from None
+    path, named, fix = Path(file).expanduser(), f"within={file}", "give a file of clipx.data.select"
+    if path.suffix == ".npy":
+        found = map_array(path, named, fix)
+    else:
+        table = open_parquet(path, named)
+        if "index" not in table.schema_arrow.names:
+            raise DataError(f"{named} has no column index, only {shown(table.schema_arrow.names)}: {fix}")
+        check_type(table.schema_arrow, "index", INDEX, file, "column index", fix)
+        parts = batches(table, ["index"], named, _BATCH)
+        found = np.concatenate([np.empty(0, np.int64), *(whole_numbers(part["index"]) for part in parts)])
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise DataError(f"within={file} holds {found.dtype} {list(found.shape)}, not a list of indices")
-    indices: NDArray[np.int64] = found
-    return indices
+    return found
 
 
 def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDArray[np.float64] | None) -> None:
@@ -242,18 +259,19 @@ def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDAr
         _write_parquet(path, table, rows, weights)
     elif out.suffix == ".npy":
         with Path(path).open("wb") as file:
-            index = np.concatenate([part["index"].to_numpy() for part in table.parts(["index"], rows.mask)])
+            index = np.concatenate([whole_numbers(part["index"]) for part in table.parts(["index"], rows.mask)])
             index.sort()
             np.save(file, index, allow_pickle=False)
     else:
         with Path(path).open("w", encoding="utf-8", newline="\n") as lines:
             for part in table.parts(["key"], rows.mask):
-                lines.writelines(f"{_line(key)}\n" for key in part["key"].to_pylist())
+                lines.writelines(f"{_line(key)}\n" for key in cells(encoded(part["key"])))
 
 
 def _write_parquet(path: str, table: ScoreTable, rows: Rows, weights: NDArray[np.float64] | None) -> None:
     names = ["key", "index"] if weights is None else ["index"]
-    schema = pa.schema([table.file.schema_arrow.field(name) for name in names])
+    schema = table.file.schema_arrow
+    schema = pa.schema([pa.field(name, plain(schema.field(name).type)) for name in names])
     schema = schema if weights is None else schema.append(pa.field("weight", pa.float64()))
     start = 0
     with pq.ParquetWriter(path, schema) as output:
@@ -265,8 +283,9 @@ def _write_parquet(path: str, table: ScoreTable, rows: Rows, weights: NDArray[np
             start = end
 
 
-def _line(key: str) -> str:
-    """Returns the key. Raises DataError if it is not one line."""
-    if not key or len(lines(key.encode("utf-8", "surrogatepass"))) != 1 or key != key.strip():
+def _line(key: str | None) -> str:
+    """Returns the key. Raises DataError if it is not one line of UTF-8."""
+    written = (key or "").encode("utf-8", "replace")
+    if not key or written.decode() != key or lines(written) != [key.strip()]:
         raise DataError(f"key {key!r} is not a line of a text file: write a .npy or .parquet file")
     return key

@@ -7,12 +7,10 @@ Shape suffixes: n samples, S side of an image in pixels, F stored features of a 
 
 from __future__ import annotations
 
-import io
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.encoded import DeviceCrop, device_crop
 from clipx.data.image_format import NPY
+from clipx.data.npy import header_of
 from clipx.data.patches import PatchView
 from clipx.data.shared_memory import empty_rows
 from clipx.data.source import BadSample
@@ -207,9 +206,8 @@ def parse_features(encoded: bytes, width: int) -> NDArray[np.float32]:
     """
     if not encoded.startswith(NPY):
         raise BadSample("image is not stored features (.npy)")
-    start = _data_start(encoded)
     try:
-        shape, dtype = _described(encoded[:start])
+        shape, _, dtype, start = header_of(encoded)
     except Exception as error:  # numpy raises errors of several types on a damaged header
         raise BadSample(f"features have a damaged header: {' '.join(str(error).split())[:120]}") from None
     if dtype.kind != "f" or dtype.itemsize > 8:
@@ -225,26 +223,6 @@ def parse_features(encoded: bytes, width: int) -> NDArray[np.float32]:
     if not np.isfinite(row_F).all():
         raise BadSample("features have a value that is not finite in float32")
     return row_F
-
-
-def _data_start(encoded: bytes) -> int:
-    """Returns the number of bytes before the data of an .npy file."""
-    digits = 2 if encoded[6:7] == b"\1" else 4  # of the length of the header, in format 1.0 and in later ones
-    return 8 + digits + int.from_bytes(encoded[8 : 8 + digits], "little")
-
-
-@lru_cache(maxsize=64)  # one header for all samples of a data set: numpy takes 20 us to read it
-def _described(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Returns (shape, dtype) of the header of an .npy file. Raises ValueError or others for a damaged one."""
-    file = io.BytesIO(header)
-    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(file)  # type: ignore[no-untyped-call]
-    elif version == (2, 0):
-        shape, _, dtype = np.lib.format.read_array_header_2_0(file)  # type: ignore[no-untyped-call]
-    else:
-        raise ValueError(f"format {version[0]}.{version[1]}, must be 1.0 or 2.0")
-    return shape, dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from clipx.data.npy import read_npz
 from clipx.errors import CheckpointError, DataError
 from clipx.weights.files import read_tensors
 
 _NUMPY = ".npz"
+_FIX = "give a .safetensors, .pt or .npz file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,7 @@ def _tensors(file: str) -> Mapping[str, Tensor]:
     try:
         if path.suffix != _NUMPY:
             return read_tensors(path)[0]
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: _tensor(arrays[name]) for name in arrays.files}
-    except (CheckpointError, OSError, ValueError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(f"head={file} cannot be read ({error}): give a .safetensors, .pt or .npz file") from None
-
-
-def _tensor(array: Any) -> Tensor:
-    return torch.from_numpy(np.asarray(array, dtype=np.float64))
+        arrays = read_npz(path, f"head={file}", _FIX)
+        return {name: torch.from_numpy(array.astype(np.float64)) for name, array in arrays.items()}
+    except (CheckpointError, OSError, ValueError, TypeError) as error:
+        raise DataError(f"head={file} cannot be read ({error}): {_FIX}") from None

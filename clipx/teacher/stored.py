@@ -32,6 +32,7 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
+from clipx.data.npy import map_array
 from clipx.data.source import BadSample, Sample, Source
 from clipx.data.transform import Box, Crop
 from clipx.data.views import crop_seed
@@ -268,7 +269,12 @@ class StoredEmbeddings:
         """Returns (shard, row of a sample in it, range of its captions). Raises BadSample."""
         number, row = divmod(index, self.samples_per_shard)
         shard = self._shard(number)
-        start, stop = shard.offsets[row : row + 2]
+        if row >= len(shard.image):
+            raise DataError(
+                f"embeddings of shard {number} in {self.folder} have {len(shard.image):,} samples, fewer than the "
+                "manifest says: rewrite them"
+            )
+        start, stop = shard.offsets[row : row + 2].tolist()
         if start == stop:
             raise BadSample("teacher.embeddings lacks the sample: it could not be read when they were written")
         return shard, row, (start, stop)
@@ -292,21 +298,20 @@ class _Shard:
 def _shard(folder: str, number: int, width: int, views: int) -> _Shard:
     """Maps the files of a shard. Raises DataError if they cannot be read or do not have the shape of the manifest."""
     paths = [Path(folder, name) for name in _files(number, views)]
-    try:
-        mapped = [np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray) for path in paths]
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"embeddings of shard {number} in {folder} cannot be read ({error}): rewrite them") from None
+    mapped = [map_array(path, f"{path}, of embeddings,", "rewrite them") for path in paths]
+    n, m = (array.shape[0] if array.ndim else 0 for array in (mapped[0], mapped[2]))
     crops = (views,) if views else ()
-    for path, rows, shape in zip(paths[:2], mapped[:2], ((*crops, width), (width,)), strict=True):
-        if rows.shape[1:] != shape:
+    expected = [("f", (n, *crops, width)), ("f", (m, width)), ("u", (m,)), ("i", (n + 1,)), ("i", (n, views, 4))]
+    for path, array, (kind, shape) in zip(paths, mapped, expected, strict=False):
+        if array.shape != shape or array.dtype.kind != kind or not array.dtype.isnative:
             of_views = f" and {views} views" if views else ""
             raise DataError(
-                f"{path} has shape {list(rows.shape)}, but the manifest has width {width}{of_views}: rewrite it"
+                f"{path} has {array.dtype} of shape {list(array.shape)}, but the manifest has width {width}{of_views}, "
+                f"and the other files need shape {list(shape)}: rewrite it"
             )
-    if views and mapped[-1].shape != (len(mapped[0]), views, 4):
-        raise DataError(
-            f"{paths[-1]} has shape {list(mapped[-1].shape)}, but the manifest has {views} views: rewrite it"
-        )
+    offsets = mapped[3]
+    if offsets[0] != 0 or offsets[-1] != m or bool((np.diff(offsets) < 0).any()):
+        raise DataError(f"{paths[3]} does not place the {m:,} captions of its shard: rewrite it")
     return _Shard(*mapped)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -19,24 +19,33 @@ from typing import TYPE_CHECKING, Any, Self
 from clipx.data.csv import CaptionTable, Columns, check_columns
 from clipx.data.folder import IMAGES, unread_notes
 from clipx.data.image_format import ending_unread
+from clipx.data.parquet_file import (
+    ENCRYPTED,
+    IMAGE,
+    MAGIC,
+    RowColumns,
+    batches,
+    check_rows,
+    is_string,
+    open_parquet,
+    rows,
+)
 from clipx.data.shards.remote import open_sequential
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
-from clipx.storage.failure import error_text
 from clipx.storage.remote import REQUESTS, errors_as, file_system, is_local, local_path, retry
 from clipx.storage.text_file import lines
 
 if TYPE_CHECKING:
     from pyarrow import Schema
-    from pyarrow.parquet import ParquetFile
 
 ReadSample = Callable[[], Sample]
 """Raises BadSample."""
 
 TABLES = (".csv", ".tsv", ".parquet")
-_PARQUET = b"PAR1"
+_ROWS = 64  # rows with images that are read together
 _FOOTER = 1 << 16  # bytes at the end of a file that pyarrow's Parquet reader requests first
 
 
@@ -227,46 +236,38 @@ class ParquetRows(_RowRange):
     options: ReadOptions
 
     def samples(self) -> Iterator[tuple[str, ReadSample]]:
-        rows = enumerate(self._read_rows(), start=self.start + 1)
-        return ((f"{self.url}:{number}", partial(self._sample, cells)) for number, cells in rows)
+        caption = self.options.columns[1]
+        for number, (image, captions, label) in enumerate(self._read_rows(), start=self.start + 1):
+            yield f"{self.url}:{number}", partial(self._sample, image, captions[caption], label)
 
-    def _read_rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the rows. Reads only the row groups that contain them, 64 rows at a time."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    def _read_rows(self) -> Iterator[tuple[Any, Mapping[str, Any], int | str | None]]:
+        """Yields (image, captions, label) of each row. Reads the row groups that contain them, 64 rows at a time."""
+        with open_sequential(self.url, self.size, self.options.retry_s) as source:
+            file = open_parquet(source, self.url)
+            sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            starts = list(accumulate(sizes, initial=0))
+            groups = [k for k in range(len(sizes)) if starts[k] < self.stop and starts[k + 1] > self.start]
+            row = starts[groups[0]]
+            columns = [name for name in self.options.columns if name is not None]
+            for batch in batches(file, columns, self.url, _ROWS, row_groups=groups):
+                first, row = row, row + len(batch)
+                low, high = max(first, self.start), min(row, self.stop)
+                yield from rows(batch.slice(low - first, max(0, high - low)), _named(self.options.columns))
 
-        try:
-            with open_sequential(self.url, self.size, self.options.retry_s) as file:
-                yield from self._rows(pq.ParquetFile(file))
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(
-                f"{self.url} cannot be read ({error_text(error)}): check the file, and run the command again"
-            ) from None
-
-    def _rows(self, parquet: ParquetFile) -> Iterator[dict[str, Any]]:
-        sizes = [parquet.metadata.row_group(k).num_rows for k in range(parquet.num_row_groups)]
-        starts = list(accumulate(sizes, initial=0))
-        groups = [k for k in range(len(sizes)) if starts[k] < self.stop and starts[k + 1] > self.start]
-        row = starts[groups[0]]
-        columns = [name for name in self.options.columns if name is not None]
-        for batch in parquet.iter_batches(batch_size=64, row_groups=groups, columns=columns):
-            first, row = row, row + len(batch)
-            low, high = max(first, self.start), min(row, self.stop)
-            yield from batch.slice(low - first, max(0, high - low)).to_pylist()
-
-    def _sample(self, cells: dict[str, Any]) -> Sample:
-        image_column, caption_column, label_column = self.options.columns
-        image, captions = cells[image_column], cells[caption_column]
-        image = image.get("bytes") if isinstance(image, dict) else image
+    def _sample(self, image: bytes | None, captions: Any, label: int | str | None) -> Sample:
         if not image:
             raise BadSample("image is missing")
         texts = [text for text in (captions if isinstance(captions, list) else [captions]) if text]
         if not texts:
             raise BadSample("caption is missing")
-        label = None
-        if label_column is not None:
-            label = parse_label("" if cells[label_column] is None else str(cells[label_column]))
+        if self.options.columns[2] is not None:
+            label = parse_label("" if label is None else str(label))
         return Sample(image, [caption_text(text) for text in texts], label)
+
+
+def _named(columns: Columns) -> RowColumns:
+    image, caption, label = columns
+    return image, [caption], label
 
 
 def _open_parquet(url: str, options: ReadOptions) -> RawSource | None:
@@ -279,7 +280,10 @@ def _open_parquet(url: str, options: ReadOptions) -> RawSource | None:
         footer = retry(url, options.retry_s, partial(_read_footer, url))
     if footer is not None:
         check_columns(url, footer.schema.names, options.columns, group="")
-        if footer.has_images(options.columns[0]):
+        column = options.columns[0]
+        kind = footer.schema.field(column).type if footer.schema.names.count(column) == 1 else None
+        if kind is not None and not is_string(kind):
+            check_rows(footer.schema, _named(options.columns), IMAGE, url, "", "name the column with paths or images")
             return RawSource([ParquetRows(0, footer.rows, url, footer.size, options)], [], footer.fingerprint)
     require(is_local(url), f"source={url} is a table of paths: copy it to the machine that has its images")
     return None
@@ -294,22 +298,14 @@ class _Footer:
     schema: Schema
     fingerprint: str
 
-    def has_images(self, column: str) -> bool:
-        import pyarrow as pa
-
-        kind = self.schema.field(column).type
-        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_struct(kind))
-
 
 def _read_footer(url: str) -> _Footer | None:
     """Reads the footer. Returns None if the file is not Parquet."""
-    import pyarrow.parquet as pq
-
     fs, path = file_system(url)
     with fs.open(path, block_size=_FOOTER, cache_type="bytes") as file:
-        if file.read(len(_PARQUET)) != _PARQUET:
+        if file.read(len(MAGIC)) not in (MAGIC, ENCRYPTED):
             return None
-        parquet = pq.ParquetFile(file)
+        parquet = open_parquet(file, f"source={url}")
         size = file.seek(-8, os.SEEK_END) + 8  # the last 8 bytes: 4 with the length of the footer, then PAR1
         length = int.from_bytes(file.read(4), "little")
         file.seek(size - 8 - length)

@@ -17,7 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from clipx.data.selection.tables import ShardSamples, SidecarTables, require_data, sidecar
+from clipx.data.parquet_file import TEXTS, cells
+from clipx.data.selection.tables import ShardSamples, SidecarTables, sidecar
 from clipx.data.shards.cache import Access
 from clipx.data.shards.index import MissingShard, ShardIndex, find_shard
 from clipx.data.shards.write import run_in_pool
@@ -104,17 +105,11 @@ class CaptionTables:
 
     def _store(self, path: Path, url: str, size: int, index: ShardIndex) -> None:
         """Writes the captions of each place of a shard. Raises DataError."""
-        table_url, option = self._table(url), f"data.caption_table={self.place}"
+        option = f"data.caption_table={self.place}"
         samples = ShardSamples([url], [size], (), self.access, {url: index})
-        found = SidecarTables(samples, list(self.weights), option, self._table).read(0).select(list(self.weights))
-        for field in found.schema:
-            kind = field.type.value_type if pa.types.is_list(field.type) else field.type
-            require_data(
-                any(holds(kind) for holds in (pa.types.is_string, pa.types.is_large_string, pa.types.is_null)),
-                f"column {field.name} of {table_url} holds {field.type}, not texts or lists of texts: correct "
-                "data.caption_key",
-            )
-        write_atomically(path, partial(_write, found.combine_chunks()))
+        columns = list(self.weights)
+        found = SidecarTables(samples, columns, option, TEXTS, self._table).read(0).select(columns)
+        write_atomically(path, partial(_write, found))
 
     def _table(self, url: str) -> str:
         table = sidecar(url)
@@ -147,12 +142,16 @@ def _texts(value: Any) -> list[str]:
 
 
 def _write(table: pa.Table, path: str) -> None:
-    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    """Writes the usable captions of each row."""
+    columns = [cells(column) for column in table.columns]
+    rows = list(zip(*columns, strict=True))
     missing = sum(not any(map(_texts, row)) for row in rows)
     digest = hashlib.sha256(repr((table.column_names, rows)).encode("utf-8", "surrogatepass")).hexdigest()
+    usable = [pa.array(map(_texts, column), pa.list_(pa.string())) for column in columns]
     metadata = {_DIGEST: digest.encode(), _MISSING: str(missing).encode()}
-    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema.with_metadata(metadata)) as writer:
-        writer.write_table(table)
+    stored = pa.table(usable, table.column_names, metadata=metadata)
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, stored.schema) as writer:
+        writer.write_table(stored)
 
 
 @lru_cache(maxsize=_MAPPED)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from clipx.data.parquet_file import comparable
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
@@ -169,9 +170,7 @@ class _Reader:
             return None
         import pyarrow as pa
 
-        column = self.table[node.id]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+        column = comparable(self.table[node.id])
         if pa.types.is_integer(column.type):
             try:
                 return column.cast(pa.int64())
@@ -179,7 +178,7 @@ class _Reader:
                 return column.cast(pa.decimal128(20))  # uint64 from 2^63
         if pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
             return column.cast(pa.float64())
-        return column.cast(pa.string()) if pa.types.is_string_view(column.type) else column
+        return column
 
     def _reduce(self, name: str, values: Sequence[Any]) -> Any:
         return reduce(lambda left, right: self._call(name, left, right), values)

@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from clipx.data.npy import map_array
+from clipx.data.parquet_file import ANY, INDEX, KEY, NUMBER, numbers, shown, whole_numbers
 from clipx.data.selection.expression import Condition
 from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, ids_of, is_sorted, write_sorted
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
@@ -31,6 +33,7 @@ pandas, a column of that name can number the rows of the file."""
 _CHUNK = 1 << 20
 _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified")
 _FIX = "check the path"
+_IDS = {"index": INDEX, "key": KEY, "uid": KEY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +99,17 @@ def read_ids(path: str, key: str, reading: Reading) -> Ordered | ById:
     require(suffix == ".parquet", f"{key}={path} must end with .npy, .parquet or .txt")
     names = parquet(path, reading.retry_s).schema_arrow.names
     by = next((name for name in ("index", "key", "uid") if name in names), None)
-    require(by is not None, f"{key}={path} has the columns {', '.join(names)}: name one of them index, key or uid")
+    require(by is not None, f"{key}={path} has the columns {shown(names)}: name one of them index, key or uid")
     assert by is not None
-    columns = (batch.column(0) for batch in batches(path, [by], f"{key}={path}", reading.retry_s))
+    columns = (batch.column(0) for batch in batches(path, {by: _IDS[by]}, key, reading.retry_s))
     if by == "index":
-        return _by_index((np.asarray(column) for column in columns), path, key, reading)
+        return _by_index((whole_numbers(column) for column in columns), path, key, reading)
     return _by_id(by, ((ids_of(column, by, path), None) for column in columns), path, key, reading)
 
 
 def _npy(path: str, key: str) -> NDArray[Any]:
     require(is_local(path), f"{key}={path} is remote, and is mapped into memory: copy it to a local disk")
-    with errors_as(ConfigError, f"{key}={path} cannot be read as .npy", "write it by numpy.save"):
-        array: NDArray[Any] = np.load(local_path(path), mmap_mode="r", allow_pickle=False).view(np.ndarray)
+    array = map_array(local_path(path), f"{key}={path}", "write it by numpy.save", ConfigError)
     require(array.ndim == 1 and len(array) > 0, f"{key}={path} has the shape {array.shape}: give one row of numbers")
     return array
 
@@ -189,17 +191,18 @@ def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) 
     """
     key, total = "data.table", reading.total
     schema = parquet(urls[0], reading.retry_s).schema_arrow
-    check_columns(schema.names, condition.columns, key, urls[0])
+    check_columns(schema, dict.fromkeys(condition.columns, ANY), key, urls[0])
     ids = ("index",) if INDEXED in (schema.metadata or {}) else ("key", "uid")
     by = next((name for name in ids if name in schema.names), None)
-    columns = list(dict.fromkeys([*condition.columns, *([by] if by else [])]))
+    columns = {**dict.fromkeys(condition.columns, ANY), **({by: _IDS[by]} if by else {})}
     parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, reading.retry_s))
     if by == "index":
-        indices = (np.asarray(t["index"])[condition.selects(t)] for t in parts)
-        return _by_index(indices, urls[0], key, reading)
+        found = (whole_numbers(t["index"].combine_chunks())[condition.selects(t)] for t in parts)
+        return _by_index(found, urls[0], key, reading)
     if by is not None:
-        kept = ((ids_of(t.filter(condition.selects(t))[by].combine_chunks(), by, urls[0]), None) for t in parts)
-        return _by_id(by, kept, f"{urls[0]} {condition.text}", key, reading)
+        kept = (t[by].combine_chunks().filter(pa.array(condition.selects(t))) for t in parts)
+        chunks = ((ids_of(texts, by, urls[0]), None) for texts in kept)
+        return _by_id(by, chunks, f"{urls[0]} {condition.text}", key, reading)
     bits, start = _no_bits(total), 0
     for table in parts:
         if start + len(table) <= total:
@@ -228,19 +231,19 @@ def read_weights(path: str, key: str, reading: Reading) -> Ordered | ById:
     require(suffix == ".parquet", f"{key}={path} must end with .npy or .parquet")
     names = parquet(path, reading.retry_s).schema_arrow.names
     by = next((name for name in ("key", "uid", "index") if name in names), None)
-    parts = batches(path, ["weight", *([by] if by else [])], key, reading.retry_s)
-    weights = ((batch, np.asarray(batch.column(0).cast(pa.float64()), dtype=np.float64)) for batch in parts)
+    parts = batches(path, {"weight": NUMBER, **({by: _IDS[by]} if by else {})}, key, reading.retry_s)
+    weights = ((batch, numbers(batch.column(0))) for batch in parts)
     if by == "index":
-        by_index = ((np.asarray(batch.column(1), dtype=np.int64), values) for batch, values in weights)
+        by_index = ((whole_numbers(batch.column(1)), found) for batch, found in weights)
         return _weights_by_index(by_index, path, key, reading)
     if by is not None:
-        chunks = ((ids_of(batch.column(1), by, path), values) for batch, values in weights)
+        chunks = ((ids_of(batch.column(1), by, path), found) for batch, found in weights)
         return _by_id(by, chunks, path, key, reading)
     stored, rows = reading.folder / f"{key}.values", 0
     with stored.open("wb") as file:
-        for _, values in weights:
-            values.tofile(file)
-            rows += len(values)
+        for _, found in weights:
+            found.tofile(file)
+            rows += len(found)
     _check_rows(rows, reading.total, key, [path])
     return Ordered(values=np.memmap(stored, dtype=np.float64, mode="r").view(np.ndarray))
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from clipx.data.parquet_file import KEY, cells, encoded
 from clipx.data.shards.index import key_digests
 from clipx.errors import DataError
 
@@ -32,20 +33,22 @@ _UID = r"^[0-9a-fA-F]{32}$"
 
 
 def ids_of(values: pa.Array, by: str, where: str) -> Ids:
-    """Returns the ids of keys or uids (`by`). A missing value has the id 0. Raises DataError for an invalid uid."""
-    if not pa.types.is_string(values.type) and not pa.types.is_large_string(values.type):
-        if not pa.types.is_integer(values.type) and not pa.types.is_null(values.type):
-            raise DataError(f"column {by} of {where} holds {values.type}, not texts: store each {by} as a text")
-        values = values.cast(pa.string())
-    missing = values.is_null().to_numpy(zero_copy_only=False)
+    """Returns the ids of keys or uids (`by`), texts or whole numbers. A missing one has the id 0.
+
+    Raises DataError for an invalid uid.
+    """
+    if not KEY.fits(values.type):
+        raise DataError(f"column {by} of {where} holds {values.type}, not texts: store each {by} as a text")
+    texts = encoded(values)
+    missing = texts.is_null().to_numpy(zero_copy_only=False)
     if by == "key":
-        found = key_digests(values.fill_null("").to_pylist()).copy()
+        found = key_digests(cell or "" for cell in cells(texts)).copy()
     else:
-        valid = pc.match_substring_regex(values, _UID).fill_null(True)
-        if not pc.all(valid).as_py() and len(values):
-            wrong = values.filter(pc.invert(valid))[0].as_py()
+        valid = pc.match_substring_regex(texts, _UID).fill_null(True)
+        if not pc.all(valid).as_py() and len(texts):
+            wrong = cells(texts.filter(pc.invert(valid)))[0]
             raise DataError(f"uid {str(wrong)[:80]!r} of {where} is not 32 hexadecimal digits: correct it")
-        digits = "".join(values.fill_null("0" * 32).to_pylist())
+        digits = b"".join(texts.fill_null(b"0" * 32).to_pylist()).decode()
         found = np.frombuffer(bytes.fromhex(digits), dtype=">u8,>u8").astype(ID)
     found[missing] = 0
     return found

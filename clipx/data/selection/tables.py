@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from clipx.data import parquet_file
+from clipx.data.parquet_file import ANY, FIX, KEY, TEXT, Role, check_type, encoded, open_parquet, plain, shown
 from clipx.data.selection.ids import ID, Ids, IdSet, ids_of
 from clipx.data.shards.cache import Access, ShardFile
 from clipx.data.shards.index import ShardIndex, index_shards, load_table
@@ -33,7 +35,7 @@ from clipx.storage.remote import errors_as, file_system, is_local, retry
 _REQUESTED = 512  # json members of a remote shard that are requested together
 _THREADS = 16
 _BATCH = 1 << 16  # rows of a table that are read together
-_FIX = "give a Parquet file"
+_ROLES = {"key": KEY, "status": TEXT}  # of img2dataset's columns
 
 
 @dataclass(slots=True)
@@ -93,9 +95,8 @@ def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 
 def parquet(url: str, retry_s: float) -> pq.ParquetFile:
     """Opens a Parquet file. Failed requests are repeated, also while it is read. Raises DataError."""
-    with errors_as(DataError, f"table {url} cannot be read", _FIX):
-        # By default pyarrow holds all bytes of a column until the last batch has been read.
-        return pq.ParquetFile(open_retried(url, retry_s), pre_buffer=False)
+    with errors_as(DataError, f"table {url} cannot be read", FIX):
+        return open_parquet(open_retried(url, retry_s), f"table {url}")
 
 
 def open_retried(url: str, retry_s: float) -> IO[bytes]:
@@ -110,20 +111,25 @@ def open_retried(url: str, retry_s: float) -> IO[bytes]:
     return open_sequential(url, retry(url, retry_s, size), retry_s)
 
 
-def batches(url: str, columns: Sequence[str], key: str, retry_s: float) -> Iterator[pa.RecordBatch]:
-    """Yields some columns of a Parquet file. Raises DataError if one is missing; `key` is the option of the file."""
+def batches(url: str, columns: Mapping[str, Role], key: str, retry_s: float) -> Iterator[pa.RecordBatch]:
+    """Yields some columns of a Parquet file. Raises DataError for one that is missing or of another type.
+
+    `key`: the option of the file.
+    """
     file = parquet(url, retry_s)
-    check_columns(file.schema_arrow.names, columns, key, url)
-    with errors_as(DataError, f"table {url} cannot be read", _FIX):
-        yield from file.iter_batches(batch_size=_BATCH, columns=list(columns))
+    check_columns(file.schema_arrow, columns, key, url)
+    yield from parquet_file.batches(file, list(columns), f"table {url}", _BATCH)
 
 
-def check_columns(found: Sequence[str], wanted: Sequence[str], key: str, url: str) -> None:
-    missing = [name for name in wanted if name not in found]
+def check_columns(schema: pa.Schema, wanted: Mapping[str, Role], key: str, url: str) -> None:
+    """Raises DataError if a column is missing, or holds values of another type."""
+    missing = [name for name in wanted if name not in schema.names]
     require_data(
         not missing,
-        f"{key}: {url} has no column {', '.join(missing)}: it has {', '.join(found)}; correct the name or the table",
+        f"{key}: {url} has no column {', '.join(missing)}: it has {shown(schema.names)}; correct the name or the table",
     )
+    for name, role in wanted.items():
+        check_type(schema, name, role, url, f"{key}: column {name}", "name another column, or correct the table")
 
 
 def require_data(ok: bool, message: str) -> None:
@@ -150,6 +156,7 @@ class SidecarTables:
     samples: ShardSamples
     columns: Sequence[str]
     option: str = "data.table=shards"
+    role: Role = ANY
     table_of: Callable[[str], str] = sidecar
     without_sample: int = 0
 
@@ -157,13 +164,15 @@ class SidecarTables:
         """Returns the columns of each place of a shard. Raises DataError if the file does not match the shard."""
         url = self.table_of(self.samples.urls[shard])
         file = parquet(url, self.samples.access.retry_s)
-        names = file.schema_arrow.names
-        check_columns(names, self.columns, self.option, url)
-        further = [name for name in ("status", "key") if name in names and name not in self.columns]
-        with errors_as(DataError, f"table {url} cannot be read", _FIX):
-            table = file.read(columns=[*self.columns, *further], use_threads=False)
-        if "status" in names:
-            table = table.filter(pc.equal(table["status"], "success"))
+        further = {name: role for name, role in _ROLES.items() if name in file.schema_arrow.names}
+        for roles in (dict.fromkeys(self.columns, self.role), further):
+            check_columns(file.schema_arrow, roles, self.option, url)
+        wanted = list(dict.fromkeys([*self.columns, *further]))
+        parts = list(parquet_file.batches(file, wanted, f"table {url}", _BATCH, use_threads=False))
+        schema = pa.schema([(name, plain(file.schema_arrow.field(name).type)) for name in wanted])
+        table = pa.Table.from_batches(parts, schema)
+        if "status" in further:
+            table = table.filter(pc.equal(encoded(table["status"]), b"success"))
         rows = self._rows(shard, table, url)
         self.without_sample += len(table) - int((rows >= 0).sum())
         return take(table, rows)

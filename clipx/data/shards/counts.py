@@ -19,6 +19,7 @@ from clipx.errors import ConfigError, DataError, StorageRefused
 from clipx.storage.remote import errors_as, read_file
 
 _REQUESTS = 64  # concurrent reads of small files
+_MOST = 1 << 31  # samples of a shard: a tar of as many empty members has 2 TiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class Manifest:
         try:
             content = json.loads(text)
             shards = {str(shard["url"]): dict(shard) for shard in content["shards"]}
-            if not all(isinstance(shard["samples"], int) and shard["samples"] >= 0 for shard in shards.values()):
+            if not all(_is_count(shard["samples"]) for shard in shards.values()):
                 raise ValueError
         except (ValueError, TypeError, KeyError, RecursionError):
             raise ConfigError(f"{named} (it is no manifest): {fix}") from None
@@ -119,9 +120,14 @@ def listed_in_files(url: str, retry_s: float) -> tuple[int | None, str]:
     # sizes.json first: one request for all shards of a folder.
     for file, key in ((f"{folder}{slash}sizes.json", name), (f"{url.removesuffix('.tar')}_stats.json", "successes")):
         listed = (_folder_sizes if key == name else _json_object)(file, retry_s).get(key)
-        if isinstance(listed, int) and listed >= 0:
+        if _is_count(listed):
             return listed, _name(file)
     return None, ""
+
+
+def _is_count(value: Any) -> bool:
+    """Returns whether a value can be the number of samples of a shard, for each of which memory is allocated."""
+    return isinstance(value, int) and 0 <= value < _MOST
 
 
 def _name(url: str) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipx.data.parquet_file import ENCRYPTED, FIX, MAGIC, open_parquet
 from clipx.data.shards.index import find_shard
 from clipx.errors import DataError
 from clipx.storage.failure import error_text
@@ -16,9 +19,9 @@ from clipx.storage.local import write_atomically
 from clipx.storage.remote import errors_as, read_range
 
 if TYPE_CHECKING:
+    from pyarrow import Schema
     from pyarrow.parquet import FileMetaData
 
-MAGIC = b"PAR1"
 _TAIL = 1 << 16  # bytes at the end of a file that are requested first
 _END = 8  # bytes at the end: the length of the footer, then the magic number
 
@@ -37,6 +40,35 @@ class ParquetFile:
     def metadata(self) -> FileMetaData:
         """Returns the parsed footer."""
         return _metadata(self.footer)
+
+    def schema(self) -> Schema:
+        """Returns the columns. Raises DataError if they are damaged."""
+        with errors_as(DataError, f"{self.url} has a damaged footer", FIX):
+            return self.metadata().schema.to_arrow_schema()
+
+    def leaves(self, names: Sequence[str]) -> list[str]:
+        """Returns the paths in the file of the columns that belong to `names`."""
+        schema = self.metadata().schema
+        paths = [schema.column(k).path for k in range(len(schema))]
+        return [path for path in paths if any(path == name or path.startswith(f"{name}.") for name in names)]
+
+    def group_sizes(self, names: Sequence[str]) -> list[tuple[int, int]]:
+        """Returns (rows, bytes without compression of the columns `names`) of each row group.
+
+        Raises DataError if a column is encrypted, or lies outside the file.
+        """
+        import pyarrow as pa
+
+        metadata, leaves = self.metadata(), self.leaves(names)
+        # pyarrow ends the process when it is asked for a column that is encrypted or has lost its description: one in
+        # 600 damaged footers. Its reader raises an error for the same column, before it reads any byte of the file.
+        unread = pa.PythonFile(_Unread(self.size), "r")
+        reader = open_parquet(unread, self.url, metadata=metadata, pre_buffer=True)
+        with errors_as(DataError, f"{self.url} cannot be read as Parquet", FIX), suppress(_Asked):
+            reader.read_row_groups(list(range(metadata.num_row_groups)), columns=leaves, use_threads=False)
+        chosen = [k for k in range(len(metadata.schema)) if metadata.schema.column(k).path in set(leaves)]
+        groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+        return [(group.num_rows, sum(group.column(k).total_uncompressed_size for k in chosen)) for group in groups]
 
 
 def open_parquet_file(url: str, retry_s: float) -> ParquetFile:
@@ -63,6 +95,8 @@ def open_parquet_file(url: str, retry_s: float) -> ParquetFile:
 def _read_footer(url: str, size: int, retry_s: float) -> bytes:
     tail = read_range(url, max(0, size - _TAIL), size, retry_s)
     length = int.from_bytes(tail[-_END:-4], "little")
+    if tail[-4:] == ENCRYPTED:
+        raise DataError(f"{url} has an encrypted footer: {FIX}")
     if tail[-4:] != MAGIC or size < _END + len(MAGIC) or length > size - _END - len(MAGIC):
         whole = size >= len(MAGIC) and read_range(url, 0, len(MAGIC), retry_s) == MAGIC
         raise DataError(
@@ -84,12 +118,34 @@ def _metadata(footer: str) -> FileMetaData:
     return pq.read_metadata(pa.BufferReader(MAGIC + Path(footer).read_bytes()))
 
 
-def leaf_columns(metadata: FileMetaData, group: int, names: Sequence[str]) -> list[tuple[str, int]]:
-    """Returns (path in the schema, bytes without compression) of the columns of a row group that belong to `names`."""
-    rows = metadata.row_group(group)
-    columns = [rows.column(k) for k in range(rows.num_columns)]
-    return [
-        (column.path_in_schema, column.total_uncompressed_size)
-        for column in columns
-        if any(column.path_in_schema == name or column.path_in_schema.startswith(f"{name}.") for name in names)
-    ]
+class SizedFile(io.RawIOBase):
+    """File object of a known size for pyarrow. Subclasses read its bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self._size, self._position = size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+
+class _Asked(Exception):
+    """A byte of a file was asked for."""
+
+
+class _Unread(SizedFile):
+    """File of which nothing can be read."""
+
+    def read(self, size: int = -1) -> bytes:
+        raise _Asked

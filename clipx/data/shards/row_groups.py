@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -20,20 +20,21 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from clipx.data.csv import check_columns
+from clipx.data.parquet_file import IMAGE, check_rows, open_parquet, rows
 from clipx.data.shards.cache import Access, ShardFile, Span, read_cached, store_now
 from clipx.data.shards.first_use import ShardSet
-from clipx.data.shards.footer import ParquetFile, leaf_columns, open_parquet_file
+from clipx.data.shards.footer import ParquetFile, SizedFile, open_parquet_file
 from clipx.data.shards.index import FoundShard, Row, ShardIndex
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.tar import JSON
 from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord, held_shards
-from clipx.errors import DataError, require
+from clipx.errors import DataError
 from clipx.storage.failure import error_text
 from clipx.storage.local import cache_folder
 from clipx.storage.remote import BLOCK, REQUESTS, read_range
 
 if TYPE_CHECKING:
-    from pyarrow import DataType, Schema
+    from pyarrow import Schema
 
 _BATCH = 64  # rows decoded at a time
 _MISSING = (0, -1)
@@ -53,6 +54,11 @@ class RowColumns:
     label: str | None
 
     @property
+    def named(self) -> tuple[str, list[str], str | None]:
+        """Names of the columns: see clipx.data.parquet_file."""
+        return self.image, [name for name, _ in self.captions], self.label
+
+    @property
     def texts(self) -> tuple[str, ...]:
         """Columns of captions and labels."""
         return (*(name for name, _ in self.captions), *([] if self.label is None else [self.label]))
@@ -61,52 +67,8 @@ class RowColumns:
         """Raises ConfigError if a column is missing or has values of another type."""
         for name in [name for name, _ in self.captions] or [self.image]:
             check_columns(url, schema.names, (self.image, name, self.label), "data")
-        kind = schema.field(self.image).type
-        require(
-            is_image(kind),
-            f"data.image_column={self.image} of {url} holds {kind}, not the bytes of images: for paths use data=csv, "
-            "or name the column with the bytes",
-        )
-        for name, _ in self.captions:
-            kind = schema.field(name).type
-            require(
-                is_text(kind) or is_list_of_text(kind),
-                f"data.caption_column={name} of {url} holds {kind}, not texts or lists of texts: name another column",
-            )
-        if self.label is not None:
-            kind = schema.field(self.label).type
-            require(
-                is_text(kind) or _is_index(kind),
-                f"data.label_column={self.label} of {url} holds {kind}, neither indices nor names: name another column",
-            )
-
-
-def is_image(kind: DataType) -> bool:
-    from pyarrow import types
-
-    if types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and is_image(kind.field("bytes").type)
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
-
-
-def is_text(kind: DataType) -> bool:
-    from pyarrow import types
-
-    if types.is_dictionary(kind):
-        return is_text(kind.value_type)
-    return bool(types.is_string(kind) or types.is_large_string(kind))
-
-
-def is_list_of_text(kind: DataType) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind)) and is_text(kind.value_type)
-
-
-def _is_index(kind: DataType) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_integer(kind) or types.is_boolean(kind))
+        fix = "for paths use data=csv, or name the column with the bytes"
+        check_rows(schema, self.named, IMAGE, url, "data", fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +95,10 @@ class RowGroupFile(ShardFile):
     def write(self, out: IO[bytes]) -> None:
         """Writes the content of the cached file, and its index. Raises UnreadableGroup, DataError or OSError."""
         table, bad = list[Row](), list[BadRecord]()
-        for number, cells in enumerate(self._rows()):
-            image = cells[self.columns.image]
-            image = image["bytes"] if isinstance(image, dict) else image
-            text = json.dumps({name: cells[name] for name in self.columns.texts}).encode()
-            if fault := self._fault(image, cells, len(text)):
+        for number, (image, captions, label) in enumerate(self._rows()):
+            labels = {} if self.columns.label is None else {self.columns.label: label}
+            text = json.dumps({**captions, **labels}).encode()
+            if fault := self._fault(image, captions, label, len(text)):
                 bad.append(BadRecord(f"{self.url}:{number}", fault))
                 table.append([_MISSING] * 4)
                 continue
@@ -149,35 +110,33 @@ class RowGroupFile(ShardFile):
         if not self.found.indexed:
             self.found.save(table, self.version[:16], bad)
 
-    def _fault(self, image: bytes | None, cells: dict[str, Any], text_bytes: int) -> str | None:
+    def _fault(
+        self, image: bytes | None, captions: Mapping[str, Any], label: int | str | None, text_bytes: int
+    ) -> str | None:
         """Returns the reason why a row is unusable, or None."""
-        captions = [cells[name] for name, _ in self.columns.captions]
         if not image:
             return "image is missing or empty"
-        if captions and not any(any(cell) if isinstance(cell, list) else cell for cell in captions):
+        if captions and not any(any(cell) if isinstance(cell, list) else cell for cell in captions.values()):
             return "caption is missing or empty"
-        if self.columns.label is not None and cells[self.columns.label] in (None, ""):
+        if self.columns.label is not None and label in (None, ""):
             return "label is missing"
         for size, what, limit in ((len(image), "image", MAX_BYTES), (text_bytes, "caption", MAX_TEXT)):
             if size > limit:
                 return f"{what} is larger than {limit >> 20} MiB"
         return None
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the cells of each row by column. Requests the needed columns in blocks of at most 16 MiB."""
+    def _rows(self) -> Iterator[tuple[Any, Mapping[str, Any], int | str | None]]:
+        """Yields (image, captions by column, label) of each row. Requests the columns in blocks of at most 16 MiB."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         reader = _RangeReader(self.file.url, self.file.size, self.access.retry_s)
         try:
             metadata = self.file.metadata()
-            names = _leaves(metadata.schema.to_arrow_schema(), self.columns)
-            leaves = [path for path, _ in leaf_columns(metadata, self.group, names)]
-            # pyarrow's types say Path or file; it takes any object with these methods
-            parquet = pq.ParquetFile(pa.PythonFile(reader, "r"), metadata=metadata, buffer_size=BLOCK, pre_buffer=False)
-            for batch in parquet.iter_batches(_BATCH, row_groups=[self.group], columns=leaves, use_threads=False):
-                yield from batch.to_pylist()
-        except (pa.ArrowException, OSError, ValueError) as error:
+            leaves = self.file.leaves(_leaves(self.file.schema(), self.columns))
+            file = open_parquet(pa.PythonFile(reader, "r"), self.url, metadata=metadata, buffer_size=BLOCK)
+            for batch in file.iter_batches(_BATCH, row_groups=[self.group], columns=leaves, use_threads=False):
+                yield from rows(batch, self.columns.named)
+        except Exception as error:  # pyarrow raises errors of many types on damaged pages
             if isinstance(reader.failure, DataError):
                 raise reader.failure from None
             raise UnreadableGroup(f"cannot be read ({error_text(reader.failure or error)})") from None
@@ -196,27 +155,13 @@ def _content(file: RowGroupFile) -> bytes:
     return out.getvalue()
 
 
-class _RangeReader(io.RawIOBase):
+class _RangeReader(SizedFile):
     """File object for pyarrow that reads ranges with retries. `failure`: the error of the last read."""
 
     def __init__(self, url: str, size: int, retry_s: float) -> None:
-        super().__init__()
-        self._url, self._size, self._retry_s, self._position = url, size, retry_s, 0
+        super().__init__(size)
+        self._url, self._retry_s = url, retry_s
         self.failure: Exception | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
 
     def read(self, size: int = -1) -> bytes:
         end = self._size if size < 0 else min(self._size, self._position + size)
@@ -276,14 +221,10 @@ class RowGroups:
             files = list(pool.map(partial(open_parquet_file, retry_s=retry_s), urls))
         groups = []
         for number, file in enumerate(files):
-            metadata = file.metadata()
-            schema = metadata.schema.to_arrow_schema()
+            schema = file.schema()
             columns.check(file.url, schema)
-            names = _leaves(schema, columns)
-            for k in range(metadata.num_row_groups):
-                if rows := metadata.row_group(k).num_rows:
-                    size = sum(size for _, size in leaf_columns(metadata, k, names))
-                    groups.append((number, k, rows, max(1, size)))
+            sizes = file.group_sizes(_leaves(schema, columns))
+            groups += [(number, k, rows, max(1, size)) for k, (rows, size) in enumerate(sizes) if rows]
         if not groups:
             raise DataError(f"{len(urls)} Parquet files, from {urls[0]}, have no row: give files with images")
         return cls(files, columns, groups)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from clipx.data.parquet_file import whole_label
 from clipx.data.shards.cache import Access, ShardFile, Span
 from clipx.data.shards.counts import Counts
 from clipx.data.shards.first_use import ShardSet
@@ -279,12 +280,10 @@ def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
 def _label(found: dict[int, bytes], label_key: str) -> int | str:
     if label_key == "cls":
         return parse_label(found.get(CLS, b"").decode("utf-8-sig", "replace"))
-    value = _json(found.get(JSON, b"")).get(label_key.removeprefix("json."))
-    if isinstance(value, int):
-        return int(value)
-    if not isinstance(value, str):
+    label = whole_label(_json(found.get(JSON, b"")).get(label_key.removeprefix("json.")))
+    if label is None:
         raise BadSample(f"label is missing: {label_key} is neither an index nor a name")
-    return parse_label(value)
+    return parse_label(label) if isinstance(label, str) else label
 
 
 # ------------------------------------------------------------------------------------------------- reading

@@ -1,0 +1,286 @@
+"""Parquet files that others have written: the types of columns in one place, and damage as one line.
+
+Each reader names the role of a column, and its type is checked when the file is opened. A role takes a type in all its
+forms: categories, views and extensions are read as the values that they hold. Bytes in the role of texts are UTF-8, as
+Spark, Impala and older writers store texts. A number is never a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from clipx.errors import ClipxError, ConfigError, DataError
+from clipx.storage.failure import one_line
+from clipx.storage.remote import errors_as
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from pyarrow import Array, DataType, RecordBatch, Schema
+    from pyarrow.parquet import ParquetFile
+
+MAGIC, ENCRYPTED = b"PAR1", b"PARE"
+"""First and last bytes of a file: plain, and with an encrypted footer."""
+
+FIX = "give a complete Parquet file that is not encrypted"
+
+_VIEWS = {"string_view": "string", "binary_view": "binary"}  # names: pyarrow 15 lacks the types
+_BINARY = {"string": "binary", "large_string": "large_binary"}
+_SHOWN = 20  # names of columns in a message
+_LARGEST = 1 << 63  # above all indices
+
+
+# ---------------------------------------------------------------------------------------------------------- types
+
+
+def plain(kind: DataType) -> DataType:
+    """Returns the type of the values of a column: without categories, views, extensions and lists of a fixed size."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return plain(kind.value_type)
+    if _is_list(kind):
+        value = plain(kind.value_type)
+        fixed = pa.types.is_fixed_size_list(kind)
+        return kind if value == kind.value_type and not fixed else pa.list_(value)
+    return pa.type_for_alias(_VIEWS[str(kind)]) if str(kind) in _VIEWS else kind
+
+
+def _is_list(kind: DataType) -> bool:
+    """Returns whether each value is a list. Not a view of lists, of which pyarrow's casts are damaged."""
+    from pyarrow import types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def is_string(kind: DataType) -> bool:
+    return str(plain(kind)) in _BINARY
+
+
+def is_strings(kind: DataType) -> bool:
+    return _is_list(kind) and is_string(kind.value_type)
+
+
+def is_bytes(kind: DataType) -> bool:
+    return str(plain(kind)) in _BINARY.values()
+
+
+def is_image(kind: DataType) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
+    return is_bytes(kind)
+
+
+def _is_text(kind: DataType) -> bool:
+    return is_string(kind) or is_bytes(kind) or _is_null(kind)
+
+
+def _is_texts(kind: DataType) -> bool:
+    return _is_text(kind) or (_is_list(kind) and _is_text(kind.value_type))
+
+
+def _is_null(kind: DataType) -> bool:
+    """Returns whether no row has a value, as pandas writes a column that is empty in one of several files."""
+    return str(plain(kind)) == "null"
+
+
+def _is_whole(kind: DataType) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_integer(plain(kind)))
+
+
+def is_number(kind: DataType) -> bool:
+    from pyarrow import types
+
+    found = plain(kind)
+    return bool(types.is_integer(found) or types.is_floating(found) or types.is_decimal(found))
+
+
+def _is_label(kind: DataType) -> bool:
+    return _is_text(kind) or is_number(kind) or str(plain(kind)) == "bool"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What a reader needs of a column: types that `fits` accepts. `holds`: their name in messages."""
+
+    holds: str
+    fits: Callable[[DataType], bool]
+
+
+ANY = Role("a value", lambda kind: True)
+IMAGE = Role("the bytes of images", is_image)
+PATH = Role("paths", is_string)
+TEXT = Role("texts", _is_text)
+TEXTS = Role("texts or lists of texts", _is_texts)
+LABEL = Role("indices or names", _is_label)
+KEY = Role("texts", lambda kind: _is_text(kind) or _is_whole(kind))
+INDEX = Role("whole numbers", _is_whole)
+INDICES = Role("lists of whole numbers", lambda kind: _is_list(kind) and _is_whole(kind.value_type))
+NUMBER = Role("numbers", lambda kind: is_number(kind) or _is_null(kind))
+
+
+def check_type(
+    schema: Schema, name: str, role: Role, url: str, named: str, fix: str, error: type[ClipxError] = DataError
+) -> None:
+    """Raises `error` if a column holds values of another type, or if its name is that of several columns.
+
+    `named`: the column in the message, such as data.caption_column=text.
+    """
+    if (count := schema.names.count(name)) != 1:
+        raise error(f"{named} of {url} names {count} columns: rename one, so that each has its own name")
+    kind = schema.field(name).type
+    if not role.fits(kind):
+        raise error(f"{named} of {url} holds {one_line(str(kind))}, not {role.holds}: {fix}")
+
+
+def shown(names: Sequence[str]) -> str:
+    """Returns the names of columns for a message."""
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+def open_parquet(source: Any, named: str, **options: Any) -> ParquetFile:
+    """Opens a file by its path or object. Raises DataError if it is damaged, cut off, encrypted or not Parquet.
+
+    `options`: of pyarrow's ParquetFile.
+    """
+    import pyarrow.parquet as pq
+
+    # By default pyarrow holds all bytes of a column until the last batch has been read, and checks no page.
+    options = {"pre_buffer": False, "page_checksum_verification": True, **options}
+    with errors_as(DataError, f"{named} cannot be read as Parquet", FIX):
+        return pq.ParquetFile(source, **options)
+
+
+def batches(file: ParquetFile, names: Sequence[str], named: str, size: int, **options: Any) -> Iterator[RecordBatch]:
+    """Yields some columns in the order of `names`, with the plain types of their values.
+
+    `options`: of pyarrow's iter_batches. Raises DataError if a page is damaged or encrypted.
+    """
+    import pyarrow as pa
+
+    wanted = list(dict.fromkeys(names))
+    with errors_as(DataError, f"{named} cannot be read as Parquet", FIX):
+        for batch in file.iter_batches(size, columns=wanted, **options):
+            yield pa.record_batch([plain_column(batch[name]) for name in wanted], wanted)
+
+
+def plain_column(column: Array) -> Array:
+    """Returns a column with the plain type of its values."""
+    return column.cast(plain(column.type))
+
+
+def comparable(column: Array) -> Array:
+    """Returns a column whose texts can be compared with texts. pyarrow raises an error for bytes that are not UTF-8."""
+    import pyarrow as pa
+
+    return plain_column(column).cast(pa.large_string()) if is_bytes(column.type) else plain_column(column)
+
+
+def encoded(column: Array) -> Array:
+    """Returns the UTF-8 bytes of texts or of whole numbers."""
+    import pyarrow as pa
+
+    found = plain_column(column)
+    return (found.cast(pa.string()) if _is_whole(found.type) else found).cast(pa.large_binary())
+
+
+def cells(column: Array) -> list[Any]:
+    """Returns the values of a column. Bytes of a text that are not UTF-8 become surrogates, as in names of files."""
+    found = plain_column(column)
+    return [_decoded(value) for value in found.cast(_undecoded(found.type)).to_pylist()]
+
+
+def _undecoded(kind: DataType) -> DataType:
+    """Returns the type with bytes in place of texts: of a text that is not UTF-8, pyarrow raises an error."""
+    import pyarrow as pa
+
+    if _is_list(kind):
+        return pa.list_(_undecoded(kind.value_type))
+    return pa.type_for_alias(_BINARY[str(kind)]) if str(kind) in _BINARY else kind
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return [_decoded(one) for one in value] if isinstance(value, list) else value
+
+
+def images(column: Array) -> list[bytes | None]:
+    """Returns the bytes of images, from structs {bytes, …} too."""
+    import pyarrow.compute as pc
+    from pyarrow import types
+
+    found = pc.struct_field(column, "bytes") if types.is_struct(column.type) else column
+    return plain_column(found).to_pylist()  # type: ignore[no-any-return]
+
+
+def numbers(column: Array) -> NDArray[np.float64]:
+    """Returns numbers as float64, NaN for a missing one."""
+    import pyarrow as pa
+
+    found: NDArray[np.float64] = plain_column(column).cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return found
+
+
+def whole_numbers(column: Array) -> NDArray[np.int64]:
+    """Returns whole numbers as int64, -1 for a missing one or one above its range."""
+    import pyarrow as pa
+
+    found: NDArray[np.int64] = (
+        plain_column(column).cast(pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
+    )
+    return found
+
+
+def whole_label(cell: Any) -> int | str | None:
+    """Returns the index or the name that a cell holds. None: it is missing, or a number that is no index.
+
+    Whole numbers are often stored as floats, because a float column of pandas can have missing values.
+    """
+    if cell is None or isinstance(cell, str):
+        return cell
+    try:
+        index = int(cell)
+    except (ValueError, OverflowError, TypeError):  # NaN, infinity, or an object of JSON
+        return None
+    return index if index == cell and abs(index) < _LARGEST else None
+
+
+# ----------------------------------------------------------------------------------------------- rows with captions
+
+
+RowColumns = tuple[str, Sequence[str], str | None]
+"""Names of the columns of images, captions and labels."""
+
+
+def check_rows(schema: Schema, columns: RowColumns, image: Role, url: str, group: str, fix: str) -> None:
+    """Raises ConfigError if a column has values of another type. `group`: of the options. `fix`: for the images."""
+    image_column, caption_columns, label_column = columns
+    other = "name another column"
+    roles = [("image_column", image_column, image, fix)]
+    roles += [("caption_column", name, TEXTS, other) for name in caption_columns]
+    roles += [] if label_column is None else [("label_column", label_column, LABEL, other)]
+    for key, name, role, advice in roles:
+        check_type(schema, name, role, url, f"{group}.{key}={name}".lstrip("."), advice, ConfigError)
+
+
+def rows(batch: RecordBatch, columns: RowColumns) -> Iterator[tuple[Any, Mapping[str, Any], int | str | None]]:
+    """Yields (image or path, captions by column, label) of each row; None for what is missing."""
+    image_column, caption_columns, label_column = columns
+    image = batch[image_column]
+    found = cells(image) if is_string(image.type) else images(image)
+    captions = {name: cells(batch[name]) for name in caption_columns}
+    labels = cells(batch[label_column]) if label_column is not None else [None] * len(batch)
+    for i, label in enumerate(labels):
+        yield found[i], {name: texts[i] for name, texts in captions.items()}, whole_label(label)
