@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy
 import pyarrow
 import timm
 import transformers
@@ -141,7 +142,38 @@ def _parquet(folder: Path, inputs: Inputs) -> str:
     return str(folder / "a.parquet")
 
 
+def _columns(folder: Path, inputs: Inputs) -> str:
+    """Tables with columns of odd types, damaged ones, and arrays."""
+    images, captions = [jpeg(i) for i in range(4)], [f"caption {i}" for i in range(4)]
+    tables = {
+        "struct": {"filepath": ["a.jpg"], "image": [{"path": "a.jpg"}], "caption": [{"text": "x"}]},
+        "number": {
+            "filepath": [1],
+            "image": images[:1],
+            "caption": [1.5],
+            "label": [[1]],
+            "weight": ["heavy"],
+            "key": [0.5],
+        },
+        "list": {"filepath": ["a.jpg"], "image": images[:1], "caption": [[{"text": "x"}]]},
+        "bytes": {"filepath": images, "caption": captions},
+        "scores": {"index": [0.5], "key": ["a"], "reason": [None], "words": ["many"], "entries": [["a"]]},
+        "whole": {"filepath": ["a.jpg"], "image": images[:1], "caption": ["x"]},
+    }
+    for name, columns in tables.items():
+        parquet.write_table(pyarrow.table(columns), folder / f"{name}.parquet")
+    whole = (folder / "whole.parquet").read_bytes()
+    (folder / "cut.parquet").write_bytes(whole[:-9])
+    (folder / "encrypted.parquet").write_bytes(b"PARE" + whole[4:-4] + b"PARE")
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["x"])] * 3, ["filepath", "caption", "caption"])
+    parquet.write_table(twice, folder / "twice.parquet")
+    numpy.save(folder / "objects.npy", numpy.array([None]))
+    numpy.save(folder / "square.npy", numpy.zeros((2, 2)))
+    return str(folder)
+
+
 MAKE = {
+    "columns": _columns,
     "run": _run,
     "embeddings": _embeddings,
     "views": _views,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import io
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +73,11 @@ class Reader:
 
     def valid(self, **options: Any) -> bytes:
         """Returns a valid file."""
-        return parquet(pa.table(self.columns, metadata=self.metadata or None), **options) if self.columns else self.content()
+        return (
+            parquet(pa.table(self.columns, metadata=self.metadata or None), **options)
+            if self.columns
+            else self.content()
+        )
 
     def __call__(self, folder: Path, content: bytes) -> Any:
         """Reads a file with this content in a new folder."""
@@ -93,21 +99,16 @@ def npy(array: Any) -> bytes:
     return file.getvalue()
 
 
-def _shards(path: Path, **options: Any) -> list[Any]:
-    """Opens the shard of the folder above, or a copy next to a table of the same name."""
-    shared = path.parents[1] / "shards" / "00000.tar"
-    if not shared.exists():
-        write_tar(shared, img2dataset(range(SAMPLES)))
-        members = [("1.json", json.dumps({"uid": uid(0)}).encode())]
-        members = [
-            (name, json.dumps({"uid": uid(int(name[:9])), "width": 9}).encode()) if name.endswith("json") else (name, content)
-            for name, content in img2dataset(range(SAMPLES))
-        ]
-        write_tar(shared, members)
-    tar = shared
-    if options.pop("beside", False):
-        tar = path.with_suffix(".tar")
-        tar.symlink_to(shared)
+def _shards(path: Path, beside: bool = False, **options: Any) -> list[Any]:
+    """Opens a shard that all files share. `beside`: by a link next to the file."""
+    tar = path.parents[1] / "00000.tar"
+    if not tar.exists():
+        members = dict(img2dataset(range(SAMPLES)))
+        meta = {f"{KEYS[i]}.json": json.dumps({"uid": uid(i)}).encode() for i in range(SAMPLES)}
+        write_tar(tar, {**members, **meta}.items())
+    if beside:
+        (path.parent / "00000.tar").symlink_to(tar)
+        tar = path.parent / "00000.tar"
     return texts(WebDatasetSpec(name="x", shards=str(tar), held_out_share=0.0, **options).open().train)
 
 
@@ -160,14 +161,96 @@ def _within(path: Path) -> list[int]:
     return np.load(out).tolist()
 
 
+def _forms(*kinds: pa.DataType) -> dict[str, Callable[[Any], Any]]:
+    return {str(kind): lambda values, kind=kind: pa.array(values, kind) for kind in kinds}  # type: ignore[misc]
+
+
+def _bytes(kind: pa.DataType) -> Callable[[Any], Any]:
+    return lambda values: pa.array([None if value is None else value.encode() for value in values], kind)
+
+
+TEXT = {
+    **_forms(pa.string(), pa.large_string(), pa.string_view()),
+    **{str(kind): _bytes(kind) for kind in (pa.binary(), pa.large_binary(), pa.binary_view())},
+    "category": lambda values: pa.array(values, pa.string()).dictionary_encode(),
+    "category of bytes": lambda values: _bytes(pa.binary())(values).dictionary_encode(),
+    "json": lambda values: pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(values, pa.string())),
+}
+LISTS = {
+    "list": lambda values: pa.array([None if value is None else [value] for value in values], pa.list_(pa.string())),
+    "large list of bytes": lambda values: LISTS["list"](values).cast(pa.large_list(pa.binary())),
+    "list of one": lambda values: LISTS["list"](values).cast(pa.list_(pa.string(), 1)),
+}
+WHOLE = {
+    **_forms(pa.int8(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64()),
+    "category of numbers": lambda values: pa.array(values, pa.int64()).dictionary_encode(),
+}
+NUMBER = {
+    **WHOLE,
+    **_forms(pa.float32(), pa.float64()),
+    "half": lambda values: pa.array(values, pa.float32()).cast(pa.float16()),
+    "decimal": lambda values: pa.array(
+        [None if value is None else Decimal(value) for value in values], pa.decimal128(9, 2)
+    ),
+}
+
+
+def _text_of_numbers(form: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda values: form([None if value is None else str(value) for value in values])
+
+
+FORMS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "texts": {**TEXT, **LISTS},
+    "text": TEXT,
+    "key": TEXT,
+    "uid": TEXT,
+    "path": {name: TEXT[name] for name in ("string", "large_string", "string_view", "category", "json")},
+    "label": {**NUMBER, **{name: _text_of_numbers(form) for name, form in TEXT.items()}},
+    "index": WHOLE,
+    "number": NUMBER,
+    "image": {
+        **_forms(pa.binary(), pa.large_binary(), pa.binary_view()),
+        "category": lambda values: pa.array(values, pa.binary()).dictionary_encode(),
+        "struct": lambda values: pa.array([{"bytes": value, "path": "x"} for value in values]),
+        "struct of views": lambda values: pa.array(
+            [{"bytes": value} for value in values], pa.struct([("bytes", pa.binary_view())])
+        ),
+    },
+}
+"""Forms in which a column of a role may be stored, each a function of plain values. The first one is the plain one."""
+
+_STRUCT = {
+    "struct": lambda: pa.array([{"text": "x"}] * SAMPLES),
+    "list<element: struct": lambda: pa.array([[{"text": "x"}]] * SAMPLES),
+    "list<element: list": lambda: pa.array([[["x"]]] * SAMPLES),
+    "map": lambda: pa.array([[("x", "y")]] * SAMPLES, pa.map_(pa.string(), pa.string())),
+    "date32": lambda: pa.array([datetime.date(2020, 1, 1)] * SAMPLES),
+    "timestamp": lambda: pa.array([datetime.datetime(2020, 1, 1)] * SAMPLES),
+    "fixed_size_binary": lambda: pa.array([b"12"] * SAMPLES, pa.binary(2)),
+}
+_NUMBERS = {"int64": lambda: pa.array(range(SAMPLES)), "double": lambda: pa.array([float("nan")] * SAMPLES)}
+_STRINGS = {"string": lambda: pa.array(["x"] * SAMPLES), "binary": lambda: pa.array([b"1"] * SAMPLES)}
+REFUSED: dict[str, dict[str, Callable[[], Any]]] = {
+    "texts": {**_STRUCT, **_NUMBERS, "list<element: int64": lambda: pa.array([[1]] * SAMPLES)},
+    "text": {**_STRUCT, **_NUMBERS},
+    "key": {**_STRUCT, "double": _NUMBERS["double"]},
+    "uid": {**_STRUCT, "double": _NUMBERS["double"]},
+    "path": {**_STRUCT, **_NUMBERS, "binary": _STRINGS["binary"]},
+    "label": _STRUCT,
+    "index": {**_STRUCT, **_STRINGS, "double": _NUMBERS["double"]},
+    "number": {**_STRUCT, **_STRINGS},
+    "image": {**_STRUCT, **_NUMBERS},
+}
+"""Types that a role refuses, by the beginning of their names in the message."""
+
 SCORES: dict[str, Any] = {
     "index": range(SAMPLES),
     "key": KEYS,
     "reason": pa.array([None] * SAMPLES, pa.string()),
-    "similarity": [i / 8 for i in range(SAMPLES)],
+    "similarity": range(SAMPLES),
     "words": range(SAMPLES),
     "script": ["Latin"] * SAMPLES,
-    "near_duplicate_of": pa.array([None] * SAMPLES, pa.int64()),
+    "near_duplicate_of": [None] * SAMPLES,
     "cluster": [0] * SAMPLES,
     "entries": pa.array([[i % 2] for i in range(SAMPLES)], pa.list_(pa.int32())),
 }
@@ -175,7 +258,7 @@ ROWS = {"image": IMAGES, "caption": CAPTIONS, "label": [i % 3 for i in range(SAM
 ROW_ROLES = {"image": "image", "caption": "texts", "label": "label"}
 
 
-class Passes:
+class Embedded:
     """A training source with the fingerprint and size of the stored embeddings."""
 
     fingerprint = "data"
@@ -206,11 +289,13 @@ def _teacher(name: str) -> Callable[[Path], Any]:
         }  # fmt: skip
         (path.parent / MANIFEST).write_text(json.dumps(manifest))
         options = {"crop_scale": [0.5, 1.0]}
-        stored = StoredTeachers.open([str(path.parent)], [None], Passes(), options)  # type: ignore[arg-type]
+        stored = StoredTeachers.open([str(path.parent)], [None], Embedded(), options)  # type: ignore[arg-type]
         found: list[Any] = []
         for i in range(SAMPLES):
             try:
-                found.append([stored.teachers[0].box(i, 1), *(x.tolist() for x in stored.teachers[0].rows(i, CAPTIONS[i], 1))])
+                found.append(
+                    [stored.teachers[0].box(i, 1), *(x.tolist() for x in stored.teachers[0].rows(i, CAPTIONS[i], 1))]
+                )
             except BadSample as error:
                 found.append(str(error))
         return found
@@ -257,17 +342,19 @@ READERS: dict[str, Reader] = {
         lambda path: _shards(path, caption_table="shards", caption_key={"txt": 1, "table.caption": 1}, beside=True),
         {"caption": CAPTIONS, "key": KEYS, "status": ["success"] * SAMPLES},
         {"caption": "texts", "key": "key", "status": "text"},
+        name="00000.parquet",
     ),
     "sidecar table": Reader(
         lambda path: _shards(path, table="shards", where="score > 2", beside=True),
         {"score": range(SAMPLES), "key": KEYS, "status": ["success"] * SAMPLES},
-        {"score": "any", "key": "key", "status": "text"},
+        {"key": "key", "status": "text"},
+        name="00000.parquet",
     ),
     **{
         f"where by {by or 'order'}": Reader(
             lambda path: _shards(path, table=str(path), where="score > 2"),
             _by(by, "score", range(SAMPLES)),
-            {"score": "any", **({by: by} if by else {})},
+            {by: by} if by else {},
             metadata={"clipx.score": "1"} if by == "index" else {},
         )
         for by in ("", "key", "uid", "index")
@@ -279,7 +366,7 @@ READERS: dict[str, Reader] = {
     **{
         f"weights by {by or 'order'}": Reader(
             lambda path: _shards(path, weights=str(path)),
-            _by(by, "weight", [i / 2 for i in range(SAMPLES)]),
+            _by(by, "weight", range(SAMPLES)),
             {"weight": "number", **({by: by} if by else {})},
         )
         for by in ("", "key", "uid", "index")
@@ -287,34 +374,54 @@ READERS: dict[str, Reader] = {
     "scores": Reader(
         _select,
         SCORES,
-        {"index": "index", "reason": "any", "similarity": "number", "words": "number", "script": "text",
-         "near_duplicate_of": "index", "cluster": "number", "entries": "indices"},
+        {
+            "index": "index",
+            "similarity": "number",
+            "words": "number",
+            "script": "text",
+            "near_duplicate_of": "number",
+            "cluster": "number",
+        },
         name="scores.parquet",
-    ),  # fmt: skip
+    ),
     "keys of scores": Reader(_select_keys, SCORES, {"key": "key"}, name="scores.parquet"),
     "within, a table": Reader(_within, {"index": range(SAMPLES)}, {"index": "index"}),
     "within": Reader(_within, content=lambda: npy(np.arange(SAMPLES)), name="t.npy"),
     "keep, indices": Reader(lambda p: _shards(p, keep=str(p)), content=lambda: npy(np.arange(SAMPLES)), name="t.npy"),
-    "keep, a mask": Reader(lambda p: _shards(p, keep=str(p)), content=lambda: npy(np.arange(SAMPLES) > 2), name="t.npy"),
+    "keep, a mask": Reader(
+        lambda p: _shards(p, keep=str(p)), content=lambda: npy(np.arange(SAMPLES) > 2), name="t.npy"
+    ),
     "keep, uids": Reader(
         lambda p: _shards(p, keep=str(p)),
-        content=lambda: npy(np.sort(np.array([(int(u[:16], 16), int(u[16:], 16)) for u in map(uid, range(SAMPLES))], "u8,u8"))),
+        content=lambda: npy(
+            np.sort(np.array([(int(u[:16], 16), int(u[16:], 16)) for u in map(uid, range(SAMPLES))], "u8,u8"))
+        ),
         name="t.npy",
     ),
     "weights": Reader(lambda p: _shards(p, weights=str(p)), content=lambda: npy(np.arange(SAMPLES) / 2), name="t.npy"),
     **{
-        f"teacher's {name}": Reader(_teacher(name), content=lambda name=name: npy(_ARRAYS[name]), name=f"00000.{name}.npy")  # type: ignore[misc]
+        f"teacher's {name}": Reader(
+            _teacher(name), content=lambda name=name: npy(_ARRAYS[name]), name=f"00000.{name}.npy"
+        )  # type: ignore[misc]
         for name in _ARRAYS
     },
     "features": Reader(_features, content=lambda: npy(np.ones(_WIDTH, np.float32)), name="t.npy"),
     "head": Reader(_head, content=_npz, name="t.npz"),
     "manifest": Reader(
         lambda p: _shards(p, manifest=str(p)),
-        content=lambda: json.dumps({"version": 1, "caption_key": "txt", "shards": [{"url": "00000.tar", "samples": SAMPLES, "digest": "0"}]}).encode(),
+        content=lambda: json.dumps(
+            {"version": 1, "caption_key": "txt", "shards": [{"url": "00000.tar", "samples": SAMPLES, "digest": "0"}]}
+        ).encode(),
         name="t.json",
     ),
     "sizes.json": Reader(
-        lambda p: _shards(p, beside=True), content=lambda: json.dumps({"sizes.tar": SAMPLES, "00000.tar": SAMPLES}).encode(), name="sizes.json"
+        lambda p: _shards(p, beside=True),
+        content=lambda: json.dumps({"00000.tar": SAMPLES}).encode(),
+        name="sizes.json",
     ),
-    "stats": Reader(lambda p: _shards(p, beside=True), content=lambda: json.dumps({"successes": SAMPLES}).encode(), name="00000_stats.json"),
-}  # fmt: skip
+    "stats": Reader(
+        lambda p: _shards(p, beside=True),
+        content=lambda: json.dumps({"successes": SAMPLES}).encode(),
+        name="00000_stats.json",
+    ),
+}
