@@ -235,7 +235,10 @@ def check_columns(
         require(
             name is None or name in found, f"{key}={name} is not a column of {path}: it has {', '.join(found)}; {fix}"
         )
-        require(found.count(name or "") < 2, f"{key}={name} names several columns of {path}: rename all but one")
+        require(
+            found.count(name or "") < 2,
+            f"{key}={name} of {path} names {found.count(name or '')} columns: rename one, so that each has its own name",
+        )
 
 
 def _other_separator(table: TextTable) -> str | None:
