@@ -14,9 +14,8 @@ import simplejpeg
 import torch
 from torch import Tensor
 
-from clipx.data.batch import Batch, Packers
+from clipx.data.batch import Batch
 from clipx.data.encoded import LARGEST, EncodedImage
-from clipx.data.source import BadRecord
 from clipx.errors import ConfigError, DataError, require
 from clipx.model.tower_spec import Interpolation
 
@@ -64,12 +63,10 @@ def warn_of_few(batch: Batch, rank: int) -> None:
 class DeviceDecoder:
     """Decodes the encoded images of batches on the device. `stream`: the samples of the batches, decoded on the CPU.
 
-    An image that the device cannot decode is read again on the CPU: if it is a bad sample, it is replaced by the same
-    sample as with data.decode=cpu.
+    An image that the device cannot decode is decoded on the CPU. It is whole: see `device_crop`.
     """
 
     stream: TrainBatches
-    packers: Packers
     sizes: Sequence[int]
     """Sides of the images in pixels: the model's, and that of the second view if it is another."""
     interpolation: Interpolation = Interpolation.bicubic
@@ -81,13 +78,14 @@ class DeviceDecoder:
         """
         encoded = [item for images in batch.encoded for item in images]
         whole_bSS3 = [torch.empty((len(batch.index), s, s, 3), dtype=torch.uint8, device=device) for s in self.sizes]
-        failed: list[EncodedImage] = []
+        failed: list[tuple[EncodedImage, Tensor]] = []
         indices = batch.index.tolist()
         for group in _grouped(encoded, lambda item: item[0].width * item[0].height, _PIXELS):
             failed += self._decode(group, whole_bSS3, indices)
         on_device = {image.row for image, _ in encoded}
-        rows = [row for row in range(len(batch.index)) if row not in on_device] + [image.row for image in failed]
-        batch = replace(self._read_again(batch, failed) if failed else batch, encoded=(), decoder=None).to(device)
+        rows = [row for row in range(len(batch.index)) if row not in on_device] + [image.row for image, _ in failed]
+        batch = self._read_again(batch, failed, indices) if failed else batch
+        batch = replace(batch, encoded=(), decoder=None).to(device)
         for whole, part in zip(whole_bSS3, batch.images, strict=True):
             whole.index_copy_(0, torch.tensor(rows, dtype=torch.int64, device=device), part.permute(0, 2, 3, 1))
         image, *others = map(self.stream.view.batch, whole_bSS3)
@@ -95,19 +93,19 @@ class DeviceDecoder:
 
     def _decode(
         self, group: Sequence[tuple[EncodedImage, Tensor]], whole_bSS3: Sequence[Tensor], indices: Sequence[int]
-    ) -> list[EncodedImage]:
+    ) -> list[tuple[EncodedImage, Tensor]]:
         """Decodes images into their rows. Returns those that the device cannot decode. Raises DataError."""
         device = whole_bSS3[0].device
         if device.type == "cuda":
             # torchvision decodes on another stream, which does not wait for earlier work on the memory it is given.
             torch.cuda.current_stream(device).synchronize()
         good: list[tuple[EncodedImage, Tensor]] = []
-        failed: list[EncodedImage] = []
-        for (image, _), pixels in zip(group, decode_jpegs([file for _, file in group], device), strict=True):
+        failed: list[tuple[EncodedImage, Tensor]] = []
+        for (image, file), pixels in zip(group, decode_jpegs([file for _, file in group], device), strict=True):
             if pixels is not None and pixels.shape == (3, image.height, image.width):
                 good.append((image, pixels[:, image.top : image.bottom, image.left : image.right]))
             else:
-                failed.append(image)
+                failed.append((image, file))
         for some in _grouped(good, lambda item: self._numbers(*item[1].shape[1:]), _NUMBERS):
             rows = torch.tensor([image.row for image, _ in some], device=device)
             for whole in whole_bSS3:
@@ -123,44 +121,15 @@ class DeviceDecoder:
         size = max(self.sizes)
         return 3 * (height * width + height * size + size * size) + 3 * size * (height + width)
 
-    def _read_again(self, batch: Batch, failed: Sequence[EncodedImage]) -> Batch:
-        """Returns the batch on the host, with the samples of these images drawn again, and their pixels added."""
-        stream, rows = self.stream, torch.tensor([image.row for image in failed])
+    def _read_again(self, batch: Batch, failed: Sequence[tuple[EncodedImage, Tensor]], indices: Sequence[int]) -> Batch:
+        """Returns the batch on the host, with the pixels of these images, decoded on the CPU, added."""
+        view = self.stream.view
         pixels_nSS3 = [torch.empty((len(failed), size, size, 3), dtype=torch.uint8) for size in self.sizes]
-        bad, indices, captions, targets = list(batch.bad), [], list[str](), []
-        for image, *outs in zip(failed, *pixels_nSS3, strict=True):
-            found: list[BadRecord] = []
-            drawn = stream.draw(image.position, stream.order(image.position), found, *outs)
-            bad += found[image.bad :]  # the batch has those before
-            indices.append(drawn.index)
-            captions += drawn.captions
-            targets.append(drawn.targets)
-        images = [torch.cat(pair) for pair in zip(batch.images, map(stream.view.batch, pixels_nSS3), strict=True)]
-        read = stream.tokens([image.position for image in failed], captions)
-        tokens = read[:, : batch.tokens.shape[1]]  # none of a batch without texts
-        each, digests = batch.texts_per_sample, stream.digests(captions, read)
-        texts = (each * rows[:, None] + torch.arange(each)).flatten()
-        second = None
-        if stream.second is not None and batch.second_tokens is not None:
-            second = batch.second_tokens.index_copy(0, rows, stream.second.tokenizer(captions[::each]))
-        return self.packers(
-            replace(
-                batch,
-                image=images[0],
-                second_image=images[1] if len(images) > 1 else None,
-                tokens=batch.tokens.index_copy(0, texts, tokens),
-                captions=None
-                if batch.captions is None or digests is None
-                else batch.captions.index_copy(0, rows, digests),
-                second_tokens=second,
-                index=batch.index.index_copy(0, rows, torch.tensor(indices)),
-                bad=bad,
-                targets=tuple(
-                    whole.index_copy(0, rows, torch.stack(found))
-                    for whole, found in zip(batch.targets, zip(*targets, strict=True), strict=True)
-                ),
-            )
-        )
+        for (image, file), *outs in zip(failed, *pixels_nSS3, strict=True):
+            view.load(file.numpy().tobytes(), (image.left, image.top, image.right, image.bottom), *outs)
+            view.augment(self.stream.augment_seed(image.position, indices[image.row], image.number), *outs)
+        image, *others = (torch.cat(pair) for pair in zip(batch.images, map(view.batch, pixels_nSS3), strict=True))
+        return replace(batch, image=image, second_image=others[0] if others else None)
 
 
 def _grouped(items: Sequence[T], cost: Callable[[T], int], limit: int) -> Iterator[list[T]]:

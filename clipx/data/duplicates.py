@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipx.data.source import BadSample
-from clipx.data.transform import decode, plain_jpeg
+from clipx.data.jpeg import decode_jpeg, plain_jpeg
+from clipx.data.transform import decode
 
 _SIDE = 8
 SIGNATURE_FIELDS = (("digest", "u8", 2), ("hash", "u8"), ("colours", "u1", (_SIDE, _SIDE, 3)))
@@ -40,10 +39,7 @@ def preview(encoded: bytes, max_pixels: int) -> tuple[Image.Image, tuple[int, in
     if wh is None:
         image = decode(encoded, max_pixels)
         return image, image.size
-    try:
-        return Image.fromarray(simplejpeg.decode_jpeg(encoded, min_width=128, min_height=128, min_factor=2)), wh
-    except ValueError as error:
-        raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
+    return Image.fromarray(decode_jpeg(encoded, min_width=128, min_height=128, min_factor=2)), wh
 
 
 def signature(encoded: bytes, image: Image.Image) -> tuple[object, ...]:

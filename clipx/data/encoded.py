@@ -1,4 +1,4 @@
-"""Encoded images of a batch, with data.decode=gpu: a loader process reads their headers and draws their crops only.
+"""Encoded images of a batch, with data.decode=gpu: a loader process checks them and draws their crops only.
 
 Shape suffixes: m encoded images of a part of a batch, N bytes of their files together.
 """
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.transform import RATIO, Box, Crop, box_of, plain_jpeg
+from clipx.data.jpeg import is_baseline, is_flawless, plain_jpeg
+from clipx.data.transform import RATIO, Box, Crop, box_of
 
 LARGEST = 2**24
 """Pixels of the largest image that the device decodes: 50 MB. libjpeg-turbo shrinks a larger one while decoding."""
 
-_BASELINE, _SCAN = 0xC0, 0xDA  # kinds of JPEG segments
 _TAIL = 1024  # bytes at the end of a file that are searched for its end marker
 
 
@@ -36,7 +36,6 @@ class Place(NamedTuple):
 
     row: int
     position: int  # in the stream
-    bad: int  # samples at this position that were bad before this one
     number: int  # of its stored crop
 
 
@@ -45,7 +44,6 @@ class EncodedImage(NamedTuple):
 
     row: int
     position: int
-    bad: int
     number: int
     stop: int  # end of the file in the data
     width: int
@@ -92,29 +90,12 @@ class EncodedImages:
 def device_crop(
     encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop, ratio: Sequence[float] = RATIO
 ) -> DeviceCrop | None:
-    """Returns the crop of an image that the device decodes: a plain, complete baseline JPEG of at most LARGEST pixels.
+    """Returns the crop of an image that the device decodes: a plain, flawless baseline JPEG of at most LARGEST pixels.
 
-    Returns None for any other image, without a draw. The draws are those of `train_transform`. Raises BadSample for a
-    box that is not inside of the image.
+    Returns None for any other image, without a draw: nvJPEG does not tell a half-grey one from a whole one. The draws
+    are those of `train_transform`. Raises BadSample for a box that is not inside of the image.
     """
     wh = plain_jpeg(encoded, min(max_pixels, LARGEST))
-    if wh is None or not _is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0:
+    if wh is None or not is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0 or not is_flawless(encoded):
         return None
     return DeviceCrop(encoded, wh, box_of(crop, wh, scale, ratio))
-
-
-def _is_baseline(encoded: bytes) -> bool:
-    """Returns whether a JPEG is sequential with 8 bits and Huffman codes, not in RGB. Its header is well-formed.
-
-    GPUs with a JPEG engine decode only baseline in it, and nvJPEG decodes the entropy of others in the calling thread.
-    """
-    at, baseline = 2, False
-    while at + 4 <= len(encoded):
-        kind = encoded[at + 1]
-        if kind == _SCAN:
-            return baseline
-        if kind == 0xEE and encoded[at + 4 : at + 9] == b"Adobe" and encoded[at + 15 : at + 16] != b"\1":
-            return False  # no YCbCr, which nvJPEG converts from
-        baseline = baseline or kind == _BASELINE
-        at += 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
-    return False

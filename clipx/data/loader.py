@@ -105,13 +105,12 @@ class TrainBatches(Dataset["Batch | DataError"]):
             wanted = [self.order(position) for position in positions]
             prefetch_samples(self.source, wanted, *self.order.read_ahead(positions))
             for row, (position, first) in enumerate(zip(positions, wanted, strict=True)):
-                known = len(bad)
                 drawn = self.draw(position, first, bad, *(rows[row - len(crops)] for rows in views))
                 captions += drawn.captions
                 indices.append(drawn.index)
                 targets.append(drawn.targets)
                 if drawn.crop is not None:
-                    crops.append((Place(row, position, len(bad) - known, drawn.number), drawn.crop))
+                    crops.append((Place(row, position, drawn.number), drawn.crop))
             pixels = len(positions) - len(crops)
             image, *others = (self.view.batch(shared_rows(rows[:pixels])) for rows in views)
             encoded = (EncodedImages.of(crops, shared_rows),) if self.view.on_device else ()
@@ -165,9 +164,8 @@ class TrainBatches(Dataset["Batch | DataError"]):
         Returns the sample, or its first usable substitute. Appends the bad ones to `bad`. Raises DataError if all
         substitutes are bad.
         """
-        rng, first, known = self.rng(position), index, len(bad)
+        rng = self.rng(position)
         for _ in range(_MAX_SUBSTITUTES):
-            device_crop = None
             try:
                 sample = self.source.read(index)
                 number, crop = (0, rng) if self.targets is None else self.targets.draw_crop(index, rng)
@@ -179,9 +177,6 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 targets = () if self.targets is None else self.targets.rows(index, sample, captions[0], number)
                 return Drawn(index, captions, targets, device_crop, number)
             except BadSample as error:
-                if device_crop is not None:  # no targets: whether its image is bad, too, decides on the next draws
-                    del bad[known:]
-                    return replace(self, view=self.view.on_cpu()).draw(position, first, bad, *outs)
                 bad.append(BadRecord(self.source.key(index), str(error)))
                 index = self.order.substitute(position, rng)
         raise DataError(f"{_MAX_SUBSTITUTES} samples in a row are bad, the last {bad[-1].key}: {bad[-1].reason}")
@@ -265,7 +260,7 @@ def _device_decoder(parts: _Parts) -> DeviceDecoder | None:
     if not isinstance(view, ImageView) or not view.on_device:
         return None
     sizes = view.sizes(None if stream.second is None else stream.second.size)
-    return DeviceDecoder(replace(stream, view=view.on_cpu()), parts.packers, sizes, view.interpolation)
+    return DeviceDecoder(stream, sizes, view.interpolation)
 
 
 def parts_ready(parts: int, workers: int, prefetch: int) -> int:

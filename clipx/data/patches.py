@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clipx.data.jpeg import plain_jpeg
 from clipx.data.shared_memory import empty_rows
 from clipx.data.spec import DataSpec
-from clipx.data.transform import PILLOW, Box, Crop, box_inside, decode, decode_shrunk, plain_jpeg, resize
+from clipx.data.transform import PILLOW, Box, Crop, box_inside, decode, decode_shrunk, resize
 from clipx.model.patches import grid_of, patchify, write_image
 from clipx.model.tower_spec import Interpolation
 
@@ -75,9 +76,6 @@ class PatchView:
 
     def batch(self, rows: Tensor) -> Tensor:
         return rows
-
-    def on_cpu(self) -> PatchView:
-        return self
 
     def for_data(self, data: DataSpec) -> PatchView:
         return replace(self, max_pixels=data.max_pixels)

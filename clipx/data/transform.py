@@ -1,8 +1,8 @@
 """Image transforms: encoded image to square uint8 RGB. The model normalises on the device.
 
-Training uses the fastest path to the same picture: libjpeg-turbo without Pillow, which shrinks a JPEG at least twice
-too large while decoding it, and torch's filters, which are Pillow's in SIMD. Images that are not plain upright
-JPEGs are read with Pillow, as are all evaluation images.
+Training uses the fastest path to the same picture: libjpeg-turbo, which shrinks a JPEG at least twice too large while
+decoding it, and torch's filters, which are Pillow's in SIMD. Evaluation decodes whole images and uses Pillow's filters.
+All paths have the same bad samples: JPEGs are decoded by `clipx.data.jpeg`, PNG and WebP by Pillow.
 """
 
 from __future__ import annotations
@@ -10,25 +10,21 @@ from __future__ import annotations
 import io
 import math
 import random
-import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
-import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from clipx.data.image_format import reason_unread
+from clipx.data.jpeg import Pixels, decode_jpeg, plain_jpeg, readable_jpeg
 from clipx.data.source import BadSample
 from clipx.model.tower_spec import Interpolation
 
 Image.MAX_IMAGE_PIXELS = None  # max_pixels is the limit: Pillow's warns from 89 million pixels on, and then refuses
-
-Pixels = NDArray[np.uint8]
-"""[size, size, 3]"""
 
 Box = tuple[int, int, int, int]
 """(left, top, right, bottom) in whole pixels."""
@@ -39,8 +35,7 @@ Crop = random.Random | Box
 RATIO = (3 / 4, 4 / 3)
 """Default range of the aspect ratio of random crops (arXiv:1409.4842)."""
 
-_SEGMENT = struct.Struct(">BBH")  # header of a JPEG segment: 0xFF, its kind, and its length without these two bytes
-_APP1, _SCAN = 0xE1, 0xDA
+_JPEGS = ("JPEG", "MPO")  # MPO: several, of which the first is read
 _UPRIGHT = {  # EXIF orientation -> transposition to upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -57,13 +52,15 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
 
     The size is checked before decoding. Raises BadSample with the reason.
     """
+    if plain_jpeg(encoded, max_pixels) is not None:
+        return Image.fromarray(decode_jpeg(encoded))
     try:
         with Image.open(io.BytesIO(encoded), formats=("JPEG", "PNG", "WEBP")) as image:
             if image.width * image.height > max_pixels:
                 raise BadSample(
                     f"image has {image.width}x{image.height} pixels, more than data.max_pixels={max_pixels}"
                 )
-            rgb = _rgb(image)
+            rgb = _rgb_of_jpeg(image, encoded) if image.format in _JPEGS else _rgb(image)
             turn = _UPRIGHT.get(_orientation(image))
             return rgb if turn is None else rgb.transpose(turn)
     except BadSample:
@@ -72,6 +69,15 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
         raise BadSample(reason_unread(encoded)) from None
     except Exception as error:  # decoders raise undocumented exceptions on damaged input
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
+
+
+def _rgb_of_jpeg(image: Image.Image, encoded: bytes) -> Image.Image:
+    readable = readable_jpeg(encoded, image.size)
+    if readable is None:
+        return _rgb(image)
+    if image.mode == "CMYK":  # stored inverted, as by Adobe's programs and in Pillow
+        return Image.fromarray(255 - decode_jpeg(readable, "CMYK"), "CMYK").convert("RGB")
+    return Image.fromarray(decode_jpeg(readable))
 
 
 def _rgb(image: Image.Image) -> Image.Image:
@@ -163,39 +169,9 @@ def decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, to: tuple[int, 
     least = (math.ceil(w * size / side) for w, size, side in zip(wh, to, sides, strict=True))
     width, height = least
     memory = _scratch.of(wh[0] * wh[1] * 3)
-    try:
-        pixels = simplejpeg.decode_jpeg(encoded, min_width=width, min_height=height, min_factor=2, buffer=memory)
-    except ValueError as error:
-        raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None
+    pixels = decode_jpeg(encoded, min_width=width, min_height=height, min_factor=2, buffer=memory)
     fx, fy = pixels.shape[1] / wh[0], pixels.shape[0] / wh[1]
     return pixels, (round(left * fx), round(top * fy), round(right * fx), round(bottom * fy))
-
-
-def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
-    """Returns (width, height) of a JPEG that only needs decoding; None for an image that needs Pillow."""
-    if not encoded.startswith(b"\xff\xd8\xff") or not _upright(encoded):
-        return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
-    except ValueError:
-        return None
-    return (width, height) if colours in ("YCbCr", "Gray", "RGB") and width * height <= max_pixels else None
-
-
-def _upright(encoded: bytes) -> bool:
-    """Returns whether a JPEG header has no segment that can store an orientation; False for a malformed header."""
-    at = 2
-    while at + _SEGMENT.size <= len(encoded):
-        mark, kind, length = _SEGMENT.unpack_from(encoded, at)
-        if mark != 0xFF or kind == 0xFF:
-            return False
-        if kind == _SCAN:
-            return True
-        end = at + 2 + length
-        if kind == _APP1 and any(encoded.find(note, at, end) >= 0 for note in (b"Exif\0\0", b"tiff:Orientation")):
-            return False
-        at = end
-    return False
 
 
 def resize(

@@ -67,9 +67,6 @@ class View(Protocol):
     def batch(self, rows: Tensor) -> Tensor:
         """Returns rows as the model takes them."""
 
-    def on_cpu(self) -> View:
-        """Returns the view that leaves no image to the device."""
-
     def for_data(self, data: DataSpec) -> View:
         """Returns the view with the limits of other data."""
 
@@ -155,9 +152,6 @@ class ImageView:
     def batch(self, rows: Tensor) -> Tensor:
         return rows.permute(0, 3, 1, 2)
 
-    def on_cpu(self) -> ImageView:
-        return replace(self, on_device=False)
-
     def for_data(self, data: DataSpec) -> ImageView:
         return replace(self, max_pixels=data.max_pixels)
 
@@ -187,9 +181,6 @@ class FeatureView:
 
     def batch(self, rows: Tensor) -> Tensor:
         return rows
-
-    def on_cpu(self) -> FeatureView:
-        return self
 
     def for_data(self, data: DataSpec) -> FeatureView:
         check_takes_features(data)

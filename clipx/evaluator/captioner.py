@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from clipx.data.source import BadSample
-from clipx.data.transform import Pixels, decode, eval_transform
+from clipx.data.jpeg import Pixels
+from clipx.data.source import BadSample, read_bounded
+from clipx.data.transform import decode, eval_transform
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import cores
 from clipx.model.coca import CoCa
@@ -67,9 +67,7 @@ class Captioner:
         """Returns the transformed pixels of a file, or the reason why it cannot be used."""
         try:
             image = self.model.spec.image
-            decoded = decode(Path(file).read_bytes(), self.max_pixels)
+            decoded = decode(read_bounded(file), self.max_pixels)
             return eval_transform(decoded, image.size, image.stretch, image.interpolation)
-        except OSError as error:
-            return f"cannot be read ({error.strerror})"
         except BadSample as error:
             return str(error)

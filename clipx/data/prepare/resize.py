@@ -39,14 +39,13 @@ def shard_image(encoded: bytes, spec: PrepareSpec) -> ShardImage:
 
     Raises BadSample if the image cannot be decoded, even if it would be stored unchanged.
     """
-    from clipx.data.transform import decode, plain_jpeg
+    from clipx.data.jpeg import plain_jpeg
+    from clipx.data.transform import decode
 
     original = plain_jpeg(encoded, spec.max_pixels)
     factor = 1 if original is None else _factor(original, spec)
-    image = _shrunk(encoded, original, factor) if original and factor > 1 else None
-    if original is None or image is None:
-        image, factor = decode(encoded, spec.max_pixels), 1
-        original = image.size
+    image = _shrunk(encoded, original, factor) if original and factor > 1 else decode(encoded, spec.max_pixels)
+    original = original or image.size
     resized = resize(image, spec, original, factor)
     if resized is None:
         return ShardImage(encoded, original, original)
@@ -73,17 +72,14 @@ def _factor(original: Size, spec: PrepareSpec) -> int:
     return next((factor for factor in _FACTORS if factor <= room), 1)
 
 
-def _shrunk(encoded: bytes, original: Size, factor: int) -> Image | None:
-    """Decodes a JPEG, shrunk by `factor`. Returns None if it is damaged; Pillow then decides if it can be decoded."""
-    import simplejpeg
+def _shrunk(encoded: bytes, original: Size, factor: int) -> Image:
+    """Decodes a plain JPEG, shrunk by `factor`. Raises BadSample."""
     from PIL import Image as Pillow
 
+    from clipx.data.jpeg import decode_jpeg
+
     width, height = (math.ceil(side / factor) for side in original)
-    try:
-        pixels = simplejpeg.decode_jpeg(encoded, min_width=width, min_height=height, min_factor=factor)
-    except ValueError:
-        return None
-    return Pillow.fromarray(pixels)
+    return Pillow.fromarray(decode_jpeg(encoded, min_width=width, min_height=height, min_factor=factor))
 
 
 def resize(image: Image, spec: PrepareSpec, original: Size, factor: int = 1) -> Image | None:

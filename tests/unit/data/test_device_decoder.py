@@ -58,6 +58,8 @@ OTHERS: dict[str, bytes] = {  # images that are left to the CPU
     "CMYK": encode(picture(40, 30, 5).convert("CMYK"), "JPEG"),
     "RGB": file(6, keep_rgb=True),
     "truncated": truncated(file(7)),
+    "half-grey": truncated(file(8)) + b"\xff\xd9",
+    "stray bytes": file(9)[:-2] + bytes(99) + b"\xff\xd9",
     "no image": b"GIF89a",
 }
 # Of 60 samples: every other format, and JPEGs that only the decoder finds to be damaged.
@@ -68,7 +70,7 @@ IMAGES = {5 + i: encoded for i, encoded in enumerate(OTHERS.values())} | {
     35: encode(picture(70, 50, 35).convert("L"), "JPEG", quality=90),
 }
 SOURCE = Numbers([40, 20], broken=frozenset({3, 44}), images=dict(enumerate(map(file, range(60)))) | IMAGES)
-BAD = {3, 11, 12, 20, 33, 44}
+BAD = {3, 11, 12, 14, 20, 33, 44}
 
 
 class Targets:

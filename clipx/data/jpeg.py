@@ -1,0 +1,163 @@
+"""JPEGs: their headers, and the one decoder with the one idea of damage, for training, evaluation and all commands.
+
+libjpeg fills what is missing of a picture with grey, and says so in a warning only. A picture of which data are missing
+or wrong is a bad sample; one with stray bytes before its end marker is whole, and is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from clipx.data.source import BadSample
+
+Pixels = NDArray[np.uint8]
+"""[height, width, 3]"""
+
+_BASELINE, _SCAN, _APP0, _APP1, _ADOBE = 0xC0, 0xDA, 0xE0, 0xE1, 0xEE  # kinds of segments
+_NEEDED = frozenset([*range(0xC0, 0xD0), 0xDB, 0xDD, _SCAN, _ADOBE])  # frame, tables, restart interval, colours
+_JFIF = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
+_END = b"\xff\xd9"
+_STRAY = re.compile(
+    r"(\d+) extraneous bytes before marker 0xd9$"
+)  # the warning of libjpeg, which shows the first one only
+_FILL = 32  # equal bytes with which a picture may end: the last ones of a plain area. More may stand for lost data.
+_TRIES = 4  # libjpeg does not count stray bytes FF, and a run of equal ones is left in part
+
+
+def decode_jpeg(encoded: bytes, colours: str = "RGB", **shrunk: Any) -> Pixels:
+    """Decodes a JPEG whose header has no fault. `colours`, `shrunk`: options of simplejpeg.decode_jpeg.
+
+    Raises BadSample if data of the picture are missing or wrong. Only an image with a warning is decoded again.
+    """
+    decode: Callable[..., Pixels] = partial(simplejpeg.decode_jpeg, encoded, colours, **shrunk)
+    try:
+        return decode()
+    except ValueError as error:
+        fault = _fault_without_stray(encoded, colours, _one_line(error))
+    if not fault:
+        return decode(strict=False)
+    raise BadSample(f"image cannot be decoded: {fault.partition(' before marker')[0]}")
+
+
+def _fault_without_stray(encoded: bytes, colours: str, fault: str) -> str:
+    """Returns the fault of a JPEG; "" if it only has stray bytes before its end marker, without which it has none.
+
+    libjpeg decodes zeros in place of lost data as data, and those that remain are stray. So the picture has to be whole
+    with only the first of a run of equal bytes before the end marker.
+    """
+    end = encoded.find(_END, next((stop for kind, _, stop in _segments(encoded) if kind == _SCAN), 0))
+    filled = len(encoded[:end].rstrip(encoded[end - 1 : end])) + _FILL
+    for _ in range(_TRIES):
+        if (stray := _STRAY.search(fault)) is None:
+            return fault
+        end = min(filled, end - int(stray[1]))
+        try:
+            simplejpeg.decode_jpeg(encoded[:end] + _END, colours, min_height=1, min_width=1, min_factor=8)
+        except ValueError as error:
+            fault = _one_line(error)
+        else:
+            return ""
+    return fault
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
+
+
+def is_flawless(encoded: bytes) -> bool:
+    """Returns whether libjpeg has no warning about a plain JPEG. Half the time of decoding: its data are read."""
+    try:
+        simplejpeg.decode_jpeg(encoded, "GRAY", min_height=1, min_width=1, min_factor=8)
+    except ValueError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------------------- headers
+
+
+def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
+    """Returns (width, height) of a JPEG that only needs decoding; None for an image that needs Pillow."""
+    if not encoded.startswith(b"\xff\xd8\xff") or not _upright(encoded):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
+    except (ValueError, KeyError):  # KeyError: subsampling that simplejpeg has no name for
+        return None
+    return (width, height) if colours in ("YCbCr", "Gray", "RGB") and width * height <= max_pixels else None
+
+
+def _upright(encoded: bytes) -> bool:
+    """Returns whether a JPEG header has no segment that can store an orientation; False for a malformed header."""
+    at = 2
+    for kind, start, end in _segments(encoded):
+        if start != at:
+            return False
+        if kind == _SCAN:
+            return True
+        if kind == _APP1 and any(encoded.find(note, at, end) >= 0 for note in (b"Exif\0\0", b"tiff:Orientation")):
+            return False
+        at = end
+    return False
+
+
+def is_baseline(encoded: bytes) -> bool:
+    """Returns whether a JPEG is sequential with 8 bits and Huffman codes, not in RGB. Its header is well-formed.
+
+    GPUs with a JPEG engine decode only baseline in it, and nvJPEG decodes the entropy of others in the calling thread.
+    """
+    baseline = False
+    for kind, start, _ in _segments(encoded):
+        if kind == _SCAN:
+            return baseline
+        if kind == _ADOBE and encoded[start + 4 : start + 9] == b"Adobe" and encoded[start + 15 : start + 16] != b"\1":
+            return False  # no YCbCr, which nvJPEG converts from
+        baseline = baseline or kind == _BASELINE
+    return False
+
+
+def readable_jpeg(encoded: bytes, size: tuple[int, int]) -> bytes | None:
+    """Returns a JPEG of this size with a header that `decode_jpeg` takes: without stray bytes and unknown versions.
+
+    Returns None for a rare coding that only Pillow decodes, such as arithmetic coding and subsampling by 4 x 2.
+    """
+    if _size(encoded) == size:
+        return encoded
+    parts, at = [encoded[:2]], 2
+    for kind, start, at in _segments(encoded):
+        if kind in _NEEDED:
+            parts.append(encoded[start:at])
+        elif kind == _APP0 and encoded.startswith(b"JFIF\0", start + 4):
+            parts.append(_JFIF)  # libjpeg warns of an unknown version
+    plainer = b"".join([*parts, encoded[at:]])
+    return plainer if _size(plainer) == size else None
+
+
+def _size(encoded: bytes) -> tuple[int, int] | None:
+    try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(encoded)
+    except (ValueError, KeyError):
+        return None
+    return width, height
+
+
+def _segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields (kind, start, end) of the segments up to the first scan. As libjpeg, skips bytes between them."""
+    at = 2
+    while 0 <= (at := encoded.find(b"\xff", at)) <= len(encoded) - 4:
+        kind = encoded[at + 1]
+        if kind in (0x00, 0x01, 0xFF) or 0xD0 <= kind <= 0xD7:
+            at += 1
+            continue
+        end = at + 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
+        yield kind, at, end
+        if kind == _SCAN:
+            return
+        at = end
