@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
+from clipx.data.folder import images_of, unread_notes
 from clipx.data.spec import MAX_PIXELS
+from clipx.data.walk import walk
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.escape import json_text, print_stderr
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from clipx.model.coca import CoCa
     from clipx.model.generate import LengthBounds, Method
 
-_PICTURES = (".jpg", ".jpeg", ".png", ".webp")
 Number = TypeVar("Number", int, float)
 
 
@@ -140,7 +141,10 @@ class CaptionSpec:
         """Returns the image files, sorted by name. Raises ConfigError if there are none."""
         place = Path(self.images)
         if place.is_dir():
-            found = [str(path) for path in place.rglob("*") if path.suffix.lower() in _PICTURES and path.is_file()]
+            files = list(walk(str(place), f"images={self.images}"))
+            found = images_of(files)
+            for note in unread_notes(self.images, files):
+                print_stderr(note)
         elif place.is_file():
             found = [self.images]
         else:

@@ -235,10 +235,8 @@ def check_columns(
         require(
             name is None or name in found, f"{key}={name} is not a column of {path}: it has {', '.join(found)}; {fix}"
         )
-        require(
-            found.count(name or "") < 2,
-            f"{key}={name} of {path} names {found.count(name or '')} columns: rename one, so that each has its own name",
-        )
+        count = found.count(name or "")
+        require(count < 2, f"{key}={name} of {path} names {count} columns: rename one, so that each has its own name")
 
 
 def _other_separator(table: TextTable) -> str | None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clipx.config.registry import option
 from clipx.data.class_names import fill, read_names, read_templates
-from clipx.data.image_format import READ, ending_unread
+from clipx.data.image_format import IMAGES, READ, ending_unread
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
 from clipx.data.source import ImageFiles, Sample, check_held_out_share, read_bounded, split
 from clipx.data.spec import Classes, Dataset, all_held_out
+from clipx.data.walk import is_hidden, walk
 from clipx.errors import ConfigError, DataError, require
-
-IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 @option("data")
@@ -32,7 +31,7 @@ class FolderSpec(SelectionSpec):
     """Kind of data: a folder with one folder of images per class."""
 
     path: str | None = None
-    """Folder of class folders with jpg, jpeg, png or webp images, also in subfolders. Required."""
+    """Folder of class folders with jpg, png, jpeg or webp images, also in subfolders and linked folders. Required."""
 
     held_out_path: str | None = None
     """Folder of class folders to evaluate on; its classes must be among those of path. null: held_out_share of the
@@ -104,7 +103,13 @@ def class_folders(path: str, key: str) -> Sequence[str]:
     """Returns the sorted names of the class folders in `path`, the value of the option `key`. Raises ConfigError."""
     root = Path(path).expanduser()
     require(root.is_dir(), f"{key}={path} is not a folder: give one that contains a folder per class")
-    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    found = [entry for entry in os.scandir(root) if not is_hidden(entry.name)]
+    for entry in found:
+        require(
+            not entry.is_symlink() or Path(entry).exists(),
+            f"{key}={path}: the link {entry.name} leads to nothing: restore the folder, or remove the link",
+        )
+    names = sorted(entry.name for entry in found if entry.is_dir())
     require(bool(names), f"{key}={path} contains no folders: put the images of each class into a folder named after it")
     return names
 
@@ -121,48 +126,49 @@ class ImageFolder(ImageFiles):
     def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> ImageFolder:
         """Lists the images. `folders`: the classes in label order. Raises DataError for a class without images."""
         root = Path(path).expanduser()
-        unread: list[str] = []
-        found = {label: _images(root, name, unread) for label, name in enumerate(folders) if (root / name).is_dir()}
+        files = {label: _files(root, name, key) for label, name in enumerate(folders) if (root / name).is_dir()}
+        found = {label: images_of(of_class) for label, of_class in files.items()}
         empty = [folders[label] for label, images in found.items() if not images]
         if empty:
             raise DataError(
                 f"{key}={path}: the class folder {empty[0]} contains no image ({', '.join(IMAGES)})"
                 f"{f', nor do {len(empty) - 1} more' if len(empty) > 1 else ''}: put images there, or remove it"
             )
+        notes = unread_notes(path, [file for of_class in files.values() for file in of_class])
+        apart = images_of(sorted(entry.name for entry in os.scandir(root) if entry.is_file()))
+        notes += [f"{path}: {len(apart):,} images are in no class folder and not read, e.g. {one}" for one in apart[:1]]
         captions = [[fill(template, name) for template in classes.templates] for name in classes.names]
         images = [image for of_class in found.values() for image in of_class]
         labels = [label for label, of_class in found.items() for _ in of_class]
         facts = "\n".join([*images, *(caption for texts in captions for caption in texts)])
         digest = hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        return cls(str(root), Packed.of(images), (), digest, Packed.of(labels), captions, unread_notes(path, unread))
+        return cls(str(root), Packed.of(images), (), digest, Packed.of(labels), captions, notes)
 
     def read(self, index: int) -> Sample:
         label = self.labels[index]
         return Sample(read_bounded(self.key(index)), self.captions[label], label)
 
 
+def _files(root: Path, name: str, key: str) -> list[str]:
+    """Returns the files of a class, including subfolders, as sorted paths relative to `root`. Raises DataError."""
+    return sorted(os.path.relpath(file, root) for file in walk(str(root / name), key))
+
+
 def _is_utf8(name: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
-def _images(root: Path, name: str, unread: list[str]) -> list[str]:
-    """Returns the images of a class, including subfolders, as paths relative to `root`.
-
-    Appends images of other formats to `unread`.
-    """
-    found = []
-    for folder, _, files in os.walk(root / name):
-        for file in files:
-            path = os.path.relpath(os.path.join(folder, file), root)  # noqa: PTH118
-            if file.lower().endswith(IMAGES):
-                found.append(path)
-            elif ending_unread(file):
-                unread.append(path)
-    return sorted(found)
+def images_of(files: Iterable[str]) -> list[str]:
+    """Returns the files that are read as images, by their names, in their order."""
+    return [file for file in files if file.lower().endswith(IMAGES) and not is_hidden(file)]
 
 
-def unread_notes(path: str, unread: Sequence[str]) -> list[str]:
-    """Returns a note on the images of other formats in a folder, if there are any."""
-    if not unread:
-        return []
-    return [f"{path}: {len(unread):,} images are not read, e.g. {unread[0]}: convert them to {READ}"]
+def unread_notes(path: str, files: Sequence[str]) -> list[str]:
+    """Returns notes on the images among the files of a folder that are not read: of other formats, and hidden ones."""
+    other = [file for file in files if ending_unread(file) and not is_hidden(file)]
+    hidden = [file for file in files if file.lower().endswith(IMAGES) and is_hidden(file)]
+    notes = [f"{path}: {len(other):,} images are not read, e.g. {one}: convert them to {READ}" for one in other[:1]]
+    return notes + [
+        f"{path}: {len(hidden):,} hidden images are not read, e.g. {one}: macOS writes ._ files; rename other images"
+        for one in hidden[:1]
+    ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,6 +25,7 @@ from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import check_access
 from clipx.data.source import check_held_out_share
 from clipx.data.spec import Classes, Dataset, DataSpec
+from clipx.data.walk import walk
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError, require
 from clipx.storage.hub_repository import HubFile
@@ -273,10 +273,6 @@ class HfSpec(SelectionSpec):
 
 
 def _local_files(root: str) -> dict[str, int]:
-    """Returns the size of each file below a folder. Links to files are followed: the cache of the hub has these."""
-
-    def fail(error: OSError) -> None:
-        raise error  # os.walk would leave out a folder that cannot be read
-
-    files = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
+    """Returns the size of each file below a folder. Links are followed: the cache of the hub has these."""
+    files = map(Path, walk(root, "data.path"))
     return {str(file.relative_to(root)): file.stat().st_size for file in files if file.is_file()}

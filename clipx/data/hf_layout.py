@@ -13,6 +13,7 @@ from typing import Any
 
 from clipx.config.messages import did_you_mean
 from clipx.config.safe_yaml import plain_values
+from clipx.data.image_format import IMAGES
 from clipx.errors import DataError, require
 from clipx.storage.pattern import matcher
 from clipx.storage.safe_json import shown
@@ -26,7 +27,6 @@ _NAMES = {
 }
 _WORD = re.compile(rf"(?:^|[-._ 0-9])({'|'.join(_NAMES)})(?=[-._ 0-9]|$)")
 _NUMBERED = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*")  # train-00000-of-00003.parquet
-_IMAGES = (".jpg", ".jpeg", ".png", ".webp")
 _LISTED = 8  # names that an error lists
 _PATTERNS = 1000  # largest number of a configuration of a card
 
@@ -124,7 +124,7 @@ class Repository:
                 "holds Arrow files, as of save_to_disk: write Parquet files with datasets.load_from_disk(FOLDER)"
                 "['train'].to_parquet('train.parquet')"
             )
-        if any(path.lower().endswith(_IMAGES) for path in files):
+        if any(path.lower().endswith(IMAGES) for path in files):
             if hub:
                 return f"holds single images: give {branch}, or a downloaded copy to data=csv or data=folder"
             table = next((path for path in files if path.rpartition("/")[2] == "metadata.csv"), None)

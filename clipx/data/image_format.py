@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import string
 
+IMAGES = (".jpg", ".png", ".jpeg", ".webp")
+"""Endings of names of images. Of several images of a sample the first in this order is read, as in open_clip."""
+
 READ = "JPEG, PNG or WebP"
 ENDING_UNREAD = f"file, not {READ}"
 

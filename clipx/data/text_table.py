@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from clipx.data.folder import IMAGES
+from clipx.data.image_format import IMAGES
 from clipx.errors import DataError
 
 _MAX_CELL = 1 << 17  # characters of a quoted cell

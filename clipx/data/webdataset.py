@@ -1,4 +1,4 @@
-"""WebDataset shards, as written by img2dataset: jpg (or jpeg, png, webp) + txt + json, with random access by an index.
+"""WebDataset shards, as written by img2dataset: jpg (or png, jpeg, webp) + txt + json, with random access by an index.
 npy in place of an image holds stored features (model.image.features).
 
 Reopening a data set only checks the sizes and modification times of its shards. Of a set whose numbers of samples are
@@ -46,8 +46,8 @@ _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, 
 @option("data")
 @dataclass(kw_only=True, slots=True)
 class WebDatasetSpec(SelectionSpec):
-    """WebDataset shards, as written by img2dataset: tar files of jpg (or jpeg, png, webp) + txt and/or json. npy in
-    place of an image: stored features for model.image.features."""
+    """WebDataset shards, as written by img2dataset: tar files of jpg, png, jpeg or webp (of several, the first in this
+    order, as in open_clip) + txt and/or json. npy in place of an image: stored features for model.image.features."""
 
     shards_have_tables = True
 

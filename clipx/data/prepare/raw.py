@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from clipx.data.csv import CaptionTable, Columns, check_columns
-from clipx.data.folder import IMAGES, unread_notes
-from clipx.data.image_format import ending_unread
+from clipx.data.folder import images_of, unread_notes
+from clipx.data.image_format import IMAGES
 from clipx.data.parquet_file import (
     ENCRYPTED,
     IMAGE,
@@ -33,6 +33,7 @@ from clipx.data.parquet_file import (
 from clipx.data.shards.remote import open_sequential
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
+from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.remote import REQUESTS, errors_as, file_system, is_local, local_path, retry
@@ -131,17 +132,31 @@ def _list_files(path: str) -> Sequence[str | CaptionedImages]:
     """Returns the images of a folder, or its tables if it has no images. Any other path is returned unchanged."""
     if not is_local(path) or not Path(local_path(path)).is_dir():
         return [path]
-    files = [str(file) for file in Path(local_path(path)).rglob("*") if file.is_file()]
-    images, tables = (sorted(f for f in files if f.lower().endswith(endings)) for endings in (IMAGES, TABLES))
+    files = sorted(walk(str(Path(local_path(path))), f"source={path}"))
+    images, tables = images_of(files), [f for f in files if f.lower().endswith(TABLES) and not is_hidden(f)]
     require(
         bool(images or tables), f"source={path} holds no {', '.join(IMAGES + TABLES)} file: give a folder that does"
     )
-    for note in unread_notes(path, [file for file in files if ending_unread(file)]) if images else ():
+    if not images:
+        return tables
+    chosen = _one_of_each_name(images)
+    notes = unread_notes(path, files)
+    if others := sorted({*images} - {*chosen}):
+        rule = f"of images of one name, only the first in the order {', '.join(IMAGES)} is"
+        notes.append(f"{path}: {len(others):,} images are not read, e.g. {others[0]}: {rule}")
+    if tables:
+        notes.append(f"{path} holds images: its {len(tables):,} tables are skipped; to read them, name their files")
+    for note in notes:
         print_stderr(note)
-    if images and tables:
-        warning = f"{path} holds images: its {len(tables):,} tables are skipped; to read the tables, name their files"
-        print_stderr(warning)
-    return [CaptionedImages(images)] if images else tables
+    return [CaptionedImages(chosen)]
+
+
+def _one_of_each_name(images: Sequence[str]) -> list[str]:
+    """Returns the images without those of which another one, that is read first, has the name: a mask of a photo."""
+    chosen: dict[str, str] = {}
+    for image in sorted(images, key=lambda image: IMAGES.index(f".{image.rpartition('.')[2].lower()}")):
+        chosen.setdefault(image.rpartition(".")[0], image)
+    return sorted(chosen.values())
 
 
 def _inspect(file: str | CaptionedImages, options: ReadOptions) -> RawSource | None:
@@ -212,9 +227,11 @@ class CaptionedImages(SampleRange):
 
 
 def _read_captioned(image: str) -> Sample:
-    captions = f"{image.rpartition('.')[0]}.txt"
-    if not os.access(captions, os.F_OK):
-        raise BadSample("caption is missing")
+    name = image.rpartition(".")[0]
+    captions = next((text for text in (f"{name}.txt", f"{name}.TXT") if os.access(text, os.F_OK)), None)
+    if captions is None:
+        other = "; its .json is not read" if os.access(f"{name}.json", os.F_OK) else ""
+        raise BadSample(f"caption is missing: there is no .txt of its name{other}")
     try:
         found = [line.strip() for line in lines(read_bounded(captions, "caption", MAX_TEXT))]
     except ValueError:

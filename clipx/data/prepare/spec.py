@@ -42,8 +42,8 @@ class PrepareSpec:
 
     source: str = MISSING
     """Input: a table (CSV, TSV, Parquet) of image paths and captions; a Parquet file with embedded images, local or at
-    a URL; a folder of name.jpg (jpeg, png, webp) and name.txt files, or of tables. Several inputs: a brace or glob
-    pattern, @list.txt, or inputs joined by ::."""
+    a URL; a folder of name.jpg (or png, jpeg, webp: the first of these) and name.txt files, or of tables. Several
+    inputs: a brace or glob pattern, @list.txt, or inputs joined by ::."""
 
     out: str = MISSING
     """Local folder for the shards, created if missing. The command continues an interrupted run in it."""

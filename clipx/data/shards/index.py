@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.data.shards.counts import listed_in_files
-from clipx.data.shards.tar import JSON, TXT, scan
+from clipx.data.shards.tar import COLUMNS, IMAGE, JSON, TXT, TarContent, scan
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord
 from clipx.errors import DataError
@@ -33,7 +33,7 @@ Row = Sequence[tuple[int, int]]
 RETRY_S = 120.0
 """Default time in seconds for the retries of a remote read."""
 
-_VERSION = 6
+_VERSION = 7  # of the choice of members, too: a cached index holds it
 # Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
 _VERSIONS = (
     "mtime",
@@ -248,9 +248,21 @@ def make_index(
     elif listed not in (None, len(tar.samples)):
         count = f"shard has {len(tar.samples):,} samples, but {file} lists {listed:,}; those in the shard are used"
         notes.append(BadRecord(item.url, count))
-    if tar.dotted:
-        notes.append(BadRecord(item.url, _dotted_note(tar.dotted)))
+    notes += _name_notes(item.url, tar)
     item.save(rows, digest.hexdigest()[:16], bad, notes, names, skipped)
+
+
+def _name_notes(url: str, tar: TarContent) -> list[BadRecord]:
+    """Returns notes on the images that are not read because of their names."""
+    several = [sample.name for sample in tar.samples if len(sample.read) < len(sample.members)]
+    order = ", ".join(name for name, column in COLUMNS.items() if column == IMAGE)
+    notes = [BadRecord(url, _dotted_note(tar.dotted))] if tar.dotted else []
+    for found, note in (
+        (tar.hidden, "hidden images are not read: macOS writes ._ files; rename other images"),
+        (several, f"samples have several images, of which the first in the order {order} is read"),
+    ):
+        notes += [BadRecord(f"{url}:{name}", f"{len(found):,} {note}") for name in found[:1]]
+    return notes
 
 
 def _dotted_note(members: Sequence[str]) -> str:

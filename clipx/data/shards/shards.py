@@ -1,4 +1,4 @@
-"""Source over tar files of jpg (or jpeg, png, webp, npy) + txt + json, as written by img2dataset.
+"""Source over tar files of jpg (or png, jpeg, webp, npy) + txt + json, as written by img2dataset.
 
 Only members on an allow-list are read, and none of them can execute code.
 """

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
+from clipx.data.image_format import IMAGES
 from clipx.data.shards.remote import open_sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT
+from clipx.data.walk import is_hidden
 
-COLUMNS = {"jpg": 0, "jpeg": 0, "png": 0, "webp": 0, "npy": 0, "txt": 1, "json": 2, "cls": 3}
-"""{extension: column} of the members that are read. All others are ignored."""
-
-_FEATURES = "npy"  # stored features in place of an image; ignored in a sample with an image
+COLUMNS = {**dict.fromkeys((ending[1:] for ending in IMAGES), 0), "npy": 0, "txt": 1, "json": 2, "cls": 3}
+"""{extension: column} of the members that are read, all others are ignored: of a column, the first one that a sample
+has. npy: stored features in place of an image."""
 
 IMAGE, TXT, JSON, CLS = range(4)
 _MISSING = (0, -1)
@@ -34,11 +35,9 @@ class TarSample:
 
     @property
     def read(self) -> dict[str, tuple[int, int]]:
-        """The members that are read: all, or all but npy in a sample with an image."""
-        if _FEATURES not in self.members:
-            return self.members
-        others = {name: span for name, span in self.members.items() if name != _FEATURES}
-        return others if any(COLUMNS[name] == IMAGE for name in others) else self.members
+        """The members that are read: one of each column."""
+        chosen = {COLUMNS[name]: name for name in reversed(COLUMNS) if name in self.members}
+        return {name: span for name, span in self.members.items() if chosen[COLUMNS[name]] == name}
 
     def row(self) -> list[tuple[int, int]]:
         """Returns (offset, size) of each column of the index table."""
@@ -70,6 +69,9 @@ class TarContent:
 
     dotted: list[str] = field(default_factory=list)
     """Members such as img.v1.jpg that are no images because of the dots in their names."""
+
+    hidden: list[str] = field(default_factory=list)
+    """Members such as ._img.jpg that are no images because they are hidden."""
 
 
 def scan(url: str, size: int, retry_s: float) -> TarContent:
@@ -105,6 +107,10 @@ def _read_members(file: _Headers, size: int, found: TarContent) -> str | None:
             if not member.isreg() or member.issparse():
                 continue
             name, extension = _key_and_extension(member.name)
+            if is_hidden(member.name):
+                if COLUMNS.get(extension.rpartition(".")[2]) == IMAGE:
+                    found.hidden.append(member.name)
+                continue
             if extension not in COLUMNS:
                 if COLUMNS.get(extension.rpartition(".")[2]) == IMAGE:
                     found.dotted.append(member.name)

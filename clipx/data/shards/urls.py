@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
+from clipx.data.walk import is_hidden
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.pattern import expanded, matcher, wider
 from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
@@ -79,7 +80,8 @@ def _glob(url: str) -> list[str]:
     def call() -> list[str]:
         fs, path = file_system(url)
         matches = matcher(path)
-        found = [one for one in fs.glob(wider(path)) if matches(one)]
+        # Without hidden files, as in a shell.
+        found = [one for one in fs.glob(wider(path)) if matches(one) and (is_hidden(path) or not is_hidden(one))]
         if not found:
             fs.ls(path.partition("*")[0].rpartition("/")[0])  # glob is silent about a missing bucket, which this raises
         return sorted(map(fs.unstrip_protocol, found))

@@ -217,6 +217,38 @@ def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub
     assert not list((tmp_path / "a").glob(".0*"))
 
 
+def test_a_folder_of_images_and_texts_is_read_through_links_and_by_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {
+        "in/a.jpg": jpeg(1), "in/a.png": encode(picture(9, 9), "PNG"), "in/a.txt": b"one\n two\n\n", "in/._a.jpg": b"x",
+        "in/B.JPG": jpeg(2), "in/B.TXT": b"three", "in/c.png": encode(picture(9, 9), "PNG"), "in/c.json": b"{}",
+        "in/e.gif": b"GIF89a", "in/._t.csv": b"x", "far/d.webp": encode(picture(9, 9), "WEBP"), "far/d.txt": b"four",
+    }  # fmt: skip
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "in" / "link").symlink_to("../far")
+    (tmp_path / "far" / "back").symlink_to("../in")
+    source = prepare_shards(tmp_path / "in", tmp_path / "out", samples_per_shard=9)
+    assert [sample.image for sample in read_all(source)] == [
+        files[name] for name in ("in/B.JPG", "in/a.jpg", "far/d.webp")
+    ]
+    with_all = open_shards(tmp_path / "out", caption_key="json.captions")
+    assert [sample.captions for sample in read_all(with_all)] == [["three"], ["one", "two"], ["four"]]
+    assert dropped(tmp_path / "out") == {
+        "c.png": "caption is missing: there is no .txt of its name; its .json is not read"
+    }
+    said = capsys.readouterr().err
+    place = f"{tmp_path}/in"
+    for note in (
+        f"{place}: 1 images are not read, e.g. {place}/e.gif: convert them to JPEG, PNG or WebP",
+        f"{place}: 1 hidden images are not read, e.g. {place}/._a.jpg: macOS writes ._ files; rename other images",
+        f"{place}: 1 images are not read, e.g. {place}/a.png: of images of one name, only the first in the order .jpg, .png,",
+    ):
+        assert note in said
+
+
 SCALED = [Resize.border, Resize.keep_ratio, Resize.keep_ratio_largest, Resize.center_crop]
 
 

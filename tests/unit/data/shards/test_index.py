@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from helpers.samples import img2dataset, read_all, write_tar
 
 from clipx.data.index import IndexSpec, main
 from clipx.data.index import index as index_command
-from clipx.data.shards.index import ShardIndex, index_shards
+from clipx.data.shards.index import _VERSION, ShardIndex, index_shards
 from clipx.data.shards.tar import TXT
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample, Source, whole_index
@@ -22,6 +23,7 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
 
 SIZES = (6, 9, 5)
+CHOICES = ("txt png jpg npy", "webp jpeg JSON TXT", "npy txt", "txt cls jpg jpg txt", "seg.png txt", "jpg json")
 
 
 @pytest.fixture
@@ -100,6 +102,13 @@ def test_a_change_of_size_or_mtime_reindexes_the_shard(shards: Path) -> None:
     assert index_of(path).table != longer.table, "the same size, an mtime 1 ms later"
     os.utime(path, ns=(time, time))
     assert index_of(path).table == longer.table, "the cached index matches again at the previous size and mtime"
+
+
+def test_a_change_of_what_an_index_holds_raises_its_version(shards: Path) -> None:
+    names = [f"{i}.{ending}" for i, endings in enumerate(CHOICES) for ending in endings.split()]
+    found = index_of(write_tar(shards / "choices.tar", [(name, name.encode() * 9) for name in names]))
+    held = hashlib.sha256(np.load(found.table).tobytes() + found.digest.encode() + bytes(found.skipped))
+    assert (_VERSION, held.hexdigest()[:16]) == (7, "23bc29b29c19bfb9"), "raise the version, and write both here"
 
 
 def open_data(folder: Path, **options: Any) -> Dataset:

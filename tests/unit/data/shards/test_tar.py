@@ -12,8 +12,10 @@ import webdataset
 from helpers.samples import jpeg
 from hypothesis import given
 from hypothesis import strategies as st
+from open_clip_train.data import group_by_keys_nothrow  # type: ignore[import-untyped]
+from webdataset.filters import getfirst
 
-from clipx.data.shards.tar import COLUMNS, TarContent, _Member, scan
+from clipx.data.shards.tar import COLUMNS, IMAGE, TXT, TarContent, TarSample, _Member, scan
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.storage.local import write_atomically
 
@@ -86,12 +88,18 @@ def scanned(folder: Path, content: bytes) -> TarContent:
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> Members:
-    """Draws the members of samples in a row, with dots in their names, other members and contents of any length."""
-    endings = ["jpg", "PNG", "webp", "txt", "json", "cls", "seg.png", "pkl"]
+def samples(draw: st.DrawFn, repeated: bool = False) -> Members:
+    """Draws the members of samples in a row, with dots in their names, other members and contents of any length.
+
+    `repeated`: also .txt and .TXT of one sample, at which webdataset ends.
+    """
+    endings = ["jpg", "PNG", "jpeg", "webp", "npy", "txt", "TXT", "json", "cls", "seg.png", "pkl"]
     members = []
     for name in draw(st.lists(NAMES.map(lambda name: name.strip() or "x"), max_size=6, unique=True)):
-        own = draw(st.lists(st.sampled_from(endings), min_size=1, max_size=4, unique=True))
+        own = draw(st.lists(st.sampled_from(endings), min_size=1, max_size=5, unique_by=str if repeated else str.lower))
+        folder, slash, base = name.rpartition("/")
+        hidden = draw(st.sampled_from(("", "", "", ".", "._"))) if len(base) < 80 else ""  # USTAR has 100 bytes for it
+        name = f"{folder}{slash}{hidden}{base}"
         members += [(f"{name}.{ending}", b"x" + draw(st.binary(max_size=700))) for ending in own]
     return members
 
@@ -110,6 +118,23 @@ def test_samples_are_those_of_webdataset(tmp_path: Path, members: Members, form:
         for sample in webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False, empty_check=False)
     ]
     assert ours == [sample for sample in theirs if len(sample) > 1]
+
+
+@given(members=samples(repeated=True), form=FORMATS)
+def test_the_image_and_caption_of_a_sample_are_those_of_open_clip(tmp_path: Path, members: Members, form: int) -> None:
+    content = archive(members, form)
+
+    def chosen(sample: TarSample) -> tuple[bytes | None, ...]:
+        spans = [None if "npy" in sample.read and column == IMAGE else sample.row()[column] for column in (IMAGE, TXT)]
+        return tuple(None if span is None or span[1] < 0 else content[span[0] : sum(span)] for span in spans)
+
+    files = [{"fname": name, "data": data, "__url__": ""} for name, data in members]
+    theirs = [
+        tuple(getfirst(sample, keys, missing_is_error=False) for keys in ("jpg;png;jpeg;webp", "txt"))
+        for sample in group_by_keys_nothrow(files)
+    ]
+    ours = map(chosen, scanned(tmp_path, content).samples)
+    assert [one for one in ours if any(one)] == [one for one in theirs if any(one)]
 
 
 @given(members=samples(), form=FORMATS, data=st.data())

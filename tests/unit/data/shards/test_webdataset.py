@@ -63,6 +63,7 @@ def three(tmp_path: Path) -> Path:
 
 def test_patterns_expand_to_shards(three: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(three))
+    (three / "._0000.tar").write_bytes(b"\0\5\x16\7")  # as macOS writes them
     local = open_train(f"{three}/*.tar")
     for pattern, sizes in {
         "{0000..0002}.tar": [2, 3, 4], "{0000,0002}.tar": [2, 4], "*.tar": [2, 3, 4], "000[12].tar": [3, 4],
@@ -158,3 +159,16 @@ def test_files_that_are_no_tar_are_reported_and_other_shards_are_used(tmp_path: 
     )
     with pytest.raises(DataError, match=r"^1 shards, from \S+c.tar, have no sample "):
         open_train(tmp_path / "c.tar")
+
+
+def test_what_is_not_read_because_of_its_name_is_noted_once(tmp_path: Path) -> None:
+    members = [(f"{i}.{ending}", ending.encode()) for i in range(3) for ending in ("png", "JPG", "txt")]
+    hidden = [("._0.jpg", b"x"), ("__MACOSX/._1.jpg", b"x"), (".DS_Store", b"x"), ("._1.txt", b"x")]
+    data = WebDatasetSpec(name="own", shards=str(write_tar(tmp_path / "a.tar", [*hidden, *members]))).open()
+    assert [sample.image for sample in read_all(data.train)] == [b"JPG"] * 3
+    assert data.train.bad == []
+    assert data.notes == [
+        f"1 × 2 hidden images are not read: macOS writes ._ files; rename other images: {tmp_path}/a.tar:._0.jpg",
+        "1 × 3 samples have several images, of which the first in the order jpg, png, jpeg, webp, npy is read: "
+        f"{tmp_path}/a.tar:0",
+    ]
