@@ -219,6 +219,8 @@ def _parquet_rows(
         for image, found, label in rows(batch, named):
             number += 1
             captions = found[columns[1]]
+            if isinstance(captions, list):  # of several, only usable ones count
+                captions = [caption for caption in captions if caption and not caption.isspace()]
             for caption in (captions or [None]) if isinstance(captions, list) else [captions]:
                 cells = dict(zip(columns, (image, caption, label), strict=True))
                 yield number, {name: None if x is None else str(x) for name, x in cells.items() if name}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from helpers.samples import captions, encode, jpeg, picture, read_all
 
 from clipx.data.csv import CsvSpec
@@ -45,6 +47,15 @@ def test_captions_are_those_of_the_cells(tmp_path: Path) -> None:
     for content, options, expected in cases:
         source = open_train(write_table(tmp_path, content), **options)
         assert ([s.captions for s in read_all(source)], list(source.bad)) == (expected, []), repr(content)
+
+
+def test_of_a_list_of_captions_the_empty_ones_are_left_out(tmp_path: Path) -> None:
+    write_table(tmp_path, "")
+    cells = [["one", None, " ", "two"], ["", None], []]
+    pq.write_table(pa.table({"filepath": ["a.jpg", "b.png", "c.webp"], "caption": cells}), tmp_path / "t.parquet")
+    source = open_train(tmp_path / "t.parquet")
+    assert [sample.captions for sample in read_all(source)] == [["one", "two"]]
+    assert reasons(source) == [(2, "caption is missing"), (3, "caption is missing")]
 
 
 def test_a_row_with_a_conflicting_label_is_skipped(tmp_path: Path) -> None:
