@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import re
+import resource
 from collections.abc import Iterable
 from enum import IntEnum
+
+_NO_MEMORY = r"DefaultCPUAllocator|bad_alloc|failed to map segment|Cannot allocate memory"
 
 
 class Exit(IntEnum):
@@ -89,8 +95,8 @@ class PeerLost(ClipxError):
     ends_abruptly = True
 
 
-class OutOfMemory(ClipxError):
-    """The memory of the device or of the host is exhausted on this rank, while others may wait for it."""
+class Exhausted(ClipxError):
+    """Memory, open files or another resource is exhausted on this rank, while others may wait for it."""
 
     ends_abruptly = True
 
@@ -111,6 +117,47 @@ def require(ok: bool, message: str) -> None:
     """Raises ConfigError(message) unless `ok`."""
     if not ok:
         raise ConfigError(message)
+
+
+def exhausted(error: Exception) -> Exhausted | None:
+    """Returns the error for a call that the system refused for lack of a resource. Returns None for other errors.
+
+    torch and multiprocessing raise some of them without their number, or with the traceback of another process.
+    """
+    if not isinstance(error, OSError | RuntimeError | MemoryError | ImportError):
+        return None
+    number, text, fewer = getattr(error, "errno", None), str(error), "lower data.workers or data.prefetch"
+    if number == errno.EMFILE or re.search(r"Too many open files|\d items of ancdata", text):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        more = f"raise the limit, e.g. by ulimit -n {max(4096, 4 * most)}, or {fewer}"
+        return Exhausted(f"a process needs more than the {most:,} open files that it may have: {more}")
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or re.search(_NO_MEMORY, text):
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limited = most != resource.RLIM_INFINITY
+        place = f"{most / 1e9:,.1f} GB of address space that it may have" if limited else "memory that is available"
+        asked = re.search(r"tried to allocate (\d+) bytes", text)
+        size = f" ({int(asked[1]) / 1e6:,.1f} MB at once)" if asked else ""
+        more = "raise the limit ulimit -v" if limited else "give the job more memory"
+        return Exhausted(f"a process needs more than the {place}{size}: {more}, lower data.batch_size, or {fewer}")
+    if "can't start new thread" in text or (number == errno.EAGAIN and getattr(error, "filename", None) is None):
+        more = "raise ulimit -u, ulimit -v or pids.max of the control group"
+        return Exhausted(f"a process needs another process or thread than it may start: {more}, or lower data.workers")
+    free = _free_bytes("/dev/shm")
+    # A semaphore takes a page; a full disk raises the same error.
+    if re.search("</torch_.*No space left", text) or (number == errno.ENOSPC and free < resource.getpagesize()):
+        more = "give the machine or container more of it, e.g. with docker's --shm-size"
+        return Exhausted(
+            f"processes need more shared memory than /dev/shm has ({free:,} bytes left): {more}, or {fewer}"
+        )
+    return None
+
+
+def _free_bytes(folder: str) -> int:
+    """Returns the free bytes of the file system of a folder; 0 if it has none."""
+    with contextlib.suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
+    return 0
 
 
 def with_location(error: ClipxError, location: str, keys: Iterable[str]) -> ClipxError:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.connection
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from types import FrameType
 from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from clipx.errors import DataError
+from clipx.data.processes import blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
+from clipx.errors import DataError, exhausted
 
 T = TypeVar("T")
 
-_POLL_S = 5.0  # interval of a loader process's checks that its trainer is alive, as in torch
+_SPARE_FILES = 8  # that a loader process could open, for the connections by which the trainer fetches shared memory
 _END_S = 5.0  # time in which the end of a process whose connection broke is seen
 
 
@@ -33,13 +35,13 @@ class ProcessLoader(DataLoader[T]):
         self, dataset: Dataset[T | DataError], items: Iterable[object], workers: int, prefetch: int, pin: bool = False
     ) -> None:
         super().__init__(
-            dataset,  # type: ignore[arg-type]  # __iter__ raises the errors
+            _Loaded(dataset) if workers else dataset,  # type: ignore[arg-type]  # __iter__ raises the errors
             batch_size=None,  # items are not collated
             sampler=items,
             collate_fn=_identity,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
-            worker_init_fn=partial(exit_with_trainer, os.getpid()),
+            worker_init_fn=exit_with_trainer,
             pin_memory=pin,
             # Otherwise each iterator draws from the default generator, which dropout uses.
             generator=torch.Generator(),
@@ -48,8 +50,25 @@ class ProcessLoader(DataLoader[T]):
     def start(self) -> Iterator[T | DataError]:
         """Starts the processes. Returns an iterator whose items are taken by `receive`."""
         # Without the handler of SIGCHLD that torch installs, and with SIGTERM left to `exit_with_trainer`.
-        with _replaced_sigchld(None), _blocked_sigterm():
-            return super().__iter__()
+        first_oom_kills()
+        try:
+            with _replaced_sigchld(None), blocked_sigterm():
+                return super().__iter__()
+        except RuntimeError as error:
+            raise exhausted(error) or error from error
+        except OSError as error:
+            raise exhausted(error) or DataError(
+                f"loader processes cannot be started ({error}): make /dev/shm a folder that the user may write to, or set "
+                "data.workers=0"
+            ) from error
+        except (TypeError, AttributeError, pickle.PicklingError) as error:  # of local classes, locks and open files
+            method = multiprocessing.get_start_method()
+            if method == "fork":
+                raise
+            raise DataError(
+                f"the data cannot be sent to loader processes ({error}), which multiprocessing starts by {method}: "
+                "make them picklable, or set data.workers=0"
+            ) from error
 
     def __iter__(self) -> Iterator[T]:  # type: ignore[override]
         items = self.start()
@@ -66,6 +85,8 @@ def receive(items: Iterator[T | DataError]) -> T | DataError:
             _check_alive(items)
             return next(items)
         except (RuntimeError, OSError, EOFError) as error:
+            if lacking := exhausted(error):
+                raise lacking from error
             # A connection to a process that is being killed breaks before its end can be seen.
             _check_alive(items, _END_S, error)
             raise
@@ -97,20 +118,6 @@ def _replaced_sigchld(handler: Callable[[int, FrameType | None], None] | None) -
         signal.signal(signal.SIGCHLD, before)
 
 
-@contextlib.contextmanager
-def _blocked_sigterm() -> Iterator[None]:
-    """Blocks SIGTERM for this thread, and for all threads of the processes that it forks.
-
-    A process that blocks it in its first statement would be late: libraries start threads in every process that is
-    forked, as wandb's do for its telemetry, and SIGTERM ends a process as soon as one thread does not block it.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _check_alive(items: object, wait_s: float = 0.0, cause: Exception | None = None) -> None:
     """Raises DataError if a loader process of the iterator has ended, or ends within `wait_s`."""
     workers = {worker.sentinel: worker for worker in getattr(items, "_workers", ())}
@@ -118,30 +125,61 @@ def _check_alive(items: object, wait_s: float = 0.0, cause: Exception | None = N
         worker = workers[ended]
         worker.join()
         if worker.exitcode or cause:  # with 0 all end after the last batch
-            how = f"by {signal.Signals(-worker.exitcode).name}" if worker.exitcode < 0 else f"code {worker.exitcode}"
             raise DataError(
-                f"a loader process of this rank died (pid {worker.pid}, {how}), usually killed for lack of memory: "
-                "lower data.workers or data.prefetch, or give the job more memory"
+                f"a loader process of this rank died (pid {worker.pid}, {how_ended(worker.exitcode)}): "
+                + why_ended(worker.exitcode, "lower data.workers or data.prefetch")
             ) from cause
 
 
-def exit_with_trainer(trainer: int, _worker: int) -> None:
-    """Ends a loader process when the process `trainer` ends, and ignores SIGTERM from any other process.
+def exit_with_trainer(_worker: int) -> None:
+    """Ends a loader process when its trainer ends or sends SIGTERM. Ignores SIGTERM from any other process.
 
-    The process was forked with SIGTERM blocked (`_blocked_sigterm`).
     SLURM may send SIGTERM to every process of a job that it ends. A loader process that ended on it would bring the
-    trainer down before it has saved. torch's check of the parent process is not sufficient: if the trainer dies while
-    the loader process starts, torch takes the adopting process for the trainer, and the loader process never ends.
+    trainer down before it has saved.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in a process of a fork server that others started
+    trainer = start_in_child()
 
     def wait() -> None:
-        sender = None
-        while sender != trainer and os.getppid() == trainer:
-            received = signal.sigtimedwait({signal.SIGTERM}, _POLL_S)
-            sender = received and received.si_pid
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer:
+            pass
         os._exit(0)
 
     threading.Thread(target=wait, name="SIGTERM", daemon=True).start()
+
+
+class _Loaded(Dataset[object]):
+    """Data set whose items a loader process pickles in its main thread, with their tensors in shared memory.
+
+    The thread of a queue would drop an item that it cannot pickle, for lack of shared memory or of open files, and the
+    trainer would wait for it for ever.
+    """
+
+    def __init__(self, dataset: Dataset[object]) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, item: object) -> _Pickled:
+        try:
+            found = _Pickled(self._dataset[item])
+            with contextlib.ExitStack() as spare:
+                for _ in range(_SPARE_FILES):
+                    spare.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+            return found
+        except (OSError, RuntimeError, MemoryError) as error:
+            lacking = exhausted(error)
+            if lacking is None:
+                raise
+            return _Pickled(DataError(f"in a loader process: {lacking}"))
+
+
+class _Pickled:
+    """Item that is unpickled as what it was made of."""
+
+    def __init__(self, item: object) -> None:
+        self._content = bytes(ForkingPickler.dumps(item))
+
+    def __reduce__(self) -> tuple[Callable[[bytes], object], tuple[bytes]]:
+        return ForkingPickler.loads, (self._content,)
 
 
 def _identity(item: T) -> T:

@@ -28,7 +28,7 @@ def read_regular(path: Path) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if found.st_size > _LIMIT:
             raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, more than {_LIMIT:,}", str(path))
-        return file.read(_LIMIT)
+        return file.read(found.st_size)  # reading _LIMIT would allocate it
 
 
 def parse_json(content: bytes | str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from clipx.data.loader import parts_of, parts_ready
+from clipx.data.processes import memory_groups, numbers
 from clipx.data.views import view_of
 from clipx.errors import require
 from clipx.trainer.stages import StageSpec
@@ -30,30 +30,19 @@ def available_memory(root: str = "/") -> int | None:
     """
     found = list[int]()
     with contextlib.suppress(OSError, KeyError, ValueError):
-        found.append(1024 * _numbers(Path(root, "proc/meminfo"))["MemAvailable:"])
-    with contextlib.suppress(OSError):
-        for line in Path(root, "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                found += _left(Path(root, "sys/fs/cgroup"), path, ("memory.max", "memory.current"), "")
-            elif "memory" in controllers.split(","):
-                files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-                found += _left(Path(root, "sys/fs/cgroup/memory"), path, files, "total_")
+        found.append(1024 * numbers(Path(root, "proc/meminfo"))["MemAvailable:"])
+    for folder, version in memory_groups(root):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the limit of most groups is the text "max"
+            found.append(_left(folder, version))
     return max(0, min(found)) if found else None
 
 
-def _left(mount: Path, path: str, files: tuple[str, str], prefix: str) -> Iterator[int]:
-    """Yields the bytes that a control group and those above it leave. In a container only some of them are visible."""
-    group = mount / path.lstrip("/")
-    for folder in (group, *group.parents):
-        with contextlib.suppress(OSError, ValueError, KeyError):  # the limit of most groups is the text "max"
-            limit, used = (int((folder / name).read_text()) for name in files)
-            stat = _numbers(folder / "memory.stat")
-            yield limit - used + stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"]
-
-
-def _numbers(file: Path) -> dict[str, int]:
-    return {name: int(number) for name, number, *_ in map(str.split, file.read_text().splitlines())}
+def _left(group: Path, version: int) -> int:
+    """Returns the bytes that a control group leaves."""
+    files = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    limit, used = (int((group / name).read_text()) for name in files)
+    stat, prefix = numbers(group / "memory.stat"), "" if version == 2 else "total_"
+    return limit - used + stat[f"{prefix}active_file"] + stat[f"{prefix}inactive_file"]
 
 
 def check_batches(spec: RunSpec, comm: Comm) -> None:

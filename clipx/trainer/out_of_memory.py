@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from clipx.distributed.comm import Comm
-from clipx.errors import OutOfMemory
+from clipx.errors import Exhausted, exhausted
 from clipx.trainer.spec import RunSpec
 
 # Errors without a type: of torch's allocator of host memory, of cuBLAS, and of the CUDA driver.
@@ -19,17 +19,17 @@ _ASKED = re.compile(r"tried to allocate [\d.]+ \w+", re.IGNORECASE)
 
 @contextlib.contextmanager
 def report_out_of_memory(spec: RunSpec, comm: Comm) -> Iterator[None]:
-    """Converts an error of exhausted memory to OutOfMemory, which names the sizes and the options to change."""
+    """Converts an error of an exhausted resource to Exhausted; for memory with the sizes and the options to change."""
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except (OSError, RuntimeError, MemoryError) as error:
         on_device = isinstance(error, torch.OutOfMemoryError)
         if not (on_device or isinstance(error, MemoryError) or _TEXT.search(str(error))):
-            raise
+            raise exhausted(error) or error from error
         place = _describe(comm.device) if on_device or "CUDA" in str(error) or "CUBLAS" in str(error) else "the host"
         asked = _ASKED.search(str(error))
         more = f", {asked[0]}" if asked else ""
-        raise OutOfMemory(f"out of memory on {place}{more}: {_advice(spec, comm)}") from error
+        raise Exhausted(f"out of memory on {place}{more}: {_advice(spec, comm)}") from error
 
 
 def _describe(device: torch.device) -> str:

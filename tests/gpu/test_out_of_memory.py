@@ -9,7 +9,7 @@ import torch
 from helpers import needs_cuda
 from helpers.runs import VIT, small
 
-from clipx.errors import OutOfMemory
+from clipx.errors import Exhausted
 from clipx.trainer.trainer import Trainer
 
 pytestmark = [pytest.mark.gpu, needs_cuda]
@@ -22,7 +22,7 @@ def test_an_exhausted_device_is_one_line_with_its_sizes(tmp_path: Path) -> None:
     large = ("model.image.size=224", "data.batch_size=256", "precision=fp32", "checkpoint=none")
     try:
         with pytest.raises(
-            OutOfMemory,
+            Exhausted,
             match=r"^out of memory on cuda:0, .+, [\d.]+ GB allocated, [\d.]+ GB reserved, [\d.]+ GB in total, "
             r"Tried to allocate .+: a micro-batch of a rank has 256 samples; raise data.micro_batches=1, ",
         ):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
+from clipx.data.processes import blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
 from clipx.data.source import Sample
 from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
@@ -57,17 +61,34 @@ def run_in_pool(
 
     if not items:
         return
-    number = threads or processes or len(os.sched_getaffinity(0))
-    make_pool = ThreadPoolExecutor if threads else ProcessPoolExecutor
+    number = min(len(items), threads or processes or len(os.sched_getaffinity(0)))
+    others, own = active_children(), list[BaseProcess]()
+    first_oom_kills()
     try:
-        with make_pool(min(len(items), number)) as pool:
-            for _ in track(pool.map(call, items), what, len(items), "shards"):
+        with ThreadPoolExecutor(number) if threads else ProcessPoolExecutor(number, initializer=_start) as pool:
+            with blocked_sigterm():
+                results = pool.map(call, items)
+            own += [process for process in active_children() if process not in others]
+            for _ in track(results, what, len(items), "shards"):
                 pass
     except BrokenProcessPool:
         raise DataError(
-            f"{what}: a process was killed, probably because memory ran out: run the command again, and it continues "
-            "with the missing shards"
+            f"{what}: a process died{_cause(own)}; run the command again, and it continues with the missing shards"
         ) from None
+
+
+def _start() -> None:
+    """Starts a process of a pool, which the pool ends by SIGTERM."""
+    start_in_child()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _cause(processes: Sequence[BaseProcess]) -> str:
+    """Returns by what the first of these processes died, after which the pool has ended the others by SIGTERM."""
+    codes = [(process.exitcode, process.pid) for process in processes if process.exitcode]
+    for code, pid in sorted(codes, key=lambda found: found[0] == -signal.SIGTERM):
+        return f" (pid {pid}, {how_ended(code)}): {why_ended(code, 'start fewer processes')}"
+    return ""
 
 
 def _write_shard(item: tuple[Path, range], make: MakeSample) -> None:

@@ -19,7 +19,8 @@ def processes() -> None:
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Indexes and writes shards in threads, which start faster than processes."""
     if "processes" not in request.fixturenames:
-        monkeypatch.setattr("clipx.data.shards.write.ProcessPoolExecutor", ThreadPoolExecutor)
+        pool = "clipx.data.shards.write.ProcessPoolExecutor"
+        monkeypatch.setattr(pool, lambda number, initializer: ThreadPoolExecutor(number))
 
 
 @pytest.fixture

@@ -1,0 +1,120 @@
+"""Processes that clipx starts, by fork, forkserver or spawn: their signals, their end, and its cause."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from functools import cache
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+from clipx.escape import EscapedLogRecord
+
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+
+
+@contextlib.contextmanager
+def blocked_sigterm() -> Iterator[None]:
+    """Blocks SIGTERM for this thread, and for all threads of the processes that it starts.
+
+    A process that blocks it in its first statement would be late: libraries start threads in every process that is
+    forked or imports them, as wandb's do for its telemetry, and SIGTERM ends a process as soon as one thread does not
+    block it.
+    """
+    if multiprocessing.get_start_method() != "fork":
+        resource_tracker.ensure_running()  # its start unblocks SIGTERM for this thread, before Python 3.14
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_in_child() -> int:
+    """Makes this process end when the one that started it ends. Returns the pid of that one.
+
+    A process of a fork server has another parent, and one whose parent has died is adopted: the end is told by a pipe
+    that multiprocessing keeps open in the process that started this one. Also sets what only a fork inherits.
+    """
+    logging.setLogRecordFactory(EscapedLogRecord)
+    starter = multiprocessing.parent_process()
+    assert starter is not None and starter.pid is not None
+
+    def wait() -> None:
+        starter.join()
+        os._exit(0)
+
+    threading.Thread(target=wait, name="starter", daemon=True).start()
+    return starter.pid
+
+
+# -------------------------------------------------------------------------------------------------------------- deaths
+
+
+def how_ended(code: int) -> str:
+    """Returns by what a process with this exit code of multiprocessing or subprocess ended: "by SIGKILL", "code 1"."""
+    if code >= 0:
+        return f"code {code}"
+    with contextlib.suppress(ValueError):  # a real-time signal without a name
+        return f"by {signal.Signals(-code).name}"
+    return f"by signal {-code}"
+
+
+def why_ended(code: int, less_memory: str) -> str:
+    """Returns the known cause of the death of a process, and what to do. `less_memory`: the fix for lack of memory.
+
+    Memory is named only if the kernel has counted a kill for lack of it since `first_oom_kills` was called.
+    """
+    if -code == signal.SIGKILL:
+        before, now = first_oom_kills(), oom_kills()
+        if before is not None and now is not None and now > before:
+            return f"the kernel killed {now - before} for lack of memory: {less_memory}, or give the job more memory"
+        counted = "" if now is None else ", for the kernel counts no kill for lack of memory"
+        return f"it was killed from outside{counted}: look in the logs of the kernel and of the scheduler"
+    if -code in _CRASHES:
+        return "a library crashed in it: PYTHONFAULTHANDLER=1 shows where"
+    return "a signal from outside ended it" if code < 0 else "a library ended it: see its output above"
+
+
+@cache
+def first_oom_kills() -> int | None:
+    """Returns `oom_kills` of the first call in this process."""
+    return oom_kills()
+
+
+def oom_kills(root: str = "/") -> int | None:
+    """Returns the number of processes that the kernel has killed for lack of memory, None if the system does not tell.
+
+    Those of the memory control group of this process, without one those of the machine. `root`: of /proc and /sys.
+    """
+    for folder, version in memory_groups(root):
+        with contextlib.suppress(OSError, KeyError, ValueError):
+            return numbers(folder / ("memory.events" if version == 2 else "memory.oom_control"))["oom_kill"]
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        return numbers(Path(root, "proc/vmstat"))["oom_kill"]
+    return None
+
+
+def memory_groups(root: str = "/") -> Iterator[tuple[Path, int]]:
+    """Yields the folder of the memory control group of this process and of those above it, each with its version.
+
+    In a container only some of them are visible. `root`: of /proc and /sys.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path(root, "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            mount = Path(root, "sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+            group = mount / path.lstrip("/")
+            yield from ((folder, 1 if controllers else 2) for folder in (group, *group.parents))
+
+
+def numbers(file: Path) -> dict[str, int]:
+    """Returns the numbers of a file of the kernel with a name and a number in each line."""
+    return {name: int(number) for name, number, *_ in map(str.split, file.read_text().splitlines())}
