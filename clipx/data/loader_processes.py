@@ -54,12 +54,14 @@ class ProcessLoader(DataLoader[T]):
         try:
             with _replaced_sigchld(None), blocked_sigterm():
                 return super().__iter__()
-        except RuntimeError as error:
-            raise exhausted(error) or error from error
-        except OSError as error:
-            raise exhausted(error) or DataError(
-                f"loader processes cannot be started ({error}): make /dev/shm a folder that the user may write to, or set "
-                "data.workers=0"
+        except (OSError, RuntimeError) as error:
+            if lacking := exhausted(error):
+                raise lacking from error
+            if not isinstance(error, OSError):
+                raise
+            raise DataError(
+                f"loader processes cannot be started ({error}): make /dev/shm a folder that this user may write to, or "
+                "set data.workers=0"
             ) from error
         except (TypeError, AttributeError, pickle.PicklingError) as error:  # of local classes, locks and open files
             method = multiprocessing.get_start_method()

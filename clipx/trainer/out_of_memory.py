@@ -25,7 +25,9 @@ def report_out_of_memory(spec: RunSpec, comm: Comm) -> Iterator[None]:
     except (OSError, RuntimeError, MemoryError) as error:
         on_device = isinstance(error, torch.OutOfMemoryError)
         if not (on_device or isinstance(error, MemoryError) or _TEXT.search(str(error))):
-            raise exhausted(error) or error from error
+            if lacking := exhausted(error):
+                raise lacking from error
+            raise
         place = _describe(comm.device) if on_device or "CUDA" in str(error) or "CUBLAS" in str(error) else "the host"
         asked = _ASKED.search(str(error))
         more = f", {asked[0]}" if asked else ""
