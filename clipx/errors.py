@@ -10,6 +10,7 @@ import resource
 from collections.abc import Iterable
 from enum import IntEnum
 
+_NO_THREAD = "can't start new thread|unable to start watchdog thread"
 _NO_MEMORY = r"DefaultCPUAllocator|bad_alloc|failed to map segment|Cannot allocate memory"
 
 
@@ -139,7 +140,9 @@ def exhausted(error: Exception) -> Exhausted | None:
         size = f" ({int(asked[1]) / 1e6:,.1f} MB at once)" if asked else ""
         more = "raise the limit ulimit -v" if limited else "give the job more memory"
         return Exhausted(f"a process needs more than the {place}{size}: {more}, lower data.batch_size, or {fewer}")
-    if "can't start new thread" in text or (number == errno.EAGAIN and getattr(error, "filename", None) is None):
+    if re.search("can't start new thread|unable to start watchdog thread", text) or (
+        number == errno.EAGAIN and getattr(error, "filename", None) is None
+    ):
         more = "raise ulimit -u, ulimit -v or pids.max of the control group"
         return Exhausted(f"a process needs another process or thread than it may start: {more}, or lower data.workers")
     free = _free_bytes("/dev/shm")

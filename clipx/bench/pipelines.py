@@ -17,6 +17,7 @@ from clipx.bench.shards import pattern
 from clipx.data.batch import Batch
 from clipx.data.loader import TrainBatches, train_loader, used_mask
 from clipx.data.order import Order
+from clipx.data.processes import start_in_child
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source
@@ -128,7 +129,7 @@ def decode_bound(comm: Comm, folder: str, batch: int, workers: int, count: int, 
     """Measures libjpeg-turbo on whole images in memory, in `workers` processes, without reading, cropping or
     sending."""
     decode = partial(_decode, folder, batch * count // workers)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=start_in_child) as pool:
         return sum(future.result() for future in [pool.submit(decode) for _ in range(workers)])
 
 

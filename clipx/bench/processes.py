@@ -10,12 +10,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import TypeVar
 
 from clipx.bench.spec import BenchError
 from clipx.config.lazy_torch import dist, torch
+from clipx.data.processes import first_death, first_oom_kills, start_in_child
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import cores
 
@@ -96,16 +97,21 @@ class Processes:
         threads = max(1, (self.threads or cores()) // ranks)
         with (
             tempfile.TemporaryDirectory() as folder,
-            ProcessPoolExecutor(ranks, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool,
+            ProcessPoolExecutor(
+                ranks, mp_context=get_context("spawn"), initializer=start_in_child, max_tasks_per_child=1
+            ) as pool,
         ):
             configs = [RankConfig(rank, ranks, self.device, threads, folder) for rank in range(ranks)]
+            others = active_children()
+            first_oom_kills()
             waiting = [pool.submit(_run, config, call, args) for config in configs]
+            own = [process for process in active_children() if process not in others]
             errors = [future.exception() for future in waiting]
             killed = next((error for error in errors if isinstance(error, BrokenProcessPool)), None)
             if killed is not None:
-                raise BenchError(
-                    "a measuring process was killed, probably for lack of memory: give smaller sizes"
-                ) from killed
+                for process in own:
+                    process.join()
+                raise BenchError(f"a measuring process {first_death(own, 'give smaller sizes')}") from killed
             if configs[0].first_failure.exists():
                 waiting[int(configs[0].first_failure.read_text())].result()  # raises its error
             return [future.result() for future in waiting]

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from clipx.data.processes import start_in_child
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.distributed.launch_env import cores
 
@@ -61,7 +62,7 @@ def write(folder: Path, samples: int, side: int, seed: int) -> None:
     if samples * side**2 < _FEW_PIXELS:
         list(map(write_shard, range(SHARDS)))
         return
-    with ProcessPoolExecutor(min(SHARDS, cores()), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(SHARDS, cores()), mp_context=get_context("spawn"), initializer=start_in_child) as pool:
         list(pool.map(write_shard, range(SHARDS)))
 
 

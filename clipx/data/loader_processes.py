@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from types import FrameType
@@ -21,7 +22,9 @@ from clipx.errors import DataError, exhausted
 
 T = TypeVar("T")
 
-_SPARE_FILES = 8  # that a loader process could open, for the connections by which the trainer fetches shared memory
+# That a loader process can still open, for the connections by which the trainer fetches shared memory while the process
+# makes the next item, which has two open files for each tensor.
+_SPARE_FILES = 32
 _END_S = 5.0  # time in which the end of a process whose connection broke is seen
 
 
@@ -52,7 +55,8 @@ class ProcessLoader(DataLoader[T]):
         # Without the handler of SIGCHLD that torch installs, and with SIGTERM left to `exit_with_trainer`.
         first_oom_kills()
         try:
-            with _replaced_sigchld(None), blocked_sigterm():
+            with _replaced_sigchld(None), blocked_sigterm(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")  # several lines; the error follows
                 return super().__iter__()
         except (OSError, RuntimeError) as error:
             if lacking := exhausted(error):
@@ -91,7 +95,12 @@ def receive(items: Iterator[T | DataError]) -> T | DataError:
                 raise lacking from error
             # A connection to a process that is being killed breaks before its end can be seen.
             _check_alive(items, _END_S, error)
-            raise
+            if isinstance(error, RuntimeError):
+                raise
+            raise DataError(
+                f"a loader process of this rank sent no batch ({error!r}): see its output above; if it lacks open "
+                "files, raise ulimit -n, or lower data.workers or data.prefetch"
+            ) from error
 
 
 def taken(item: T | DataError) -> T:
@@ -159,8 +168,13 @@ class _Loaded(Dataset[object]):
 
     def __init__(self, dataset: Dataset[object]) -> None:
         self._dataset = dataset
+        self._lacking: DataError | None = (
+            None  # the first error: an item that is not sent keeps files
+        )
 
     def __getitem__(self, item: object) -> _Pickled:
+        if self._lacking is not None:
+            return _Pickled(self._lacking)
         try:
             found = _Pickled(self._dataset[item])
             with contextlib.ExitStack() as spare:
@@ -171,7 +185,8 @@ class _Loaded(Dataset[object]):
             lacking = exhausted(error)
             if lacking is None:
                 raise
-            return _Pickled(DataError(f"in a loader process: {lacking}"))
+            self._lacking = DataError(f"in a loader process: {lacking}")
+            return _Pickled(self._lacking)
 
 
 class _Pickled:

@@ -8,9 +8,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from clipx.escape import EscapedLogRecord
@@ -79,6 +80,16 @@ def why_ended(code: int, less_memory: str) -> str:
     if -code in _CRASHES:
         return "a library crashed in it: PYTHONFAULTHANDLER=1 shows where"
     return "a signal from outside ended it" if code < 0 else "a library ended it: see its output above"
+
+
+def first_death(processes: Iterable[BaseProcess], less_memory: str) -> str:
+    """Returns which of the processes of a broken pool died first, by what and why. The pool ends the others by
+    SIGTERM."""
+    dead = [process for process in processes if process.exitcode]
+    for process in sorted(dead, key=lambda process: process.exitcode == -signal.SIGTERM):
+        code = process.exitcode or 0
+        return f"died (pid {process.pid}, {how_ended(code)}): {why_ended(code, less_memory)}"
+    return "died"
 
 
 @cache

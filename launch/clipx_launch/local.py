@@ -20,6 +20,7 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 
 from clipx.config.compose import checked
+from clipx.data.processes import how_ended
 from clipx.errors import ConfigError, Exit, Stopped
 from clipx.run.watchdog import LAUNCHER_PID
 from clipx.storage.local import ensure_folder
@@ -147,10 +148,8 @@ class _Runner:
         point.adopt_lost_peer()
         if point.result is None:
             code = next((code for code in codes if code), 1)
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            point.write_result(
-                Result("failed", code, error=f"a process ended by {how} without reporting an error: see {point.logs}")
-            )
+            how = f"a process ended ({how_ended(code)})"
+            point.write_result(Result("failed", code, error=f"{how} without reporting an error: see {point.logs}"))
         board.show(point.index, summary(point.result or Result("failed", Exit.FAILED)))
         running.port.close()
         self._free += running.devices

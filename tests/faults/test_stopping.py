@@ -19,8 +19,8 @@ import pytest
 import torch
 from helpers import SCRIPTS
 from helpers.forks import Fork
-from helpers.processes import children_of, free_ports, is_running
-from helpers.runs import SMALL, VIT, start, tensors, torchrun, untimed_rows
+from helpers.processes import free_ports, is_running
+from helpers.runs import SMALL, VIT, tensors, torchrun, untimed_rows
 from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
@@ -198,17 +198,3 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
     assert untimed_rows(killed) == untimed_rows(straight)
-
-
-def test_loader_processes_exit_after_their_parent(tmp_path: Path) -> None:
-    """Loader processes check for their parent every 5 s."""
-    options = (*SMALL, *VIT, "data.workers=2", "duration=4000ep", "checkpoint=none", f"run_dir={tmp_path}/run")
-    trainer = start(tmp_path / "out", "-m", "clipx.train", *options)
-    try:
-        wait_until(lambda: (tmp_path / "run/metrics.jsonl").is_file())
-        wait_until(lambda: len(children_of(trainer.pid)) == 2)
-        pids = children_of(trainer.pid)
-    finally:
-        trainer.kill()
-        trainer.wait()
-    wait_until(lambda: not any(is_running(pid) for pid in pids))

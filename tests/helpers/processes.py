@@ -22,6 +22,12 @@ def children_of(pid: int) -> list[int]:
         return []
 
 
+def descendants_of(pid: int) -> list[int]:
+    """Returns the pids of a process's children and of theirs."""
+    children = children_of(pid)
+    return [*children, *(one for child in children for one in descendants_of(child))]
+
+
 def is_running(pid: int) -> bool:
     """Returns whether a process runs. A zombie does not."""
     return process_stat(pid).state not in ("", "Z")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch.utils.data import Dataset
 
 from clipx.data.source import BadRecord, BadSample, Sample, Source
 
@@ -90,6 +91,16 @@ class Numbers:
         if index in self.broken:
             raise BadSample("broken on purpose")
         return Sample(self.images.get(index) or jpeg(index), [f"{index}", f"number {index}"], index)
+
+
+@dataclass(frozen=True)
+class Called(Dataset[object]):
+    """Data set whose items are the results of a function."""
+
+    function: Callable[[Any], object]
+
+    def __getitem__(self, item: object) -> object:
+        return self.function(item)
 
 
 def unpatchify(patches_NX: np.ndarray, grid: tuple[int, int], patch: int) -> np.ndarray:

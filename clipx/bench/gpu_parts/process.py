@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from clipx.bench.gpu_parts.report import Report, Sizes, read
+from clipx.data.processes import start_in_child
 
 if TYPE_CHECKING:
     from clipx.bench.gpu import Part
@@ -114,6 +115,7 @@ def _show(name: str, report: Path, shown: int, log: Callable[[str], None]) -> in
 
 def run_part(part: Part, sizes: Sizes, report: Path, log: Path) -> None:
     """Runs a part in this process, whose output goes to the file `log`."""
+    start_in_child()
     os.setsid()
     with log.open("a", buffering=1, encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
-from clipx.data.processes import blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
+from clipx.data.processes import blocked_sigterm, first_death, first_oom_kills, start_in_child
 from clipx.data.source import Sample
 from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
@@ -73,7 +73,8 @@ def run_in_pool(
                 pass
     except BrokenProcessPool:
         raise DataError(
-            f"{what}: a process died{_cause(own)}; run the command again, and it continues with the missing shards"
+            f"{what}: a process {first_death(own, 'start fewer processes')}; run the command again, and it continues "
+            "with the missing shards"
         ) from None
 
 
@@ -81,14 +82,6 @@ def _start() -> None:
     """Starts a process of a pool, which the pool ends by SIGTERM."""
     start_in_child()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _cause(processes: Sequence[BaseProcess]) -> str:
-    """Returns by what the first of these processes died, after which the pool has ended the others by SIGTERM."""
-    codes = [(process.exitcode, process.pid) for process in processes if process.exitcode]
-    for code, pid in sorted(codes, key=lambda found: found[0] == -signal.SIGTERM):
-        return f" (pid {pid}, {how_ended(code)}): {why_ended(code, 'start fewer processes')}"
-    return ""
 
 
 def _write_shard(item: tuple[Path, range], make: MakeSample) -> None:
