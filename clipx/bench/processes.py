@@ -10,13 +10,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import active_children, get_context
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
 from clipx.bench.spec import BenchError
 from clipx.config.lazy_torch import dist, torch
-from clipx.data.processes import first_death, first_oom_kills, start_in_child
+from clipx.data.processes import first_death, first_oom_kills, processes_of, start_in_child
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import cores
 
@@ -102,15 +102,13 @@ class Processes:
             ) as pool,
         ):
             configs = [RankConfig(rank, ranks, self.device, threads, folder) for rank in range(ranks)]
-            others = active_children()
             first_oom_kills()
+            own = processes_of(pool)
             waiting = [pool.submit(_run, config, call, args) for config in configs]
-            own = [process for process in active_children() if process not in others]
             errors = [future.exception() for future in waiting]
             killed = next((error for error in errors if isinstance(error, BrokenProcessPool)), None)
             if killed is not None:
-                for process in own:
-                    process.join()
+                pool.shutdown()
                 raise BenchError(f"a measuring process {first_death(own, 'give smaller sizes')}") from killed
             if configs[0].first_failure.exists():
                 waiting[int(configs[0].first_failure.read_text())].result()  # raises its error

@@ -1,4 +1,4 @@
-"""One set of loader processes for training and all evaluations of a rank: they fork once, before the first step.
+"""One set of loader processes for training and all evaluations of a rank: they start once, before the first step.
 
 A loader opens a stream of items in the pool. The processes work on the items of the newest stream first, so an
 evaluation has all of them. Training items that were requested before are received meanwhile and remain ready.
@@ -37,8 +37,8 @@ class LoaderPool:
         workers: number of processes, at least 1.
         ready: number of items that a process keeps ready, for the stream that needs most.
         pin: whether items are moved to pinned memory.
-        known: objects that data sets refer to, such as sources and orders. The processes inherit them; all other parts
-            of a data set are pickled.
+        known: objects that data sets refer to, such as sources and orders. The processes start with them; all
+            other parts of a data set are pickled.
     """
 
     def __init__(self, workers: int, ready: int, pin: bool, known: Sequence[object]) -> None:

@@ -168,9 +168,7 @@ class _Loaded(Dataset[object]):
 
     def __init__(self, dataset: Dataset[object]) -> None:
         self._dataset = dataset
-        self._lacking: DataError | None = (
-            None  # the first error: an item that is not sent keeps files
-        )
+        self._lacking: DataError | None = None  # the first error: an item that is not sent keeps files
 
     def __getitem__(self, item: object) -> _Pickled:
         if self._lacking is not None:

@@ -8,7 +8,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
@@ -82,10 +83,17 @@ def why_ended(code: int, less_memory: str) -> str:
     return "a signal from outside ended it" if code < 0 else "a library ended it: see its output above"
 
 
-def first_death(processes: Iterable[BaseProcess], less_memory: str) -> str:
-    """Returns which of the processes of a broken pool died first, by what and why. The pool ends the others by
-    SIGTERM."""
-    dead = [process for process in processes if process.exitcode]
+def processes_of(pool: ProcessPoolExecutor) -> Mapping[int, BaseProcess]:
+    """Returns the processes of a pool by pid, those that it will start included. Python 3.11 to 3.14 name them so."""
+    return pool._processes
+
+
+def first_death(processes: Mapping[int, BaseProcess], less_memory: str) -> str:
+    """Returns which of the processes of a broken pool died first, by what and why: "died (pid 7, code 1): ...".
+
+    Call it once the pool is shut down, which ends the others by SIGTERM.
+    """
+    dead = [process for process in processes.values() if process.exitcode]
     for process in sorted(dead, key=lambda process: process.exitcode == -signal.SIGTERM):
         code = process.exitcode or 0
         return f"died (pid {process.pid}, {how_ended(code)}): {why_ended(code, less_memory)}"

@@ -37,7 +37,7 @@ def check_loading(spec: RunSpec, comm: Comm) -> None:
 def loader_pool(trainer: Trainer) -> Iterator[None]:
     """Context with the loader processes of this rank, for training and all evaluations, unless data.workers=0.
 
-    They fork before the first step: later the process has more memory, and threads that may hold a lock.
+    They start before the first step: later the process has more memory, and threads that may hold a lock when it forks.
     """
     data, learner, evaluation = trainer.spec.data, trainer.learner, trainer.evaluation
     workers = data.loader_processes(trainer.comm.sharing)

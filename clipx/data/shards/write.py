@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
-from multiprocessing import active_children
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
-from clipx.data.processes import blocked_sigterm, first_death, first_oom_kills, start_in_child
+from clipx.data.processes import blocked_sigterm, first_death, first_oom_kills, processes_of, start_in_child
 from clipx.data.source import Sample
 from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
@@ -62,13 +61,14 @@ def run_in_pool(
     if not items:
         return
     number = min(len(items), threads or processes or len(os.sched_getaffinity(0)))
-    others, own = active_children(), list[BaseProcess]()
+    own: Mapping[int, BaseProcess] = {}
     first_oom_kills()
     try:
         with ThreadPoolExecutor(number) if threads else ProcessPoolExecutor(number, initializer=_start) as pool:
+            if isinstance(pool, ProcessPoolExecutor):
+                own = processes_of(pool)
             with blocked_sigterm():
                 results = pool.map(call, items)
-            own += [process for process in active_children() if process not in others]
             for _ in track(results, what, len(items), "shards"):
                 pass
     except BrokenProcessPool:

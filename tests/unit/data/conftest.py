@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from helpers.s3_server import clear_caches
@@ -19,8 +21,14 @@ def processes() -> None:
 def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Indexes and writes shards in threads, which start faster than processes."""
     if "processes" not in request.fixturenames:
-        pool = "clipx.data.shards.write.ProcessPoolExecutor"
-        monkeypatch.setattr(pool, lambda number, initializer: ThreadPoolExecutor(number))
+        monkeypatch.setattr("clipx.data.shards.write.ProcessPoolExecutor", _Threads)
+
+
+class _Threads(ThreadPoolExecutor):
+    _processes: ClassVar[dict[int, BaseProcess]] = {}
+
+    def __init__(self, number: int, initializer: object) -> None:
+        super().__init__(number)
 
 
 @pytest.fixture
