@@ -44,17 +44,31 @@ def test_a_killed_loader_worker_ends_the_run_with_an_error_that_names_its_pid(tm
 
 
 @pytest.mark.slow
-def test_full_shared_memory_raises_an_error_that_names_the_fix(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "options", "message"),
+    [
+        ("16k", (), "processes need more shared memory than /dev/shm has (0 bytes left)"),  # at the start
+        ("1m", ("data.batch_size=128",), "0.9 MB of shared memory for samples cannot be allocated"),
+        (
+            "200k",
+            ("data.batch_size=2", "evaluator=[retrieval]"),
+            "in a loader process: processes need more shared memory",
+        ),
+    ],
+)
+def test_full_shared_memory_raises_an_error_that_names_the_fix(
+    size: str, options: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     """Simulates a container with little /dev/shm by a mount namespace."""
-    words = last_of_each([*SMALL, "data.batch_size=128", "data.workers=1", f"run_dir={tmp_path}/run"])
+    words = last_of_each([*SMALL, *options, "data.workers=1", f"run_dir={tmp_path}/run"])
     train = shlex.join([sys.executable, "-m", "clipx.train", *words])
-    command = f"mount -t tmpfs -o size=1m tmpfs /dev/shm && exec {train}"
+    command = f"mount -t tmpfs -o size={size} tmpfs /dev/shm && exec {train}"
     alone = ("--mount",) if os.geteuid() == 0 else ("--user", "--map-root-user", "--mount")
     done = run("unshare", *alone, "sh", "-c", command, check=False)
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error")]
-    assert "0.9 MB of shared memory for samples" in line
-    assert "No space left on device" in line and "docker's --shm-size" in line
+    assert line.startswith(f"error: {message}") and "docker's --shm-size" in line
+    assert "Traceback" not in done.stderr
 
 
 def test_a_deleted_shard_loses_its_samples_and_keeps_the_order_of_the_rest(tmp_path: Path) -> None:
