@@ -11,7 +11,7 @@ from typing import Any
 
 from clipx.config.registry import option
 from clipx.data.image_format import ENDING_UNREAD, ending_unread
-from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows
+from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows, texts_of
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
 from clipx.data.source import (
@@ -218,10 +218,7 @@ def _parquet_rows(
     for batch in batches(file, [name for name in columns if name is not None], str(path), _BATCH):
         for image, found, label in rows(batch, named):
             number += 1
-            captions = found[columns[1]]
-            if isinstance(captions, list):  # of several, only usable ones count
-                captions = [caption for caption in captions if caption and not caption.isspace()]
-            for caption in (captions or [None]) if isinstance(captions, list) else [captions]:
+            for caption in texts_of(found[columns[1]]) or [""]:
                 cells = dict(zip(columns, (image, caption, label), strict=True))
                 yield number, {name: None if x is None else str(x) for name, x in cells.items() if name}
 

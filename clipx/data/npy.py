@@ -21,7 +21,7 @@ _MEMBER = 1 << 26  # bytes of an array in an .npz file, which is read into memor
 
 
 class Header(NamedTuple):
-    """What the header of an .npy file says. `start`: number of bytes before the data."""
+    """Content of the header of an .npy file. `start`: number of bytes before the data."""
 
     shape: tuple[int, ...]
     order: str

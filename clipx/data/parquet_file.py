@@ -109,7 +109,7 @@ def _is_label(kind: DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a reader needs of a column: types that `fits` accepts. `holds`: their name in messages."""
+    """Use of a column by a reader: the types that `fits` accepts. `holds`: their name in messages."""
 
     holds: str
     fits: Callable[[DataType], bool]
@@ -214,6 +214,11 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("utf-8", "surrogateescape")
     return [_decoded(one) for one in value] if isinstance(value, list) else value
+
+
+def texts_of(cell: Any) -> list[str]:
+    """Returns the texts of a cell, a text or a list of texts, without missing and empty ones."""
+    return [text for text in (cell if isinstance(cell, list) else [cell]) if text]
 
 
 def images(column: Array) -> list[bytes | None]:

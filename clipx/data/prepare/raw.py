@@ -29,6 +29,7 @@ from clipx.data.parquet_file import (
     is_string,
     open_parquet,
     rows,
+    texts_of,
 )
 from clipx.data.shards.remote import open_sequential
 from clipx.data.shards.urls import expand
@@ -274,7 +275,7 @@ class ParquetRows(_RowRange):
     def _sample(self, image: bytes | None, captions: Any, label: int | str | None) -> Sample:
         if not image:
             raise BadSample("image is missing")
-        texts = [text for text in (captions if isinstance(captions, list) else [captions]) if text]
+        texts = texts_of(captions)
         if not texts:
             raise BadSample("caption is missing")
         if self.options.columns[2] is not None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from clipx.data.csv import check_columns
-from clipx.data.parquet_file import IMAGE, check_rows, open_parquet, rows
+from clipx.data.parquet_file import IMAGE, check_rows, open_parquet, rows, texts_of
 from clipx.data.shards.cache import Access, ShardFile, Span, read_cached, store_now
 from clipx.data.shards.first_use import ShardSet
 from clipx.data.shards.footer import ParquetFile, SizedFile, open_parquet_file
@@ -116,7 +116,7 @@ class RowGroupFile(ShardFile):
         """Returns the reason why a row is unusable, or None."""
         if not image:
             return "image is missing or empty"
-        if captions and not any(any(cell) if isinstance(cell, list) else cell for cell in captions.values()):
+        if captions and not any(map(texts_of, captions.values())):
             return "caption is missing or empty"
         if self.columns.label is not None and label in (None, ""):
             return "label is missing"
