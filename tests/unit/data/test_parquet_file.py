@@ -13,7 +13,7 @@ from helpers.table_readers import CAPTIONS, FORMS, READERS, REFUSED, SAMPLES, Re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.parquet_file import whole_label
+from clipx.data.parquet_file import IMAGE, INDEX, KEY, LABEL, NUMBER, PATH, TEXT, TEXTS, whole_label
 from clipx.errors import ClipxError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -30,6 +30,27 @@ def outcome(reader: Reader, folder: Path, content: bytes) -> Any:
         return reader(folder, content)
     except ClipxError as error:
         return type(error)
+
+
+ROLES = {
+    "image": IMAGE,
+    "path": PATH,
+    "texts": TEXTS,
+    "text": TEXT,
+    "key": KEY,
+    "uid": KEY,
+    "label": LABEL,
+    "index": INDEX,
+    "number": NUMBER,
+}
+
+
+def test_a_role_takes_the_forms_of_its_values_and_nothing_else() -> None:
+    values = {"image": [b"x", None], **{key: [1, None] for key in ("label", "index", "number")}}
+    for name, role in ROLES.items():
+        taken = {form: make(values.get(name, ["x", None])).type for form, make in FORMS[name].items()}
+        assert [form for form, kind in taken.items() if not role.fits(kind)] == [], name
+        assert [kind for kind, make in REFUSED[name].items() if role.fits(make().type)] == [], name
 
 
 @given(place=st.sampled_from(PLACES), data=st.data(), missing=st.sampled_from([(), (), (1,), (0, 5)]))
@@ -93,7 +114,6 @@ def test_a_label_that_is_no_index_is_missing(tmp_path: Path, name: str) -> None:
     "place", [("where by key", "score"), ("weights by key", "key"), ("parquet", "caption"), ("scores", "words")]
 )
 def test_columns_are_read_by_their_whole_name_once(tmp_path: Path, place: tuple[str, str]) -> None:
-    """pyarrow returns columns in the order of the file, and those of a nested name as well."""
     reader, name = READERS[place[0]], place[1]
     plain = reader(tmp_path, reader.valid())
     table = pa.table(reader.columns, metadata=reader.metadata or None)
