@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 import zipfile
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,8 @@ class Header(NamedTuple):
 def map_array(path: str | Path, named: str, fix: str, error: type[ClipxError] = DataError) -> NDArray[Any]:
     """Maps an .npy file into memory. Raises `error` if it is damaged, cut off, or holds Python objects."""
     with errors_as(error, f"{named} cannot be read as .npy", fix):
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # opening a named pipe would wait for a writer
+            raise ValueError("it is no regular file")
         with Path(path).open("rb") as file:
             header = _checked(file.read(_HEADER), os.fstat(file.fileno()).st_size)
         if not math.prod(header.shape):

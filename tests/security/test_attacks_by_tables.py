@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,8 @@ from helpers.cases import slow_except
 from helpers.payloads import Flag
 from helpers.table_readers import READERS, SAMPLES, npy, parquet
 
-from clipx.errors import ClipxError
+from clipx.data.npy import map_array, read_npz
+from clipx.errors import ClipxError, DataError
 
 
 @pytest.fixture(autouse=True)
@@ -158,3 +161,18 @@ def test_lying_arrays_give_one_line(tmp_path: Path, name: str) -> None:
     contents = [*map(headed, [*headers, *TEXTS]), *map(npy, [*arrays, fortran]), flag.array(), flag.pickled()]
     assert [i for i, content in enumerate(contents) if not result(name, tmp_path, content)] == []
     assert flag.absent
+
+
+def test_a_named_pipe_is_no_array(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npy")
+    with pytest.raises(DataError, match="cannot be read as .npy .it is no regular file"):
+        map_array(tmp_path / "a.npy", "a.npy", "write it by numpy.save")
+
+
+def test_arrays_in_a_zip_are_bounded(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(
+            "weight.npy", headed("{'descr': '<f8', 'fortran_order': False, 'shape': (9437184,), }", bytes(72 << 20))
+        )
+    with pytest.raises(DataError, match="weight.npy has 75,497,... bytes, more than 64 MiB"):
+        read_npz(tmp_path / "bomb.npz", "head", "give another")
