@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
@@ -15,7 +17,7 @@ from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
 from clipx.data.folder import images_of, unread_notes
 from clipx.data.spec import MAX_PIXELS
-from clipx.data.walk import walk
+from clipx.data.walk import is_hidden, walk
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.escape import json_text, print_stderr
@@ -148,10 +150,24 @@ class CaptionSpec:
         elif place.is_file():
             found = [self.images]
         else:
-            matched = glob.glob(self.images, recursive=True)  # noqa: PTH207  # pathlib's refuses an absolute pattern
-            found = [path for path in matched if Path(path).is_file()]
+            found = self._matches()
         require(bool(found), f"images={self.images} matches no images: give a folder, a pattern or a file")
         return sorted(found)
+
+    def _matches(self) -> list[str]:
+        """Returns the files that the pattern matches, those through links to folders among them."""
+        parts = Path(self.images).parts
+        if "**" not in parts:
+            matched = glob.glob(self.images)  # noqa: PTH207  # pathlib's refuses an absolute pattern
+            return [path for path in matched if Path(path).is_file()]
+        from fsspec.utils import glob_translate
+
+        # glob's ** enters links to folders above, again and again.
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), parts))
+        pattern = Path(*(part if part == "**" else re.sub(r"\*+", "*", part) for part in parts))
+        matches = re.compile(glob_translate(str(pattern))).match
+        files = walk(str(root), f"images={self.images}") if root.is_dir() else ()
+        return [file for file in map(str, map(Path, files)) if matches(file) and not is_hidden(file)]
 
     def bounds(self, context: int) -> LengthBounds:
         """Returns the bounds of a caption's length. Raises ConfigError if they exceed the model's context."""

@@ -24,6 +24,8 @@ _BASELINE, _SCAN, _APP0, _APP1, _ADOBE = 0xC0, 0xDA, 0xE0, 0xE1, 0xEE  # kinds o
 _NEEDED = frozenset([*range(0xC0, 0xD0), 0xDB, 0xDD, _SCAN, _ADOBE])  # frame, tables, restart interval, colours
 _JFIF = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
 _END = b"\xff\xd9"
+_BARE = frozenset(b"\0\1\xd0\xd1\xd2\xd3\xd4\xd5\xd6\xd7\xff")  # after FF: no segment begins
+_MARKER = re.compile(b"\xff[^%s]" % re.escape(bytes(sorted(_BARE))))
 _STRAY = re.compile(
     r"(\d+) extraneous bytes before marker 0xd9$"
 )  # the warning of libjpeg, which shows the first one only
@@ -150,13 +152,14 @@ def _size(encoded: bytes) -> tuple[int, int] | None:
 
 def _segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
     """Yields (kind, start, end) of the segments up to the first scan. As libjpeg, skips bytes between them."""
-    at = 2
-    while 0 <= (at := encoded.find(b"\xff", at)) <= len(encoded) - 4:
+    at, last = 2, len(encoded) - 4
+    while at <= last:
         kind = encoded[at + 1]
-        if kind in (0x00, 0x01, 0xFF) or 0xD0 <= kind <= 0xD7:
-            at += 1
+        if encoded[at] != 0xFF or kind in _BARE:
+            found = _MARKER.search(encoded, at)
+            at = len(encoded) if found is None else found.start()
             continue
-        end = at + 2 + int.from_bytes(encoded[at + 2 : at + 4], "big")
+        end = at + 2 + (encoded[at + 2] << 8) + encoded[at + 3]
         yield kind, at, end
         if kind == _SCAN:
             return

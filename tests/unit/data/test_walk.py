@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import random
 from pathlib import Path
@@ -96,8 +97,19 @@ def test_images_to_caption_are_found_through_links(tmp_path: Path, capsys: pytes
     root = tree(tmp_path / "set", random.Random(2))
     (root / "cat" / "._a.jpg").write_bytes(b"x")
     (root / "cat" / "loop").symlink_to("..")
-    files = CaptionSpec(run="none", images=str(root), precision=cast(Any, None), distributed=cast(Any, None)).files()
+
+    def files(images: str) -> list[str]:
+        return CaptionSpec(run="x", images=images, precision=cast(Any, None), distributed=cast(Any, None)).files()
+
+    found = {pattern: files(f"{root}{pattern}") for pattern in ("", "/**/*.jpg", "/*/**", "/c**/**", "/cat/*.jpg")}
     (root / "cat" / "loop").unlink()
     (root / "cat" / "._a.jpg").unlink()
-    assert files == sorted(file for file, _ in ImageFolder(str(root)).samples)
+    expected = sorted(file for file, _ in ImageFolder(str(root)).samples)
+    assert found[""] == expected
+    assert found["/**/*.jpg"] == [file for file in expected if file.endswith(".jpg")]
+    matched = glob.glob(f"{root}/*/**", recursive=True)  # noqa: PTH207
+    assert found["/*/**"] == found["/c**/**"] + [
+        file for file in sorted(matched) if Path(file).is_file() and "/cat/" not in file
+    ]
+    assert found["/cat/*.jpg"] == [f"{root}/cat/a.jpg"]
     assert "1 hidden images are not read" in capsys.readouterr().err
