@@ -35,8 +35,8 @@ def walk(folder: str, key: str) -> Iterator[str]:
         for at, folders, files in os.walk(start, onerror=fail):
             real = os.path.realpath(at)
             below = [] if real in seen else sorted(name for name in folders if not is_hidden(name))
-            links = [name for name in below if os.path.islink(os.path.join(at, name))]  # noqa: PTH114,PTH118
-            waiting += [os.path.join(at, name) for name in links]  # noqa: PTH118
+            links = {name for name in below if os.path.islink(os.path.join(at, name))}  # noqa: PTH114,PTH118
+            waiting += [os.path.join(at, name) for name in below if name in links]  # noqa: PTH118
             folders[:] = [name for name in below if name not in links]
             if real not in seen:
                 yield from (os.path.join(at, name) for name in sorted(files))  # noqa: PTH118

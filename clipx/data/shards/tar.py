@@ -11,7 +11,6 @@ from typing import IO, Any, Self
 from clipx.data.image_format import IMAGES
 from clipx.data.shards.remote import open_sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT
-from clipx.data.walk import is_hidden
 
 COLUMNS = {**dict.fromkeys((ending[1:] for ending in IMAGES), 0), "npy": 0, "txt": 1, "json": 2, "cls": 3}
 """{extension: column} of the members that are read, all others are ignored: of a column, the first one that a sample
@@ -36,6 +35,8 @@ class TarSample:
     @property
     def read(self) -> dict[str, tuple[int, int]]:
         """The members that are read: one of each column."""
+        if len({COLUMNS[name] for name in self.members}) == len(self.members):
+            return self.members
         chosen = {COLUMNS[name]: name for name in reversed(COLUMNS) if name in self.members}
         return {name: span for name, span in self.members.items() if chosen[COLUMNS[name]] == name}
 
@@ -107,7 +108,7 @@ def _read_members(file: _Headers, size: int, found: TarContent) -> str | None:
             if not member.isreg() or member.issparse():
                 continue
             name, extension = _key_and_extension(member.name)
-            if is_hidden(member.name):
+            if not name or name[-1] == "/":  # hidden: webdataset and open_clip leave these out, too
                 if COLUMNS.get(extension.rpartition(".")[2]) == IMAGE:
                     found.hidden.append(member.name)
                 continue
