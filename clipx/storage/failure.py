@@ -50,17 +50,21 @@ _CLASSES = {  # names of exceptions without a response: of botocore, google.auth
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, TypeError, ImportError)
 _FINAL_ERRNO = {errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENAMETOOLONG}
 _RETRIED_STATUS = (408, 425, 429)
+_READ = 4096  # characters of a text of a library or a server
+_SECONDS = re.compile(r"(?:^|;\s*t=)(\d{1,9})$")
 _REGION = re.compile(r"[a-z0-9-]{1,40}")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "FSSPEC_S3_ENDPOINT_URL")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Kind of a failure and its `reason` in one line. `region`: that of the bucket, if the server names it."""
+    """Kind of a failure and its `reason` in one line. `region`: that of the bucket, if the server names it.
+    `wait_s`: the seconds that it asks to wait."""
 
     kind: FailureKind
     reason: str
     region: str | None = None
+    wait_s: float = 0.0
 
     @classmethod
     def of(cls, url: str, error: BaseException) -> Failure:
@@ -77,7 +81,7 @@ class Failure:
                 reason = error_text(error)
                 if url.startswith("hf://"):  # "401 Client Error. Repository Not Found for url: …" and advice
                     reason = error_text(each).partition(" for url")[0]
-                return cls(FailureKind.object if single else kind, reason)
+                return cls(FailureKind.object if single else kind, reason, wait_s=_wait_s(each, status))
         if any(isinstance(each, RecursionError) for each in chain):
             # botocore then asks for the region, and is redirected again, without end
             return cls(FailureKind.location, "it redirects all requests and does not name the bucket's region")
@@ -155,6 +159,13 @@ def _status(error: BaseException) -> int:
     return next((status for status in (*named, answered) if isinstance(status, int)), 0)
 
 
+def _wait_s(error: BaseException, status: int) -> float:
+    """Returns the seconds that a busy server asks to wait, in Retry-After or in the hub's RateLimit. 0: it does not."""
+    headers = getattr(error, "headers", None) or getattr(vars(error).get("response"), "headers", None) or {}
+    named = _SECONDS.search(str(headers.get("Retry-After") or headers.get("RateLimit") or ""))
+    return float(named[1]) if named and status in (429, 503) else 0.0
+
+
 def _kind_of_status(status: int) -> FailureKind:
     if status in (401, 403, 407):
         return FailureKind.access
@@ -189,7 +200,7 @@ def _credentials() -> str:
 
 def one_line(text: str) -> str:
     """Returns a library's or server's text as one line of at most 200 printable characters, without URLs' secrets."""
-    return escaped(redacted(" ".join(text.split()))[:200].rstrip(" .:"))
+    return escaped(redacted(" ".join(text[:_READ].split()))[:200].rstrip(" .:"))
 
 
 def error_text(error: BaseException) -> str:

@@ -2,7 +2,8 @@
 
 The HfFileSystem of huggingface_hub looks the repository up and lists folders again in each thread of each process, and
 reads 5 MiB more than it is asked for. Here a read is one range request, and a commit is listed once per machine.
-Nothing is retried, except after a 429, whose answer has the time to wait: see `retry` of storage/remote.py.
+Nothing is retried, not even after a 429, whose answer has the time to wait: see `retry` of storage/remote.py.
+The answers are bounded in bytes and time: see bounded.py.
 """
 
 from __future__ import annotations
@@ -13,19 +14,26 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
 from filelock import FileLock
 
+from clipx.storage.bounded import MOST_BYTES, BadAnswer, collect, complete, extend
+from clipx.storage.failure import one_line
 from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.safe_json import parse_json, read_as, shown
 
 _URL = re.compile(
     r"hf://(?:(datasets|spaces|models)/)?([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?"
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_MOST_FILES = 1 << 20  # of a repository, with its folders
+_MOST_PAGES = 4096  # of a list; the hub has 1,000 files in one
+_FILES_A_SECOND = 100  # of a list, at least
+_PAGE_BYTES = 8 << 20  # of an answer of the API; 1,000 files have 0.3 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,49 +66,41 @@ class HubFile:
         return f"hf://{prefix}{self.repository}@{quote(self.revision, safe='')}"
 
     def commit(self) -> str:
-        """Returns the commit of the revision. Raises errors of huggingface_hub."""
-        info = _api().repo_info(self.repository, repo_type=self.kind, revision=self.revision, timeout=_timeout())
-        return str(info.sha)
+        """Returns the commit of the revision. Raises errors of huggingface_hub and its HTTP library, as bounded.py."""
+        if self.pinned:
+            return self.revision
+        found = _json(_get(self._api(f"revision/{quote(self.revision, safe='')}"), _PAGE_BYTES))
+        commit = found.get("sha") if isinstance(found, dict) else None
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            raise BadAnswer(f"names {shown(commit)} as the commit of {self.revision}: check HF_ENDPOINT")
+        return commit
 
     def read(self, start: int | None = None, end: int | None = None) -> bytes:
-        """Returns bytes [start, end), or all. Raises errors of huggingface_hub and its HTTP library.
+        """Returns bytes [start, end), or all. Raises as `commit`.
 
         A whole file is first looked up in the list of the commit, since many small files are tried and do not exist.
         """
-        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # exported without __all__
-            build_hf_headers,
-            hf_raise_for_status,
-            http_backoff,
-        )
-
-        if start is None:
+        if start is None and self.pinned:
             self.info()
-        span = {} if start is None else {"range": f"bytes={start}-{'' if end is None else end - 1}"}
+        span = None if start is None else f"bytes={start}-{'' if end is None else end - 1}"
         prefix = "" if self.kind == "model" else f"{self.kind}s/"
         place = f"{prefix}{self.repository}/resolve/{quote(self.revision, safe='')}/{quote(self.path)}"
-        response = http_backoff(
-            "GET",
-            f"{endpoint()}/{place}",
-            headers={**build_hf_headers(), "accept-encoding": "identity", **span},
-            timeout=_timeout(),
-            retry_on_exceptions=(),
-            retry_on_status_codes=(429,),
-        )
-        hf_raise_for_status(response)
-        return bytes(response.content)
+        return bytes(_get(f"{endpoint()}/{place}", span=span).content)
 
-    def info(self) -> dict[str, Any] | None:
-        """Returns size and version as fsspec does, from the list of the commit. None if the revision is no commit."""
-        if not self.pinned:
-            return None
-        found = _listed(replace(self, path=""), endpoint()).get(self.path)
+    def info(self) -> dict[str, Any]:
+        """Returns size and version as fsspec does, from the list of the commit. Raises as `commit`."""
+        found = _listed(replace(self, revision=self.commit(), path=""), endpoint()).get(self.path)
         if found is None:
             raise FileNotFoundError(self.path)
         return {"type": "file", "size": found[0], "blob_id": found[1]}
 
     def files(self) -> Mapping[str, int]:
-        """Returns the size of each file of a pinned repository, by path."""
-        return {path: size for path, (size, _) in _listed(replace(self, path=""), endpoint()).items()}
+        """Returns the size of each file of a repository, by path. Raises as `commit`."""
+        listed = _listed(replace(self, revision=self.commit(), path=""), endpoint())
+        return {path: size for path, (size, _) in listed.items()}
+
+    def _api(self, rest: str) -> str:
+        return f"{endpoint()}/api/{self.kind}s/{self.repository}/{rest}"
 
 
 def endpoint() -> str:
@@ -129,18 +129,89 @@ def _listed(repository: HubFile, server: str) -> dict[str, tuple[int, str]]:
 
 
 def _list(repository: HubFile) -> dict[str, tuple[int, str]]:
-    from huggingface_hub.hf_api import RepoFile
+    """Reads the pages of the list of a commit. Each has to name new files, which extend its time."""
+    page: str | None = repository._api(f"tree/{repository.revision}?recursive=true")
+    found: dict[str, tuple[int, str]] = {}
+    folders, pages = set[str](), 0
+    while page is not None:
+        answer = _get(page, _PAGE_BYTES)
+        known = len(found) + len(folders)
+        for entry in _entries(_json(answer)):
+            if entry.type == "file":
+                found[entry.path] = (entry.size, entry.oid)
+            else:
+                folders.add(entry.path)
+        new, pages = len(found) + len(folders) - known, pages + 1
+        page = answer.links.get("next", {}).get("url")
+        if page is not None and (not new or pages == _MOST_PAGES):
+            raise BadAnswer(f"lists {repository.root} in pages without end: check HF_ENDPOINT")
+        if known + new > _MOST_FILES:
+            raise BadAnswer(f"lists more than {_MOST_FILES:,} files in {repository.root}: give a repository with fewer")
+        extend(new / _FILES_A_SECOND)
+    return found
 
-    tree = _api().list_repo_tree(
-        repository.repository, repo_type=repository.kind, revision=repository.revision, recursive=True
-    )
-    return {entry.path: (entry.size, entry.blob_id) for entry in tree if isinstance(entry, RepoFile)}
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Entry of a list of the hub."""
+
+    type: str
+    path: str
+    size: int = 0
+    oid: str = ""
 
 
-def _api() -> Any:
-    from huggingface_hub import HfApi
+def _entries(values: Any) -> list[_Entry]:
+    try:
+        return read_as(list[_Entry], json.dumps(values))
+    except ValueError as error:
+        raise BadAnswer(f"lists files in another form than the hub ({error}): check HF_ENDPOINT") from None
 
-    return HfApi(endpoint=endpoint())
+
+def _json(answer: Any) -> Any:
+    try:
+        return parse_json(answer.content)
+    except ValueError as error:
+        raise BadAnswer(f"sends no JSON ({one_line(str(error))}): check HF_ENDPOINT") from None
+
+
+def _get(url: str, most: int = MOST_BYTES, span: str | None = None) -> Any:
+    """Returns the answer to a request, read as a whole. Raises errors of huggingface_hub and its HTTP library."""
+    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]  # exported without __all__
+
+    sent = {**_headers(), "accept-encoding": "identity", **({"range": span} if span else {})}
+    client = _client(os.getpid())
+
+    async def call() -> Any:
+        async with client.stream("GET", url, headers=sent, timeout=_timeout()) as answer:
+            content = await collect(answer.status_code, answer.headers, span, answer.aiter_raw(), most)
+            kept = [(name, value) for name, value in answer.headers.multi_items() if name != "content-encoding"]
+            return type(answer)(answer.status_code, headers=kept, content=content, request=answer.request)
+
+    answer = complete(call)
+    hf_raise_for_status(answer)
+    return answer
+
+
+def _headers() -> dict[str, str]:
+    """Returns the name of this program, and the token if there is one.
+
+    Not those of huggingface_hub, which asks the hub for a list of agents first, without limits.
+    """
+    from huggingface_hub import constants, get_token
+
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    return {"user-agent": "clipx", **({"authorization": f"Bearer {token}"} if token else {})}
+
+
+@cache
+def _client(_process: int) -> Any:
+    """Returns the HTTP client of a process, which fsspec's event loop uses. Those of parents are kept, not closed."""
+    from huggingface_hub.utils import get_async_session  # type: ignore[attr-defined]
+
+    client = get_async_session()
+    client.event_hooks = {"request": client.event_hooks["request"], "response": []}  # which read errors as a whole
+    return client
 
 
 def _timeout() -> int:

@@ -14,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 
 from clipx.errors import ClipxError, DataError, StorageError, StorageRefused
 from clipx.escape import print_stderr
+from clipx.storage.bounded import MOST_BYTES, WHOLE_FILE, BadAnswer, complete, http_session, time_left, time_limit
 from clipx.storage.failure import Failure, FailureKind, error_text
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.traffic import count_read
@@ -39,6 +41,7 @@ _STALL_S = 300.0
 _PARALLEL_BLOCKS = 8  # concurrent blocks of a download
 _POLL_S = 0.1  # between checks of the stop event
 _DELAY_S = (0.1, 10.0)  # before the second attempt, and the longest
+_TRY_S = 10.0  # shortest time limit of the first attempt: retry_s=0 tries once
 _WARN_AFTER_S, _WARN_EVERY_S = 10.0, 60.0  # failure before the first warning on stderr, and between warnings
 _RELOAD_S = 10.0  # shortest time between two loads of the credentials
 _JITTER = random.SystemRandom()  # not the seeded generator, whose draws are reserved for the samples
@@ -66,6 +69,8 @@ def file_system(url: str, tries: int = 1) -> tuple[Any, str]:
     """
     import fsspec
 
+    if url.startswith(("http://", "https://")):
+        fsspec.config.conf.setdefault("http", {}).setdefault("get_client", http_session)
     if not _is_s3(url):
         return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
     ours = {"connect_timeout": _CONNECT_S, "read_timeout": _READ_S, "max_pool_connections": 2 * REQUESTS}
@@ -99,32 +104,39 @@ def backoff(first: float, most: float) -> Iterator[float]:
 def retry(url: str, retry_s: float, call: Callable[[], T], patient: bool = False) -> T:
     """Returns `call()`, retried with growing, jittered pauses after transient errors of a remote storage.
 
-    Raises StorageRefused at once if the storage refuses all requests. `patient`: retries these, too, with credentials
-    that are reloaded, because requests of this run succeeded before. Raises StorageError after an outage of
-    `retry_s` seconds, and other errors (no such file, invalid request) unchanged.
+    An attempt is given up when `retry_s` are over, the first one after 10 s at the earliest: see bounded.py. Raises
+    StorageRefused at once if the storage refuses all requests. `patient`: retries these, too, with credentials that are
+    reloaded, because requests of this run succeeded before. Raises StorageError after an outage of `retry_s` seconds,
+    or at once if the storage asks to wait for longer, DataError for an answer that no retry improves, and other errors
+    (no such file, invalid request) unchanged.
     """
-    start = time.monotonic()
+    start, limit_s = time.monotonic(), max(retry_s, _TRY_S)
     for pause in backoff(*_DELAY_S):
         try:
-            return call()
+            with time_limit(limit_s):
+                return call()
+        except BadAnswer as error:
+            raise DataError(f"{url}: its server {error}") from None
         except Exception as error:  # a remote file system raises errors of its library
             failure = Failure.of(url, error)
-            if is_local(url) or failure.kind is FailureKind.object:
+            if is_local(url) or failure.kind is FailureKind.object or isinstance(error, ClipxError):
                 raise
-            spent = time.monotonic() - start
+            spent, pause = time.monotonic() - start, max(pause, failure.wait_s)
             over = spent + pause > retry_s
             if failure.refuses_all and (over or not patient):
                 raise failure.refused(url) from None
             if over:
+                asked = f" and asks to wait for {failure.wait_s:,.0f} s" if failure.wait_s else ""
                 raise StorageError(
-                    f"{url} cannot be read: the storage failed for {spent:.0f} s ({failure.reason}): check it and "
-                    f"the network, or raise retry_s={retry_s:g}"
+                    f"{url} cannot be read: the storage failed for {spent:.0f} s ({failure.reason}){asked}: check it "
+                    f"and the network, or raise retry_s={retry_s:g}"
                 ) from None
             if failure.refuses_all:
                 reload_credentials(url)
             if spent > _WARN_AFTER_S:
                 _warn(f"{url}: the storage fails ({failure.describe(url)}): retrying for {retry_s - spent:.0f} s")
         time.sleep(pause)
+        limit_s = retry_s - (time.monotonic() - start)
     raise AssertionError  # unreachable: backoff does not end
 
 
@@ -179,28 +191,34 @@ def read_range(url: str, start: int, end: int, retry_s: float, patient: bool = F
 
     `patient`: see `retry`.
     """
-    content = _read(url, retry_s, patient, start=start, end=end)
-    if len(content) > end - start:
-        raise DataError(
-            f"{url}: its server ignores range requests and sends the whole file: use one that supports ranges"
-        )
-    return content
+    return _read(url, retry_s, patient, start=start, end=end)
 
 
-def _read(url: str, retry_s: float, patient: bool = False, **span: int) -> bytes:
-    hub = HubFile.parse(url)
+def _read(url: str, retry_s: float, patient: bool = False, **span: Any) -> bytes:
+    hub, size = HubFile.parse(url), span["end"] - span["start"] if span else MOST_BYTES
 
     def call() -> bytes:
-        if hub is not None:
-            content = hub.read(**span)
-        else:
-            fs, path = file_system(url)
-            content = fs.cat_file(path, **span)
+        content = hub.read(**span) if hub is not None else ask(url, "cat_file", size=size, **span)
+        if span and len(content) > size:
+            raise BadAnswer(WHOLE_FILE)
         if not is_local(url):
             count_read(1, len(content))
-        return content
+        return bytes(content)
 
     return retry(url, retry_s, call, patient)
+
+
+def ask(url: str, method: str, at: str | None = None, *, size: int = 0, **options: Any) -> Any:
+    """Calls a method of the file system of a URL with its path, in the time of `retry` if the method is asynchronous.
+
+    `at`: another path in it. `size`: bytes that it reads.
+    """
+    fs, path = file_system(url)
+    path = path if at is None else at
+    if not fs.async_impl or not hasattr(fs, f"_{method}"):
+        return getattr(fs, method)(path, **options)
+    alone = 0 if url.startswith(("http://", "https://")) else size  # these extend their time by themselves
+    return complete(partial(getattr(fs, f"_{method}"), path, **options), alone)
 
 
 def file_info(url: str, retry_s: float, patient: bool = False) -> dict[str, Any]:
@@ -211,11 +229,8 @@ def file_info(url: str, retry_s: float, patient: bool = False) -> dict[str, Any]
     hub = HubFile.parse(url)
 
     def call() -> dict[str, Any]:
-        if hub is not None and (known := hub.info()) is not None:
-            return known
-        fs, path = file_system(url)
-        found: dict[str, Any] = fs.info(path)
-        if not is_local(url):
+        found: dict[str, Any] = hub.info() if hub is not None and hub.path else ask(url, "info")
+        if not is_local(url) and not (hub is not None and hub.pinned):
             count_read(1)
         return found
 
@@ -229,22 +244,9 @@ def download(url: str, path: Path, size: int, retry_s: float) -> None:
     shorter than `size` is shorter, too.
     """
     starts = range(0, size, BLOCK)
-    with path.open("xb") as out:
+    with path.open("xb") as out, ThreadPoolExecutor(_PARALLEL_BLOCKS) as threads:
         for group in (starts[i : i + _PARALLEL_BLOCKS] for i in range(0, len(starts), _PARALLEL_BLOCKS)):
-            blocks: dict[int, bytes] = {}
-
-            def call(group: range = group, blocks: dict[int, bytes] = blocks) -> None:
-                fs, path = file_system(url)
-                missing = [start for start in group if start not in blocks]
-                ends = [min(start + BLOCK, size) for start in missing]
-                found = fs.cat_ranges([path] * len(missing), missing, ends, on_error="return")
-                blocks.update((k, v) for k, v in zip(missing, found, strict=True) if isinstance(v, bytes))
-                for error in found:
-                    if isinstance(error, BaseException):
-                        raise error
-
-            retry(url, retry_s, call)
-            out.writelines(blocks[start] for start in group)
+            out.writelines(threads.map(lambda at: read_range(url, at, min(at + BLOCK, size), retry_s), group))
 
 
 # ------------------------------------------------------------------------------------------------------- a folder
@@ -348,7 +350,7 @@ class StorageFolder:
         if not fs.async_impl:
             return getattr(fs, method)(*args, **options)
         call = partial(getattr(fs, f"_{method}"), *args, **options)
-        return sync(fs.loop, self._run_watched, call, limit_s or 3 * _READ_S)
+        return sync(fs.loop, self._run_watched, call, limit_s or min(3 * _READ_S, time_left()))
 
     async def _run_watched(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
         import asyncio  # imported here: it takes 20 ms

@@ -17,7 +17,7 @@ _SECRETS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD")  # suffixes of the names o
 _SECRET_CHARS = 8  # minimum length: a shorter value may occur in any text
 _USER = re.compile(r"://[^/\s]*@")
 # In an HTTP URL a user without a password may be a key, too.
-_PASSWORD = re.compile(r"(?i)(https?://|://[^/\s@]*:(?=[^/\s@]*[^/\s@:]))[^/\s@]*@")
+_PASSWORD = re.compile(r"(?i)https?://[^/\s@]*@|://(?=[^/\s@]*@)[^/\s@]*:[^/\s@:]")
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"]*")
 
 

@@ -14,7 +14,7 @@ from clipx.checkpoint.downloader import RETRY_S, fetch, remote_checkpoints
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint
 from clipx.errors import CheckpointError
 from clipx.storage.local import cache_folder
-from clipx.storage.remote import download, errors_as, file_system, retry
+from clipx.storage.remote import ask, download, errors_as, file_system, retry
 
 
 def fetched(url: str) -> Path:
@@ -47,9 +47,12 @@ def fetched_folder(url: str, names: Sequence[str]) -> Path:
 
 def _version(url: str) -> tuple[int, str]:
     """Returns (size in bytes, key of the content if the storage has one)."""
-    fs, place = file_system(url)
+    fs, _ = file_system(url)
     fs.invalidate_cache()
-    return int(fs.info(place)["size"]), str(fs.ukey(place))
+    size = ask(url, "info")["size"]
+    if size is None:
+        raise CheckpointError(f"{url}: its server does not tell the size of a file: use one that does")
+    return int(size), str(ask(url, "ukey"))
 
 
 def _download(url: str, path: Path, size: int) -> None:
@@ -68,9 +71,9 @@ def files_at(url: str) -> set[str]:
     """Returns the names of files and folders directly under a URL. Empty if it is not a folder."""
 
     def call() -> set[str]:
-        fs, place = file_system(url)
+        fs, _ = file_system(url)
         fs.invalidate_cache()
-        return {entry.rstrip("/").rpartition("/")[2] for entry in fs.ls(place, detail=False)}
+        return {entry.rstrip("/").rpartition("/")[2] for entry in ask(url, "ls", detail=False)}
 
     try:
         with errors_as(CheckpointError, f"model.weights={url} cannot be listed", "check the URL", FileNotFoundError):

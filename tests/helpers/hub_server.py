@@ -5,6 +5,8 @@ Repositories are dictionaries of files for each commit. Files are sent by a redi
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
 import json
 import re
@@ -16,12 +18,17 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import pytest
 
+ENDLESS = ("slow", "slow header", "silent")
+"""Faults after which an answer is never complete."""
+BAD = ("later", "redirects", "gzip", "pages", "no JSON", "endless")
+"""Faults that no retry improves."""
+
 _PAGE = 3  # files in a page of a list, which the hub has in parts of 1,000
 
 
 class Hub:
     """State of the server. `requests` has (method, path) of each. `fault` may return a status for a path, cut to send
-    half of a file, or whole to ignore its range."""
+    half of a file, whole to ignore its range, or one of ENDLESS or BAD."""
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}  # repository -> commit -> path -> content
@@ -30,6 +37,7 @@ class Hub:
         self.gated: set[str] = set()
         self.requests: list[tuple[str, str]] = []
         self.fault: Callable[[str], int | str | None] = lambda path: None
+        self.closed = threading.Event()
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
@@ -51,6 +59,7 @@ class Hub:
         return sum(part in path for _, path in self.requests)
 
     def close(self) -> None:
+        self.closed.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -65,6 +74,10 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, int):
             self._send(fault, b"on purpose")
             return
+        if fault in ENDLESS or fault in BAD:
+            with contextlib.suppress(OSError):  # the client has gone
+                self._misbehave(str(fault))
+            return
         url = urlsplit(self.path)
         if found := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+)(/.*)?)?", url.path):
             repository, kind, revision, folder = found[1], found[2], unquote(found[3] or "main"), found[4] or ""
@@ -77,6 +90,35 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(404, b"")
 
     do_HEAD = do_GET
+
+    def _misbehave(self, fault: str) -> None:
+        """Answers as no hub should."""
+        status = "HTTP/1.1 206 Partial Content" if self.headers.get("range") else "HTTP/1.1 200 OK"
+        if fault == "later":
+            self._send(429, b"", **{"Retry-After": "3600"})
+        elif fault == "redirects":
+            self._send(302, b"", Location=f"{self.hub.endpoint}{self.path}")
+        elif fault == "gzip":
+            self._send(200, gzip.compress(bytes(1 << 24), 1), **{"Content-Encoding": "gzip"})
+        elif fault == "pages":
+            entry = {"type": "file", "path": "a.parquet", "size": 1, "oid": "0" * 40}
+            self._json(
+                [entry], Link=f'<{self.hub.endpoint}/api/datasets/o/n/tree/x?{len(self.hub.requests)}>; rel="next"'
+            )
+        elif fault == "no JSON":
+            self._send(200, b"[" * 100_000)
+        elif fault == "endless":
+            self.close_connection = True
+            self.wfile.write(f"{status}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+            while not self.hub.closed.is_set():
+                self.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+        else:
+            self.close_connection = True
+            length = "X-Slow: a" if fault == "slow header" else "Content-Length: 100000000\r\n\r\n"
+            self.wfile.write(f"{status}\r\n{length}".encode())
+            while fault != "silent" and not self.hub.closed.wait(0.02):
+                self.wfile.write(b"a")
+            self.hub.closed.wait()
 
     def _files(self, repository: str, revision: str) -> tuple[str, dict[str, bytes]] | None:
         """Returns the commit and its files, or answers with the error of the hub."""

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from clipx.data.walk import is_hidden
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.hub_repository import HubFile
 from clipx.storage.pattern import expanded, matcher, wider
-from clipx.storage.remote import errors_as, file_system, is_local, read_file, retry
+from clipx.storage.remote import ask, errors_as, file_system, is_local, local_path, read_file, retry
+from clipx.storage.safe_json import read_regular
 from clipx.storage.text_file import lines
 from clipx.storage.url import check_url
 
@@ -57,7 +59,7 @@ def _lines(url: str, key: str) -> list[str]:
     """Returns the lines of a list file. Skips empty lines and lines that start with #."""
     named, fix = f"{key}=@{url} cannot be read", "give a text file with one URL per line"
     with errors_as(ConfigError, named, fix):
-        content = read_file(url if "://" in url else os.path.expanduser(url), _RETRY_S)  # noqa: PTH111
+        content = read_regular(Path(local_path(url))) if is_local(url) else read_file(url, _RETRY_S)
     try:
         found = [line.strip() for line in lines(content)]
     except ValueError as error:
@@ -77,13 +79,19 @@ def _glob(url: str) -> list[str]:
     if "*" not in url:  # ? is not tested: it may begin the query of a URL
         return [url]
 
+    hub = HubFile.parse(url)
+
     def call() -> list[str]:
+        if hub is not None:
+            tests, root = matcher(hub.path), url.removesuffix(hub.path)
+            found = [path for path in hub.files() if tests(path) and (is_hidden(hub.path) or not is_hidden(path))]
+            return sorted(root + path for path in found)
         fs, path = file_system(url)
-        matches = matcher(path)
+        tests = matcher(path)
         # Without hidden files, as in a shell.
-        found = [one for one in fs.glob(wider(path)) if matches(one) and (is_hidden(path) or not is_hidden(one))]
-        if not found:
-            fs.ls(path.partition("*")[0].rpartition("/")[0])  # glob is silent about a missing bucket, which this raises
+        found = [one for one in ask(url, "glob", wider(path)) if tests(one) and (is_hidden(path) or not is_hidden(one))]
+        if not found:  # glob is silent about a missing bucket, which this raises
+            ask(url, "ls", path.partition("*")[0].rpartition("/")[0])
         return sorted(map(fs.unstrip_protocol, found))
 
     fix = "check the path" if is_local(url) else "check the URL and the credentials"

@@ -121,7 +121,7 @@ LETTERS = "&am\u0301p;<#38xé\u00c3\u0083\uff06\uff41 \n\t\x00\x1b[0\ud83d\u200b
 
 @given(st.text(st.sampled_from(LETTERS), min_size=1, max_size=12), st.integers(3, 96), st.integers(0, 2**32))
 def test_a_text_of_megabytes_costs_what_its_beginning_costs(unit: str, length: int, seed: int) -> None:
-    """Without the cut, one of these would take minutes. The ids are those of the beginning, alone or before any text."""
+    """One of these would take minutes without the cut. The ids are those of the beginning, alone or before any text."""
     tokenizer = Tokenizer(length)
     read = tokenizer.read_characters
     head = (unit * (read // len(unit) + 1))[:read]

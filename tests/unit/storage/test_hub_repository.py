@@ -8,7 +8,7 @@ import pytest
 from helpers.hub_server import Hub
 
 from clipx.errors import DataError
-from clipx.storage import hub_repository
+from clipx.storage import hub_repository, remote
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.remote import read_range
 from clipx.storage.traffic import take_traffic
@@ -44,8 +44,11 @@ def test_a_range_costs_one_read_and_no_list(hub: Hub) -> None:
     assert (traffic.requests, traffic.bytes, hub.count("/api/datasets/")) == (1, 10, 0)
 
 
-def test_a_server_without_ranges_is_an_error(hub: Hub) -> None:
+def test_a_server_without_ranges_is_an_error(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.commit("o/n", {"a.bin": bytes(100)})
     hub.fault = lambda path: "whole"
     with pytest.raises(DataError, match="ignores range requests"):
         read_range("hf://datasets/o/n/a.bin", 0, 10, 5.0)
+    monkeypatch.setattr(remote, "ask", lambda url, method, **_: bytes(100))  # of another library than that of HTTP
+    with pytest.raises(DataError, match="ignores range requests"):
+        read_range("s3://bucket/a.bin", 0, 10, 5.0)
