@@ -22,6 +22,7 @@ from clipx.model.text import TextPool, init_projection, text_projection
 from clipx.model.tokenizer import TextEnd
 from clipx.model.varlen import is_supported, varlen_attention
 from clipx.storage.hub import HUB, hub_files
+from clipx.storage.safe_json import check_sizes, parse_json, read_regular
 
 try:
     import transformers
@@ -49,6 +50,7 @@ def read_config(spec: HfTextSpec) -> Any:
         f"model.text.source={spec.source} is not a folder with a {_CONFIG}: give the folder of a model of transformers",
     )
     try:
+        check_sizes(parse_json(read_regular(place / _CONFIG)))
         config = transformers.AutoConfig.from_pretrained(place, local_files_only=True)
     except Exception as error:  # of many types, for files of other programs
         reason = " ".join(str(error).split())[:200]

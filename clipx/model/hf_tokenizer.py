@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import string
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -15,6 +14,7 @@ from clipx.errors import ConfigError, require
 from clipx.model.text_spec import Clean
 from clipx.model.tokenizer import READ_AT_LEAST, Tokenizer, check_texts, repaired
 from clipx.storage.hub import HUB, hub_files
+from clipx.storage.safe_json import parse_json, read_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,9 +153,9 @@ def read_tokenizer(place: str) -> tuple[Any, dict[str, Any]]:
     """Returns (the tokenizer, the values of its tokenizer_config.json)."""
     paths = tokenizer_files(place)
     try:
-        rust = tokenizers.Tokenizer.from_str(paths[_TOKENIZER].read_text(encoding="utf-8"))
+        rust = tokenizers.Tokenizer.from_str(read_regular(paths[_TOKENIZER]).decode())
         path = paths.get(_CONFIG)
-        config = json.loads(path.read_text(encoding="utf-8")) if path is not None and path.is_file() else {}
+        config = parse_json(read_regular(path)) if path is not None and path.is_file() else {}
     except KeyError:
         raise ConfigError(f"model.text.tokenizer={place} has no {_TOKENIZER}: give a repository that has one") from None
     except Exception as error:  # the library raises plain Exception

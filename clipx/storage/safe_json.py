@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,15 @@ T = TypeVar("T")
 
 _LIMIT = 64 << 20  # bytes: a manifest of 100,000 files has 12 MB
 _SHOWN = 60  # characters of a value in an error
+_LIMITS = {  # of the sizes that a model's configuration claims, by the ends of their keys; more than any model has
+    re.compile(r"(?:^|_)(?:layers|depths?|blocks)$|^n_layer$"): 1000,
+    re.compile(r"(?:^|_)(?:vocab_size|n_vocab|vocabulary)$"): 1 << 23,
+    re.compile(r"(?:^|_)(?:heads|experts)$|^n_head$"): 1 << 12,
+    re.compile(r"(?:^|_)(?:width|(?:hidden|intermediate|embedding)_size|dims?|d_model|d_ff|d_kv|n_embd|n_inner)$"): 1
+    << 18,
+    re.compile(r"(?:^|_)(?:context_length|position_embeddings|n_positions|n_ctx|num_patches)$"): 1 << 24,
+    re.compile(r"(?:^|_)(?:image_size|img_size|patch_size|num_channels)$|^size$"): 1 << 15,
+}
 
 
 def read_regular(path: Path) -> bytes:
@@ -80,6 +90,20 @@ def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
+
+
+def check_sizes(values: Any, place: str = "") -> None:
+    """Raises ValueError, in one line, for sizes in a configuration that no model has: of other types, negative or huge.
+
+    A model would be built from them, or its memory allocated, before its weights show that they are wrong.
+    """
+    for key, value in values.items() if isinstance(values, dict) else ():
+        limit = next((limit for ends, limit in _LIMITS.items() if ends.search(key)), None)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                check_sizes(one, f"{place}{key}.")
+            elif limit is not None and isinstance(one, float | int) and (type(one) is not int or not 0 <= one <= limit):
+                raise ValueError(f"{place}{key}={shown(one)} must be an integer in [0, {limit}]")
 
 
 def shown(value: Any) -> str:

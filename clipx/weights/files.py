@@ -12,7 +12,7 @@ from torch import Tensor
 
 from clipx.errors import CheckpointError
 from clipx.storage.failure import error_text
-from clipx.storage.safe_json import parse_json, read_regular, shown
+from clipx.storage.safe_json import check_sizes, parse_json, read_regular, shown
 
 METADATA = "clipx"  # metadata key of clipx's description of the model in a safetensors file
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -20,6 +20,7 @@ _CONVERT = (
     "convert it in a process that you trust with it: safetensors.torch.save_file(model.state_dict(), "
     "'weights.safetensors')"
 )
+_SPARE = 1 << 24  # values that a described model may have beyond twice those of its file
 _WRAPPERS = ("module.", "_orig_mod.")  # prefixes of all names from data parallelism and torch.compile
 
 
@@ -118,11 +119,27 @@ def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises CheckpointError for any other file."""
+    """Reads a JSON object. Raises CheckpointError for any other file, and for sizes that no model has."""
     try:
         values = parse_json(read_regular(path))
+        check_sizes(values)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read ({error_text(error)}): restore it") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} is not a JSON object: restore it")
     return values
+
+
+def check_described(described: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str) -> None:
+    """Raises CheckpointError if a configuration describes far more values than its file of weights has.
+
+    Args:
+        described: state_dict of the model that it describes, on the meta device.
+        tensors: those of the file.
+        what: names the file, for errors.
+    """
+    wanted, found = (sum(tensor.numel() for tensor in part.values()) for part in (described, tensors))
+    if wanted > 2 * found + _SPARE:
+        raise CheckpointError(
+            f"{what} has a configuration of a model of {wanted:,} values, and a file of {found:,}: get both again"
+        )

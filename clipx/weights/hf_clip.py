@@ -15,7 +15,7 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.storage.safe_json import shown
-from clipx.weights.files import read_json
+from clipx.weights.files import check_described, read_json
 from clipx.weights.key_mapping import Rule, tied
 from clipx.weights.open_clip import spec_of, ties
 
@@ -81,6 +81,7 @@ def load_clip_model(
         found[tie.ours] = tie.to_ours(joined)
     if further := sorted(tensors.keys() - used):
         raise CheckpointError(f"{name} has {further[0]}, which its config.json does not describe: get it again")
+    check_described(whole, tensors, name)
     return spec, found
 
 

@@ -35,12 +35,12 @@ from clipx.model.lora import initial_adapters, merged, without_adapters
 from clipx.model.spec import ModelSpec
 from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.remote import is_local, local_path
-from clipx.storage.safe_json import read_as
+from clipx.storage.safe_json import check_sizes, read_as
 from clipx.storage.url import check_url
 from clipx.weights import hf_clip, siglip2
 from clipx.weights.compare import check_same
 from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
-from clipx.weights.files import METADATA, SUFFIXES, read_json, read_tensors
+from clipx.weights.files import METADATA, SUFFIXES, check_described, read_json, read_tensors
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
 from clipx.weights.spec import WeightsChoice
 from clipx.weights.stretch import stretch_text_positions, with_context
@@ -179,11 +179,13 @@ def _of_file(location: str, path: Path) -> LoadedWeights:
         return LoadedWeights(location, tensors, None, *temperature_of(tensors))
     try:
         found = read_as(_Description, description)
+        check_sizes(found.model)
     except ValueError as error:
         raise CheckpointError(
             f"{location} has an invalid description of its model ({error}): export it again"
         ) from None
     spec: ModelSpec = option_from_dict("model", found.model)
+    check_described(spec.build(torch.device("meta"), torch.float32).state_dict(), tensors, location)
     return LoadedWeights(location, tensors, spec, found.log_scale, found.bias)
 
 

@@ -22,6 +22,7 @@ from clipx.model.text_spec import Clean, ClipTextSpec, Gelu, Pool
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation, Projection
 from clipx.storage.safe_json import read_as
 from clipx.weights.clip_config import mlp_ratio
+from clipx.weights.files import check_described
 from clipx.weights.key_mapping import Rule, tied
 
 _MODEL_TYPE = "siglip2"
@@ -202,6 +203,7 @@ def from_siglip2(spec: ClipSpec, tensors: Mapping[str, Tensor], what: str) -> di
             f"{what} does not fit its config.json: {len(missing)} tensors are missing {missing[:3]}, {len(extra)} "
             f"unexpected {extra[:3]}: give the weights of Siglip2Model, in one file"
         )
+    check_described(expected, tensors, what)
     try:
         return {
             ours: _converted(ours, [tensors[name] for name in names], expected[ours]) for ours, names in parts.items()
