@@ -1,4 +1,4 @@
-"""All readers of tables (Parquet, .npy, .npz) that others have written, each on a small valid file."""
+"""All readers of tables (Parquet, .npy, .npz) and lists that others have written, each on a small valid file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clipx.data.class_names import read_names
 from clipx.data.csv import CsvSpec
 from clipx.data.hf import HfSpec
 from clipx.data.parquet import ParquetSpec
 from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.select import SelectSpec, select
+from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
+from clipx.score.entries import read_entries
 from clipx.score.head import load_head
 from clipx.teacher.stored import MANIFEST, StoredTeachers, caption_hash
 from helpers.samples import img2dataset, jpeg, write_tar
@@ -328,6 +331,7 @@ def _by(by: str, column: str, values: Any) -> dict[str, Any]:
     return {column: values, by: ids[by]} if by else {column: values}
 
 
+_LINE = '{0}.jpg,"a ""small"" picture, number {0}"\n'
 READERS: dict[str, Reader] = {
     "csv": Reader(
         lambda path: _csv(path, label_column="label"),
@@ -424,4 +428,17 @@ READERS: dict[str, Reader] = {
         content=lambda: json.dumps({"successes": SAMPLES}).encode(),
         name="00000_stats.json",
     ),
+    "text table": Reader(
+        _csv, content=lambda: "".join(["filepath,caption\n", *map(_LINE.format, range(SAMPLES))]).encode(), name="t.csv"
+    ),
+    "keys, a text": Reader(
+        lambda p: _shards(p, keep=str(p)), content=lambda: "\n".join(KEYS[:5]).encode(), name="t.txt"
+    ),
+    "list of shards": Reader(
+        lambda p: expand(f"@{p}", "data.shards"),
+        content=lambda: b"\n".join(b"%d.tar" % i for i in range(9)),
+        name="t.txt",
+    ),
+    "names": Reader(lambda p: read_names(str(p), "x"), content=lambda: "\n".join(CAPTIONS).encode(), name="t.txt"),
+    "entries": Reader(lambda p: read_entries(str(p)), content=lambda: "\n".join(CAPTIONS).encode(), name="t.txt"),
 }

@@ -33,7 +33,17 @@ ARRAYS = [name for name, reader in READERS.items() if reader.name.endswith(".npy
 LENIENT = ("features", "sizes.json", "stats")  # a bad sample; files without which the shards are indexed
 SHORT = ("manifest", "keep, a mask", "teacher's offsets")  # few of their bytes can change without a fault
 TRIES = 24
-BY_DEFAULT = ["csv", "parquet", "where by key", "scores", "weights", "teacher's text", "head"]
+BY_DEFAULT = [
+    "text table",
+    "list of shards",
+    "csv",
+    "parquet",
+    "where by key",
+    "scores",
+    "weights",
+    "teacher's text",
+    "head",
+]
 
 
 def result(name: str, folder: Path, content: bytes) -> str:
