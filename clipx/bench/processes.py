@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from clipx.bench.spec import BenchError
 from clipx.config.lazy_torch import dist, torch
-from clipx.data.processes import first_death, first_oom_kills, processes_of, start_in_child
+from clipx.data.processes import first_death, processes_of, start_in_child
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import cores
 
@@ -102,7 +102,6 @@ class Processes:
             ) as pool,
         ):
             configs = [RankConfig(rank, ranks, self.device, threads, folder) for rank in range(ranks)]
-            first_oom_kills()
             own = processes_of(pool)
             waiting = [pool.submit(_run, config, call, args) for config in configs]
             errors = [future.exception() for future in waiting]

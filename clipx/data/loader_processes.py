@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from clipx.data.processes import blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
+from clipx.data.processes import Environment, blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
 from clipx.errors import DataError, exhausted
 
 T = TypeVar("T")
@@ -170,6 +170,9 @@ class _Loaded(Dataset[object]):
         self._dataset = dataset
         self._lacking: DataError | None = None  # the first error: an item that is not sent keeps files
 
+    def __reduce__(self) -> tuple[Callable[..., _Loaded], tuple[Environment, Dataset[object]]]:
+        return _loaded, (Environment(), self._dataset)  # unpickled in this order: imports of a plug-in need the first
+
     def __getitem__(self, item: object) -> _Pickled:
         if self._lacking is not None:
             return _Pickled(self._lacking)
@@ -185,6 +188,10 @@ class _Loaded(Dataset[object]):
                 raise
             self._lacking = DataError(f"in a loader process: {lacking}")
             return _Pickled(self._lacking)
+
+
+def _loaded(_environment: Environment, dataset: Dataset[object]) -> _Loaded:
+    return _Loaded(dataset)
 
 
 class _Pickled:

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from multiprocessing import resource_tracker
@@ -55,6 +55,22 @@ def start_in_child() -> int:
     return starter.pid
 
 
+class Environment:
+    """The environment of this process, which becomes that of the process that unpickles it.
+
+    A process of a fork server would have that of the moment when the server was started.
+    """
+
+    def __reduce__(self) -> tuple[Callable[[dict[str, str]], Environment], tuple[dict[str, str]]]:
+        return _adopt, (dict(os.environ),)
+
+
+def _adopt(environment: dict[str, str]) -> Environment:
+    os.environ.clear()
+    os.environ.update(environment)
+    return Environment()
+
+
 # -------------------------------------------------------------------------------------------------------------- deaths
 
 
@@ -84,7 +100,11 @@ def why_ended(code: int, less_memory: str) -> str:
 
 
 def processes_of(pool: ProcessPoolExecutor) -> Mapping[int, BaseProcess]:
-    """Returns the processes of a pool by pid, those that it will start included. Python 3.11 to 3.14 name them so."""
+    """Returns the processes of a pool by pid, for `first_death`: before it starts them.
+
+    Python 3.11 to 3.14 name them so.
+    """
+    first_oom_kills()
     return pool._processes
 
 

@@ -13,7 +13,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
-from clipx.data.processes import blocked_sigterm, first_death, first_oom_kills, processes_of, start_in_child
+from clipx.data.processes import (
+    Environment,
+    blocked_sigterm,
+    first_death,
+    processes_of,
+    start_in_child,
+)
 from clipx.data.source import Sample
 from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
@@ -62,9 +68,9 @@ def run_in_pool(
         return
     number = min(len(items), threads or processes or len(os.sched_getaffinity(0)))
     own: Mapping[int, BaseProcess] = {}
-    first_oom_kills()
+    start = (None, _start, (Environment(),))
     try:
-        with ThreadPoolExecutor(number) if threads else ProcessPoolExecutor(number, initializer=_start) as pool:
+        with ThreadPoolExecutor(number) if threads else ProcessPoolExecutor(number, *start) as pool:
             if isinstance(pool, ProcessPoolExecutor):
                 own = processes_of(pool)
             with blocked_sigterm():
@@ -78,7 +84,7 @@ def run_in_pool(
         ) from None
 
 
-def _start() -> None:
+def _start(_environment: Environment) -> None:
     """Starts a process of a pool, which the pool ends by SIGTERM."""
     start_in_child()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

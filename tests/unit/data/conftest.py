@@ -27,7 +27,7 @@ def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 class _Threads(ThreadPoolExecutor):
     _processes: ClassVar[dict[int, BaseProcess]] = {}
 
-    def __init__(self, number: int, initializer: object) -> None:
+    def __init__(self, number: int, *_: object) -> None:
         super().__init__(number)
 
 

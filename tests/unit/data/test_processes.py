@@ -107,6 +107,16 @@ def test_data_that_cannot_be_sent_to_a_process_is_one_line(method: str) -> None:
         list(ProcessLoader(Called(threading.Lock()), [1], workers=1, prefetch=1))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("method", ["forkserver"], indirect=True)
+def test_processes_have_the_environment_of_the_one_that_starts_them(
+    method: str, processes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not that of a fork server: it names the cache, the plug-ins and the credentials."""
+    monkeypatch.setenv("CLIPX_PROCESSES", "1")
+    assert list(ProcessLoader(Called(os.getenv), ["CLIPX_PROCESSES"], workers=1, prefetch=1)) == ["1"]
+    run_in_pool(subprocess.check_call, [["sh", "-c", "test $CLIPX_PROCESSES = 1"]], "testing")
+
+
 def test_an_item_that_cannot_be_sent_is_an_error_and_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread of a queue prints such an error and drops the item, for which the trainer would wait."""
     text = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space left on device (28)"
