@@ -10,6 +10,8 @@ import yaml
 from clipx.errors import ConfigError
 from clipx.storage.safe_json import read_regular
 
+_LONGEST = 1 << 20  # characters
+
 
 def read_saved(path: Path, what: str = "a saved configuration") -> dict[str, Any]:
     """Returns the values in a YAML file that `config.saved.save` wrote, or of another kind that errors call `what`.
@@ -27,7 +29,10 @@ def read_saved(path: Path, what: str = "a saved configuration") -> dict[str, Any
 
 
 def plain_values(text: str) -> Any:
-    """Returns the values of YAML text. Raises ValueError for objects to construct, aliases and repeated keys."""
+    """Returns the values of YAML text. Raises ValueError for objects to construct, aliases and repeated keys, and for
+    more than a megabyte, which takes seconds."""
+    if len(text) > _LONGEST:
+        raise ValueError(f"it has {len(text):,} characters, more than {_LONGEST:,}")
     try:
         return yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: impossible numbers

@@ -246,7 +246,10 @@ def download(url: str, path: Path, size: int, retry_s: float) -> None:
     starts = range(0, size, BLOCK)
     with path.open("xb") as out, ThreadPoolExecutor(_PARALLEL_BLOCKS) as threads:
         for group in (starts[i : i + _PARALLEL_BLOCKS] for i in range(0, len(starts), _PARALLEL_BLOCKS)):
-            out.writelines(threads.map(lambda at: read_range(url, at, min(at + BLOCK, size), retry_s), group))
+            blocks = list(threads.map(lambda at: read_range(url, at, min(at + BLOCK, size), retry_s), group))
+            out.writelines(blocks)
+            if sum(map(len, blocks)) < min(group[-1] + BLOCK, size) - group[0]:
+                return  # the end, whatever size the server claims
 
 
 # ------------------------------------------------------------------------------------------------------- a folder

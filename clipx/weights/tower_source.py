@@ -32,6 +32,8 @@ _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "mode
 # Keys of a training checkpoint, in timm's order: an average of the weights first.
 _STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "teacher")
 
+_MOST_PARTS = 1000  # files of a model; the largest have some 200
+
 INPUT = ("mean", "std", "interpolation", "stretch")
 """Options of model.image for the images that a tower reads."""
 
@@ -162,6 +164,8 @@ def _with_shards(location: str, files: Files) -> None:
     if not isinstance(parts, dict) or not all(isinstance(name, str) and "/" not in name for name in parts.values()):
         raise CheckpointError(f"{index} does not list the files of the weights: restore it")
     names = sorted(set(parts.values()))
+    if len(names) > _MOST_PARTS:
+        raise CheckpointError(f"{index} lists {len(names):,} files of weights, more than {_MOST_PARTS:,}: restore it")
     if len(files(*names)) < len(names):
         raise CheckpointError(f"model.weights={location} lacks parts of its weights: get {', '.join(names)} again")
 

@@ -28,7 +28,7 @@ _PAGE = 3  # files in a page of a list, which the hub has in parts of 1,000
 
 class Hub:
     """State of the server. `requests` has (method, path) of each. `fault` may return a status for a path, cut to send
-    half of a file, whole to ignore its range, or one of ENDLESS or BAD."""
+    half of a file, whole to ignore its range, claims to name a size of 10^18 bytes, or one of ENDLESS or BAD."""
 
     def __init__(self) -> None:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}  # repository -> commit -> path -> content
@@ -71,6 +71,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.hub.requests.append((self.command, self.path))
         fault = self.hub.fault(self.path)
+        if fault == "claims" and self.command == "HEAD":
+            self.send_response(200)
+            self.send_header("Content-Length", str(10**18))
+            self.end_headers()
+            return
         if isinstance(fault, int):
             self._send(fault, b"on purpose")
             return

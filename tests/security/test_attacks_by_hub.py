@@ -32,6 +32,7 @@ from clipx.storage import hub as downloads
 from clipx.storage import remote
 from clipx.storage.hub import hub_files
 from clipx.storage.remote import file_info, read_file, read_range
+from clipx.weights.download import fetched
 
 RETRY_S = 0.3  # of reads that must fail
 LONG_S = 60.0  # of those that must not, however busy the machine is
@@ -151,6 +152,13 @@ def test_a_download_of_weights_ends(fault: str, hub: Hub, monkeypatch: pytest.Mo
     hub.fault = lambda path: fault
     said = refused(lambda: hub_files("hf-hub:o/n", "config.json"))
     assert "hf-hub:o/n: config.json cannot be downloaded from the Hugging Face hub" in said
+
+
+def test_a_download_ends_where_the_file_does_whatever_size_is_claimed(hub: Hub) -> None:
+    commit = hub.commit("o/n", {"a.safetensors": bytes(100)})
+    hub.fault = lambda path: "claims"
+    said = refused(lambda: fetched(f"{hub.endpoint}/storage/o/n/{commit}/a.safetensors"))
+    assert "a.safetensors: received 100 of 1,000,000,000,000,000,000 bytes: try again" in said
 
 
 # --------------------------------------------------------------------------------------------------- random attacks

@@ -142,6 +142,15 @@ def card(*names: str) -> str:
     return f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n"
 
 
+def test_a_card_of_megabytes_is_refused() -> None:
+    header = "---\nconfigs:\n" + "- config_name: x\n" * 70_000 + "---\n"
+    with pytest.raises(
+        DataError, match="README.md cannot be read .it has 1,1.* characters, more than 1,048,576"
+    ) as raised:
+        Repository("/root", "root", ["a.tar"], header).splits(None)
+    one_line(raised.value)
+
+
 def test_patterns_of_a_card_are_bounded() -> None:
     files = [*("a" * 200 + f"{k}.tar" for k in range(50)), "/".join(["a"] * 100) + "/b.tar"]
     for name in ("*a" * 100 + "*.tar", "**/" * 100 + "b.tar", "a*" * 100 + ".tar"):

@@ -163,6 +163,9 @@ def test_parts_of_weights_are_in_their_folder(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../other.safetensors")}))
     with pytest.raises(CheckpointError, match="index.json does not list the files of the weights: restore it"):
         text_source(str(tmp_path / "model"))
+    index.write_text(json.dumps({"weight_map": {f"{k}": f"{k}.safetensors" for k in range(1001)}}))
+    with pytest.raises(CheckpointError, match="index.json lists 1,001 files of weights, more than 1,000: restore it"):
+        text_source(str(tmp_path / "model"))
 
 
 def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:
