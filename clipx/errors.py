@@ -140,9 +140,7 @@ def exhausted(error: Exception) -> Exhausted | None:
         size = f" ({int(asked[1]) / 1e6:,.1f} MB at once)" if asked else ""
         more = "raise the limit ulimit -v" if limited else "give the job more memory"
         return Exhausted(f"a process needs more than the {place}{size}: {more}, lower data.batch_size, or {fewer}")
-    if re.search(_NO_THREAD, text) or (
-        number == errno.EAGAIN and getattr(error, "filename", None) is None
-    ):
+    if re.search(_NO_THREAD, text) or (number == errno.EAGAIN and getattr(error, "filename", None) is None):
         more = "raise ulimit -u, ulimit -v or pids.max of the control group"
         return Exhausted(f"a process needs another process or thread than it may start: {more}, or lower data.workers")
     free = _free_bytes("/dev/shm")
