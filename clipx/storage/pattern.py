@@ -15,6 +15,12 @@ _DEEPEST = 16  # braces within braces
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
 
 
+def check_length(pattern: str, key: str) -> None:
+    """Raises ConfigError for more characters than a path has, before anything looks for braces and secrets in them."""
+    length = len(pattern)
+    require(length <= _LONGEST, f"{key}={pattern[:60]}… has {length:,} characters: a path has at most {_LONGEST:,}")
+
+
 def expanded(pattern: str, key: str, have: int = 0) -> list[str]:
     """Returns what a pattern with braces stands for, `{0000..0123}` or `{a,b}`. Raises ConfigError for an invalid one.
 
@@ -22,9 +28,7 @@ def expanded(pattern: str, key: str, have: int = 0) -> list[str]:
     """
     from braceexpand import braceexpand
 
-    length = len(pattern)
-    require(length <= _LONGEST, f"{key}={pattern[:60]}… has {length:,} characters: a path has at most {_LONGEST:,}")
-    most = _MOST_LISTED if "*" in pattern else _MOST_CHARACTERS // max(1, length)
+    most = _MOST_LISTED if "*" in pattern else _MOST_CHARACTERS // max(1, len(pattern))
     most = max(0, min(most, _MOST_NAMES - have))
     named = f"{key}={pattern}"
     require(_count(pattern, named) <= most, f"{named} stands for more than {most:,} names: correct its braces")

@@ -10,7 +10,7 @@ from pathlib import Path
 from clipx.data.walk import is_hidden
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.hub_repository import HubFile
-from clipx.storage.pattern import expanded, matcher, wider
+from clipx.storage.pattern import check_length, expanded, matcher, wider
 from clipx.storage.remote import ask, errors_as, file_system, is_local, local_path, read_file, retry
 from clipx.storage.safe_json import read_regular
 from clipx.storage.text_file import lines
@@ -42,6 +42,7 @@ def expand(pattern: str, key: str, what: str = "shard") -> list[str]:
 
 def _part(part: str, key: str, what: str, have: int) -> list[str]:
     """Returns the URLs of a part. `have`: number of those before it."""
+    check_length(part, key)
     check_url(key, part.removeprefix("@"))
     urls: list[str] = []
     if part.startswith("@"):
