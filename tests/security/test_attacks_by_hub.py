@@ -34,8 +34,8 @@ from clipx.storage.hub import hub_files
 from clipx.storage.remote import file_info, read_file, read_range
 from clipx.weights.download import fetched
 
-RETRY_S = 0.3  # of reads that must fail
-LONG_S = 60.0  # of those that must not, however busy the machine is
+RETRY_S = 0.3  # of reads that only time ends
+LONG_S = 60.0  # of the others, however busy the machine is
 
 
 @pytest.fixture(autouse=True)
@@ -70,8 +70,9 @@ def refused(call: Callable[[], Any]) -> str:
     return text
 
 
+UNTIMELY = ("slow", "slow header", "silent")
 SAYS = {
-    "later": "429.* and asks to wait for 3,600 s: check it and the network, or raise retry_s=0.3",
+    "later": "429.* and asks to wait for 3,600 s: check it and the network, or raise retry_s=60",
     "redirects": "cannot be (used|read).*(302|[Rr]edirects)",
     "gzip": r"its server compresses its answers \('gzip'\), unasked",
     "endless": "its server (ignores range requests|sends more than 67,108,864 bytes)",
@@ -90,7 +91,7 @@ def test_a_read_ends_in_one_line(scheme: str, fault: str, hub: Hub) -> None:
     assert read_range(url, 10, 20, LONG_S) == bytes(10)
     hub.fault = lambda path: fault if "/storage/" in path or scheme == "http" else None
     for read in (partial(read_range, url, 10, 5000), partial(read_file, url)):
-        said = refused(partial(read, RETRY_S))
+        said = refused(partial(read, RETRY_S if fault in UNTIMELY else LONG_S))
         assert re.search(SAYS[fault], said) and url.partition("://")[2] in said, said
     hub.fault = lambda path: None
     assert read_range(url, 10, 20, LONG_S) == bytes(10)
@@ -100,7 +101,7 @@ def test_another_part_of_a_file_is_not_taken_for_the_part_that_was_asked_for(hub
     commit = hub.commit("o/n", {"a.bin": bytes(range(100))})
     hub.fault = lambda path: "whole" if "/storage/" in path else None
     for url in (f"hf://datasets/o/n@{commit}/a.bin", f"{hub.endpoint}/storage/o/n/{commit}/a.bin"):
-        assert "sends another part of the file" in refused(lambda url=url: read_range(url, 50, 200, RETRY_S))  # type: ignore[misc]
+        assert "sends another part of the file" in refused(lambda url=url: read_range(url, 50, 200, LONG_S))  # type: ignore[misc]
 
 
 def test_a_busy_server_is_asked_again_when_it_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,13 +187,13 @@ def test_random_faults_of_a_hub_end_in_the_sample_or_in_one_line(hub: Hub, tmp_p
         hub.fault = lambda path: next((fault for stage, fault in faults.items() if stage in path), None)
 
         def read() -> str:
-            spec = HfSpec(name="x", path=f"hf://datasets/{name}", held_out_share=0.0, retry_s=2.0)
+            spec = HfSpec(name="x", path=f"hf://datasets/{name}", held_out_share=0.0, retry_s=2.0 if faults else LONG_S)
             source: Any = spec.pinned({}).open().train  # type: ignore[attr-defined]
             return str(source.read(3).captions[0])
 
         found = ended(read)
         if isinstance(found, ClipxError | BadSample):
-            assert str(found).isprintable() and (faults or "no complete answer" in str(found)), found
+            assert str(found).isprintable() and faults, found
             seen["refused"] += 1
         else:
             assert found == "caption 3", found
