@@ -20,7 +20,7 @@ from clipx.data.selection.expression import Condition
 from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, ids_of, is_sorted, write_sorted
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.remote import errors_as, file_system, is_local, local_path, retry
+from clipx.storage.remote import errors_as, file_info, is_local, local_path
 from clipx.storage.text_file import open_lines
 
 Indices = NDArray[np.int64]
@@ -78,15 +78,9 @@ class ById:
 def version(url: str, retry_s: float, key: str) -> str:
     """Returns the size and time of a file. Raises ConfigError if it cannot be found. `key`: option of the file."""
     with errors_as(ConfigError, f"{key}={url} cannot be read", _FIX):
-        info: dict[str, Any] = retry(url, retry_s, lambda: _info(url))
+        info = file_info(url, retry_s)
     require(info["type"] != "directory", f"{key}={url} is a folder: give a file")
     return f"{Path(url).resolve() if is_local(url) else url} {info['size']} {[info[k] for k in _VERSIONS if k in info]}"
-
-
-def _info(url: str) -> dict[str, Any]:
-    fs, path = file_system(url)
-    found: dict[str, Any] = fs.info(path)
-    return found
 
 
 def read_ids(path: str, key: str, reading: Reading) -> Ordered | ById:

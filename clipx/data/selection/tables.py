@@ -30,7 +30,7 @@ from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadSample
 from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
-from clipx.storage.remote import errors_as, file_system, is_local, retry
+from clipx.storage.remote import errors_as, file_info, is_local
 
 _REQUESTED = 512  # json members of a remote shard that are requested together
 _THREADS = 16
@@ -101,14 +101,7 @@ def parquet(url: str, retry_s: float) -> pq.ParquetFile:
 
 def open_retried(url: str, retry_s: float) -> IO[bytes]:
     """Opens a file for sequential reading, whose failed requests are repeated. Raises the file system's errors."""
-    if is_local(url):
-        return open_sequential(url, 0, retry_s)
-
-    def size() -> int:
-        fs, path = file_system(url)
-        return int(fs.info(path)["size"])
-
-    return open_sequential(url, retry(url, retry_s, size), retry_s)
+    return open_sequential(url, 0 if is_local(url) else int(file_info(url, retry_s)["size"]), retry_s)
 
 
 def batches(url: str, columns: Mapping[str, Role], key: str, retry_s: float) -> Iterator[pa.RecordBatch]:
