@@ -217,8 +217,8 @@ def _decoded(value: Any) -> Any:
 
 
 def texts_of(cell: Any) -> list[str]:
-    """Returns the texts of a cell, a text or a list of texts, without missing and empty ones."""
-    return [text for text in (cell if isinstance(cell, list) else [cell]) if text]
+    """Returns the texts of a cell, a text or a list of texts, without missing and blank ones."""
+    return [text for text in (cell if isinstance(cell, list) else [cell]) if text and not text.isspace()]
 
 
 def images(column: Array) -> list[bytes | None]:

@@ -90,7 +90,7 @@ def _download(repository: str, name: str, revision: str | None) -> Path:
         except BaseException as error:
             found.append(error)
 
-    thread = threading.Thread(target=call, name="clipx-hub", daemon=True)  # one that never ends does not hold the exit
+    thread = threading.Thread(target=call, name="clipx hub", daemon=True)  # one that never ends does not hold the exit
     thread.start()
     counted, since = 0, time.monotonic()
     while thread.is_alive():

@@ -91,7 +91,7 @@ def test_bad_rows_are_bad_samples_with_reasons(tmp_path: Path) -> None:
         ({"image": {"bytes": b"", "path": "2.jpg"}}, "image is missing or empty"),
         ({"caption": None}, "caption is missing or empty"),
         ({"caption": ""}, "caption is missing or empty"),
-        ({"caption": "  "}, "caption is empty"),
+        ({"caption": "  "}, "caption is missing or empty"),
         ({"label": None}, "label is missing"),
     ]
     rows = [{**row(i), **fault} for i, (fault, _) in enumerate([*faults, ({}, "")])]
