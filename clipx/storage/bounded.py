@@ -50,10 +50,10 @@ def extend(seconds: float) -> None:
         _thread.end += seconds
 
 
-def time_left() -> float:
-    """Returns the seconds that a request of this thread may take."""
+def time_left(alone: float = _ALONE_S) -> float:
+    """Returns the seconds that a request of this thread may take: `alone`, or those of `time_limit`."""
     end = getattr(_thread, "end", None)
-    return _ALONE_S if end is None else max(0.1, end - time.monotonic())
+    return alone if end is None else max(0.1, end - time.monotonic())
 
 
 def complete(call: Callable[[], Awaitable[T]], size: int = 0) -> T:

@@ -353,7 +353,7 @@ class StorageFolder:
         if not fs.async_impl:
             return getattr(fs, method)(*args, **options)
         call = partial(getattr(fs, f"_{method}"), *args, **options)
-        return sync(fs.loop, self._run_watched, call, limit_s or min(3 * _READ_S, time_left()))
+        return sync(fs.loop, self._run_watched, call, limit_s or min(3 * _READ_S, time_left(3 * _READ_S)))
 
     async def _run_watched(self, call: Callable[[], Awaitable[T]], limit_s: float) -> T:
         import asyncio  # imported here: it takes 20 ms

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.cases import slow_except
 from helpers.hub_server import BAD, ENDLESS, Hub
 from helpers.payloads import jpeg
 from helpers.s3_server import clear_caches
@@ -118,7 +119,7 @@ def test_a_busy_server_is_asked_again_when_it_said(hub: Hub, monkeypatch: pytest
     assert pauses == [3600.0, 3600.0]
 
 
-@pytest.mark.parametrize("fault", ["later", "slow", "slow header", "redirects", "endless"])
+@pytest.mark.parametrize("fault", slow_except(["later", "slow", "slow header", "redirects", "endless"], "slow"))
 def test_a_server_cannot_hold_what_asks_for_facts(fault: str, hub: Hub) -> None:
     hub.fault = lambda path: fault
     url = f"{hub.endpoint}/x/a.bin"
@@ -126,7 +127,7 @@ def test_a_server_cannot_hold_what_asks_for_facts(fault: str, hub: Hub) -> None:
         assert isinstance(ended(call), ClipxError | FileNotFoundError | dict)
 
 
-@pytest.mark.parametrize("fault", [*BAD, *ENDLESS])
+@pytest.mark.parametrize("fault", slow_except([*BAD, *ENDLESS], "pages", "gzip"))
 def test_globs_and_lists_end(fault: str, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = hub.commit("o/n", {f"{k}.tar": b"x" for k in range(7)} | {"list.txt": b"0.tar\n6.tar\n"})
     root = f"hf://datasets/o/n@{commit}"
@@ -144,7 +145,9 @@ def test_globs_and_lists_end(fault: str, hub: Hub, monkeypatch: pytest.MonkeyPat
         assert "data.shards" in (said := refused(partial(expand, value, "data.shards"))) or value[-9:-5] in said
 
 
-@pytest.mark.parametrize("fault", ["later", "slow", "slow header", "redirects", "endless", "gzip"])
+@pytest.mark.parametrize(
+    "fault", slow_except(["later", "slow", "slow header", "redirects", "endless", "gzip"], "later")
+)
 def test_a_download_of_weights_ends(fault: str, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """huggingface_hub itself waits an hour if it is asked to, and reads without end."""
     monkeypatch.setattr(downloads, "_STALL_S", RETRY_S)
@@ -175,6 +178,7 @@ def parquet(rows: int) -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_random_faults_of_a_hub_end_in_the_sample_or_in_one_line(hub: Hub, tmp_path: Path, monkeypatch: Any) -> None:
     seen, content, number = Counter[str](), parquet(4), iter(range(10**6))
