@@ -8,7 +8,7 @@ from pathlib import Path
 from clipx.config.lazy_torch import torch
 from clipx.config.messages import did_you_mean
 from clipx.errors import ConfigError, require
-from clipx.storage.text_file import lines
+from clipx.storage.text_file import filled_lines
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels
@@ -65,13 +65,12 @@ def fill(template: str, name: str) -> str:
 
 def _lines(path: Path, value: str, key: str, known: Sequence[str]) -> Sequence[str]:
     try:
-        found = [line.strip() for line in lines(path.read_bytes())]
+        found = filled_lines(path.read_bytes())
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"{key}={value} cannot be read: {reason}; give a file with one per line, or {' or '.join(known)}"
             f"{did_you_mean(value, known)}"
         ) from None
-    found = [line for line in found if line]
     require(bool(found), f"{key}={value} is empty: write one entry per line")
     return found

@@ -40,8 +40,8 @@ def blocked_sigterm() -> Iterator[None]:
 def start_in_child() -> int:
     """Makes this process end when the one that started it ends. Returns the pid of that one.
 
-    A process of a fork server has another parent, and one whose parent has died is adopted: the end is told by a pipe
-    that multiprocessing keeps open in the process that started this one. Also sets what only a fork inherits.
+    Waits for the end of a pipe that multiprocessing keeps open in the process that started this one. `os.getppid` would
+    not do: the parent of a process of a fork server is the server. Also sets what only a fork inherits.
     """
     logging.setLogRecordFactory(EscapedLogRecord)
     starter = multiprocessing.parent_process()

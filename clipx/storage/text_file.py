@@ -30,6 +30,11 @@ def lines(encoded: bytes) -> list[str]:
     return decode(encoded).removesuffix("\n").split("\n")
 
 
+def filled_lines(encoded: bytes) -> list[str]:
+    """Returns the lines of a text without white space at their ends, and without blank ones. Raises as `decode`."""
+    return [line for line in map(str.strip, lines(encoded)) if line]
+
+
 def open_lines(file: io.BufferedReader) -> io.TextIOWrapper:
     """Returns the text of a file, to be read by the lines that `lines` returns. Reading raises UnicodeError."""
     return io.TextIOWrapper(file, _encoding(file.peek(4)[:4]), newline=None)

@@ -21,7 +21,7 @@ import numpy as np
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.spec import Classes
 from clipx.storage.part_store import PartStore
-from clipx.storage.text_file import lines
+from clipx.storage.text_file import filled_lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +59,7 @@ def write_classes(store: PartStore, classes: Classes | None) -> tuple[str, ...]:
     written = []
     for name, values in lists.items():
         text = "".join(f"{line}\n" for line in values)
-        read_back = list(dict.fromkeys(line.strip() for line in lines(text.encode()) if line.strip()))
+        read_back = list(dict.fromkeys(filled_lines(text.encode())))
         if values and read_back == list(values):
             store.put(name, lambda path, text=text: Path(path).write_text(text, encoding="utf-8"))  # type: ignore[misc]
             written.append(name)

@@ -38,7 +38,7 @@ from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.remote import REQUESTS, errors_as, file_system, is_local, local_path, retry
-from clipx.storage.text_file import lines
+from clipx.storage.text_file import filled_lines
 
 if TYPE_CHECKING:
     from pyarrow import Schema
@@ -234,12 +234,12 @@ def _read_captioned(image: str) -> Sample:
         other = "; its .json is not read" if os.access(f"{name}.json", os.F_OK) else ""
         raise BadSample(f"caption is missing: there is no .txt of its name{other}")
     try:
-        found = [line.strip() for line in lines(read_bounded(captions, "caption", MAX_TEXT))]
+        found = filled_lines(read_bounded(captions, "caption", MAX_TEXT))
     except ValueError:
         raise BadSample("caption is not UTF-8") from None
-    if not any(found):
+    if not found:
         raise BadSample("caption is empty")
-    return Sample(read_bounded(image), [line for line in found if line])
+    return Sample(read_bounded(image), found)
 
 
 # --------------------------------------------------------------------------------- Parquet with embedded images

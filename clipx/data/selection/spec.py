@@ -24,7 +24,7 @@ class SelectionSpec(DataSpec):
     """Options of data whose training samples can be selected. Held-out samples are not."""
 
     shards_have_tables: ClassVar[bool] = False
-    """Whether a condition can be on the json members of shards, or on the files next to them."""
+    """Whether the data has columns without a table: json members of shards, or the Parquet files next to them."""
 
     keep: str | None = None
     """File of the training samples to use: .npy of indices, of true and false for each sample, or in shards of uids

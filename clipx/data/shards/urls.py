@@ -13,7 +13,7 @@ from clipx.storage.hub_repository import HubFile
 from clipx.storage.pattern import check_length, expanded, matcher, wider
 from clipx.storage.remote import ask, errors_as, file_system, is_local, local_path, read_file, retry
 from clipx.storage.safe_json import read_regular
-from clipx.storage.text_file import lines
+from clipx.storage.text_file import filled_lines
 from clipx.storage.url import check_url
 
 _RETRY_S = 30.0  # seconds of retries of a listing; short, because a user waits for it at the start of a run
@@ -62,10 +62,10 @@ def _lines(url: str, key: str) -> list[str]:
     with errors_as(ConfigError, named, fix):
         content = read_regular(Path(local_path(url))) if is_local(url) else read_file(url, _RETRY_S)
     try:
-        found = [line.strip() for line in lines(content)]
+        found = filled_lines(content)
     except ValueError as error:
         raise ConfigError(f"{named} ({error}): {fix}") from None
-    found = [line for line in found if line and not line.startswith("#")]
+    found = [line for line in found if not line.startswith("#")]
     require(bool(found), f"{key}=@{url} is empty: write one path or URL per line")
     for line in found:
         require(not line.startswith("@"), f"{key}=@{url} names another list, {line}: write all URLs into one list")

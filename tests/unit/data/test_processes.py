@@ -1,4 +1,4 @@
-"""Processes of clipx under each start method: they end with their parent, and their death is told with its cause."""
+"""Processes of clipx under each start method: they end with their parent, and their death is reported with its cause."""
 
 from __future__ import annotations
 
