@@ -103,9 +103,11 @@ class ParquetSpec(SelectionSpec):
             sides = split(train, self.held_out_share)
         check_cache(list(zip(train.lengths, train.sizes, strict=True)), self._access, self.shuffle_window)
         size = sum(train.lengths) / sum(train.sizes)
+        dataset = Dataset(*sides, whole_shards=True, sample_bytes=size)
+        if not self.selects:
+            return dataset
         from clipx.data.selection.choose import NamedSamples
 
-        dataset = Dataset(*sides, whole_shards=True, sample_bytes=size)
         whole = groups.open(self._access)
         return self.select(dataset, NamedSamples(whole.urls, whole.sizes), train.urls, self.retry_s)
 

@@ -74,7 +74,7 @@ class SelectionSpec(DataSpec):
         return any(value is not None for value in (self.keep, self.where, self.weights))
 
     def select(self, dataset: Dataset, samples: Samples, own: Sequence[str], retry_s: float) -> Dataset:
-        """Returns a data set with the selected training samples. Raises ConfigError or DataError.
+        """Returns a data set with the training samples that `selects` chooses. Raises ConfigError or DataError.
 
         Args:
             dataset: its training source is a side of all samples, or has the samples of the shards `own` alone.
@@ -84,8 +84,6 @@ class SelectionSpec(DataSpec):
         """
         from clipx.data.selection.choose import Choice, choose, side_of
 
-        if not self.selects:
-            return dataset
         train = dataset.train
         where = None if self.where is None else Condition.parse("data.where", self.where)
         choice = Choice(self.keep, where, self.table, self.weights, retry_s)
