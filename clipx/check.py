@@ -216,8 +216,9 @@ def _show(
         console.print(f"{run.name} has the configuration of {overrides}")
     for note in expectation.notes:
         console.print(f"note: {note}")
-    columns = ("metric", "expected", "reached", "verdict", "from")
-    console.print(text_table(columns, map(_row, verdicts), f"{run.name}, step {step:,}", right=("expected", "reached")))
+    columns = ("metric", "expected", "reached", "samples", "verdict", "from")
+    rows = [_row(one, found) for one in verdicts]
+    console.print(text_table(columns, rows, f"{run.name}, step {step:,}", right=("expected", "reached", "samples")))
     for one in verdicts:
         console.print(f"source of {one.name}: {one.expected.source}")
     for one in verdicts:
@@ -225,11 +226,16 @@ def _show(
             console.print(line)
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _row(verdict: Verdict, found: Mapping[str, Recorded]) -> tuple[str, ...]:
+    from clipx.report.console import count_of
+
     known = verdict.expected.tolerance is not None or verdict.tolerance > 0
     expected = f"{verdict.expected.value:.4g}{f' ± {verdict.tolerance:.2g}' if known else ''}"
     reached = "" if verdict.reached is None else f"{verdict.reached:.4g}"
-    return verdict.name, expected, reached, verdict.word, "" if verdict.reached is None else ", ".join(verdict.places)
+    counts = [found.get(count_of(name)) for name in verdict.expected.mean_of or [verdict.name]]
+    samples = ", ".join(dict.fromkeys(f"{count.value:,.0f}" for count in counts if count is not None))
+    places = "" if verdict.reached is None else ", ".join(verdict.places)
+    return verdict.name, expected, reached, samples, verdict.word, places
 
 
 def _fix(verdict: Verdict, found: Mapping[str, Recorded], run: str) -> Iterator[str]:

@@ -11,7 +11,8 @@ lines. Exit code: 0 if all rows are equal, except those of --changed, which must
 arguments. A row that needs a changed row is changed, too.
 
 The commands of a row are those of BASE's tests/golden.py, if it has a row of that name: each tree runs in its own
-vocabulary. Names of tensors and metrics that were changed on purpose are entered in RENAMED.
+vocabulary. Names of tensors and metrics that were changed on purpose are entered in RENAMED, the last parts of those of
+metrics that were added on purpose in ADDED.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from safetensors import safe_open
 from clipx.config.lazy_torch import torch
 
 RENAMED: dict[str, str] = {}  # {name of a tensor or a metric in BASE: its name now}
+ADDED = ("samples",)
 ROOT = Path(__file__).resolve().parents[1]
 METRICS = "metrics.jsonl"
 SHOWN = 5  # differences of a row
@@ -116,6 +118,15 @@ def comparable(values: Values, renamed: Mapping[str, str]) -> Values:
         if not (place.startswith(METRICS) and name.rpartition("/")[2] in OF_THE_MACHINE):
             named[name, place] = value
     return named
+
+
+def without_added(values: Values, earlier: Values) -> Values:
+    """Returns the values without the metrics that were added on purpose."""
+    return {
+        (name, place): value
+        for (name, place), value in values.items()
+        if (name, place) in earlier or not (place.startswith(METRICS) and name.rpartition("/")[2] in ADDED)
+    }
 
 
 def differences(base: Values, now: Values) -> list[str]:
@@ -227,7 +238,8 @@ def compare(names: Sequence[str], base: Side, now: Side, changed: Sequence[str])
             unmatched -= {key[0] for key in old}
             tensors = sum(isinstance(value, torch.Tensor) for value in values.values())
             size = f"{tensors} tensors, {len(values) - tensors} {'metrics' if now.rows[name].run else 'lines'}"
-            right, lines = verdict(differences(comparable(old, RENAMED), values), size, name in changed)
+            earlier = comparable(old, RENAMED)
+            right, lines = verdict(differences(earlier, without_added(values, earlier)), size, name in changed)
         good.append(right)
         print(f"{name:13}{time.monotonic() - began:4.0f} s ", "\n    ".join(lines), flush=True)
     for name in sorted(unmatched):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from clipx.evaluator.tables import AVERAGE, DROP, OTHERS, Evaluated
-from clipx.report.console import is_headline
+from clipx.report.console import is_headline, of_samples
 from clipx.report.figure import COLOURS, INK, MUTED, SURFACE, new_figure, style_axes, to_png
 
 if TYPE_CHECKING:
@@ -27,7 +27,8 @@ def plot_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
     for axes, (name, rows) in zip(_axes(figure, len(tables)), tables.items(), strict=True):
         metric = next(iter(rows[AVERAGE]))
         first = next(iter(rows))
-        lines = {label: f"  ({-100 * row[DROP]:+.1f})" for label, row in rows.items() if label != first}
+        lines = {label: of_samples(metric, row) for label, row in rows.items()}
+        lines |= {label: f"{lines[label]}  ({-100 * row[DROP]:+.1f})" for label, row in rows.items() if label != first}
         values = {label: 100 * row[metric] for label, row in rows.items()}
         _bars(axes, f"{name}: {metric}, %", values, lines)
         axes.axvline(values[first], color=COLOURS[1], lw=1.2, ls="--", zorder=1)
@@ -47,7 +48,7 @@ def plot_steps(title: str, found: Sequence[Evaluated]) -> bytes:
                 points = [
                     (one.step, 100 * one.numbers[name]) for one in found if one.model == model and name in one.numbers
                 ]
-                short = name.removeprefix(f"eval/{evaluator}/")
+                short = name.removeprefix(f"eval/{evaluator}/") + of_samples(name, found[-1].numbers)
                 axes.plot(
                     *zip(*points, strict=True) if points else ((), ()),
                     marker="o",
@@ -76,11 +77,15 @@ def plot_models(title: str, found: Sequence[Evaluated], suite: Suite) -> bytes:
         metric = suite.evaluators[evaluator].compared[0]
         if not others:
             bars = {one.label: 100 * one.numbers[names[first]] for one in shown}
-            _bars(axes, f"{evaluator}, {first}: {metric}, %", bars, {})
+            lines = {one.label: of_samples(names[first], one.numbers) for one in shown}
+            _bars(axes, f"{evaluator}, {first}: {metric}, %", bars, lines)
             continue
-        style_axes(axes, f"{evaluator}: {metric}, %")
-        axes.set_xlabel(first, color=MUTED, fontsize=9)
-        rest = ", ".join(others) if len(others) < 4 else f"{len(others)} others"
+        style_axes(axes, f"{evaluator}: {metric}")
+        of = {
+            label: f"{label}, %{of_samples(name, shown[0].numbers if shown else {})}" for label, name in names.items()
+        }
+        axes.set_xlabel(of[first], color=MUTED, fontsize=9)
+        rest = ", ".join(of[label] for label in others) if len(others) < 3 else f"{len(others)} others, %"
         axes.set_ylabel(rest if len(others) == 1 else f"mean of {rest}", color=MUTED, fontsize=9)
         points = [[100 * one.numbers[name] for name in names.values()] for one in shown]
         places = [(x, sum(ys) / len(ys)) for x, *ys in points]

@@ -66,7 +66,7 @@ class RetrievalSpec(EvaluatorSpec):
             )
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
-        """Returns recall@1, recall@5, recall@10 and median_rank of both directions. Collective."""
+        """Returns recall@1, recall@5, recall@10, median_rank and samples of both directions. Collective."""
         from clipx.evaluator.predictions import Compared
 
         assert data.held_out is not None
@@ -152,11 +152,14 @@ class Search:
 
 
 def recalls(direction: str, rank_Q: torch.Tensor, hits_Q3: torch.Tensor | None = None) -> Metrics:
-    """Returns recall@1/5/10 and the median rank, which counts from 1. `direction`: prefix of the metric names.
+    """Returns recall@1/5/10, the median rank, which counts from 1, and the number of queries.
+
+    `direction`: prefix of the metric names.
 
     `hits_Q3`: see `Search.topk_hits`. None: a query hits if its rank is below k.
     """
     hits_Q3 = rank_Q[:, None] < torch.tensor(_CUTOFFS) if hits_Q3 is None else hits_Q3
     shares = hits_Q3.double().mean(0).tolist()
     found = {f"{direction}/recall@{k}": share for k, share in zip(_CUTOFFS, shares, strict=True)}
-    return {**found, f"{direction}/median_rank": 1 + rank_Q.double().median().item()}
+    found |= {f"{direction}/median_rank": 1 + rank_Q.double().median().item()}
+    return {**found, f"{direction}/samples": len(rank_Q)}

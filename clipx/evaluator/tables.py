@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipx.evaluator.suite import Suite
-from clipx.report.console import format_value, is_headline, text_table
+from clipx.report.console import count_of, format_score, is_headline, text_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,6 +33,8 @@ class Evaluated:
 def robustness(suite: Suite, numbers: Mapping[str, float]) -> dict[str, dict[str, dict[str, float]]]:
     """Returns {evaluator: {set: {metric: value}}} for each evaluator with several sets, with rows of averages.
 
+    The metrics of a set end with the numbers of its samples.
+
     Averages weight all sets equally. `drop` is the difference between the first metric of the first set and that of the
     set: for a shifted version of the first set, the loss due to the shift (arXiv:2007.00644).
     """
@@ -49,7 +51,12 @@ def _compared(suite: Suite, name: str, numbers: Mapping[str, float]) -> dict[str
     rows[AVERAGE] = _mean([first, *others])
     if len(others) > 1:
         rows[OTHERS] = _mean(others)
-    return {label: {**row, DROP: first[metrics[0]] - row[metrics[0]]} for label, row in rows.items()}
+    for row in rows.values():
+        row[DROP] = first[metrics[0]] - row[metrics[0]]
+    for task in tasks:
+        counts = dict.fromkeys(count_of(metric) for metric in metrics)
+        rows[task.label] |= {name: numbers[full] for name in counts if (full := f"{task.prefix}{name}") in numbers}
+    return rows
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -58,10 +65,10 @@ def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def robustness_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> Table:
     """Returns a table of an evaluator's `robustness`, with a row per set."""
-    metrics = list(next(iter(rows.values())))
+    metrics = list(rows[AVERAGE])
     columns = [f"{DROP} in {metrics[0]}" if metric == DROP else metric for metric in metrics]
     shown = [
-        (label, *(f"{100 * row[m]:.2f} points" if m == DROP else format_value(m, row[m]) for m in metrics))
+        (label, *(f"{100 * row[m]:.2f} points" if m == DROP else format_score(m, row) for m in metrics))
         for label, row in rows.items()
     ]
     table = text_table(("set", *columns), shown, title, right=columns)
@@ -73,5 +80,5 @@ def comparison(title: str, found: Sequence[Evaluated]) -> Table:
     """Returns a table with a row per step or model and a column per headline metric."""
     names = list(dict.fromkeys(name for one in found for name in one.numbers if is_headline(name)))
     columns = [name.removeprefix("eval/") for name in names]
-    rows = [(one.label, *(format_value(n, one.numbers[n]) if n in one.numbers else "" for n in names)) for one in found]
+    rows = [(one.label, *(format_score(n, one.numbers) if n in one.numbers else "" for n in names)) for one in found]
     return text_table(("model", *columns), rows, title, right=columns)

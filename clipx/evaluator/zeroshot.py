@@ -48,7 +48,7 @@ class ZeroShotSpec(EvaluatorSpec):
         self._numbers([sample.label for sample in preview(data.held_out)], self._classes(data))
 
     def evaluate(self, embedder: Embedder, data: Dataset) -> Metrics:
-        """Returns top1, top5, mean_per_class_recall and chance. Collective.
+        """Returns top1, top5, mean_per_class_recall, chance and samples. Collective.
 
         For each subset of classes, SUBSET/METRIC is the metric of its images with the classes of the subset only.
         """
@@ -131,7 +131,7 @@ def first_of_repeated(logits_NC: torch.Tensor, names: Sequence[str]) -> torch.Te
 
 
 def scores(logits_NC: torch.Tensor, labels_N: torch.Tensor) -> Metrics:
-    """Returns top1, top5, mean_per_class_recall and chance, in [0, 1].
+    """Returns top1, top5, mean_per_class_recall and chance, in [0, 1], and the number of samples.
 
     A tie counts against the right class, so equal scores count as wrong.
     """
@@ -142,4 +142,5 @@ def scores(logits_NC: torch.Tensor, labels_N: torch.Tensor) -> Metrics:
     hits_C, samples_C = (x.new_zeros(logits_NC.shape[1]).index_add(0, labels_N, x) for x in (hit_N, ones_N))
     recall = (hits_C / samples_C.clamp(min=1)).sum() / (samples_C > 0).sum()  # over the classes with samples
     top1, top5, mean_recall = torch.stack([hit_N.mean(), top5_N.mean(), recall]).tolist()  # one read
-    return {"top1": top1, "top5": top5, "mean_per_class_recall": mean_recall, "chance": 1 / logits_NC.shape[1]}
+    found = {"top1": top1, "top5": top5, "mean_per_class_recall": mean_recall, "chance": 1 / logits_NC.shape[1]}
+    return {**found, "samples": len(labels_N)}

@@ -127,12 +127,12 @@ class Screen:
 
     def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
         """Prints the headline metrics of an evaluation during training as one line."""
-        shown = [f"{n.removeprefix('eval/')} {format_value(n, v)}" for n, v in numbers.items() if is_headline(n)]
+        shown = [f"{n.removeprefix('eval/')} {format_score(n, numbers)}" for n in numbers if is_headline(n)]
         self.print(f"step {step}  {'  '.join(shown)}")
 
     def table(self, title: str, values: Mapping[str, float]) -> None:
         """Prints a table of metrics and their values."""
-        rows = [(name, format_value(name, value)) for name, value in values.items()]
+        rows = [(name, format_score(name, values)) for name in values]
         self.console.print(text_table(("metric", "value"), rows, title, right=("value",)))
 
 
@@ -146,6 +146,22 @@ def format_value(name: str, value: float) -> str:
         mantissa, exponent = f"{value:.3e}".split("e")
         return f"{float(mantissa):g}e{int(exponent)}"
     return f"{value:,.0f}" if abs(value) >= 999.95 or float(value).is_integer() else f"{value:.4g}"
+
+
+def format_score(name: str, numbers: Mapping[str, float]) -> str:
+    """Formats a metric of an evaluation; a share with the number of its samples: 92.50% of 240."""
+    return format_value(name, numbers[name]) + of_samples(name, numbers)
+
+
+def of_samples(name: str, numbers: Mapping[str, float]) -> str:
+    """Returns ` of 240` for a share among 240 samples, which an evaluator gives beside it; empty if not."""
+    count = numbers.get(count_of(name))
+    return "" if count is None or not is_share(name) or name.endswith("/chance") else f" of {count:,.0f}"
+
+
+def count_of(name: str) -> str:
+    """Returns the name of the metric that is the number of samples of a metric."""
+    return f"{''.join(name.rpartition('/')[:2])}samples"
 
 
 def is_share(name: str) -> bool:

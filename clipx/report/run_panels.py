@@ -11,7 +11,7 @@ import numpy as np
 
 from clipx.logger import Row
 from clipx.report.chart import Chart, Series
-from clipx.report.console import is_headline, is_share
+from clipx.report.console import is_headline, is_share, of_samples
 
 MOST_FURTHER = 24  # charts of metrics that have no panel here
 _RATE = "train/samples_per_second"  # in the rows of training intervals, not in those of evaluations
@@ -43,7 +43,8 @@ def panels(rows: Sequence[Row]) -> tuple[list[Chart], list[Chart]]:
     rows = sorted(rows, key=lambda row: row["samples"])
     logged = list(dict.fromkeys(name for row in rows for name in row if "/" in name))
     held_out = sorted(name for name in logged if name.startswith("eval/") and is_headline(name))
-    shown = {name: name.removeprefix("eval/") for name in held_out}
+    last = {name: value for row in rows for name, value in row.items()}
+    shown = {name: name.removeprefix("eval/") + of_samples(name, last) for name in held_out}
     main = [_chart(Chart("Held out: top-1 accuracy and recall@1", share=True, zero=True), rows, shown)]
     drawn = {*held_out, *(f"train/{name}" for name in _REPEATED)}
     for chart, names in _PANELS:

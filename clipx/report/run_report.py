@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.escape import escaped
 from clipx.logger import Row
 from clipx.report.chart import MOST_POINTS, Chart, Charts
-from clipx.report.console import format_clock, format_value, is_headline
+from clipx.report.console import format_clock, format_score, format_value, is_headline
 from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
 from clipx.report.page import Cell, command, details, facts, listing, page, paragraph, section, table, text, tiles
 from clipx.report.predictions import section_of
@@ -104,7 +104,7 @@ def _tiles(record: RunRecord, history: History) -> str:
     """Returns the most important results."""
     final = record.final
     headline = [name for name in final if is_headline(name)][:_MOST_TILES]
-    found = [(name.removeprefix("eval/"), format_value(name, final[name])) for name in headline]
+    found = [(name.removeprefix("eval/"), format_score(name, final)) for name in headline]
     if "train/loss" in final:
         found.append(("training loss", format_value("train/loss", final["train/loss"])))
     rates = [row["train/samples_per_second"] for row in record.rows if "train/samples_per_second" in row]

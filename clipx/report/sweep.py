@@ -37,13 +37,15 @@ class SweepReport:
         self, title: str, commands: Sequence[str], runs: Sequence[SweepRun], metric: Metric, by: str | None = None,
         x: str | None = None, baseline: str | None = None,
     ) -> None:  # fmt: skip
+        metric = metric.counted(runs)
         self._title, self._commands, self._runs, self._metric = title, commands, runs, metric
         groups, self._left_out = group_runs(runs, metric)
         self._layout = choose(groups, by, x, baseline)
         parts = metric.names if len(metric.names) > 1 else ()
         logged = dict.fromkeys(name for run in runs for name in run.values if is_headline(name))
         more = [name for name in logged if name not in metric.names][:_MOST_METRICS]
-        self._metrics = [metric, *(Metric((name,), metric.lowest and name in parts) for name in (*parts, *more))]
+        others = (Metric((name,), metric.lowest and name in parts) for name in (*parts, *more))
+        self._metrics = [metric, *(other.counted(runs) for other in others)]
         self._keys = sorted({key: None for run in runs for key in run.overrides}, key=lambda key: key == SEED)
         self.counted = f"{len(runs) - len(self._left_out)} of {len(runs)} runs in {len(groups)} groups"
         self._pairs: list[tuple[Group, Group]] = []

@@ -6,14 +6,14 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from clipx.config.messages import did_you_mean
 from clipx.errors import require
 from clipx.logger import Row
-from clipx.report.console import format_value, is_share
+from clipx.report.console import count_of, format_value, is_share
 from clipx.report.parallel import numbers_of
 from clipx.report.seed_statistics import CurvePoint, Difference, Spread, difference, mean_curve, spread
 
@@ -65,10 +65,21 @@ class SweepRun:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Metric of the report: the mean of one or more logged metrics. `lowest`: a low value is a good one."""
+    """Metric of the report: the mean of one or more logged metrics. `lowest`: a low value is a good one.
+
+    `of`: words for the number of samples of each value.
+    """
 
     names: Values
     lowest: bool = False
+    of: str = ""
+
+    def counted(self, runs: Iterable[SweepRun]) -> Metric:
+        """Returns the metric with the numbers of samples that the runs logged beside it."""
+        logged = {run.values.get(count_of(name)) for run in runs for name in self.names if self.share}
+        counts = sorted(count for count in logged if count is not None)
+        ends = [f"{count:,.0f}" for count in dict.fromkeys(counts[:1] + counts[-1:])]
+        return replace(self, of=f" of {' to '.join(ends)}" if ends else "")
 
     @property
     def label(self) -> str:
@@ -86,7 +97,7 @@ class Metric:
 
     @property
     def heading(self) -> str:
-        return self.label.removeprefix("eval/") + (", %" if self.share else "")
+        return self.label.removeprefix("eval/") + (", %" if self.share else "") + self.of
 
     def text(self, value: float, sign: bool = False, digits: int | None = None) -> str:
         """Formats a value under its heading: shares in percent, others to 4 significant digits. `sign`: also +."""

@@ -70,7 +70,9 @@ def test_a_run_within_its_expectation_exits_with_0(trained: Path, check: Check) 
     value = reached(trained)
     done = check({METRIC: {"value": value + 0.01, "tolerance": 0.02}})
     assert (done.code, done.error) == (0, "")
-    assert cells(done.out, METRIC) == [METRIC, f"{value + 0.01:.4g} ± 0.02", f"{value:.4g}", "within", "metrics.jsonl"]
+    samples = f"{reached(trained, METRIC.replace('recall@5', 'samples')):g}"
+    expected = [METRIC, f"{value + 0.01:.4g} ± 0.02", f"{value:.4g}", samples, "within", "metrics.jsonl"]
+    assert cells(done.out, METRIC) == expected
     assert " has the configuration of data.samples=256" in done.out, "the seed differs, which is no difference"
     assert f"source of {METRIC}: Table 1" in done.out
 
@@ -84,9 +86,9 @@ def test_better_and_worse_depend_on_the_direction(trained: Path, check: Check) -
         }
     )
     assert done.code == 0
-    assert cells(done.out, METRIC)[3] == cells(done.out, rank)[3] == "better"
+    assert cells(done.out, METRIC)[4] == cells(done.out, rank)[4] == "better"
     done = check({rank: {"value": reached(trained, rank) - 1, "lower_is_better": True}})
-    assert done.code == 1 and cells(done.out, rank)[3] == "worse"
+    assert done.code == 1 and cells(done.out, rank)[4] == "worse"
 
 
 def test_changed_configuration_is_listed_before_the_metrics(trained: Path, check: Check) -> None:

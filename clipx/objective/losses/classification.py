@@ -80,13 +80,16 @@ class Classification(Objective):
 
     @torch.no_grad()
     def score(self, image_ND: Tensor, labels: Sequence[int | str | None]) -> dict[str, float]:
-        """Returns the accuracy of the head and of chance, in [0, 1]. Raises DataError for a label of no class."""
+        """Returns the accuracy of the head and of chance, in [0, 1], and the number of samples.
+
+        Raises DataError for a label of no class.
+        """
         try:
             label_N = torch.tensor([self.target_source.number(label) for label in labels], device=image_ND.device)
         except BadSample as error:
             raise DataError(f"held-out data for objective=classification: {error}") from None
         hit_N = (image_ND @ self.head_CD.to(image_ND.dtype).T).argmax(1) == label_N
-        return {"top1": hit_N.double().mean().item(), "chance": 1 / len(self.classes.names)}
+        return {"top1": hit_N.double().mean().item(), "chance": 1 / len(self.classes.names), "samples": len(label_N)}
 
 
 def _classes(options: HeadOptions, own: Classes | None) -> Classes:

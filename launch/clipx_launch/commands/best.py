@@ -8,7 +8,6 @@ from pathlib import Path
 
 from clipx.checkpoint.resume import step_of
 from clipx.errors import ConfigError
-from clipx.report.console import format_value
 from clipx_launch.commands.run import MetricValue, Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
 
@@ -52,7 +51,7 @@ def _summary(found: dict[str, object], run: Run, number: MetricValue) -> str:
     metric = str(found["metric"])
     typed = " ".join(f"{key}={value}" for key, value in run.varied.items())
     lines = {
-        metric: f"{format_value(metric, number.value)} at step {number.step:,}",
+        metric: f"{run.score(metric, number)} at step {number.step:,}",
         "point": f"{run.name}, {run.state}; of {found['points']} points {found['points_with_value']} have a value",
         "overrides": typed or "(the same for all points)",
         "run": shlex.quote(str(run.folder)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.report.console import format_clock, format_value, is_headline, stdout_console, text_table
+from clipx.report.console import format_clock, is_headline, stdout_console, text_table
 from clipx.storage.local import write_atomically
 from clipx_launch.commands.run import Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
@@ -90,7 +90,7 @@ def _summary_table(runs: Sequence[Run], metric: str) -> Table:
                 run.name,
                 *(run.varied.get(key, "") for key in keys),
                 run.state,
-                *(("", "") if number is None else (format_value(metric, number.value), f"{number.step:,}")),
+                *(("", "") if number is None else (run.score(metric, number), f"{number.step:,}")),
                 "" if rate is None else f"{rate:,.0f}",
                 format_clock(run.seconds),
             )

@@ -18,7 +18,7 @@ from clipx.config.messages import did_you_mean
 from clipx.config.safe_yaml import read_saved
 from clipx.errors import ConfigError
 from clipx.logger import Row
-from clipx.report.console import is_headline
+from clipx.report.console import format_score, is_headline
 from clipx_launch.point import Point
 
 
@@ -87,6 +87,11 @@ class Run:
                 if name not in found or row[name] > found[name].value:
                     found[name] = MetricValue(row[name], int(row["step"]))
         return found
+
+    def score(self, metric: str, number: MetricValue) -> str:
+        """Formats a value of a metric, a share with the number of its samples."""
+        counts = {name: found.value for name, found in self.newest.items()}
+        return format_score(metric, counts | {metric: number.value})
 
     @property
     def steps(self) -> int | None:

@@ -103,7 +103,7 @@ def _metric(run: Run, metric: str) -> str:
     if number is None:
         return ""
     higher = "" if best is None or best.value <= number.value else f" (best {format_value(metric, best.value)})"
-    return format_value(metric, number.value) + higher
+    return run.score(metric, number) + higher
 
 
 def _age(seconds: float) -> str:

@@ -26,8 +26,8 @@ from optuna.trial import Trial, TrialState
 from clipx.config.compose import checked
 from clipx.config.composer import PointComposer
 from clipx.errors import ClipxError, require
-from clipx.logger import read_rows
-from clipx.report.console import format_value, stdout_console
+from clipx.logger import Row, read_rows
+from clipx.report.console import count_of, format_score, format_value, stdout_console
 from clipx.storage.local import ensure_folder, write_atomically
 from clipx.trainer.early_stopping import PRUNE
 from clipx_launch.point import launch_dir, write_json
@@ -165,8 +165,9 @@ class _Search:
             self._report(one, prune=self._spec.pruner is not Pruner.none)
         self._polled = time.monotonic()
 
-    def _report(self, planned: Planned, prune: bool) -> list[float]:
-        """Reports the values of a run that the study does not have. Returns all, if the file has changed."""
+    def _report(self, planned: Planned, prune: bool) -> list[Row]:
+        """Reports the values of a run that the study does not have. Returns all rows with one, if the file has
+        changed."""
         number, file = planned.point.index, planned.point.folder / "metrics.jsonl"
         size = file.stat().st_size if file.is_file() else 0
         if size == self._sizes.get(number, 0) and prune:
@@ -175,16 +176,16 @@ class _Search:
         self._sizes[number] = size
         trial = self._active[number]
         known = max(self._study.get_trials(deepcopy=False)[number].intermediate_values, default=0)
-        values = [row[self._metric] for row in read_rows(file) if self._metric in row] if size else []
+        rows = [row for row in read_rows(file) if self._metric in row] if size else []
         # The last value of an earlier search is judged again: that search may have ended before its pruner judged it.
         judged = max(known - first, 0)
-        for step, value in enumerate(values[judged:], start=judged + 1):
+        for step, value in enumerate((row[self._metric] for row in rows[judged:]), start=judged + 1):
             if step > known:
                 trial.report(value, step)
             candidate = prune and number not in self._marked and step > self._spec.warmup
             if candidate and (math.isnan(value) or trial.should_prune()):
                 self._mark(planned, step, value)
-        return values
+        return rows
 
     def _mark(self, planned: Planned, step: int, value: float) -> None:
         """Writes the file that ends a run at its next log."""
@@ -200,10 +201,12 @@ class _Search:
     def _record(self, planned: Planned) -> None:
         """Records the result of a point that has ended. A stopped one is continued when the search is repeated."""
         result, number = planned.point.result, planned.point.index
-        values = self._report(planned, prune=False)
+        rows = self._report(planned, prune=False)
         if result is None or result.state == "stopped":
             return
-        value = values[-1] if values else math.nan
+        value, count = rows[-1][self._metric] if rows else math.nan, count_of(self._metric)
+        if rows and count in rows[-1]:
+            self._active[number].set_user_attr(count, rows[-1][count])
         if result.state == "pruned":
             self._study.tell(number, state=TrialState.PRUNED)
         elif result.state == "finished" and math.isfinite(value):
@@ -238,4 +241,5 @@ def _print_best(study: optuna.Study, metric: str, file: Path) -> None:
     typed = " ".join(f"{key}={value}" for key, value in best.params.items())
     console = stdout_console()
     console.print(f"trials  {counts}; {file}")
-    console.print(f"best    trial {best.number}  {metric} {format_value(metric, best.value)}  {typed}")
+    score = format_score(metric, {**best.user_attrs, metric: best.value})
+    console.print(f"best    trial {best.number}  {metric} {score}  {typed}")

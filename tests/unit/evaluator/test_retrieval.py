@@ -62,4 +62,5 @@ def test_constant_embeddings_have_zero_recall() -> None:
 
 def test_recall_counts_ranks_below_k_and_median_rank_starts_at_1() -> None:
     found = recalls("x", torch.tensor([0, 0, 3, 7, 30]))
-    assert found == {"x/recall@1": 0.4, "x/recall@5": 0.6, "x/recall@10": 0.8, "x/median_rank": 4.0}
+    shares = {"x/recall@1": 0.4, "x/recall@5": 0.6, "x/recall@10": 0.8}
+    assert found == {**shares, "x/median_rank": 4.0, "x/samples": 5}
