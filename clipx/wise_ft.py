@@ -16,9 +16,9 @@ from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
-from clipx.evaluator.spec import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec, check_set
 from clipx.precision.spec import PrecisionSpec
-from clipx.report.console import Screen
+from clipx.report.console import Screen, of_samples
 
 if TYPE_CHECKING:
     from clipx.weights.interpolation import ScoredMixture
@@ -66,10 +66,10 @@ class WiseFtSpec:
     base: [1]."""
 
     data: DataSpec = MISSING
-    """Data set that the model was fine-tuned for."""
+    """Set of the task of the fine-tuning. It is evaluated as a whole, unless it defines held-out data."""
 
     reference: DataSpec = MISSING
-    """Data set on which the fine-tuned model should not become worse."""
+    """Set on which the fine-tuned model should not become worse, evaluated like `data`."""
 
     metric: str = "zeroshot/top1"
     """Metric by which mixtures are compared, as EVALUATOR/METRIC of the group evaluator. Larger is better."""
@@ -140,6 +140,8 @@ class WiseFtSpec:
             self.select == "best" or self.out is not None,
             f"select={self.select} has no effect without out=FOLDER: add it, or remove select",
         )
+        for key, data in (("data", self.data), ("reference", self.reference)):
+            check_set(key, data, any(evaluator.learns for evaluator in self.evaluator.values()))
         name, _, metric = self.metric.partition("/")
         require(
             bool(metric) and name in self.evaluator,
@@ -182,15 +184,18 @@ def wise_ft(spec: WiseFtSpec) -> None:
 
 def _show_soup(screen: Screen, soup: Mixed) -> None:
     for member in soup.members:
-        score = "" if member.score is None else f"  {member.score:.2%}"
+        of = "" if member.samples is None else f" of {member.samples:,.0f}"
+        score = "" if member.score is None else f"  {member.score:.2%}{of}"
         tried = "" if member.mixed_score is None else f"  with it {member.mixed_score:.2%}"
         screen.print(f"soup     {'added  ' if member.chosen else 'skipped'}{score}{tried}  {member.location}")
 
 
 def _show(screen: Screen, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture) -> None:
     screen.print(f"{spec.metric}: {spec.data.name} is the fine-tuning data, {spec.reference.name} the reference")
-    width = max(len(spec.data.name), len(spec.reference.name), 7)
-    screen.print(f"alpha  {spec.data.name:>{width}}  {spec.reference.name:>{width}}  {'mean':>{width}}")
+    of = [of_samples(f"eval/{spec.metric}", numbers) for numbers in (mixtures[0].target, mixtures[0].reference)]
+    names = f"{spec.data.name}{of[0]}", f"{spec.reference.name}{of[1]}", "mean"
+    width = max(7, *map(len, names))
+    screen.print("  ".join(("alpha", *(f"{name:>{width}}" for name in names))))
     for mixture in mixtures:
         numbers = "  ".join(f"{value:{width}.2%}" for value in (*mixture.scores, mixture.mean))
         screen.print(f"{mixture.alpha:5g}  {numbers}{'  <' if mixture is chosen else ''}")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clipx.data.spec import open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
 from clipx.model.spec import ModelSpec
+from clipx.report.console import of_samples
 from clipx.report.figure import COLOURS, INK, MUTED, attempt, new_figure, style_axes, to_png
 from clipx.weights.compare import check_same
 from clipx.weights.export import atomic_output
@@ -98,7 +98,7 @@ def score_mixtures(
 ) -> Iterator[ScoredMixture]:
     """Evaluates the mixture of each alpha, in ascending order. Collective."""
     sets = (spec.data, spec.reference)
-    suites = [Suite.open(spec.evaluator, data, open_on_all_ranks(data, comm), comm) for data in sets]
+    suites = [Suite.open(spec.evaluator, data, None, comm) for data in sets]
     for alpha in sorted(spec.alphas):
         mixture = interpolate(base, finetuned, alpha)
         target, reference = (evaluate(spec, model, mixture, suite, comm) for suite in suites)
@@ -167,11 +167,12 @@ def plot_mixtures(
     metric: str, target: str, reference: str, mixtures: Sequence[ScoredMixture], chosen: ScoredMixture
 ) -> bytes:
     """Returns a plot as PNG: metric on the target over metric on the reference, with each alpha labeled."""
-    figure = new_figure(f"{metric}, %", 6.4, 5.2)
+    figure = new_figure(metric, 6.4, 5.2)
     axes = figure.subplots()
     style_axes(axes, f"selected: alpha {chosen.alpha:g}")
-    axes.set_xlabel(f"{reference} (reference)", color=MUTED, fontsize=9)
-    axes.set_ylabel(f"{target} (target of fine-tuning)", color=MUTED, fontsize=9)
+    of = [of_samples(f"eval/{metric}", numbers) for numbers in (chosen.reference, chosen.target)]
+    axes.set_xlabel(f"{reference} (reference), %{of[0]}", color=MUTED, fontsize=9)
+    axes.set_ylabel(f"{target} (target of fine-tuning), %{of[1]}", color=MUTED, fontsize=9)
     axes.margins(0.12)
     positions = [(100 * mixture.scores[1], 100 * mixture.scores[0]) for mixture in mixtures]
     axes.plot(*zip(*positions, strict=True), color=COLOURS[0], lw=1.4, marker="o", ms=5)

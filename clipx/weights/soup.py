@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from clipx.data.spec import open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.evaluator.suite import Suite
 from clipx.model.spec import ModelSpec
+from clipx.report.console import count_of
 from clipx.weights.interpolation import evaluate
 from clipx.weights.load import LoadedWeights
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Model of a soup. The scores are None for a uniform soup, which needs none."""
+    """Model of a soup. The scores, and the number of samples of each, are None for a uniform soup, which needs none."""
 
     location: str
     chosen: bool
     score: float | None = None  # of the model alone
     mixed_score: float | None = None  # of the soup with it; None for the first
+    samples: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +87,16 @@ def _greedy(spec: WiseFtSpec, model: ModelSpec, models: Sequence[LoadedWeights],
 
     Of equal models the one that was named first comes first.
     """
-    suite = Suite.open(spec.evaluator, spec.data, open_on_all_ranks(spec.data, comm), comm)
-
-    def score(weights: LoadedWeights) -> float:
-        return evaluate(spec, model, weights, suite, comm)[f"eval/{spec.metric}"]
-
-    alone = [score(one) for one in models]
+    suite, metric = Suite.open(spec.evaluator, spec.data, None, comm), f"eval/{spec.metric}"
+    numbers = [evaluate(spec, model, one, suite, comm) for one in models]
+    samples = numbers[0].get(count_of(metric))
+    alone = [found[metric] for found in numbers]
     order = sorted(range(len(models)), key=lambda i: -alone[i])
     kept, best = [models[order[0]]], alone[order[0]]
-    members = [Member(kept[0].location, True, best)]
+    members = [Member(kept[0].location, True, best, samples=samples)]
     for i in order[1:]:
-        mixed = score(mean_of([*kept, models[i]]))
-        members.append(Member(models[i].location, mixed >= best, alone[i], mixed))
+        mixed = evaluate(spec, model, mean_of([*kept, models[i]]), suite, comm)[metric]
+        members.append(Member(models[i].location, mixed >= best, alone[i], mixed, samples))
         if mixed >= best:
             kept, best = [*kept, models[i]], mixed
     return Soup(mean_of(kept), members)

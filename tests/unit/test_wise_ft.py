@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.runs import compose, small
+from helpers.samples import jpeg
 
 from clipx.trainer.trainer import Trainer
 from clipx.weights.interpolation import interpolate
@@ -62,6 +63,38 @@ def test_a_mixture_is_the_weighted_mean_of_all_weights(models: tuple[LoadedWeigh
     assert zero.log_scale is not None and fine.log_scale is not None and found.log_scale is not None
     assert found.log_scale == pytest.approx(0.75 * zero.log_scale + 0.25 * fine.log_scale)
     assert interpolate(replace(zero, log_scale=None), fine, 0.25).log_scale == fine.log_scale
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> tuple[str, ...]:
+    """Writes tables of 40 and 30 labeled images, and class names. Returns overrides."""
+    words = [
+        "data=csv",
+        "data@reference=csv",
+        "evaluator=[zeroshot]",
+        f"evaluator.zeroshot.classnames={tmp_path}/names.txt",
+    ]
+    (tmp_path / "names.txt").write_text("an owl\na fox\n")
+    for group, count in (("data", 40), ("reference", 30)):
+        for i in range(count):
+            (tmp_path / f"{i}.jpg").write_bytes(jpeg(i, 32, 32))
+        lines = [f"{i}.jpg,picture {i},{i % 2}" for i in range(count)]
+        (tmp_path / f"{group}.csv").write_text("\n".join(["filepath,caption,label", *lines]))
+        words += [f"{group}.path={tmp_path}/{group}.csv", f"{group}.label_column=label", f"{group}.workers=0"]
+    return tuple(words)
+
+
+def test_a_table_is_scored_as_a_whole_and_its_size_shown(
+    runs: tuple[Path, Path], tables: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = (f"finetuned=[{runs[1]},{runs[0]}]", "soup=greedy", f"base={runs[0]}", "alphas=[0,1]", f"out={tmp_path}/x")
+    mixed(*models, *tables)
+    found = json.loads((tmp_path / "x" / "wise_ft.json").read_text())
+    for point in found["points"]:
+        assert [point[side]["zeroshot/samples"] for side in ("data", "reference")] == [40, 30]
+    assert [model["samples"] for model in found["soup"]["models"]] == [40, 40]
+    shown = capsys.readouterr().out
+    assert "alpha  csv of 40  csv of 30  " in shown and shown.count("% of 40") == 2
 
 
 # ------------------------------------------------------------------------------------------------------------ soups
