@@ -105,7 +105,7 @@ def _bars(axes: Axes, title: str, values: Mapping[str, float], lines: Mapping[st
     colours = [MUTED if label in (AVERAGE, OTHERS) else COLOURS[0] for label in values]
     axes.barh(places, list(values.values()), height=0.62, color=colours)
     axes.set_yticks(list(places), labels=list(values))
-    axes.set_xlim(0, 1.25 * max(values.values(), default=0) + 1e-9)
+    axes.set_xlim(0, 1.4 * max(values.values(), default=0) + 1e-9)
     axes.grid(visible=False, axis="y")
     for place, (label, value) in zip(places, values.items(), strict=True):
         text = axes.annotate(
