@@ -350,9 +350,10 @@ def main() -> None:
             content: Mapping[str, Any] = {"tuned": [dict(zip(TUNED, row, strict=True)) for row in rows]}
         else:
             found = study.run(part)
-            (columns, rows), title = table(found), "recall@1, the mean of both directions, %"
+            (columns, rows), title = table(found), "the mean of both directions, %"
             content = {"cells": found["cells"]}
-        console.print(text_table(columns, rows, f"{part}: {title}", right=columns[1:]))
+        title = f"{part}: {title}; recall@1 among {study.gallery} scenes"
+        console.print(text_table(columns, rows, title, right=columns[1:]))
         known[part] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **origin, **content}
         hypotheses = verdicts({name: one["cells"] for name, one in known.items() if "cells" in one})
         listed = [dict(zip(HYPOTHESIS, row, strict=True)) for row in hypotheses]
