@@ -39,19 +39,38 @@ def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-def blocks_above(model: CLIP, asked_by: str) -> dict[str, int]:
-    """Returns the number of blocks above each parameter in its tower: none for heads and projections, all for stems
-    and embeddings. A norm between two blocks belongs to one of them.
+def layers_above(model: CLIP, asked_by: str) -> dict[str, int]:
+    """Returns the number of layers above each parameter in its tower, as layer-wise decay of open_clip counts them:
+    the embeddings or stem, each block, what timm's trunk has above them, and the projection with a head or pool.
 
-    Raises ConfigError, which names the option `asked_by`, for an image tower whose blocks timm does not list.
+    A norm after a block belongs to it. A layer without parameters does not count. Raises ConfigError, which names the
+    option `asked_by`, for an image tower whose blocks timm does not list.
     """
-    return {name: max(0, top - 1 - layer) for name, (layer, top) in parameter_layers(model, asked_by).items()}
+    places = {name: _place(name, *layer) for name, layer in parameter_layers(model, asked_by).items()}
+    towers: dict[str, set[tuple[int, bool]]] = {}
+    for tower, place in places.values():
+        towers.setdefault(tower, set()).add(place)
+    above = {
+        (tower, place): number
+        for tower, found in towers.items()
+        for number, place in enumerate(sorted(found, reverse=True))
+    }
+    return {name: above[key] for name, key in places.items()}
+
+
+def _place(name: str, layer: int, top: int) -> tuple[str, tuple[int, bool]]:
+    """Returns the tower of a parameter and its place there, which orders the tower's layers."""
+    tower, _, inner = name.partition(".")
+    if tower == "image":
+        return tower, (layer, not inner.startswith("trunk."))
+    is_head = inner.startswith(("pool.", "projection.", "head."))
+    return tower, (layer if is_head else min(layer, top - 1), False)
 
 
 def hidden_matrices(model: CLIP, asked_by: str) -> set[str]:
     """Returns the names of the weights of linear layers and ungrouped convolutions inside the towers' blocks.
 
-    Raises ConfigError like `blocks_above`.
+    Raises ConfigError like `layers_above`.
     """
     within = {name for name, (layer, top) in parameter_layers(model, asked_by).items() if 0 < layer < top}
     return within & {

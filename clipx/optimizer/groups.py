@@ -88,12 +88,12 @@ def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[s
     }
     if spec.layer_decay == 1:
         return scales
-    from clipx.model.layers import blocks_above
+    from clipx.model.layers import layers_above
 
-    above = blocks_above(model, f"optimizer.layer_decay={spec.layer_decay}")
+    above = layers_above(model, f"optimizer.layer_decay={spec.layer_decay}")
     require(
         any(above[name] for name in scales),
-        f"optimizer.layer_decay={spec.layer_decay} has no effect if only the last block of a tower is trained: remove "
-        "it, or lock fewer blocks",
+        f"optimizer.layer_decay={spec.layer_decay} has no effect if only the highest layer of a tower is trained, such "
+        "as its projection: remove it, or lock fewer blocks",
     )
     return {name: scale * spec.layer_decay ** above[name] for name, scale in scales.items()}

@@ -71,8 +71,9 @@ class OptimizerSpec:
     """Learning rate of the text tower as a multiple of lr. Above 0."""
 
     layer_decay: float = 1.0
-    """Learning rate of each block as a multiple of that of the block above it, in (0, 1] (arXiv:2106.08254). 1: all
-    blocks have the same learning rate."""
+    """Learning rate of each layer of a tower as a multiple of that of the layer above it, in (0, 1] (BEiT,
+    arXiv:2106.08254). The projection has the full rate, the highest block layer_decay times it. 1: all layers have the
+    same learning rate."""
 
     clip_norm: float | None = None
     """Largest global gradient norm; larger gradients are scaled down to it. Above 0. null: no clipping."""
