@@ -5,10 +5,10 @@ Shape suffixes: B batch, N tokens of an image, W width.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
+from timm.layers import SwiGLU
 from timm.models import Eva, VisionTransformer
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from clipx.errors import require
 from clipx.model.tower_spec import ImageTowerSpec
 
-_SCALE = 1e-5  # initial factor of the branches of a block, as in DINOv2: the blocks begin close to the identity
-_STD = 0.02  # of initial weights, as in DINOv2
+# As in DINOv2.
+_SCALE = 1e-5  # initial factor of the branches of a block: the blocks begin close to the identity
+_STD = 0.02  # of initial weights
+_ALIGNED = 64  # the width within the MLP is a multiple of it
 
 
 class TokenHead(nn.Module):
     """Tokens of the trunk [B, N, W] -> class token and mean of the patch tokens of the last block [B, 2W].
 
-    The blocks have the form of the trunk's: pre-norm, as many heads, an MLP of 4 W, and scales of their branches.
+    The blocks have the form of the authors': pre-norm with PyTorch's epsilon, as many heads as the trunk, no bias of
+    queries, keys and values, SwiGLU of two thirds of 4 W, and scales of their branches.
     """
 
     def __init__(self, trunk: Any, spec: ImageTowerSpec) -> None:
@@ -33,13 +36,13 @@ class TokenHead(nn.Module):
         self.prefix: int = trunk.num_prefix_tokens
         width: int = trunk.embed_dim
         self.width = 2 * width
-        norm = partial(nn.LayerNorm, eps=1e-6)
         heads = trunk.blocks[0].attn.num_heads
+        options: dict[str, Any] = {"norm_layer": nn.LayerNorm, "act_layer": nn.SiLU, "mlp_layer": _mlp}
         self.blocks = nn.ModuleList(
-            Block(width, heads, qkv_bias=True, init_values=_SCALE, drop_path=spec.head_drop_path, norm_layer=norm)
+            Block(width, heads, init_values=_SCALE, drop_path=spec.head_drop_path, **options)
             for _ in range(spec.head_blocks)
         )
-        self.norm = norm(width)
+        self.norm = nn.LayerNorm(width)
         self.apply(_init)
 
     def forward(self, x_BNW: Tensor) -> Tensor:
@@ -47,6 +50,12 @@ class TokenHead(nn.Module):
             x_BNW = block(x_BNW)
         x_BNW = self.norm(x_BNW)
         return torch.cat([x_BNW[:, 0], x_BNW[:, self.prefix :].mean(1)], -1)
+
+
+def _mlp(in_features: int, hidden_features: int, **options: Any) -> nn.Module:
+    """Builds the MLP of a block. `hidden_features`: of an MLP with two weights, as many as it has with three."""
+    mlp: nn.Module = SwiGLU(in_features, 2 * hidden_features // 3, align_to=_ALIGNED, **options)
+    return mlp
 
 
 def _init(module: nn.Module) -> None:

@@ -96,8 +96,13 @@ class ImageTowerSpec:
 
     head_blocks: int = 0
     """Number of transformer blocks between the trunk and the projection, in [0, 1000]. They are trained above a locked
-    trunk, as in dino.txt (arXiv:2412.16334). The projection then reads the class token and the mean of the patch
-    tokens, concatenated. Requires a ViT with a class token, pooled at it. 0: none."""
+    trunk, as in dino.txt (arXiv:2412.16334), and have its form. The projection then reads the class token and the mean
+    of the patch tokens, concatenated. Requires a ViT with a class token, pooled at it. 0: none."""
+
+    head_weights: str | None = None
+    """Initial weights of the head_blocks in a new run: a file of a vision head of dino.txt, or its URL (.safetensors,
+    .pt, .pth, .bin). Requires weights of the trunk, model.image.weights. null: those of model.image.weights if it has
+    such blocks, else random initialization."""
 
     head_drop_path: float = 0.0
     """Rate of stochastic depth (arXiv:1603.09382) of the head_blocks in training, in [0, 1). dino.txt: 0.3."""
@@ -261,6 +266,14 @@ class ImageTowerSpec:
             f"model.image.head_drop_path={self.head_drop_path} has no effect without blocks: give "
             "model.image.head_blocks, or remove it",
         )
+        if self.head_weights is not None:
+            key = f"model.image.head_weights={self.head_weights}"
+            check_url("model.image.head_weights", self.head_weights)
+            require(self.head_blocks > 0, f"{key} has no effect without blocks: give model.image.head_blocks=2")
+            require(
+                self.weights is not None,
+                f"{key} needs the trunk for which they were trained: give model.image.weights=…, or remove it",
+            )
         require(
             not self.head_blocks or self.projection is not Projection.head,
             f"model.image.projection=head is timm's classifier, which does not read the tokens of "

@@ -34,6 +34,7 @@ _LOGGED = (
     # initialize a new run alone
     "model.weights",
     "model.image.weights",
+    "model.image.head_weights",
     "model.text.weights",
     # change rounding alone, as precision does
     "objective.products",

@@ -14,7 +14,17 @@ from clipx.model.spec import ModelSpec
 from clipx.weights.clip_config import TRAINING, native_form
 
 _IGNORED = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
-_TRAINED = {"checkpointing", "packed", "lock", "lock_norms", "stretch_keep", "lora", "weights", "head_drop_path"}
+_TRAINED = {
+    "checkpointing",
+    "packed",
+    "lock",
+    "lock_norms",
+    "stretch_keep",
+    "lora",
+    "weights",
+    "head_drop_path",
+    "head_weights",
+}
 """Options that affect how a model or tower is initialized, trained or computed, but not its function."""
 _OF_BOTH = {"projection", "projection_bias", "head_blocks", "mean", "std", "interpolation", "stretch"}
 """Options above a tower, which may differ if it is loaded alone, and of its input, which tower.py compares."""

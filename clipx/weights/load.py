@@ -88,6 +88,7 @@ def save_weights(path: Path, weights: LoadedWeights, step: int | None) -> None:
     model = to_dict(weights.spec)
     for initialized in (model, model["image"], model["text"]):
         initialized["weights"] = None
+    model["image"]["head_weights"] = None
     described = {
         "model": model,
         "log_scale": weights.log_scale,

@@ -22,16 +22,28 @@ from clipx.model.lora import initial_adapters
 from clipx.model.spec import ModelSpec
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower, reason
+from clipx.storage.safe_json import shown
 from clipx.weights.clip_config import TRAINING, pool_of
 from clipx.weights.compare import check_same_tower
+from clipx.weights.key_mapping import Rule, tied
 from clipx.weights.load import LoadedWeights, fit_positions
 from clipx.weights.open_clip import tower_from_open_clip
 from clipx.weights.stretch import stretch_text_positions, with_context
 from clipx.weights.timm_filter import TimmFilter
-from clipx.weights.tower_source import INPUT, TimmWeights, image_source, input_of, text_source
+from clipx.weights.tower_source import INPUT, TimmWeights, head_source, image_source, input_of, text_source
 
 ADAPTED = TRAINING | {"img_size", "num_classes", "in_chans"}
 """Arguments of timm.create_model that weights do not depend on, or are adapted to."""
+
+# Names of a TokenHead and of the vision head of dino.txt.
+_HEAD_NAMES = (
+    Rule("norm.*", "ln_final.*"),
+    *(
+        Rule(f"blocks.#.mlp.{ours}.*", f"block_list.#.mlp.{theirs}.*")
+        for ours, theirs in (("fc1_g", "w1"), ("fc1_x", "w2"), ("fc2", "w3"))
+    ),
+    Rule("blocks.#.**", "block_list.#.**"),
+)
 
 
 def normalization_of(spec: ImageTowerSpec) -> dict[str, list[float]]:
@@ -65,13 +77,17 @@ def _load_image(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
     pixels = _check_input(spec.image, input_of(source), location)
     if isinstance(source, LoadedWeights):
         tensors, notes = _of_clip(spec, "image", source)
-        return _fill(model, spec, "image", tensors, [pixels, *notes])
-    _check_architecture(spec.image, source)
-    convert, own = TimmFilter.of(spec.image), image.untransferred()
-    _check_options(spec.image, source, convert.model)
-    tensors, notes = _converted(spec.image, source, convert)
-    named = {name: tensor for name, tensor in tensors.items() if name not in own}
-    return _fill(model, spec, "image", named, [pixels, *notes])
+    else:
+        _check_architecture(spec.image, source)
+        convert, own = TimmFilter.of(spec.image), image.untransferred()
+        _check_options(spec.image, source, convert.model)
+        found, notes = _converted(spec.image, source, convert)
+        tensors = {name: tensor for name, tensor in found.items() if name not in own}
+    if spec.image.head_weights is not None:
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("head.")}
+        tensors |= _head_tensors(image, spec.image, spec.image.head_weights)
+        notes.append(f"head_blocks: {spec.image.head_weights}")
+    return _fill(model, spec, "image", tensors, [pixels, *notes])
 
 
 def _load_text(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
@@ -110,6 +126,28 @@ def _of_clip(spec: ModelSpec, tower: str, source: LoadedWeights) -> tuple[dict[s
         notes.append(note)
     prefix = f"{tower}."
     return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}, notes
+
+
+def _head_tensors(image: ImageTower, spec: ImageTowerSpec, location: str) -> dict[str, Tensor]:
+    """Returns the tensors of a vision head of dino.txt by their names in the image tower.
+
+    Raises CheckpointError for a file of another head, by the names in the file.
+    """
+    assert image.head is not None  # checked by the spec
+    tensors, state = head_source(location), image.head.state_dict()
+    names = {tie.theirs: tie.ours for tie in tied(_HEAD_NAMES, state)}
+    misfits = [f"{name} is missing" for name in sorted(names.keys() - tensors.keys())]
+    misfits += [f"{shown(name)} is unexpected" for name in sorted(tensors.keys() - names.keys())]
+    for name in sorted(names.keys() & tensors.keys()):
+        found, own = list(tensors[name].shape), list(state[names[name]].shape)
+        misfits += [f"{name} has shape {found}, expected {own}"] if found != own else []
+    if misfits:
+        raise CheckpointError(
+            f"model.image.head_weights={location} does not fit {spec.head_blocks} blocks above {spec.timm}: "
+            f"{'; '.join(misfits[:3])}: give a vision head of dino.txt for this trunk, without linear_projection, and "
+            "the number of its blocks as model.image.head_blocks"
+        )
+    return {f"head.{ours}": tensors[theirs] for theirs, ours in names.items()}
 
 
 def _converted(spec: ImageTowerSpec, source: TimmWeights, convert: TimmFilter) -> tuple[dict[str, Tensor], list[str]]:

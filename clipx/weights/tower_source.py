@@ -1,6 +1,7 @@
 """Sources of the weights of one tower: models of timm, of transformers, and the towers of CLIP models.
 
     image_source(location, spec) -> TimmWeights | LoadedWeights      text_source(location) -> HfWeights | LoadedWeights
+    head_source(location) -> tensors
 
 Files of others are read without executing code in them: see files.py.
 """
@@ -76,6 +77,17 @@ def image_source(location: str, architecture: str) -> TimmWeights | LoadedWeight
             if description is None and not is_clip(tensors):
                 return TimmWeights(location, tensors)
         return load_weights(location)
+
+
+def head_source(location: str) -> Mapping[str, Tensor]:
+    """Loads the tensors of the file at `location`: any value of model.image.head_weights. Raises ClipxError."""
+    with errors_of("model.image.head_weights"):
+        path = _file_of(location)
+        if path is None:
+            raise CheckpointError(
+                f"model.weights={location} is not a file of weights: give one that ends in {', '.join(SUFFIXES)}"
+            )
+        return read_tensors(path, _STATES)[0]
 
 
 def input_of(source: TimmWeights | LoadedWeights) -> Mapping[str, Any]:

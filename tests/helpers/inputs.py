@@ -16,6 +16,7 @@ from clipx.data.vocabulary import vocabulary
 from clipx.embed import embed
 from clipx.export import export
 from clipx.trainer.trainer import Trainer
+from helpers.dino_txt import save_head
 from helpers.hf_models import CONFIGS, save_config, save_tokenizer
 from helpers.open_clip_models import filled
 from helpers.runs import VIT, compose, small
@@ -78,6 +79,11 @@ def _trunk(folder: Path, inputs: Inputs) -> str:
     model = filled(timm.create_model("vit_tiny_patch16_224", img_size=48, depth=2, embed_dim=48, num_heads=4))
     timm.models.save_for_hf(model, folder, safe_serialization=True)
     return str(folder)
+
+
+def _head(folder: Path, inputs: Inputs) -> str:
+    """A published vision head of dino.txt for one block above `trunk`."""
+    return str(save_head(folder / "head.pth", 48, 1))
 
 
 def _xlm_roberta(folder: Path, inputs: Inputs) -> str:
@@ -180,6 +186,7 @@ MAKE = {
     "features": _features,
     "words": _words,
     "trunk": _trunk,
+    "head": _head,
     "bert": _bert,
     "resnet": _resnet,
     "short": _short,

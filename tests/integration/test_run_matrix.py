@@ -119,7 +119,7 @@ ROWS = {
     "lit": Row(
         "a locked trunk of timm has new blocks above it",
         "model.image.timm=vit_tiny_patch16_224 model.image.options={depth:2,embed_dim:48,num_heads:4} "
-        "model.image.weights=$trunk model.image.lock=0 model.image.head_blocks=1",
+        "model.image.weights=$trunk model.image.lock=0 model.image.head_blocks=1 model.image.head_weights=$head",
         f"{FSDP} model.image.checkpointing=1",
         slow=True,
     ),

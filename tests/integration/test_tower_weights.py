@@ -34,11 +34,12 @@ def test_a_locked_trunk_remains_that_of_timm_and_resumes_bit_for_bit(inputs: Inp
 
 def test_a_run_is_exported_without_its_sources_and_starts_a_tower(inputs: Inputs, tmp_path: Path) -> None:
     words = (*TOWER, f"model.image.weights={inputs['trunk']}", "model.image.lock=0", "model.image.head_blocks=1")
-    Trainer(small(tmp_path / "run", *words)).fit()
+    Trainer(small(tmp_path / "run", *words, f"model.image.head_weights={inputs['head']}")).fit()
     out = tmp_path / "out.safetensors"
     export(compose(f"run={tmp_path / 'run'}", "format=safetensors", f"out={out}", config_name="export"))  # type: ignore[arg-type]
     found, of_run = load_weights(str(out)), load_weights(str(tmp_path / "run"))
     assert found.spec is not None and found.spec.tower_weights == {}
+    assert found.spec.image.head_weights is None
     assert found.model.keys() == of_run.model.keys()
     other = (*TOWER, f"model.image.weights={out}", "model.embed_dim=24", "model.image.head_blocks=1")
     trainer = Trainer(small(tmp_path / "other", *other))

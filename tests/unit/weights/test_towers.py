@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 import transformers
+from helpers.dino_txt import head_shapes, save_head
 from helpers.hf_models import CONFIGS, PACKED
 from helpers.open_clip_models import filled
 from helpers.runs import compose
@@ -215,3 +216,97 @@ def test_positions_and_patches_of_other_sizes_are_interpolated_as_by_timm(tmp_pa
     check_trunk(model, twin.eval())
     assert "pos_embed was interpolated from [1, 17, 192] to [1, 37, 192]" in lines
     assert "patch_embed.proj.weight was interpolated from [192, 3, 16, 16] to [192, 3, 8, 8]" in lines
+
+
+def reference_head(t: Mapping[str, Tensor], x_BNW: Tensor, blocks: int, heads: int) -> Tensor:
+    """Reference of the vision head, by its formulas: tokens [B, N, W] -> [B, N, W]."""
+    width = x_BNW.shape[-1]
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        centered = x - x.mean(-1, keepdim=True)
+        return (
+            centered / (centered.square().mean(-1, keepdim=True) + 1e-5).sqrt() * t[f"{name}.weight"]
+            + t[f"{name}.bias"]
+        )
+
+    for i in range(blocks):
+        b = f"block_list.{i}"
+        q, k, v = (norm(f"{b}.norm1", x_BNW) @ t[f"{b}.attn.qkv.weight"].T).chunk(3, -1)
+        mixed = []
+        for columns in torch.arange(width).chunk(heads):
+            scores = q[..., columns] @ k[..., columns].mT / (width / heads) ** 0.5
+            mixed.append(scores.softmax(-1) @ v[..., columns])
+        x_BNW = x_BNW + t[f"{b}.ls1.gamma"] * (
+            torch.cat(mixed, -1) @ t[f"{b}.attn.proj.weight"].T + t[f"{b}.attn.proj.bias"]
+        )
+        y = norm(f"{b}.norm2", x_BNW)
+        w1, w2 = (y @ t[f"{b}.mlp.{w}.weight"].T + t[f"{b}.mlp.{w}.bias"] for w in ("w1", "w2"))
+        hidden = w1 / (1 + (-w1).exp()) * w2
+        x_BNW = x_BNW + t[f"{b}.ls2.gamma"] * (hidden @ t[f"{b}.mlp.w3.weight"].T + t[f"{b}.mlp.w3.bias"])
+    return norm("ln_final", x_BNW)
+
+
+DINO = ("vit_small_patch14_reg4_dinov2", 56, {"depth": 2, "embed_dim": 48, "num_heads": 4})
+
+
+def test_a_published_head_of_dino_txt_gives_the_features_of_its_formulas(tmp_path: Path) -> None:
+    """Above a trunk of DINOv2 with registers, in float64; the whole tower is then locked."""
+    name, size, options = DINO
+    head = save_head(tmp_path / "head.pth", 48, 2)
+    twin: Any = timm_model(name, size, **options).double()
+    torch.save(state_of(twin), tmp_path / "trunk.pt")
+    words = (*image_words(name, size, options), "model.embed_dim=96", "model.image.projection=none")
+    words += (
+        f"model.image.weights={tmp_path}/trunk.pt",
+        "model.image.head_blocks=2",
+        f"model.image.head_weights={head}",
+    )
+    spec = compose("model=tiny", *words, "model.image.lock=all").model
+    for key, value in normalization_of(spec.image).items():
+        setattr(spec.image, key, value)
+    model = spec.build(CPU, torch.float64)
+    freeze(model, spec)
+    lines = load_towers(model, spec)
+    assert f"head_blocks: {head}" in lines and not any("randomly" in line for line in lines)
+    model.eval()
+    image_BCSS = torch.rand(3, 3, size, size, dtype=torch.float64)
+    tensors = {key: x.double() for key, x in torch.load(head, weights_only=True).items()}
+    with torch.no_grad():
+        tokens = reference_head(tensors, twin.forward_features(image_BCSS), 2, 4)
+        assert tokens.shape[1] == 1 + 4 + 16
+        expected = torch.cat([tokens[:, 0], tokens[:, 5:].mean(1)], -1)
+        assert expected.std() > 0.1
+        torch.testing.assert_close(model.image(image_BCSS), expected, rtol=0, atol=1e-12)
+
+
+def test_the_head_of_the_published_model_has_its_shapes() -> None:
+    image: Any = compose("experiment=dino_txt", "data.shards=x").model.build(torch.device("meta"), torch.float32).image
+    published = head_shapes(1024, 2)
+    assert published["block_list.0.mlp.w1.weight"] == [2752, 1024]
+    assert sorted(list(x.shape) for x in image.head.state_dict().values()) == sorted(published.values())
+    assert {m.eps for m in image.head.modules() if isinstance(m, nn.LayerNorm)} == {1e-5}
+    assert image.head.blocks[0].drop_path1.drop_prob == 0.3
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"ln_final.bias": None}, "ln_final.bias is missing"),
+        ({"linear_projection.weight": torch.ones(9, 48)}, "'linear_projection.weight' is unexpected"),
+        ({"block_list.1.mlp.w2.bias": torch.ones(192)}, "block_list.1.mlp.w2.bias has shape [192], expected [128]"),
+        ({"block_list.2.ls1.gamma": torch.ones(48)}, "'block_list.2.ls1.gamma' is unexpected"),
+    ],
+)
+def test_a_file_of_another_head_is_rejected(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    name, size, options = DINO
+    save_file(state_of(timm_model(name, size, **options)), tmp_path / "trunk.safetensors")
+    words = (
+        *image_words(name, size, options),
+        f"model.image.weights={tmp_path}/trunk.safetensors",
+        "model.image.head_blocks=2",
+    )
+    with pytest.raises(CheckpointError) as caught:
+        loaded(*words, f"model.image.head_weights={save_head(tmp_path / 'head.pth', 48, 2, changes)}")
+    assert f"does not fit 2 blocks above {name}: {says}: give a vision head of dino.txt for this trunk" in str(
+        caught.value
+    )
