@@ -25,6 +25,7 @@ class Counterpart:
 
 _GLOBAL = "the batch of all ranks together: --batch-size x --accum-freq x ranks"
 _ALL_WITH_LOSS = "because each rank computes only its rows of the loss, with the exact gradient of all ranks"
+_BLOCKS = "the number of highest blocks that are trained: one less, because open_clip's own towers count the projection"
 _CACHE = "because HF_HOME and CLIPX_CACHE set the folders"
 
 FLAGS: dict[str, Counterpart] = {
@@ -57,10 +58,10 @@ FLAGS: dict[str, Counterpart] = {
     "pretrained": Counterpart("model.weights=…", "a file, a folder, a URL or hf-hub:ORG/NAME"),
     "pretrained-image": Counterpart("model.image.weights=timm", "the weights of timm"),
     "lock-image": Counterpart("model.image.lock=all"),
-    "lock-image-unlocked-groups": Counterpart("model.image.lock=N", "the number of highest blocks that are trained"),
+    "lock-image-unlocked-groups": Counterpart("model.image.lock=N", _BLOCKS),
     "lock-image-freeze-bn-stats": Counterpart("model.image.lock_norms=true", "the default"),
     "lock-text": Counterpart("model.text.lock=all"),
-    "lock-text-unlocked-layers": Counterpart("model.text.lock=N", "the number of highest blocks that are trained"),
+    "lock-text-unlocked-layers": Counterpart("model.text.lock=N", _BLOCKS),
     "lock-text-freeze-layer-norm": Counterpart("model.text.lock_norms=true", "the default"),
     "image-mean": Counterpart("model.image.mean=[…,…,…]"),
     "image-std": Counterpart("model.image.std=[…,…,…]"),

@@ -26,7 +26,7 @@ class DecayRule(StrEnum):
     """Positional embeddings decay, as in the training of the published checkpoints."""
 
     current = "current"
-    """Positional embeddings do not decay: the rule of open_clip 3.3."""
+    """Positional embeddings do not decay: the rule of open_clip (main), and of open_clip 3.3 with `--opt timm/…`."""
 
 
 class NonFinite(StrEnum):
@@ -57,8 +57,8 @@ class OptimizerSpec:
 
     decay_rule: DecayRule = DecayRule.current
     """Selection of the weights with weight decay. published: all but norms, biases, class tokens and the temperature,
-    as in the training of the published checkpoints. current: also without positional embeddings, as in
-    open_clip 3.3."""
+    as in the training of the published checkpoints and with AdamW of open_clip 3.3. current: also without positional
+    embeddings, as in open_clip (main)."""
 
     no_decay: list[str] = field(default_factory=list)
     """Further parameters without weight decay: patterns of parameter names, e.g. [text.token_embedding.*]. Each pattern

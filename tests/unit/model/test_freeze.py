@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import open_clip.model  # type: ignore[import-untyped]
 import pytest
 import torch
 from helpers.runs import VIT, compose, small
@@ -13,6 +14,7 @@ from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
 from clipx.trainer.trainer import Trainer
+from clipx.weights.open_clip import ties
 
 META = torch.device("meta")
 # Small values of all sizes that a lock has to work with.
@@ -51,6 +53,23 @@ def test_lock_n_leaves_the_n_highest_blocks_and_later_layers_trainable() -> None
         "only block 1 of the blocks 0 and 1 is trainable"
     )
     assert names - image == {"text.norm.weight", "text.norm.bias", "text.projection.weight"}
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_open_clip_counts_the_projection_as_a_group_of_its_own_towers(groups: int) -> None:
+    """lock=N trains what open_clip trains with N + 1 groups."""
+    spec = compose(
+        "model=vit_b32", "model.weights=x", *(f"model.{t}.lock={groups - 1}" for t in ("image", "text"))
+    ).model
+    model = spec.build(META, torch.float32)
+    freeze(model, spec)
+    with META:
+        theirs = open_clip.model.CLIP(**open_clip.get_model_config("ViT-B-32"))
+    theirs.lock_image_tower(unlocked_groups=groups)
+    theirs.lock_text_tower(unlocked_layers=groups)
+    trained = {name for name, p in theirs.named_parameters() if p.requires_grad}
+    tied = {tie.theirs for tie in ties(spec, [n for n, p in model.named_parameters() if p.requires_grad])}
+    assert tied == trained - {"logit_scale"}
 
 
 LOCKS = {
