@@ -45,18 +45,18 @@ class LoraLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, self.weight, self.bias) + self.update(input)
+        return F.linear(input, self.weight, self.bias) + self.update(self.lora_dropout(input))
 
-    def update(self, input: Tensor) -> Tensor:
-        """Returns the outputs of the adapter."""
-        low = F.linear(self.lora_dropout(input), self.lora_a)
-        return F.linear(low * self.scale, self.lora_b)
+    def update(self, kept: Tensor) -> Tensor:
+        """Returns the outputs of the adapter for inputs after dropout."""
+        return F.linear(F.linear(kept, self.lora_a) * self.scale, self.lora_b)
 
 
 class DoraLinear(LoraLinear):
     """Linear layer whose weight is that of LoraLinear with each row scaled to the norm in `magnitude`.
 
-    The norm of the row is a constant in the backward pass (arXiv:2402.09353, section 4.3).
+    The norm of the row is a constant in the backward pass (arXiv:2402.09353, section 4.3). Dropout also applies to the
+    inputs of what the magnitude adds to the frozen layer, as in the authors' code and in peft.
     """
 
     def __init__(self, layer: nn.Linear, spec: LoraSpec) -> None:
@@ -64,8 +64,11 @@ class DoraLinear(LoraLinear):
         self.magnitude = nn.Parameter(row_norms(layer.weight.detach()))  # [O]
 
     def forward(self, input: Tensor) -> Tensor:
-        out = F.linear(input, self.weight) + self.update(input)
+        kept = self.lora_dropout(input)
+        out = F.linear(kept, self.weight) + self.update(kept)
         scaled: Tensor = out * self._ratio_O().to(out.dtype)
+        if self.training and self.lora_dropout.p:
+            scaled = scaled + F.linear(input - kept, self.weight)  # the frozen layer has no dropout
         return scaled if self.bias is None else scaled + self.bias.to(out.dtype)
 
     def _ratio_O(self) -> Tensor:

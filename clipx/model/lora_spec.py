@@ -22,7 +22,8 @@ class LoraSpec:
     """Scale of the adapters: their product is multiplied by alpha / rank. Above 0. null: rank, a factor of 1."""
 
     dropout: float = 0.0
-    """Dropout of the inputs of the adapters during training, in [0, 1). The frozen layers have none."""
+    """Dropout of the inputs of the adapters during training, in [0, 1). The frozen layers have none, but for the part
+    that DoRA's magnitude adds to them."""
 
     layers: list[str] = field(default_factory=lambda: ["*"])
     """Linear layers with adapters: patterns of their names within a block, such as attn.qkv, attn.* or mlp.fc?. Each

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -70,14 +71,19 @@ def inputs(model: CLIP, size: int = 4) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_a_layer_and_its_gradients_equal_those_of_peft(dora: bool) -> None:
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_its_gradients_and_merged_weights_equal_those_of_peft(dora: bool, dropout: float, bias: bool) -> None:
     from peft import LoraConfig, get_peft_model  # takes seconds to import
 
     torch.manual_seed(0)
-    theirs = nn.Sequential(nn.Linear(6, 5, dtype=torch.float64))
-    ours = (DoraLinear if dora else LoraLinear)(copy.deepcopy(theirs[0]), LoraSpec(rank=3, alpha=6.0))
-    config = LoraConfig(r=3, lora_alpha=6, target_modules=["0"], use_dora=dora, init_lora_weights=False)
-    theirs = get_peft_model(theirs, config, autocast_adapter_dtype=False)
+    spec = LoraSpec(rank=3, alpha=6.0, dropout=dropout, dora=dora)
+    theirs: Any = nn.Sequential(nn.Linear(6, 5, bias, dtype=torch.float64))
+    ours = (DoraLinear if dora else LoraLinear)(copy.deepcopy(theirs[0]), spec)
+    config = LoraConfig(
+        r=3, lora_alpha=6, lora_dropout=dropout, target_modules=["0"], use_dora=dora, init_lora_weights=False
+    )
+    theirs = get_peft_model(theirs, config, autocast_adapter_dtype=False).train()
     pairs = {"lora_a": "lora_A.default.weight", "lora_b": "lora_B.default.weight"}
     pairs |= {"magnitude": "lora_magnitude_vector.default.weight"} if dora else {}
     found = {name: theirs.get_parameter(f"base_model.model.0.{other}") for name, other in pairs.items()}
@@ -86,11 +92,15 @@ def test_a_layer_and_its_gradients_equal_those_of_peft(dora: bool) -> None:
     x = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
     grads = []
     for layer, parameters in ((ours, map(ours.get_parameter, found)), (theirs, found.values())):
+        torch.manual_seed(1)  # the same dropout
         out = layer(x)
         grads.append([out, *torch.autograd.grad(out.pow(3).sum(), [x, *parameters])])
     assert any(grad.abs().max() > 0.1 for grad in grads[0])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    model = compose("model.image.lora.rank=3", "model.image.lora.alpha=6", "model.weights=x").model
+    alone = merged({f"image.layer.{name}": tensor for name, tensor in ours.state_dict().items()}, model, "x")
+    torch.testing.assert_close(alone["image.layer.weight"], theirs.merge_and_unload()[0].weight, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(
