@@ -21,7 +21,8 @@ from torch import Tensor
 
 from clipx.data.augment_spec import MAGNITUDES, AugmentSpec, ColorJitterSpec, RandAugmentSpec
 
-_AREA, _RATIO, _TRIES = (0.02, 0.33), (0.3, 3.3), 10  # of erased rectangles: those of torchvision and timm
+_AREA, _RATIO, _TRIES = (0.02, 0.33), (0.3, 3.3), 10  # of erased rectangles: torchvision's defaults
+_SHIFT = 150 / 331  # largest translation, as a share of the image's side
 
 Picture = TypeVar("Picture", Image.Image, Tensor)
 Rectangle = tuple[float, float, float, float]
@@ -101,7 +102,8 @@ def _rand_augment(spec: RandAugmentSpec, rng: random.Random) -> tuple[str, float
 
 
 def _rectangle(rng: random.Random) -> Rectangle | None:
-    """Draws the rectangle of torchvision's RandomErasing. Returns None if ten of them do not fit into the image."""
+    """Draws the rectangle of torchvision's RandomErasing, before its rounding to pixels. Returns None if ten of them do
+    not fit into the image."""
     for _ in range(_TRIES):
         area, ratio = rng.uniform(*_AREA), math.exp(rng.uniform(*map(math.log, _RATIO)))
         height, width = math.sqrt(area * ratio), math.sqrt(area / ratio)
@@ -116,9 +118,10 @@ def _rectangle(rng: random.Random) -> Rectangle | None:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Operation of RandAugment: its strength at the largest magnitude, and whether its sign is drawn."""
+    """Operation of RandAugment: its strengths at the magnitudes 0 and MAGNITUDES, and whether its sign is drawn."""
 
-    largest: float
+    first: float
+    last: float
     signed: bool
     call: Callable[[Any, float, list[int]], Any]
     """Function of the image, the strength and the colour of pixels without content."""
@@ -126,7 +129,12 @@ class Operation:
 
 def strength_of(name: str, magnitude: int) -> float:
     """Returns the strength of an operation of RandAugment at a magnitude, in [0, MAGNITUDES]."""
-    return OPERATIONS[name].largest * magnitude / MAGNITUDES
+    return _spaced(OPERATIONS[name].first, OPERATIONS[name].last, magnitude)
+
+
+def _spaced(first: float, last: float, magnitude: int) -> float:
+    """Returns a number between two, as torchvision rounds it: one ulp changes whole levels of an image."""
+    return float(torch.linspace(first, last, MAGNITUDES + 1, dtype=torch.float32)[magnitude])
 
 
 def _sheared(image: Any, x: float, y: float, fill: list[int]) -> Any:
@@ -135,29 +143,29 @@ def _sheared(image: Any, x: float, y: float, fill: list[int]) -> Any:
 
 
 def _translated(image: Any, x: float, y: float, fill: list[int]) -> Any:
-    """Moves an image by shares of its side, in whole pixels."""
+    """Moves an image by signed magnitudes, whose pixels depend on its sides."""
     height, width = F.get_size(image)
-    pixels = [int(x * width), int(y * height)]
+    pixels = [int(math.copysign(_spaced(0, _SHIFT * side, int(abs(m))), m)) for m, side in ((x, width), (y, height))]
     return F.affine(image, angle=0.0, translate=pixels, scale=1.0, shear=[0.0, 0.0], fill=fill)
 
 
 OPERATIONS = {
-    "identity": Operation(0.0, False, lambda image, strength, fill: image),
-    "shear_x": Operation(0.3, True, lambda image, strength, fill: _sheared(image, strength, 0, fill)),
-    "shear_y": Operation(0.3, True, lambda image, strength, fill: _sheared(image, 0, strength, fill)),
-    "translate_x": Operation(150 / 331, True, lambda image, strength, fill: _translated(image, strength, 0, fill)),
-    "translate_y": Operation(150 / 331, True, lambda image, strength, fill: _translated(image, 0, strength, fill)),
-    "rotate": Operation(30.0, True, lambda image, strength, fill: F.rotate(image, strength, fill=fill)),
-    "brightness": Operation(0.9, True, lambda image, strength, fill: F.adjust_brightness(image, 1 + strength)),
-    "color": Operation(0.9, True, lambda image, strength, fill: F.adjust_saturation(image, 1 + strength)),
-    "contrast": Operation(0.9, True, lambda image, strength, fill: F.adjust_contrast(image, 1 + strength)),
-    "sharpness": Operation(0.9, True, lambda image, strength, fill: F.adjust_sharpness(image, 1 + strength)),
-    "posterize": Operation(4.0, False, lambda image, strength, fill: F.posterize(image, 8 - round(strength))),
-    "solarize": Operation(1.0, False, lambda image, strength, fill: F.solarize(image, 255 * (1 - strength))),
-    "auto_contrast": Operation(0.0, False, lambda image, strength, fill: F.autocontrast(image)),
-    "equalize": Operation(0.0, False, lambda image, strength, fill: F.equalize(image)),
+    "identity": Operation(0, 0, False, lambda image, strength, fill: image),
+    "shear_x": Operation(0, 0.3, True, lambda image, strength, fill: _sheared(image, strength, 0, fill)),
+    "shear_y": Operation(0, 0.3, True, lambda image, strength, fill: _sheared(image, 0, strength, fill)),
+    "translate_x": Operation(0, MAGNITUDES, True, lambda image, strength, fill: _translated(image, strength, 0, fill)),
+    "translate_y": Operation(0, MAGNITUDES, True, lambda image, strength, fill: _translated(image, 0, strength, fill)),
+    "rotate": Operation(0, 30, True, lambda image, strength, fill: F.rotate(image, strength, fill=fill)),
+    "brightness": Operation(0, 0.9, True, lambda image, strength, fill: F.adjust_brightness(image, 1 + strength)),
+    "color": Operation(0, 0.9, True, lambda image, strength, fill: F.adjust_saturation(image, 1 + strength)),
+    "contrast": Operation(0, 0.9, True, lambda image, strength, fill: F.adjust_contrast(image, 1 + strength)),
+    "sharpness": Operation(0, 0.9, True, lambda image, strength, fill: F.adjust_sharpness(image, 1 + strength)),
+    "posterize": Operation(8, 4, False, lambda image, strength, fill: F.posterize(image, round(strength))),
+    "solarize": Operation(1, 0, False, lambda image, strength, fill: F.solarize(image, 255 * strength)),
+    "auto_contrast": Operation(0, 0, False, lambda image, strength, fill: F.autocontrast(image)),
+    "equalize": Operation(0, 0, False, lambda image, strength, fill: F.equalize(image)),
 }
-"""The operations of torchvision's RandAugment. Geometry takes the nearest pixel, as there."""
+"""The operations of torchvision's RandAugment (transforms.v2). Geometry takes the nearest pixel, as there."""
 
 _FUNCTIONS: dict[str, Callable[[Any, float, list[int]], Any]] = {
     **{name: operation.call for name, operation in OPERATIONS.items()},
