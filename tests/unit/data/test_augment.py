@@ -45,7 +45,7 @@ def changed(drawn: Augmentation, pixels: Tensor, on_device: bool = False) -> Ten
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_of_rand_augment_are_those_of_torchvision_bit_for_bit(name: str) -> None:
-    """At all magnitudes and signs. At a side of 331, 5 pixels a magnitude, any other rounding would move an image."""
+    """All magnitudes and signs. A side of 331, 5 pixels a magnitude, moves by another one if rounded otherwise."""
     reference, theirs = v2.RandAugment(fill=list(FILL)), name.title().replace("_", "")
     assert len(OPERATIONS) == len(reference._AUGMENTATION_SPACE)
     magnitudes, signed = reference._AUGMENTATION_SPACE[theirs]
@@ -66,7 +66,7 @@ def test_operations_of_rand_augment_are_those_of_torchvision_bit_for_bit(name: s
 
 
 def test_color_jitter_and_grey_are_those_of_torchvision_bit_for_bit() -> None:
-    """In the order and with the factors that were drawn; open_clip uses the same functions of the first version."""
+    """The drawn order and factors. open_clip calls the same functions of Pillow."""
     numbers, spec = {"brightness": 0, "contrast": 1, "color": 2, "hue": 3}, ColorJitterSpec(probability=1.0)
     names = ("brightness_factor", "contrast_factor", "saturation_factor", "hue_factor")
     pixels = row(4)
