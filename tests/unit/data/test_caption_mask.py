@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import open_clip.tokenizer as theirs  # type: ignore[import-untyped]
 import pytest
 import torch
@@ -34,6 +38,45 @@ def test_blocks_are_those_of_open_clip() -> None:
     assert found.keys() == expected
     assert len(found) == len(WORDS) - 6 + 1
     assert stats.chisquare(list(found.values())).pvalue > 0.001, "uniform, as theirs"
+
+
+def test_random_words_are_drawn_as_by_open_clip() -> None:
+    """Each word as often, in their order."""
+    rule, count = CaptionMaskSpec(rule=CaptionRule.random), 3000
+    ours = [masked(LONG, rule, TOKENIZER, f"0/{position}/caption").split() for position in range(count)]
+    tokenizer = theirs.SimpleTokenizer()
+    torch.manual_seed(0)
+    rows = theirs.random_mask_tokenize(
+        [LONG] * count, CONTEXT, tokenizer.sot_token_id, tokenizer.eot_token_id, tokenizer.encode
+    )
+    for drawn in (ours, [tokenizer.decode(row[1:-1].tolist()).split() for row in rows]):
+        assert all(len(words) == 6 and words == sorted(words, key=WORDS.index) for words in drawn)
+        counts = Counter(word for words in drawn for word in words)
+        assert stats.chisquare([counts[word] for word in WORDS]).pvalue > 0.001, "uniform"
+
+
+@pytest.mark.parametrize("kept", range(1, 18))
+def test_words_of_each_kind_are_as_many_as_in_open_clip(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """open_clip's choice among words of one kind depends on an unstable sort; with a stable one, the words are equal."""
+    kinds = kinds_of(WORDS)
+    tags = dict(zip(WORDS, (("NN", "JJ", "VB", "IN")[kind] for kind in kinds), strict=True))
+    nltk = SimpleNamespace(
+        tokenize=SimpleNamespace(word_tokenize=str.split), pos_tag=lambda words: [(word, tags[word]) for word in words]
+    )
+    monkeypatch.setitem(sys.modules, "nltk", nltk)
+    monkeypatch.setattr(theirs, "_nltk_init", True)
+    tokenizer = theirs.SimpleTokenizer()
+
+    def of_open_clip() -> list[str]:
+        ids = (tokenizer.sot_token_id, tokenizer.eot_token_id)
+        (row,) = theirs.syntax_mask_tokenize([LONG], kept + 2, *ids, tokenizer.encode)
+        return str(tokenizer.decode(row[1:-1].tolist())).split()
+
+    ours = masked(LONG, CaptionMaskSpec(rule=CaptionRule.syntax), Tokenizer(kept + 2), "0").split()
+    assert Counter(tags[word] for word in ours) == Counter(tags[word] for word in of_open_clip())
+    stable = SimpleNamespace(argsort=partial(np.argsort, kind="stable"), take=np.take, array=np.array)
+    monkeypatch.setattr(theirs, "np", stable)
+    assert ours == of_open_clip()
 
 
 def test_the_tagger_reads_no_model_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
