@@ -85,9 +85,9 @@ def greedy(decoding: Decoding, numbers: Sequence[int], bounds: LengthBounds) -> 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Draws each token from softmax(scores / temperature), restricted to the top_k likeliest tokens and to the smallest
-    set of likeliest tokens whose probabilities reach top_p (arXiv:1904.09751). The result is a function of the seed and
-    the number of the image."""
+    """Draws each token from softmax(scores / temperature), restricted to the top_k likeliest tokens, and of these to
+    the smallest set of likeliest ones whose share reaches top_p (arXiv:1904.09751), as in transformers. The result is a
+    function of the seed and the number of the image."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -106,10 +106,11 @@ class Sampling:
     def draw(self, scores_MV: Tensor, u_M: Tensor) -> Tensor:
         """Draws one of V tokens for each row. u_M: random numbers, uniform in [0, 1)."""
         p_MV, token_MV = (scores_MV.double() / self.temperature).softmax(1).sort(dim=1, descending=True, stable=True)
-        before_MV = p_MV.cumsum(1) - p_MV
-        p_MV = p_MV.masked_fill(before_MV >= self.top_p, 0)
         if self.top_k is not None:
             p_MV[:, self.top_k :] = 0
+            p_MV /= p_MV.sum(1, keepdim=True)
+        before_MV = p_MV.cumsum(1) - p_MV
+        p_MV = p_MV.masked_fill(before_MV >= self.top_p, 0)
         upto_MV = p_MV.cumsum(1)
         last_M1 = (p_MV > 0).sum(1, keepdim=True) - 1  # limit for rounding errors
         place_M1 = torch.searchsorted(upto_MV, u_M[:, None] * upto_MV[:, -1:], right=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from helpers.captioners import LENGTH, build, images
 from torch import Tensor
 
@@ -67,6 +68,11 @@ def test_beam_search_over_all_texts_finds_the_best_text(penalty: float, bounds: 
 
 
 DRAWN = [0.4, 0.1, 0.3, 0.2]
+WARPERS = {
+    "temperature": transformers.TemperatureLogitsWarper,
+    "top_k": transformers.TopKLogitsWarper,
+    "top_p": transformers.TopPLogitsWarper,
+}
 
 
 @pytest.mark.parametrize(
@@ -79,11 +85,19 @@ DRAWN = [0.4, 0.1, 0.3, 0.2]
         ({"top_p": 0.75}, [4 / 9, 0, 3 / 9, 2 / 9]),
         ({"top_p": 0.65}, [4 / 7, 0, 3 / 7, 0]),
         ({"top_p": 0.75, "top_k": 2}, [4 / 7, 0, 3 / 7, 0]),
+        ({"top_p": 0.5, "top_k": 2}, [1, 0, 0, 0]),
+        (
+            {"top_p": 0.6, "top_k": 3, "temperature": 2.0},
+            [2 / (2 + math.sqrt(3)), 0, math.sqrt(3) / (2 + math.sqrt(3)), 0],
+        ),
     ],
 )
 def test_draw_frequencies_match_the_softmax(options: dict[str, Any], p: list[float]) -> None:
-    """Draws with 10,000 numbers spaced evenly in [0, 1)."""
-    count = 10_000
+    """Draws with 10,000 numbers spaced evenly in [0, 1). The probabilities are those of transformers."""
+    count, scores = 10_000, torch.tensor([DRAWN]).log()
+    for name, warp in WARPERS.items():
+        scores = warp(options[name])(torch.zeros(1, 0), scores) if name in options else scores
+    torch.testing.assert_close(scores.double().softmax(1), torch.tensor([p], dtype=torch.float64), atol=1e-6, rtol=0)
     u_M = (torch.arange(count, dtype=torch.float64) + 0.5) / count
     scores_MV = torch.tensor(DRAWN).log().expand(count, -1)
     drawn = Sampling(**options).draw(scores_MV, u_M).bincount(minlength=4) / count
