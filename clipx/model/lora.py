@@ -64,11 +64,13 @@ class DoraLinear(LoraLinear):
         self.magnitude = nn.Parameter(row_norms(layer.weight.detach()))  # [O]
 
     def forward(self, input: Tensor) -> Tensor:
-        kept = self.lora_dropout(input)
-        out = F.linear(kept, self.weight) + self.update(kept)
-        scaled: Tensor = out * self._ratio_O().to(out.dtype)
+        kept, ratio_O = self.lora_dropout(input), self._ratio_O()
+        low = self.update(kept)
+        out = F.linear(input, self.weight) + low
         if self.training and self.lora_dropout.p:
-            scaled = scaled + F.linear(input - kept, self.weight)  # the frozen layer has no dropout
+            scaled = out + (F.linear(kept, self.weight) + low) * (ratio_O - 1).to(out.dtype)
+        else:
+            scaled = out * ratio_O.to(out.dtype)
         return scaled if self.bias is None else scaled + self.bias.to(out.dtype)
 
     def _ratio_O(self) -> Tensor:
