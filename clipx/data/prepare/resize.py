@@ -1,4 +1,4 @@
-"""Images of shards: unchanged, or resized with the semantics of img2dataset's Resizer."""
+"""Images of shards: unchanged, or resized to the sizes, crops and borders of img2dataset's Resizer, by Lanczos."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def fitted(original: Size, spec: PrepareSpec) -> Size | None:
     side = (max if longest else min)(original)
     if spec.resize is Resize.no or (spec.only_shrink and side <= spec.size):
         return None
-    width, height = (max(1, round(length * spec.size / side)) for length in original)
+    scale = spec.size / side  # rounded first, as there: a tie may then fall to the other side
+    width, height = (max(1, round(length * scale)) for length in original)
     return width, height
 
 
@@ -97,5 +98,6 @@ def resize(image: Image, spec: PrepareSpec, original: Size, factor: int = 1) -> 
     if spec.resize in (Resize.keep_ratio, Resize.keep_ratio_largest):
         return resized
     square = Pillow.new("RGB", (spec.size, spec.size), "white")
-    square.paste(resized, ((spec.size - target[0]) // 2, (spec.size - target[1]) // 2))
+    left, top = (int((spec.size - length) / 2) for length in target)  # of an odd number, the smaller half is before
+    square.paste(resized, (left, top))
     return square

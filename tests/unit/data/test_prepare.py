@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset
 from helpers.samples import captions, encode, jpeg, picture, read_all, write_tar
+from hypothesis import example, given
+from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
@@ -288,6 +290,32 @@ def test_resized_sizes_follow_img2dataset() -> None:
     }.items():
         assert size(mode, 400, 200, True) == size(mode, 400, 200, False) == size(mode, 40, 20, False) == expected, mode
         assert size(mode, 40, 20, True) is None, mode
+
+
+@given(width=st.integers(12, 200), height=st.integers(12, 200), size=st.sampled_from([24, 25, 64]))
+@example(width=201, height=192, size=224)  # 234.5 as a quotient, and above it as a product
+@example(width=51, height=48, size=48)  # of three columns that are cut off, one is on the left
+@example(width=48, height=45, size=48)
+def test_resized_images_are_placed_as_by_img2dataset(width: int, height: int, size: int) -> None:
+    """Rounding of the sides, and the offsets of a crop and a border, of the functions of albumentations that it calls."""
+    image = picture(width, height)
+    for mode, only, side in (
+        (Resize.center_crop, Resize.keep_ratio, min(width, height)),
+        (Resize.border, Resize.keep_ratio_largest, max(width, height)),
+    ):
+        found, scaled = (
+            resize(image, resized(which, size=size, only_shrink=False), image.size) for which in (mode, only)
+        )
+        assert found is not None and scaled is not None
+        scale = size / float(side)
+        assert scaled.size == (max(1, round(width * scale)), max(1, round(height * scale)))
+        if mode is Resize.center_crop:
+            left, top = ((length - size) // 2 for length in scaled.size)
+            expected = scaled.crop((left, top, left + size, top + size))
+        else:
+            expected = Image.new("RGB", (size, size), "white")
+            expected.paste(scaled, ((size - scaled.width) // 2, (size - scaled.height) // 2))
+        assert np.array_equal(np.asarray(found), np.asarray(expected))
 
 
 @pytest.mark.parametrize("mode", SCALED)
