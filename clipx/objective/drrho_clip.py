@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from clipx.config.registry import option
 from clipx.errors import require
 from clipx.objective.fastclip import RobustSpec
-from clipx.objective.fcco import FCCOSpec, default_rho
+from clipx.objective.fcco import FCCOSpec, GradientRule, default_rho
 from clipx.objective.spec import ObjectiveTraffic, TemperatureRule
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ class DRRhoCLIPSpec(RobustSpec):
     """Rule of the temperature. learned: as in fastclip_v3. constant: τ is init_temperature in the whole run, and ρ has
     no effect; the published recipe has 0.01."""
 
+    tau_gradient: GradientRule = GradientRule.exact
+    """Gradient of a learned temperature. exact: that of the loss as defined. official: that of DRRho-CLIP's published
+    code: the gradient through the pairs counts 2B/(B-1) times, and the other term uses log u of a mean over B instead
+    of B-1 negatives."""
+
     taught: ClassVar[bool] = True
     untaught: ClassVar[str | None] = "fastclip_v3"
     traffic: ClassVar[ObjectiveTraffic | None] = None  # depends on the width of the reference's embeddings
@@ -38,7 +43,8 @@ class DRRhoCLIPSpec(RobustSpec):
     def __post_init__(self) -> None:
         RobustSpec.__post_init__(self)
         learned = self.temperature is TemperatureRule.learned
-        for name, value, default in (("rho", self.rho, None), ("temperature_lr", self.temperature_lr, 2e-4)):
+        for name, default in (("rho", None), ("temperature_lr", 2e-4), ("tau_gradient", GradientRule.exact)):
+            value = getattr(self, name)
             require(
                 learned or value == default,
                 f"objective.{name}={value} has no effect with objective.temperature=constant: remove it",
@@ -71,8 +77,10 @@ class DRRhoCLIPSpec(RobustSpec):
         from clipx.objective.losses.fcco import DRRhoCLIP, robust, times_tau
 
         self.check(length.batch, length.epoch)
-        learned = self.temperature is TemperatureRule.learned
-        combine = robust(self.rho or default_rho(length.epoch)) if learned else times_tau
-        objective = DRRhoCLIP(*self.parts(comm, length), self.build_temperature(), combine)
+        learned, rho = self.temperature is TemperatureRule.learned, self.rho or default_rho(length.epoch)
+        objective = DRRhoCLIP(
+            *self.parts(comm, length), self.build_temperature(), robust(rho) if learned else times_tau
+        )
         objective.constant_lr = self.temperature_lr if learned else None
+        objective.official_rho = rho if self.tau_gradient is GradientRule.official else None
         return objective

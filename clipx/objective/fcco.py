@@ -47,7 +47,7 @@ class GradientRule(StrEnum):
     """Gradient of the loss as defined."""
 
     official = "official"
-    """Gradient of FastCLIP's published code, with which its published settings were tuned."""
+    """Gradient of the published code, FastCLIP's or DRRho-CLIP's, with which its published settings were tuned."""
 
     @property
     def through_pairs(self) -> float:

@@ -23,6 +23,7 @@ SETTINGS = (
 )
 LEARNED = (*SETTINGS, "objective.rho=1.5", "objective.temperature_lr=0.05")
 CONSTANT = (*SETTINGS, "objective.temperature=constant")
+OFFICIAL = (*LEARNED, "objective.tau_gradient=official")
 both = pytest.mark.parametrize("options", [LEARNED, CONSTANT], ids=["learned", "constant"])
 
 
@@ -72,6 +73,64 @@ def test_value_gradients_and_state_of_many_steps_match_the_definition(options: t
             )
 
 
+class PublishedCode:
+    """DRRho-CLIP's `SogCLRLoss` at commit 4c711d2, with multiply_tau, written from its formulas."""
+
+    def __init__(self, eps: float, rho: float) -> None:
+        self.eps, self.rho = eps, rho
+        self.log_u = torch.full((2, N), torch.nan, dtype=torch.float64)
+
+    def loss(self, pairs: Tensor, alpha: Tensor, index: Tensor, gamma: float) -> Tensor:
+        """Returns what its trainer differentiates, the value of which means nothing. `pairs`: s - r, [B, B]."""
+        negative = ~torch.eye(B, dtype=torch.bool)
+        sides, logs = [], []
+        for side, rows in enumerate((pairs, pairs.T)):
+            diff = alpha * (rows - rows.diagonal()[:, None])
+            log_g = (self.eps + (diff.exp() * negative).sum(1) / B).log().detach()
+            old = self.log_u[side, index]
+            moved = ((1 - gamma) * old.exp() + gamma * log_g.exp()).log()
+            self.log_u[side, index] = log_u = torch.where(old.isnan(), log_g, moved)
+            weight = (diff - log_u[:, None]).exp().detach()
+            sides.append((diff * weight * negative).sum(1) / (B - 1))
+            logs.append(log_u)
+        loss = (sides[0] + sides[1]).mean()
+        return loss / alpha.detach() + self.rho / alpha + (logs[0] + logs[1]).mean() / 2 / alpha
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.05])
+def test_the_official_gradient_of_the_temperature_is_that_of_the_published_code(eps: float) -> None:
+    """12 steps in two and a half epochs. ε is (B-1)/B of the published one; loss and other gradients are the exact ones,
+    which the published code multiplies by 2B/(B-1)."""
+    given_eps = f"objective.eps={eps}"
+    module, exact = drrho(*OFFICIAL, given_eps), drrho(*LEARNED, given_eps)
+    share = (B - 1) / B
+    published = PublishedCode(share * eps, rho=1.5)
+    own = torch.optim.SGD(module.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(3)
+    name = "temperature.log_scale"
+    for step in range(12):
+        seen, index = step * B, torch.randperm(N // 2, generator=generator)[:B]
+        x, y = features(B, seed=step)
+        p, q = reference_model(seed=50 + step)
+        at = module.temperature().detach().log().clone().requires_grad_()
+        loss = published.loss(x @ y.T - p @ q.T, at.exp(), index, gamma("fastclip_v3", seen, N))
+        wanted = dict(zip(("image", "text", name), torch.autograd.grad(loss, (x, y, at)), strict=True))
+        exact.load_state_dict(module.state_dict())
+        one, other = (score(m, x, y, (p, q), index, seen) for m in (module, exact))
+        assert_same(
+            {key: one[key] for key in wanted},
+            {**wanted, **{k: wanted[k] * share / 2 for k in ("image", "text")}},
+            1e-10,
+        )
+        assert_same({k: v for k, v in one.items() if k != name}, {k: v for k, v in other.items() if k != name}, atol=0)
+        assert abs(one[name] - other[name]) > 1e-3
+        own.step()
+        for m in (module, exact):
+            m.after_step(seen + B)
+        log_u = (share * (read(module, N).exp() + eps)).log()
+        torch.testing.assert_close(log_u, published.log_u.T, rtol=0, atol=1e-10, equal_nan=True)
+
+
 def test_a_reference_with_equal_similarities_gives_fastclip_v3() -> None:
     """The pair losses of a reference that cannot distinguish the pairs are 0."""
     x, y = features(B)
@@ -96,5 +155,11 @@ def test_a_model_equal_to_its_reference_weights_all_negatives_alike() -> None:
 
 def test_ranks_and_micro_batches_equal_a_single_process(two_ranks: Ranks, tmp_path: Path) -> None:
     """Compares the loss on each rank, metrics, all gradients of two steps and the table."""
-    whole, tiled = ({"": spec("drrho_clip", *LEARNED, f"objective.tile={tile}")} for tile in ("auto", "5"))
+    whole, tiled = (
+        {
+            name: spec("drrho_clip", *own, f"objective.tile={tile}")
+            for name, own in (("exact", LEARNED), ("official", OFFICIAL))
+        }
+        for tile in ("auto", "5")
+    )
     assert_same_on_ranks(two_ranks, tmp_path, whole, tiled)

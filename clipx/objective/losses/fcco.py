@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, StepInputs
+from clipx.objective.fcco import GradientRule
 from clipx.objective.losses.contrastive import TiledObjective, Tiling, contrastive_loss, individual_loss
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
 from clipx.objective.losses.temperature import SampleTemperature, Temperature
@@ -127,7 +128,14 @@ class DRRhoCLIP(GlobalFCCO):
     used. Targets: the reference's image_bT and text_bT.
     """
 
+    official_rho: float | None = None
+    """ρ with the published gradient of α, whose mean over negatives divides by B. None: the exact gradient."""
+
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
+        if self.official_rho is not None:
+            share = 1 - 1 / (self.comm.world * len(inputs.index))  # (B-1)/B, where B changes with the stage
+            self.kappa = GradientRule.official.through_pairs / share
+            self.combine = robust_scaled(self.official_rho, share)
         reference_image_bT, reference_text_bT = inputs.targets
         image = _joined(inputs.image, -reference_image_bT)
         return GlobalFCCO.forward(self, replace(inputs, image=image, text=_joined(inputs.text, reference_text_bT)))
@@ -161,6 +169,16 @@ def robust_official(rho: float) -> Combine:
     def combine(contrast: Tensor, alpha: Tensor, log_u: Tensor) -> Tensor:
         factor = (log_u + rho) / alpha
         return contrast / alpha.detach() + rho / alpha.detach() + factor - factor.detach()
+
+    return combine
+
+
+def robust_scaled(rho: float, share: float) -> Combine:
+    """`robust` with DRRho-CLIP's published gradient: that through the factor τ is of log(`share`·(ε+u))."""
+
+    def combine(contrast: Tensor, alpha: Tensor, log_u: Tensor) -> Tensor:
+        scaled = math.log(share) / alpha
+        return robust(rho)(contrast, alpha, log_u) + scaled - scaled.detach()
 
     return combine
 
