@@ -6,6 +6,7 @@ Shape suffixes: N samples or texts, C classes, D embedding, m samples of a batch
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clipx.data.batch import caption_digests
 from clipx.data.class_names import class_embeddings
 from clipx.data.loader import eval_loader
 from clipx.data.loader_pool import LoaderPool
@@ -30,10 +32,13 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.model.transfer import moved
 from clipx.precision.spec import Precision, PrecisionSpec
 
+log = logging.getLogger(__name__)
+
 Metrics = dict[str, float]
 
 PREVIEW_SAMPLES = 256
 """Number of samples of a source that `preview` reads before training starts."""
+_TOKENIZED = 1024  # texts at a time, without embedding them
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,7 @@ class Embedder:
             share = f", more than data.max_bad_share={self.max_bad_share}" if bad_total < total else ""
             raise DataError(f"{bad_total} of {total} held-out samples are bad{share}: quarantine.jsonl lists them")
         usable = sorted((item for part in self.comm.gather_objects(mine) for item in part), key=lambda item: item[0])
-        rows = self.comm.sum(rows)  # each row is nonzero on one rank only
+        rows = self._whole(rows, "images")
         index, captions, labels = zip(*usable, strict=True)
         return Embedded(rows[torch.tensor(index, device=rows.device)], captions, labels, index)
 
@@ -221,7 +226,22 @@ class Embedder:
             rows = x_mD.new_zeros(len(texts), x_mD.shape[1]) if rows is None else rows
             rows[block] = x_mD[: block.stop - block.start]
         assert rows is not None
-        return self.comm.sum(rows)
+        return self._whole(rows, "texts")
+
+    def _whole(self, rows: Tensor, what: str) -> Tensor:
+        """Returns the embeddings of all ranks, each of which is nonzero on one rank only. Logs a warning for those that
+        are not finite. Collective."""
+        rows = self.comm.sum(rows)
+        broken = int((~rows.isfinite()).any(1).sum())
+        if broken and self.comm.is_main:
+            log.warning(
+                "%d of %d embeddings of %s are not finite and count as wrong answers: the weights are not finite, or "
+                "their number format overflows (precision=fp32 has the widest range)",
+                broken,
+                len(rows),
+                what,
+            )
+        return rows
 
     def _call(self, encode: Callable[[Any], Tensor], batch: Tensor | PackedImages) -> Tensor:
         was_training = self.model.training
@@ -243,6 +263,16 @@ def preview(source: Source) -> Iterator[Sample]:
     for index in range(0, total, -(-total // PREVIEW_SAMPLES)):
         with contextlib.suppress(BadSample):
             yield source.read(index)
+
+
+def first_equal(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """Returns for each text the position of the first text of equal tokens, which no model can tell from it."""
+    seen: dict[int, int] = {}
+    found: list[int] = []
+    for start in range(0, len(texts), _TOKENIZED):
+        for digest in caption_digests(tokenizer(texts[start : start + _TOKENIZED]), 1).flatten().tolist():
+            found.append(seen.setdefault(digest, len(found)))
+    return found
 
 
 def rank_blocks(n: int, size: int, comm: Comm) -> Iterator[slice]:

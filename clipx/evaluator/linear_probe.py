@@ -94,6 +94,11 @@ class LinearProbeSpec(EvaluatorSpec):
         if len(classes) < 2:
             raise DataError(f"the training images have {len(classes)} class only: the linear probe needs two or more")
         x_ND, y_N = _tensors(train, classes)
+        finite_N = x_ND.isfinite().all(1)
+        if not finite_N.any():
+            raise DataError("no embedding of a training image is finite: the linear probe has nothing to fit")
+        if not finite_N.all():  # a single one that is not would leave no weight finite
+            x_ND, y_N = x_ND[finite_N], y_N[finite_N]
         probe = Probe(embedder.comm, len(classes), self.max_iterations, embedder.heartbeat)
         l2 = self.l2 or self._best(probe, x_ND, y_N)
         weight_CD = probe.fit(x_ND, y_N, l2)

@@ -16,6 +16,7 @@ from clipx.evaluator.spec import EvaluatorSpec
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.evaluator.base import Embedder, Metrics
+    from clipx.model.tokenizer import Tokenizer
 
 _BLOCK = 1024  # queries per matrix product
 _CUTOFFS = (1, 5, 10)  # k of recall@k
@@ -26,7 +27,8 @@ class DuplicateCaptions(StrEnum):
     """Treatment of identical captions."""
 
     merged = "merged"
-    """One caption, which is a correct answer for every image that has it."""
+    """One caption, which is a correct answer for every image that has it. Captions are identical if their tokens
+    are."""
 
     apart = "apart"
     """One caption per occurrence, which is a correct answer for its image alone, as in clip_benchmark."""
@@ -38,7 +40,8 @@ class RetrievalSpec(EvaluatorSpec):
     """Recall@1/5/10 and median rank of image-to-text and text-to-image retrieval.
 
     Recall@k is the share of queries with at least one correct answer among the first k. A tie counts against the
-    correct answer, so equal scores count as wrong, except with duplicate_captions=apart.
+    correct answer, so equal scores count as wrong, except with duplicate_captions=apart. An embedding that is not
+    finite is no answer, and a query with it has none.
     """
 
     parts: ClassVar[tuple[str, ...]] = _WAYS
@@ -51,8 +54,9 @@ class RetrievalSpec(EvaluatorSpec):
     """Kind of evaluator: retrieval."""
 
     duplicate_captions: DuplicateCaptions = DuplicateCaptions.merged
-    """Treatment of identical captions. merged: one caption, which is correct for every image that has it. apart: one
-    caption per occurrence, which is correct for its image alone; topk orders ties, as in clip_benchmark."""
+    """Treatment of identical captions, whose tokens are equal. merged: one caption, which is correct for every image
+    that has it. apart: one caption per occurrence, which is correct for its image alone; topk orders ties, as in
+    clip_benchmark."""
 
     def check(self, data: Dataset) -> None:
         """Raises ConfigError if the held-out data has samples without captions."""
@@ -71,10 +75,11 @@ class RetrievalSpec(EvaluatorSpec):
 
         assert data.held_out is not None
         images = embedder.images(data.held_out, self.batch_size)
-        texts = list(dict.fromkeys(text for texts in images.captions for text in texts))
+        captions = distinct(images.captions, embedder.tokenizer)
+        texts = list(dict.fromkeys(text for texts in captions for text in texts))
         text_MD = embedder.texts(texts, self.batch_size)
-        embedder.compared(Compared("captions", data.held_out, images, texts, text_MD, images.captions))
-        pairs_P2 = torch.tensor(_pairs(images.captions, texts))
+        embedder.compared(Compared("captions", data.held_out, images, texts, text_MD, captions))
+        pairs_P2 = torch.tensor(_pairs(captions, texts))
         if self.duplicate_captions is DuplicateCaptions.merged:
             pairs_P2 = pairs_P2.unique(dim=0)
             searches = Search(images.image, text_MD, pairs_P2), Search(text_MD, images.image, pairs_P2.flip(1))
@@ -89,6 +94,18 @@ class RetrievalSpec(EvaluatorSpec):
             apart = self.duplicate_captions is DuplicateCaptions.apart
             found |= recalls(way, rank_Q, search.topk_hits(embedder.comm) if apart else None)
         return found
+
+
+def distinct(captions: Sequence[Sequence[str]], tokenizer: Tokenizer) -> list[list[str]]:
+    """Returns the captions of each image, with the first of equal tokens in place of each.
+
+    Otherwise the rounding of equal scores, which depends on the number of ranks, would order them.
+    """
+    from clipx.evaluator.base import first_equal
+
+    texts = list(dict.fromkeys(text for texts in captions for text in texts))
+    first = {text: texts[at] for text, at in zip(texts, first_equal(tokenizer, texts), strict=True)}
+    return [[first[text] for text in texts] for texts in captions]
 
 
 def _pairs(captions: Sequence[Sequence[str]], texts: Sequence[str]) -> list[tuple[int, int]]:
@@ -114,12 +131,13 @@ class Search:
     """Row of `key_UD` of each key, which gives equal keys exactly equal scores. None: each row is a key."""
 
     def ranks(self, comm: Comm) -> torch.Tensor:
-        """Returns the rank [Q] of each query's best correct key: the number of wrong keys with at least its score.
-        Collective."""
+        """Returns the rank [Q] of each query's best correct key: the number of wrong keys with at least its score. A
+        query without a finite score of a correct key is behind all keys and cutoffs. Collective."""
         rank_Q = torch.zeros(len(self.query_QD), dtype=torch.int64, device=self.key_UD.device)
         for block, scores_qK, right_qK in self._scores(comm):
             best_q1 = scores_qK.masked_fill(~right_qK, -torch.inf).amax(1, keepdim=True)
             rank_Q[block] = ((scores_qK >= best_q1) & ~right_qK).sum(1)
+            rank_Q[block].masked_fill_(best_q1[:, 0] == -torch.inf, max(scores_qK.shape[1], *_CUTOFFS))
         return comm.sum(rank_Q).cpu()
 
     def topk_hits(self, comm: Comm) -> torch.Tensor:
@@ -136,7 +154,10 @@ class Search:
         return comm.sum(hits_Q3).cpu() > 0
 
     def _scores(self, comm: Comm) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-        """Yields this rank's blocks of queries, their scores with all keys, and whether each key is correct."""
+        """Yields this rank's blocks of queries, their scores with all keys, and whether each key is correct.
+
+        A score that is not finite is -inf, and its key is not correct.
+        """
         from clipx.evaluator.base import rank_blocks
         from clipx.model.transfer import moved
 
@@ -148,6 +169,8 @@ class Search:
             of_block_P = (self.pairs_P2[:, 0] >= block.start) & (self.pairs_P2[:, 0] < block.stop)
             here = moved(self.pairs_P2[of_block_P], scores_qK.device)  # selected on the host, where nothing waits
             right_qK[here[:, 0] - block.start, here[:, 1]] = True
+            right_qK &= scores_qK.isfinite()
+            scores_qK.nan_to_num_(-torch.inf, -torch.inf, -torch.inf)
             yield block, scores_qK, right_qK
 
 

@@ -52,6 +52,7 @@ class ZeroShotSpec(EvaluatorSpec):
 
         For each subset of classes, SUBSET/METRIC is the metric of its images with the classes of the subset only.
         """
+        from clipx.evaluator.base import first_equal
         from clipx.evaluator.predictions import Compared
 
         assert data.held_out is not None
@@ -61,7 +62,8 @@ class ZeroShotSpec(EvaluatorSpec):
         class_CD = embedder.classes(classes.names, classes.templates, self.batch_size)
         right = [[classes.names[label]] for label in labels_N.tolist()]
         embedder.compared(Compared("classes", data.held_out, images, classes.names, class_CD, right))
-        logits_NC = first_of_repeated((images.image @ class_CD.T).cpu(), classes.names)
+        same = first_equal(embedder.tokenizer, classes.names)
+        logits_NC = first_of_repeated((images.image @ class_CD.T).cpu(), same)
         metrics = scores(logits_NC, labels_N)
         for name, subset in classes.subsets.items():
             columns = torch.tensor(list(subset))
@@ -116,14 +118,15 @@ class ZeroShotSpec(EvaluatorSpec):
         return [index[label] if isinstance(label, str) else int(label or 0) for label in labels]
 
 
-def first_of_repeated(logits_NC: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
+def first_of_repeated(logits_NC: torch.Tensor, same_C: Sequence[int]) -> torch.Tensor:
     """Lowers the logits of classes with a repeated name, each just below those of the preceding class of that name.
 
     The first class of a name then wins. Otherwise none would, because a tie counts against the right class. ImageNet
-    has two classes named missile, for example. Modifies `logits_NC` in place and returns it.
+    has two classes named missile, for example. `same_C`: equal for classes whose names have equal tokens. Modifies
+    `logits_NC` in place and returns it.
     """
-    latest: dict[str, int] = {}
-    for i, name in enumerate(names):
+    latest: dict[int, int] = {}
+    for i, name in enumerate(same_C):
         if name in latest:
             logits_NC[:, i] = torch.nextafter(logits_NC[:, latest[name]], logits_NC.new_tensor(-torch.inf))
         latest[name] = i
@@ -133,10 +136,12 @@ def first_of_repeated(logits_NC: torch.Tensor, names: Sequence[str]) -> torch.Te
 def scores(logits_NC: torch.Tensor, labels_N: torch.Tensor) -> Metrics:
     """Returns top1, top5, mean_per_class_recall and chance, in [0, 1], and the number of samples.
 
-    A tie counts against the right class, so equal scores count as wrong.
+    A tie counts against the right class, so equal scores count as wrong. So does a right class with a logit that is
+    not finite; a wrong one with such a logit is below all others.
     """
+    logits_NC = logits_NC.nan_to_num(-torch.inf, -torch.inf, -torch.inf)
     right_N1 = logits_NC.gather(1, labels_N[:, None])
-    rank_N = (logits_NC >= right_N1).sum(1) - 1
+    rank_N = ((logits_NC >= right_N1).sum(1) - 1).masked_fill(right_N1[:, 0] == -torch.inf, max(logits_NC.shape[1], 5))
     hit_N, top5_N = (rank_N == 0).double(), (rank_N < 5).double()
     ones_N = torch.ones_like(hit_N)
     hits_C, samples_C = (x.new_zeros(logits_NC.shape[1]).index_add(0, labels_N, x) for x in (hit_N, ones_N))

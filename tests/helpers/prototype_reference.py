@@ -55,13 +55,16 @@ class Prototypes:
         return Step(tau * (mean(terms) + self.rho), sum(numbers) / len(numbers), sum(errors) / len(errors))
 
     def _restart(self, x: Tensor, y: Tensor, seen: int) -> None:
-        """Stores the embeddings of a batch in the next places after a restart; the first batch fills all places."""
+        """Stores the embeddings of a batch in the next places after a restart; the first batch fills all places.
+
+        An embedding of norm 0 leaves the place as it is."""
         batch, count = len(x), len(self.rows[0])
         first = seen % self.restart // batch * batch
         for place in range(count):
             if seen == 0 or first <= place < first + batch:
                 for side in SIDES:
-                    self.rows[side][place] = (y, x)[side][place % batch]
+                    if (y, x)[side][place % batch].norm() > 0.5:
+                        self.rows[side][place] = (y, x)[side][place % batch]
                     self.squares[side][place] = 0
 
     def _predict(self, own: Tensor, side: int, positive: Tensor, tau: Tensor, rows: Tensor) -> Tensor:

@@ -16,14 +16,15 @@ def state(module: Objective) -> dict[str, Tensor]:
     return {name: module.get_buffer(name).clone() for name in ("prototypes_2mD", "squares_2mD")}
 
 
-@pytest.mark.parametrize(("overrides", "changed"), [
-    ((), {}),
-    (("objective.clip=50",), {"clip": 50}),
-    (("objective.eps=0", "objective.clip=50"), {"eps": 0, "clip": 50}),
-    (("objective.updates=0",), {"updates": 0}),
-], ids=["limited", "not limited", "without epsilon", "without updates"])  # fmt: skip
+@pytest.mark.parametrize(("overrides", "changed", "without_norm"), [
+    ((), {}, None),
+    (("objective.clip=50",), {"clip": 50}, None),
+    (("objective.eps=0", "objective.clip=50"), {"eps": 0, "clip": 50}, None),
+    (("objective.updates=0",), {"updates": 0}, None),
+    ((), {}, 1),
+], ids=["limited", "not limited", "without epsilon", "without updates", "of norm 0"])  # fmt: skip
 def test_values_gradients_and_prototypes_of_many_steps_match_the_definition(
-    overrides: tuple[str, ...], changed: dict[str, float]
+    overrides: tuple[str, ...], changed: dict[str, float], without_norm: int | None
 ) -> None:
     """Takes nine steps, with restarts in steps 4 and 8 that take two steps each, in float64 to 1e-10."""
     module = build("neuclip", *overrides)
@@ -32,6 +33,8 @@ def test_values_gradients_and_prototypes_of_many_steps_match_the_definition(
     own = torch.optim.SGD(module.parameters(), lr=0.05)
     for step in range(9):
         x, y = features(B, seed=step)
+        if without_norm is not None:
+            (x, y)[step % 2].data[without_norm] = 0
         at = learned.detach().clone().requires_grad_()
         found = score(module, x, y, torch.arange(B), step * B)
         outcome = exact.step(x, y, at, step * B)

@@ -10,13 +10,26 @@ import torch.nn.functional as F
 from helpers import objective_cases as cases
 from helpers import objective_reference as reference
 from helpers.largest_result import LargestResult
-from helpers.objective_cases import AVERAGES, EACH, SETTINGS, VARIANTS, assert_same, build, features, read, score
+from helpers.objective_cases import (
+    AVERAGES,
+    EACH,
+    POSITIVES,
+    SETTINGS,
+    VARIANTS,
+    assert_same,
+    build,
+    features,
+    read,
+    score,
+)
 from helpers.runs import compose
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from open_clip.loss import ClipLoss, SigLipLoss
 from torch import Tensor
 
+from clipx.config.duration import Length
+from clipx.model.clip import unit
 from clipx.objective.base import Objective, StepInputs
 from clipx.objective.fcco import default_rho
 
@@ -198,6 +211,63 @@ def test_results_are_finite_at_the_lowest_temperature_with_extreme_features(name
         assert [what for what, value in results.items() if not value.isfinite().all()] == [], kind
         finish_step(module, N + (step + 1) * B, own)
         assert read(module, B).isfinite().all()
+
+
+TAUGHT = {
+    "distillation": (),
+    "distillation by distance": ("objective.embedding_weight=1",),
+    "drrho_clip": ("objective.rho=1.5",),
+    "drrho_clip official tau": ("objective.rho=1.5", "objective.tau_gradient=official", "objective.eps=0"),
+}
+KINDS = (*VARIANTS, *POSITIVES, *TAUGHT)
+
+
+def built(kind: str) -> tuple[Objective, int]:
+    """Returns an objective in float32, and its captions of each sample. 0: it compares none."""
+    if kind in VARIANTS:
+        return build(kind, dtype=torch.float32), 0
+    name = kind.split()[0]
+    each, own = POSITIVES.get(kind, (0, TAUGHT.get(kind, ())))
+    return cases.spec(name, *own).build(cases.ONE, Length(N, B, 6 * N)), each
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    size=st.sampled_from([0.0, 1e-45, 1e-30, 1e-12, 1e4, 1e15, 1e20, 1e30, 3e38]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    row=st.integers(0, B - 1),
+    where=st.sampled_from(["image", "text", "both", "teacher"]),
+)
+def test_features_of_any_norm_give_finite_losses_and_gradients(
+    kind: str, size: float, dtype: torch.dtype, row: int, where: str
+) -> None:
+    """One row of features has entries of this size, in this format: 0, or with a norm that underflows or overflows. Takes
+    three steps. The gradient of the features is torch's of normalize, which float16 cannot hold for small ones."""
+    assume(size < 65504 or dtype is not torch.float16)
+    module, each = built(kind)
+    captions = torch.arange(B * each).view(B, each) // 2 if each else None
+    own = optimizer(module)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        given = [torch.randn(B * count, 5, generator=generator) for count in (1, max(each, 1), 1, 1)]
+        for names, x in zip(("image both", "text both", "teacher", "teacher"), given, strict=True):
+            if where in names:
+                x[row] = size * x[row].sign()
+        leaves = [x.to(dtype).requires_grad_() for x in given[:2]]
+        x, y, p, q = (unit(x.to(dtype)) for x in (*leaves, *given[2:]))
+        module.before_step(N + step * B)
+        module.zero_grad()
+        inputs = StepInputs(x, y, torch.arange(B), targets=(p, q) if kind in TAUGHT else (), captions=captions)
+        loss, metrics = module(inputs)
+        of_embeddings = torch.autograd.grad(loss, (x, y), retain_graph=True)
+        loss.backward()
+        found = {"loss": loss, **metrics, **dict(zip(("image", "text"), of_embeddings, strict=True))}
+        found |= {f"{name}.grad": value.grad for name, value in module.named_parameters()}
+        if dtype is not torch.float16:
+            found |= {f"features {i}": leaf.grad for i, leaf in enumerate(leaves)}
+        finish_step(module, N + (step + 1) * B, own)
+        found |= dict(module.state_dict()) | {"table": read(module, B)}
+        assert [name for name, value in found.items() if not value.isfinite().all()] == []
 
 
 def test_siglip_gradients_of_confident_positives_are_accurate() -> None:

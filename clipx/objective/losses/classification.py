@@ -88,7 +88,8 @@ class Classification(Objective):
             label_N = torch.tensor([self.target_source.number(label) for label in labels], device=image_ND.device)
         except BadSample as error:
             raise DataError(f"held-out data for objective=classification: {error}") from None
-        hit_N = (image_ND @ self.head_CD.to(image_ND.dtype).T).argmax(1) == label_N
+        logits_NC = image_ND @ self.head_CD.to(image_ND.dtype).T
+        hit_N = (logits_NC.argmax(1) == label_N) & logits_NC.isfinite().all(1)  # argmax takes NaN for the largest
         return {"top1": hit_N.double().mean().item(), "chance": 1 / len(self.classes.names), "samples": len(label_N)}
 
 

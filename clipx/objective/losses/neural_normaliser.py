@@ -133,7 +133,9 @@ class PrototypeNormaliser(PairNormaliser):
             return
         rows = torch.arange(start, stop, device=pairs.x_BD.device) % batch
         for side, embeddings_BD in enumerate((pairs.y_BD, pairs.x_BD)):
-            self.prototypes_2mD[side, start:stop] = embeddings_BD[rows].to(self.prototypes_2mD.dtype)
+            old_nD, new_nD = self.prototypes_2mD[side, start:stop], embeddings_BD[rows].to(self.prototypes_2mD.dtype)
+            # Features of norm 0 have an embedding of norm 0, which has no direction and leaves the prototype as it is.
+            old_nD.copy_(torch.where(new_nD.norm(dim=1, keepdim=True) > 0.5, new_nD, old_nD))
         self.squares_2mD[:, start:stop] = 0
 
     def __call__(self, lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from sklearn.linear_model import LogisticRegression
 
 from clipx.data.spec import Dataset
 from clipx.distributed.comm import Comm
+from clipx.errors import DataError
 from clipx.evaluator import linear_probe
 from clipx.evaluator.linear_probe import LinearProbeSpec, Probe, _every_of_class
 
@@ -88,3 +90,19 @@ def test_labels_are_learned_on_training_and_scored_on_held_out_images() -> None:
     assert found["chance"] == pytest.approx(1 / 3)
     wrong = spec.evaluate(embedder(), data(test_labels=["b", "c", "a"] * 2))
     assert wrong["top1"] == 0
+
+
+def test_embeddings_that_are_not_finite_are_not_fitted_and_count_as_wrong() -> None:
+    broken = embedder()
+    encode, calls = broken.model.encode_image, list[int]()
+
+    def encode_image(image: torch.Tensor) -> torch.Tensor:
+        calls.append(len(image))
+        return encode(image).index_fill(0, torch.tensor([1]), torch.nan)
+
+    broken.model.encode_image = encode_image  # type: ignore[method-assign, assignment]
+    found = LinearProbeSpec(kind="linear_probe", l2=1e-3).evaluate(broken, data())
+    assert calls == [15, 6] and found["top1"] == pytest.approx(5 / 6)
+    broken.model.encode_image = lambda image: encode(image) * torch.nan  # type: ignore[method-assign, assignment]
+    with pytest.raises(DataError, match="no embedding of a training image is finite"):
+        LinearProbeSpec(kind="linear_probe").evaluate(replace(broken, _images={}), data())

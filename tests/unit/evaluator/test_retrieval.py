@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.color_model import dataset, embedder
 from helpers.savers import run_in_processes
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clipx.distributed.comm import Comm
 from clipx.evaluator import retrieval
-from clipx.evaluator.retrieval import Search, recalls
+from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec, Search, recalls
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
@@ -40,11 +43,12 @@ def test_ranks_with_several_captions_per_image_match_the_definition() -> None:
 
 
 def found_in_blocks(comm: Comm) -> tuple[list[int], list[list[bool]]]:
-    """Returns ranks and hits of 10 queries among 7 keys, in blocks of 2 queries."""
+    """Returns ranks and hits of 10 queries among 14 keys, pairs of which tie, in blocks of 2 queries."""
     retrieval._BLOCK = 2
     generator = torch.Generator().manual_seed(0)
     query, key = (F.normalize(torch.randn(n, 5, generator=generator), dim=-1) for n in (10, 7))
-    search = Search(query, key, torch.stack([torch.arange(10), torch.arange(10) % 7], 1))
+    pairs = torch.stack([torch.arange(10), torch.arange(10) % 7], 1)
+    search = Search(query, key, pairs, copies_K=torch.arange(14) % 7)
     return search.ranks(comm).tolist(), search.topk_hits(comm).tolist()
 
 
@@ -64,3 +68,50 @@ def test_recall_counts_ranks_below_k_and_median_rank_starts_at_1() -> None:
     found = recalls("x", torch.tensor([0, 0, 3, 7, 30]))
     shares = {"x/recall@1": 0.4, "x/recall@5": 0.6, "x/recall@10": 0.8}
     assert found == {**shares, "x/median_rank": 4.0, "x/samples": 5}
+
+
+@given(
+    queries=st.sets(st.integers(0, 11)),
+    keys=st.sets(st.integers(0, 11)),
+    value=st.sampled_from([float("nan"), float("inf"), -float("inf")]),
+    entries=st.sampled_from([1, 5]),
+)
+def test_an_embedding_that_is_not_finite_is_never_right_and_never_in_the_way(
+    queries: set[int], keys: set[int], value: float, entries: int
+) -> None:
+    """All other queries have the ranks and hits that they have without the broken keys. Each has two right keys."""
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.rand(12, 5, generator=generator) + 0.1 for _ in range(2))  # inf · positive is inf, not NaN
+    pairs = torch.tensor([(i, (i + j) % 12) for i in range(12) for j in (0, 1)])
+    broken_query, broken_key = query.clone(), key.clone()
+    broken_query[list(queries), :entries] = value
+    broken_key[list(keys), :entries] = value
+    search = Search(broken_query, broken_key, pairs)
+    ranks, hits = search.ranks(COMM), search.topk_hits(COMM)
+    for i in range(12):
+        right = {k for q, k in pairs.tolist() if q == i} - keys
+        if i in queries or not right:
+            assert ranks[i] >= 12 and not hits[i].any()
+            continue
+        score = {k: float(query[i] @ key[k]) for k in set(range(12)) - keys}
+        rank = sum(score[k] >= max(score[r] for r in right) for k in score.keys() - right)
+        assert ranks[i] == rank and hits[i].tolist() == [rank < k for k in (1, 5, 10)]
+
+
+@pytest.mark.parametrize(("duplicates", "recall"), [(DuplicateCaptions.merged, 1.0), (DuplicateCaptions.apart, 2 / 3)])
+def test_captions_of_equal_tokens_are_identical(duplicates: DuplicateCaptions, recall: float) -> None:
+    """The first two images are equal, and so are the tokens of their captions."""
+    data = dataset(["red", "red", "blue"], captions=[["a red dog"], [" A  RED dog"], ["a blue dog"]])
+    found = RetrievalSpec(kind="retrieval", duplicate_captions=duplicates).evaluate(embedder(), data)
+    assert found["image_to_text/recall@1"] == pytest.approx(recall)
+
+
+def test_embeddings_that_are_not_finite_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    broken = embedder()
+    encode = broken.model.encode_image
+    broken.model.encode_image = lambda image: encode(image).masked_fill(image[:, :1, 0, 0] > 0, torch.nan)  # type: ignore[method-assign, assignment]
+    found = RetrievalSpec(kind="retrieval").evaluate(broken, dataset(["red", "green", "blue", "green"]))
+    assert [record.getMessage()[:48] for record in caplog.records] == [
+        "1 of 4 embeddings of images are not finite and c"
+    ]
+    assert found["image_to_text/recall@1"] == 0.75 and found["text_to_image/recall@1"] == pytest.approx(2 / 3)

@@ -44,6 +44,13 @@ def test_the_loss_matches_the_definition_of_cross_entropy(smoothing: float) -> N
     assert metrics["top1"] == (log_p.argmax(1) == label_B).double().mean()
 
 
+def test_an_embedding_that_is_not_finite_counts_as_wrong() -> None:
+    module, x_ND = head(classes=4), torch.eye(4, dtype=torch.float64)
+    module.load_state_dict({**module.state_dict(), "head_CD": x_ND})
+    assert module.score(x_ND, list(range(4)))["top1"] == 1
+    assert module.score(x_ND.index_fill(0, torch.tensor([0, 3]), torch.nan), list(range(4)))["top1"] == 0.5
+
+
 def test_the_head_is_initialized_as_the_zero_shot_classifier(tmp_path: Path) -> None:
     """The untrained head scores exactly like zero-shot evaluation."""
     Trainer(small(tmp_path / "zero", *NARROW, "duration=2st", "schedule.warmup=1st")).fit()
