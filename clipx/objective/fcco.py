@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from clipx.objective.losses.sample_state import SampleTable
 
 
+_FORGETS = 0.95  # γ above which an average is nearly the estimate of its batch
+
+
 class GammaSchedule(StrEnum):
     """Schedules of γ."""
 
@@ -110,6 +113,25 @@ class GammaSpec:
         epochs = max(length.total, 1) / length.epoch  # a total of 0 is not known yet
         return float(min(1.0, 4.177 * epochs**-0.7265))
 
+    def describe(self, length: Length) -> str:
+        """Returns the γ of a run of `length`. Where it hardly leaves 1, though no such minimum was given, says what
+        that means and what to give."""
+        last = self.build(length)(max(length.total - length.batch, 0))
+        line = f"γ from 1 to {last:.3g} ({self.schedule})"
+        once = length.total <= length.epoch
+        if not (once or last > _FORGETS) or (self.minimum or 0) > _FORGETS:
+            return line
+        if once:
+            fix = "In one epoch no sample has an earlier estimate: train longer for a memory"
+        elif self.schedule is GammaSchedule.cosine:
+            fix = "Give an earlier objective.gamma.decay, e.g. 50%, for a memory"
+        else:
+            fix = (
+                "That is the rule for up to 7 epochs: give objective.gamma.schedule=cosine objective.gamma.minimum=0.8 "
+                "(published: 0.2 to 0.8) for a memory"
+            )
+        return f"{line}: u has no memory of earlier batches, as in dcl. {fix}"
+
     def build(self, length: Length) -> Gamma:
         """Returns γ as a function of the samples seen, for a run of `length`."""
         minimum, decay = self.lowest(length), float(length.total)
@@ -139,7 +161,7 @@ class FCCOSpec(TiledSpec):
     indexed: ClassVar[bool] = True
 
     def describe(self, length: Length) -> str:
-        return f"γ from 1 to {self.gamma.lowest(length):.3g} ({self.gamma.schedule})"
+        return self.gamma.describe(length)
 
     def __post_init__(self) -> None:
         TiledSpec.__post_init__(self)
