@@ -124,7 +124,7 @@ class RhoSpec(FCCOSpec):
         check_temperature("init_temperature", self.init_temperature, self.min_temperature)
 
     def describe(self, length: Length) -> str:
-        return f"{describe_rho(self.rho, length.epoch)}; {FCCOSpec.describe(self, length)}"
+        return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
 
     def check(self, batch: int, samples: int | None) -> None:
         if samples is not None:

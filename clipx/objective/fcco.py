@@ -113,24 +113,25 @@ class GammaSpec:
         epochs = max(length.total, 1) / length.epoch  # a total of 0 is not known yet
         return float(min(1.0, 4.177 * epochs**-0.7265))
 
-    def describe(self, length: Length) -> str:
-        """Returns the γ of a run of `length`. Where it hardly leaves 1, though no such minimum was given, says what
-        that means and what to give."""
-        last = self.build(length)(max(length.total - length.batch, 0))
-        line = f"γ from 1 to {last:.3g} ({self.schedule})"
-        once = length.total <= length.epoch
+    def last(self, length: Length) -> float:
+        """Returns the γ of the last step of a run of `length`."""
+        return self.build(length)(max(length.total - length.batch, 0))
+
+    def caution(self, length: Length) -> str | None:
+        """Returns what to give if γ hardly leaves 1, though no such minimum was given. None if it does."""
+        once, last = length.total <= length.epoch, self.last(length)
         if not (once or last > _FORGETS) or (self.minimum or 0) > _FORGETS:
-            return line
+            return None
         if once:
-            fix = "In one epoch no sample has an earlier estimate: train longer for a memory"
+            fix = "in one epoch no sample has an earlier estimate, train longer for a memory"
         elif self.schedule is GammaSchedule.cosine:
-            fix = "Give an earlier objective.gamma.decay, e.g. 50%, for a memory"
+            fix = "for a memory give an earlier objective.gamma.decay, e.g. 50%"
         else:
             fix = (
-                "That is the rule for up to 7 epochs: give objective.gamma.schedule=cosine objective.gamma.minimum=0.8 "
-                "(published: 0.2 to 0.8) for a memory"
+                "that is the rule for up to 7 epochs; for a memory give objective.gamma.schedule=cosine "
+                "objective.gamma.minimum=0.8 (published: 0.2 to 0.8)"
             )
-        return f"{line}: u has no memory of earlier batches, as in dcl. {fix}"
+        return f"γ ends at {last:.3g}, so u has no memory of earlier batches, as in dcl: {fix}"
 
     def build(self, length: Length) -> Gamma:
         """Returns γ as a function of the samples seen, for a run of `length`."""
@@ -161,7 +162,11 @@ class FCCOSpec(TiledSpec):
     indexed: ClassVar[bool] = True
 
     def describe(self, length: Length) -> str:
-        return self.gamma.describe(length)
+        return f"γ from 1 to {self.gamma.last(length):.3g} ({self.gamma.schedule})"
+
+    def caution(self, length: Length) -> str | None:
+        found = self.gamma.caution(length)
+        return None if found is None else f"objective={self.kind}: {found}"
 
     def __post_init__(self) -> None:
         TiledSpec.__post_init__(self)

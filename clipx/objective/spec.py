@@ -134,6 +134,10 @@ class ObjectiveSpec:
         """Returns the values that the objective computes for a run of `length`, for the log. None: there are none."""
         return None
 
+    def caution(self, length: Length) -> str | None:
+        """Returns a warning for the start of a run of `length` that lacks what the objective's name promises."""
+        return None
+
     def fixed_temperature(self) -> tuple[float, str]:
         """Returns (τ, its origin) for an exported model where no global temperature was learned."""
         return 0.07, f"the initial temperature 0.07 of CLIP, since objective={self.kind} has no temperature"

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, StepInputs
-from clipx.objective.fcco import GradientRule
 from clipx.objective.losses.contrastive import TiledObjective, Tiling, contrastive_loss, individual_loss
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
 from clipx.objective.losses.temperature import SampleTemperature, Temperature
@@ -134,8 +133,7 @@ class DRRhoCLIP(GlobalFCCO):
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
         if self.official_rho is not None:
             share = 1 - 1 / (self.comm.world * len(inputs.index))  # (B-1)/B, where B changes with the stage
-            self.kappa = GradientRule.official.through_pairs / share
-            self.combine = robust_scaled(self.official_rho, share)
+            self.kappa, self.combine = 2 / share, robust_scaled(self.official_rho, share)
         reference_image_bT, reference_text_bT = inputs.targets
         image = _joined(inputs.image, -reference_image_bT)
         return GlobalFCCO.forward(self, replace(inputs, image=image, text=_joined(inputs.text, reference_text_bT)))
