@@ -1,4 +1,4 @@
-"""Export to transformers: a folder for CLIPModel, CLIPProcessor and CLIPTokenizer, written without transformers.
+"""Export to transformers: a folder for CLIPModel, CLIPProcessor and AutoTokenizer, written without transformers.
 
 (According to the code of transformers 5.23.)
 """
@@ -17,13 +17,12 @@ from torch import Tensor
 from clipx.data.transform import PILLOW
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
-from clipx.model.tokenizer import Tokenizer, vocabulary
+from clipx.model.tokenizer import Tokenizer
+from clipx.weights.exported_tokenizer import END, START, exported_tokenizer
 from clipx.weights.hf_clip import RULES
 from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import config_of
 from clipx.weights.open_clip_checkpoint import state_dict
-
-_START, _END = "<|startoftext|>", "<|endoftext|>"
 
 
 def write(folder: Path, weights: LoadedWeights) -> list[str]:
@@ -142,16 +141,20 @@ def _preprocessor(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _write_tokenizer(folder: Path, context_length: int) -> None:
-    """Writes the files of CLIPTokenizer, from clipx's merges."""
-    entries, merges = vocabulary()
-    ids = {entry: number for number, entry in enumerate([*entries, _START, _END])}
-    _write(folder / "vocab.json", ids)
-    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges)]
-    (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    special = {"bos_token": _START, "eos_token": _END, "unk_token": _END, "pad_token": _END}
-    _write(folder / "special_tokens_map.json", special)
-    named = {"tokenizer_class": "CLIPTokenizer", "processor_class": "CLIPProcessor"}
-    _write(folder / "tokenizer_config.json", {**named, **special, "model_max_length": context_length})
+    """Writes clipx's tokenizer. CLIPTokenizer has a cleaning of its own, so that AutoTokenizer must not choose it."""
+    exported_tokenizer(context_length).save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "processor_class": "CLIPProcessor",
+        "bos_token": START,
+        "eos_token": END,
+        "unk_token": END,
+        "pad_token": END,
+        "model_max_length": context_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+    }
+    _write(folder / "tokenizer_config.json", config)
 
 
 def _write(path: Path, value: Any) -> None:

@@ -17,7 +17,7 @@ from helpers.runs import VIT, compose, run, small
 from helpers.samples import jpeg
 from PIL import Image
 from torch import Tensor
-from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor
+from transformers import CLIPImageProcessorPil, CLIPModel, CLIPProcessor, pipeline
 
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.state import load_module, select_prefix
@@ -38,6 +38,7 @@ TEXTS = [
     "two green stars, dotted; on a brown background",
     "",
     "naïve Ünïcode & <b>html</b> 123 " * 9,
+    "“a dog’s life” – ‘the best’ of caf&eacute;s",
 ]
 PIXELS = ("model.image.mean=[0.5,0.45,0.4]", "model.image.std=[0.25,0.26,0.3]")
 OPTIONS = {
@@ -136,16 +137,18 @@ def test_transformers_loads_an_export_with_equal_embeddings(runs: dict[str, Path
     processor = CLIPProcessor.from_pretrained(out)
     ours = trained(runs["vit"]).eval()
     own_tokens = tokens(runs["vit"])
-    same = [text for text in TEXTS if "html" not in text]  # clipx alone applies ftfy and html.unescape
-    given = processor.tokenizer(same, padding="max_length", truncation=True, return_tensors="pt")
-    for row, own in zip(given["input_ids"].tolist(), own_tokens.tolist(), strict=False):
+    given = processor.tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="pt")
+    for row, own in zip(given["input_ids"].tolist(), own_tokens.tolist(), strict=True):
         assert row[: row.index(49407) + 1] == own[: own.index(49407) + 1]
     image = jpeg(1, 61, 47)
     exact = CLIPImageProcessorPil.from_pretrained(out)(Image.open(io.BytesIO(image)), return_tensors="pt")
     both = theirs(pixel_values=exact["pixel_values"], **given)
     torch.testing.assert_close(both.image_embeds, ours.encode_image(pixels(image, 32)), atol=1e-5, rtol=0)
-    torch.testing.assert_close(both.text_embeds, ours.encode_text(own_tokens[: len(same)]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(both.text_embeds, ours.encode_text(own_tokens), atol=1e-5, rtol=0)
     assert theirs.logit_scale.item() == objective(runs["vit"])["temperature.log_scale"].item()
+    alone = pipeline("zero-shot-image-classification", model=str(out))
+    labels = alone(Image.open(io.BytesIO(image)), candidate_labels=["a dog’s life", "a cat"])
+    assert alone.tokenizer(TEXTS[-1])["input_ids"] == processor.tokenizer(TEXTS[-1])["input_ids"] and len(labels) == 2
     fast = processor(images=Image.open(io.BytesIO(image)), return_tensors="pt")["pixel_values"]
     level = 1 / 255 / min(load_run(runs["vit"]).model.image.normalization["std"])
     assert (fast - exact["pixel_values"]).abs().max() < 1.01 * level, (
