@@ -77,15 +77,19 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
 
 
 def _copy_tokenizer(text: TextTowerSpec, folder: Path) -> None:
-    """Copies the tokenizer into the folder, for AutoTokenizer of transformers."""
-    for name, path in tokenizer_files(text.tokenizer_place).items():
-        if path.is_file():
-            shutil.copyfile(path, folder / name)
-    config, values = folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}
+    """Copies the tokenizer into the folder, for AutoTokenizer of transformers.
+
+    Of its configuration it keeps what clipx reads: by other values, such as the name of a class, transformers replaces
+    parts of tokenizer.json.
+    """
+    shutil.copyfile(tokenizer_files(text.tokenizer_place)["tokenizer.json"], folder / "tokenizer.json")
+    read = ("pad_token", "sep_token", "padding_side", "truncation_side")
+    values = {key: value for key, value in read_tokenizer(text.tokenizer_place)[1].items() if key in read}
     if isinstance(text, HfTextSpec):  # padding follows the text as in training, whatever the file says
-        values |= read_tokenizer(text.tokenizer_place)[1] | {"padding_side": "right"}
-    if isinstance(text, HfTextSpec) or not config.exists():
-        config.write_text(json.dumps(values, ensure_ascii=False) + "\n", encoding="utf-8")
+        values["padding_side"] = "right"
+    values["tokenizer_class"] = "PreTrainedTokenizerFast"
+    config = json.dumps(values, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(config + "\n", encoding="utf-8")
 
 
 @contextmanager

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from helpers.odd_texts import odd_texts
 from open_clip.tokenizer import HFTokenizer  # type: ignore[import-untyped]
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from clipx.model.hf_tokenizer import FileTokenizer
-from clipx.model.text_spec import Clean
+from clipx.model.text_spec import Clean, ClipTextSpec
+from clipx.weights.export import _copy_tokenizer
 
 LENGTH = 12
 WORDS = "a photo of the cat dog red small ▁a ▁photo ▁of ▁cat ▁dog ▁ e s t".split()
@@ -46,8 +48,9 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_ids_equal_open_clip(clean: Clean, theirs: str, folder: Path) -> None:
     oracle = HFTokenizer(str(folder), LENGTH, clean=theirs)
-    found = FileTokenizer(str(folder / "tokenizer.json"), LENGTH, 99, clean)(TEXTS)
-    assert found.tolist() == oracle(TEXTS).tolist()
+    texts = [*TEXTS, *odd_texts(1000, seed=43)]
+    found = FileTokenizer(str(folder / "tokenizer.json"), LENGTH, 99, clean)(texts)
+    assert found.tolist() == oracle(texts).tolist()
     assert len({tuple(row) for row in found.tolist()}) >= len(TEXTS) - 1
 
 
@@ -61,3 +64,21 @@ def test_of_a_text_of_megabytes_the_kept_side_is_read(side: str, folder: Path) -
     rows = tokenizer([short, f"{short} {long}", f"{long} {short}"]).tolist()
     assert rows[0] == rows[1 if side == "right" else 2] and rows[1] != rows[2]
     assert len(tokenizer.encode(long)) < 2 * tokenizer.read_characters
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": True, "add_eos_token": False}])
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "T5Tokenizer", "XLMRobertaTokenizer"])
+def test_an_exported_copy_has_equal_ids_in_open_clip(name: str, flags: dict[str, bool], folder: Path) -> None:
+    """transformers would replace the normalizer by that of the class, and the post-processor by the flags."""
+    rust = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rust.normalizer = normalizers.Sequence([normalizers.Replace("dog", "cat"), rust.normalizer])
+    rust.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    extra = {"tokenizer_class": name, "unk_token": "<unk>", "bos_token": "cat", **flags}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, **extra}))
+    (folder / "copy").mkdir()
+    text = ClipTextSpec(tokenizer=str(folder), vocabulary=99, end_id=0, clean=Clean.canonical, context_length=LENGTH)
+    _copy_tokenizer(text, folder / "copy")
+    oracle = HFTokenizer(str(folder / "copy"), LENGTH, clean="canonicalize")
+    texts = [*TEXTS, *odd_texts(200, seed=5)]
+    assert text.build_tokenizer()(texts).tolist() == oracle(texts).tolist()

@@ -10,6 +10,7 @@ from html.entities import html5
 import open_clip  # type: ignore[import-untyped]
 import pytest
 import torch
+from helpers.odd_texts import odd_texts
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -91,6 +92,10 @@ def captions(n: int) -> list[str]:
 @pytest.mark.parametrize("length", [3, 8, 32, 64, 77, LONG])
 def test_equals_open_clip_at_every_length(length: int) -> None:
     assert_same([*captions(600 if length == 77 else 100), *ODD, *SPECIALS], length)
+
+
+def test_equals_open_clip_on_odd_texts() -> None:
+    assert_same(odd_texts(1000, seed=43), 77)
 
 
 @given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("aZ 19'!<_.&;")), max_size=40), max_size=20))
