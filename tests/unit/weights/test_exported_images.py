@@ -1,4 +1,4 @@
-"""Which images an exported model gets as other pixels than in clipx's evaluation: the table in docs/guides/export.md."""
+"""The pixels that an exported model gets in open_clip and transformers, against clipx: the table in docs/guides/export.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ IMAGES: dict[str, tuple[Image.Image, str, dict[str, Any], frozenset[str]]] = {
     "JPEG, CMYK": (blocks("CMYK"), "JPEG", {}, OPEN_CLIP),
     "grey": (blocks("L"), "PNG", {}, NEITHER),
     "opaque RGBA": (blocks("RGB").convert("RGBA"), "PNG", {}, NEITHER),
-    "longer than 8:1": (blocks("RGB", 360, 40), "PNG", {}, NEITHER),
+    "longer than 8:1": (blocks("RGB", 396, 28), "PNG", {}, BOTH),
     "black and white": (blocks("L").convert("1"), "PNG", {}, OPEN_CLIP),
     "palette": (PALETTE, "PNG", {}, OPEN_CLIP),
     "palette with a transparent colour": (PALETTE, "PNG", {"transparency": 3}, OPEN_CLIP),
