@@ -8,7 +8,7 @@ from collections import Counter
 from html.entities import html5
 from itertools import cycle, islice
 from typing import Any
-from unicodedata import combining, normalize
+from unicodedata import combining, normalize, unidata_version
 
 import ftfy
 import pytest
@@ -78,8 +78,9 @@ def test_tokens_of_odd_texts_equal_clipx(count: int, theirs: Any) -> None:
     assert set(kinds) == {"broken encoding", "reference", "newer character"}, [
         ascii(text) for text in differ if kind(text) == "undocumented"
     ][:3]
-    assert len(differ) < 0.2 * count
-    assert kinds["newer character"] < 0.02 * count
+    assert len(differ) < 0.12 * count
+    if count == 10_000 and unidata_version == "14.0.0":  # of Python 3.11: numbers of docs/guides/export.md
+        assert kinds == {"broken encoding": 616, "reference": 328, "newer character": 49}
 
 
 def _used(row: list[int], padding: int) -> list[int]:
