@@ -56,7 +56,7 @@ def test_evaluation_reproduces_the_final_metrics_of_training(trained: Path, caps
     evaluation(f"run={trained}")
     found = json.loads((trained / "evaluation-shapes-step-4.json").read_text())
     expected = {name: value for name, value in rows(trained)[-1].items() if name.startswith("eval/")}
-    assert len(expected) == 16
+    assert len(expected) == 20
     assert {n: v for n, v in found.items() if n.startswith("eval/")} == expected
     assert "eval/zeroshot/held_out/top1" in capsys.readouterr().out
 
@@ -114,7 +114,7 @@ def test_exported_models_and_their_run_have_equal_results(trained: Path, sets: t
     found = evaluated(tmp_path / "out" / "evaluation-sets.json")
     numbers = {name: value for name, value in found.items() if name.startswith("eval/")}
     assert numbers == pytest.approx({name: own[name] for name in numbers})
-    assert len(numbers) == 12
+    assert len(numbers) == 15
     evaluation(f"run={tmp_path}/files", *sets, f"out={tmp_path}/out")
     models = evaluated(tmp_path / "out" / "evaluation-sets.json")["models"]
     assert [model["model"] for model in models] == ["a.safetensors", "b.safetensors"]

@@ -154,7 +154,7 @@ def layer_groups(model: Any) -> dict[str, int]:
 
 @pytest.mark.parametrize(("name", "official"), [("vit_b32", "ViT-B-32"), ("convnext_base_w", "convnext_base_w")])
 def test_layer_decay_of_each_weight_is_that_of_open_clip(name: str, official: str) -> None:
-    """By the names of both libraries. The projection has the full rate, and the highest block of a ViT the decay."""
+    """Compares by the names of both libraries. The projection has the full rate, and the highest block of a ViT the decay."""
     model, expected = ours(name), layer_groups(theirs(official))
     scales = lr_scales(model, 0.75, f"model={name}")
     tied = {tie.ours: tie.theirs for tie in ties(model.spec, dict(model.named_parameters()))}
