@@ -27,8 +27,8 @@ def plot_sets(title: str, tables: Mapping[str, Rows]) -> bytes:
     for axes, (name, rows) in zip(_axes(figure, len(tables)), tables.items(), strict=True):
         metric = next(iter(rows[AVERAGE]))
         first = next(iter(rows))
-        lines = {label: of_samples(metric, row) for label, row in rows.items()}
-        lines |= {label: f"{lines[label]}  ({-100 * row[DROP]:+.1f})" for label, row in rows.items() if label != first}
+        drops = {label: "" if label == first else f"  ({-100 * row[DROP]:+.1f})" for label, row in rows.items()}
+        lines = {label: of_samples(metric, row) + drops[label] for label, row in rows.items()}
         values = {label: 100 * row[metric] for label, row in rows.items()}
         _bars(axes, f"{name}: {metric}, %", values, lines)
         axes.axvline(values[first], color=COLOURS[1], lw=1.2, ls="--", zorder=1)

@@ -102,12 +102,17 @@ class GlobalFCCO(FCCO):
         index_B = self.table.numbers(inputs.index)
         average = MovingAverage(self.table.take(index_B), self.gamma, self.eps)
         alpha = self.temperature()
-        inner = scale_gradient(alpha, self.kappa)
+        kappa, combine = self._rule(len(index_B))
+        inner = scale_gradient(alpha, kappa)
         contrast = contrastive_loss(inputs.image, inputs.text, inner, average, self.comm, self.tiling)
         log_u_B2 = self.comm.gather(average.log_u_b2)
         self._pending = index_B, log_u_B2
-        loss = self.combine(contrast, scale_gradient(alpha, 1 / self.comm.world), log_u_B2.mean())
+        loss = combine(contrast, scale_gradient(alpha, 1 / self.comm.world), log_u_B2.mean())
         return loss, self._metrics(index_B, log_u_B2, average, 1 / alpha.detach())
+
+    def _rule(self, batch: int) -> tuple[float, Combine]:
+        """Returns κ and the function that computes the loss of a global batch of this size."""
+        return self.kappa, self.combine
 
     def after_step(self, samples_seen: int, found_inf: Tensor | None = None) -> None:
         FCCO.after_step(self, samples_seen, found_inf)
@@ -130,10 +135,13 @@ class DRRhoCLIP(GlobalFCCO):
     official_rho: float | None = None
     """ρ with the published gradient of α, whose mean over negatives divides by B. None: the exact gradient."""
 
+    def _rule(self, batch: int) -> tuple[float, Combine]:
+        if self.official_rho is None:
+            return GlobalFCCO._rule(self, batch)
+        share = 1 - 1 / batch
+        return 2 / share, robust_scaled(self.official_rho, share)
+
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
-        if self.official_rho is not None:
-            share = 1 - 1 / (self.comm.world * len(inputs.index))  # (B-1)/B, where B changes with the stage
-            self.kappa, self.combine = 2 / share, robust_scaled(self.official_rho, share)
         reference_image_bT, reference_text_bT = inputs.targets
         image = _joined(inputs.image, -reference_image_bT)
         return GlobalFCCO.forward(self, replace(inputs, image=image, text=_joined(inputs.text, reference_text_bT)))
