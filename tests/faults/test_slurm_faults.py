@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -145,9 +146,13 @@ def test_a_preempted_run_saves_at_the_signal_option_when_it_arrives_first(tmp_pa
 
 
 def test_a_killed_rank_is_named_in_the_result_and_retried_on_another_node(slurm: Path, tmp_path: Path) -> None:
-    point = tmp_path / "0"
-    two = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.max_retry=1", "checkpoint.every=2st")
-    job = submitted(tmp_path, *two, "hydra.launcher.gpus_per_node=0")
+    """SLURM's answer arrives after its signal, as on a busy machine."""
+    point, late = tmp_path / "0", tmp_path / "bin/scontrol"
+    late.parent.mkdir()
+    late.write_text(f'#!/bin/bash\n{shutil.which("scontrol")} "$@"\ncode=$?\nsleep 1\nexit $code\n')
+    late.chmod(0o755)
+    options = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.max_retry=1", "checkpoint.every=2st")
+    job = submitted(tmp_path, *options, f"hydra.launcher.setup=['PATH={late.parent}:$PATH']")
 
     def kill() -> str:
         node = slurm_tasks(job)[0]["NodeList"]
