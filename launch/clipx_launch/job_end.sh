@@ -19,11 +19,11 @@ note() { # EVENT MESSAGE: in the log of the job, of rank 0 or its node, and in e
 lines() { # FILE
   if [[ -e "$1" ]]; then wc -l < "$1"; else echo 0; fi
 }
-control() { # ARGUMENTS of scontrol. SLURM's SIGTERM, which may come before it answers, does not end it.
-  (trap '' TERM; exec scontrol "$@")
+shielded() { # COMMAND: SLURM's SIGTERM, which may come before SLURM's answer, does not end it
+  (trap '' TERM; exec "$@")
 }
 is_preempted() {
-  [[ "$(control --oneliner show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]]
+  [[ "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]]
 }
 wait_for_end() { # until SLURM ends this script, which must not end as completed before
   sleep 3600 &
@@ -32,15 +32,17 @@ wait_for_end() { # until SLURM ends this script, which must not end as completed
 }
 requeue() { # EVENT MESSAGE NODES: does not return, unless SLURM refuses. The nodes are excluded.
   note "$1" "$2"
-  if ! control requeue "$SLURM_JOB_ID"; then
+  if ! shielded scontrol requeue "$SLURM_JOB_ID"; then
     note requeue_refused "SLURM refused to requeue the job: resume the sweep with clipx-sweep resume"
     return
   fi
   if [[ -n "${3:-}" ]]; then # SLURM accepts nodes only for a job that waits
-    local others try
-    others="$(trap '' TERM; scontrol --oneliner show job "$SLURM_JOB_ID" | sed -n 's/.* ExcNodeList=\([^ (]*\).*/\1/p')"
+    local others="" try
+    if [[ "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ ' ExcNodeList='([^' (']+) ]]; then
+      others="${BASH_REMATCH[1]}"
+    fi
     for try in 1 2 3 4; do
-      control update "JobId=$SLURM_JOB_ID" "ExcNodeList=${others:+$others,}$3" && break
+      shielded scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=${others:+$others,}$3" && break
       sleep 0.5
     done
   fi
@@ -99,7 +101,7 @@ fi
 
 if [[ -e "$files/cancel" ]]; then
   has_result '' || result stopped 130 "cancelled before training began"
-  (trap '' TERM; exec scancel "$SLURM_JOB_ID") && wait_for_end
+  shielded scancel "$SLURM_JOB_ID" && wait_for_end
 fi
 
 # The first task that srun reports is the cause: srun then ends the others.
