@@ -65,6 +65,10 @@ class DataError(ClipxError):
     """The data cannot be read as configured."""
 
 
+class DiskError(DataError):
+    """A file cannot be written or read: the disk is full, read-only or failing, or a folder was removed."""
+
+
 class StorageError(DataError):
     """A storage failed for the whole retry time. Its content is unknown and may be available later."""
 
@@ -118,6 +122,12 @@ def require(ok: bool, message: str) -> None:
     """Raises ConfigError(message) unless `ok`."""
     if not ok:
         raise ConfigError(message)
+
+
+def disk_error(error: OSError, path: str | os.PathLike[str] | None, fix: str) -> DiskError:
+    """Returns the error of a file system's failure, with the path, the reason and `fix`, which says what is safe."""
+    named = path or error.filename or "a file"
+    return DiskError(f"{os.fspath(named)} cannot be written ({error.strerror or error}): {fix}")
 
 
 def exhausted(error: Exception) -> Exhausted | None:

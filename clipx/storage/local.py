@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import IO, Any, TextIO
 from uuid import uuid4
 
-from clipx.errors import ConfigError, DataError
+from clipx.errors import ConfigError, DataError, disk_error
 
 _FIX = "make room, or set CLIPX_CACHE to another folder"
 
@@ -36,18 +39,42 @@ def _cache_root() -> Path:
 
 
 def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX) -> None:
-    """Calls `write` with a temporary path and renames that file when it is complete. Raises DataError.
+    """Calls `write` with a temporary path and renames that file when it is complete. Raises DiskError.
 
-    A file named `path` is therefore complete. Processes that write it at the same time duplicate the work.
+    A file named `path` is therefore complete, and a link of that name is replaced, not followed. Processes that write
+    it at the same time duplicate the work.
     """
     partial_path = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
     try:
         write(str(partial_path))
         partial_path.replace(path)
     except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror or error}): {fix}") from None
+        raise disk_error(error, path, fix) from None
     finally:
-        partial_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial_path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, fix: str = _FIX) -> None:
+    """Writes a text as UTF-8 by `write_atomically`. Raises DiskError."""
+    write_atomically(path, lambda partial: Path(partial).write_text(text, encoding="utf-8"), fix)
+
+
+def open_own(path: Path, mode: str, **options: Any) -> IO[Any]:
+    """Opens a file that clipx writes in place, such as a log, in a folder that others may write to.
+
+    Raises OSError for what another user may have put there: a link would lead to a file of this user, a named pipe
+    would block for ever. `options`: those of `open`.
+    """
+    return path.open(mode, opener=_open_regular, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def _open_regular(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return fd
 
 
 def acquire_lock(lock: TextIO, named: str) -> None:
