@@ -18,6 +18,7 @@ from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require
 from clipx.report.console import text_table
+from clipx.storage.local import write_text
 from clipx.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def publish(spec: BenchSpec, found: Findings, command: Sequence[str], console: C
         "configuration": to_dict(spec),
         "details": found.details,
     }
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    write_text(folder / "results.json", json.dumps(results, indent=1) + "\n")
     for table in found.tables:
         console.print(text_table(table.columns, table.rows, table.title, right=table.columns[1:]))
     console.print(f"written to {folder}")

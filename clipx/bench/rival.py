@@ -22,6 +22,7 @@ from clipx.bench.pipelines import open_clip_loader
 from clipx.bench.shards import pattern
 from clipx.data.batch import Packers
 from clipx.distributed.comm import Comm
+from clipx.storage.local import write_text
 from clipx.trainer.spec import RunSpec
 from clipx.weights.open_clip import config_of
 
@@ -118,7 +119,7 @@ def _model(spec: RunSpec, precision: str, device: torch.device, seed: int) -> nn
     name = f"clipx-{spec.model.name}-{os.getpid()}"
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.json"
-        path.write_text(json.dumps(config_of(spec.model)), encoding="utf-8")
+        write_text(path, json.dumps(config_of(spec.model)))
         open_clip.add_model_config(path)
         with _only_errors():  # it warns that the weights are random
             model: Any = open_clip.create_model(name, precision=precision, device=device, output_dict=True)

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from clipx.bench.measure import synchronize
 from clipx.checkpoint.async_writer import AsyncWriter
-from clipx.checkpoint.format import sync
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.distributed.comm import Comm
+from clipx.storage.local import sync
 
 _BLOCK = (768, 3072)  # weight of an MLP of ViT-B
 _WORK = 512  # side of the matrices that the training thread multiplies meanwhile

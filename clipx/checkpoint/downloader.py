@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 
-from clipx.checkpoint.format import find_damage, sync
+from clipx.checkpoint.format import find_damage, write_file
 from clipx.checkpoint.records import MANIFEST, DamagedCheckpoint, read_manifest
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.storage.failure import error_text
+from clipx.storage.local import sync, write_bytes
 from clipx.storage.remote import StorageFolder, download, errors_as, read_file, retry
 
 HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # needed to resume elsewhere
@@ -116,9 +117,7 @@ def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
         if not path.exists():
             with suppress(FileNotFoundError), _refusals(url):
                 content = read_file(f"{url.rstrip('/')}/{name}", retry_s)
-                part = path.with_name(f".{name}.part")
-                part.write_bytes(content)
-                part.replace(path)
+                write_bytes(path, content, "make room, or choose another run_dir")
 
 
 def _download(url: str, folder: Path, retry_s: float) -> None:
@@ -133,7 +132,7 @@ def _download(url: str, folder: Path, retry_s: float) -> None:
         raise DamagedCheckpoint(f"{missing[0]} is missing")
     for name in manifest:
         download(f"{url}/{name}", folder / name, sizes[name], retry_s)
-    (folder / MANIFEST).write_bytes(content)
+    write_file(folder / MANIFEST, [content])
 
 
 def _refusals(url: str) -> AbstractContextManager[None]:

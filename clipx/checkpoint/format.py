@@ -34,6 +34,7 @@ from clipx.checkpoint.tensors import CheckpointTensors, RankRows, kind_of, slice
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
+from clipx.storage.local import sync
 from clipx.storage.safe_json import read_regular
 
 _REQUIRED = (TENSORS, STATE)
@@ -162,6 +163,22 @@ def find_damage(folder: Path, step: int | None = None) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def saved_config(path: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Returns the newest checkpoint in a run's folder of checkpoints whose state holds the configuration, and that.
+
+    Verifies only the hash of its state. None if there is none. Raises CheckpointError if the folder cannot be read.
+    """
+    for folder in CheckpointDir(path, log.warning).folders():
+        with suppress(OSError, DamagedCheckpoint):
+            for name in (MANIFEST, STATE):
+                _require_file(folder / name)
+            if sha256(folder / STATE) == read_manifest(read_regular(folder / MANIFEST)).get(STATE):
+                config = read_state(read_regular(folder / STATE))[0].state.config
+                if config:
+                    return folder, config
+    return None
+
+
 def _verified(folder: Path, rank: int = 0, world: int = 1, step: int | None = None) -> Checkpoint | str:
     """Returns a checkpoint, or why it cannot be used. Each of `world` ranks hashes a share of the files."""
     try:
@@ -253,12 +270,3 @@ def discard(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def sync(path: Path) -> None:
-    """Flushes a file or folder to disk (fsync)."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -15,6 +15,7 @@ from clipx.config.json_schema import schema_files
 from clipx.config.registry import CONF_DIR
 from clipx.errors import ClipxError, Exit
 from clipx.escape import print_stderr
+from clipx.storage.local import write_text
 
 SCHEMA = CONF_DIR / "schema.json"
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ClipxError(f"--config-dir={folder} is not a folder: give a folder that contains config groups")
         for path, text in schema_files(arguments.file, [folder] if folder else []).items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(f"{text}\n", encoding="utf-8")
+            write_text(path, f"{text}\n")
     except (ClipxError, OSError) as error:
         print_stderr(f"error: {error}")
         return Exit.CONFIGURATION

@@ -13,14 +13,20 @@ from clipx.storage.safe_json import read_regular
 _LONGEST = 1 << 20  # characters
 
 
-def read_saved(path: Path, what: str = "a saved configuration") -> dict[str, Any]:
+_SAVED = "a saved configuration"
+
+
+def read_saved(path: Path, what: str = _SAVED) -> dict[str, Any]:
     """Returns the values in a YAML file that `config.saved.save` wrote, or of another kind that errors call `what`.
 
     Raises ConfigError for content that `save` never writes: objects to construct, interpolations, aliases, repeated
     keys.
     """
     try:
-        values = plain_values(read_regular(path).decode())
+        text = read_regular(path).decode()
+        if what == _SAVED and text.startswith("---\n") and not text.rstrip().endswith("\n..."):
+            raise ValueError("its end is missing")
+        values = plain_values(text)
     except (OSError, ValueError) as error:  # ValueError: no UTF-8
         raise ConfigError(f"{path} cannot be read as {what}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

@@ -18,6 +18,7 @@ from clipx.config.messages import one_line
 from clipx.config.registry import NESTED_OPTIONS, Spec, spec_class
 from clipx.config.renamed import current_name, group_key, removed
 from clipx.errors import ConfigError
+from clipx.storage.local import write_text
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is four times as fast
 
@@ -51,9 +52,13 @@ def flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, value
 
 
-def save(spec: Any, path: Path) -> None:
-    """Writes a spec as YAML that `from_dict` reads back."""
-    path.write_text(yaml.dump(to_dict(spec), Dumper=_DUMPER, sort_keys=False), encoding="utf-8")
+def save(spec: Any, path: Path, fix: str) -> None:
+    """Writes a spec as YAML that `from_dict` reads back. `fix`: see `write_text`. Raises DiskError.
+
+    The document is marked at both ends, so that `read_saved` notices one that was cut off.
+    """
+    marked = {"explicit_start": True, "explicit_end": True}
+    write_text(path, yaml.dump(to_dict(spec), Dumper=_DUMPER, sort_keys=False, **marked), fix)
 
 
 def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:

@@ -14,7 +14,7 @@ from clipx.data.shards.index import RETRY_S, ShardIndex, caption_columns, finger
 from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons
 from clipx.errors import require
 from clipx.escape import json_text
-from clipx.storage.local import write_atomically
+from clipx.storage.local import write_text
 from clipx.storage.url import check_path
 
 
@@ -130,7 +130,7 @@ def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Se
         "shards": shards,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda other: Path(other).write_text(json_text(manifest, indent=1) + "\n", encoding="utf-8"))
+    write_text(path, json_text(manifest, indent=1) + "\n")
 
 
 main = cli(index, "index")

@@ -258,12 +258,12 @@ def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDAr
     if out.suffix == ".parquet":
         _write_parquet(path, table, rows, weights)
     elif out.suffix == ".npy":
-        with Path(path).open("wb") as file:
+        with Path(path).open("xb") as file:
             index = np.concatenate([whole_numbers(part["index"]) for part in table.parts(["index"], rows.mask)])
             index.sort()
             np.save(file, index, allow_pickle=False)
     else:
-        with Path(path).open("w", encoding="utf-8", newline="\n") as lines:
+        with Path(path).open("x", encoding="utf-8", newline="\n") as lines:
             for part in table.parts(["key"], rows.mask):
                 lines.writelines(f"{_line(key)}\n" for key in cells(encoded(part["key"])))
 

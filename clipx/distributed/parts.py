@@ -9,7 +9,7 @@ from typing import Any
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError, require
 from clipx.report.console import stdout_console
-from clipx.storage.local import acquire_lock
+from clipx.storage.local import acquire_lock, open_own
 from clipx.storage.part_store import PartStore, Record
 from clipx.storage.safe_json import read_as
 
@@ -21,7 +21,7 @@ def locked(store: PartStore, comm: Comm) -> Iterator[None]:
         yield
         return
     folder = store.folder
-    with (folder / ".lock").open("w") as lock:
+    with open_own(folder / ".lock", "w") as lock:
 
         def begin() -> None:
             acquire_lock(lock, f"out={store.out}")

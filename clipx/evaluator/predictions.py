@@ -23,6 +23,7 @@ from clipx.model.transfer import moved
 from clipx.report.figure import attempt
 from clipx.report.page import picture
 from clipx.report.predictions import BEST, Answer, Prediction, Predictions
+from clipx.storage.local import write_text
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedded
@@ -72,7 +73,7 @@ class PredictionWriter:
         if samples := list(_predictions(compared, candidates)):
             found = Predictions(compared.what, len(set(compared.texts)), samples)
             path = self.folder / f"predictions-{found.what}.json"
-            path.write_text(json_text(asdict(found)) + "\n", encoding="utf-8")
+            write_text(path, json_text(asdict(found)) + "\n")
 
 
 def _predictions(compared: Compared, candidates: Sequence[int]) -> Iterator[Prediction]:

@@ -12,6 +12,7 @@ from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import Evaluated, comparison, robustness, robustness_table
 from clipx.report.console import Screen
 from clipx.report.figure import attempt
+from clipx.storage.local import write_bytes, write_text
 
 Plot = Callable[[], bytes | None]
 """Function that returns a plot as PNG; None if there is nothing to compare."""
@@ -30,11 +31,11 @@ def report_results(folder: Path, found: Sequence[Evaluated], suite: Suite, compa
     path = folder / f"evaluation-{data}{step}.json"
     values, draw = _several(found, suite, data, screen) if compare else _single(found[0], suite, data, screen)
     replaced = ", in place of an earlier evaluation" if path.exists() else ""
-    path.write_text(json_text(values, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json_text(values, indent=1) + "\n")
     path.with_suffix(".png").unlink(missing_ok=True)  # plot of an earlier evaluation
     plot = attempt("the plot", draw)
     if plot is not None:
-        path.with_suffix(".png").write_bytes(plot)
+        write_bytes(path.with_suffix(".png"), plot)
     screen.print(f"written to {path}" + ("" if plot is None else f" and {path.with_suffix('.png').name}") + replaced)
 
 

@@ -16,6 +16,7 @@ from clipx.config.registry import option
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import LoggerSpec, Row, Sink, require_package
+from clipx.storage.local import write_text
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def _name(run_dir: Path, project: str, name: str) -> str:
         with contextlib.suppress(ValueError):  # a new project
             taken = {run.name for run in trackio.Api().runs(project)}
             name = next(free for free in _numbered(name) if free not in taken)
-        id_file.write_text(name, encoding="utf-8")
+        write_text(id_file, name)
     return id_file.read_text(encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from clipx.config.registry import option
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import LoggerSpec, Row, Sink
+from clipx.storage.local import write_text
 
 
 @option("logger")
@@ -53,7 +54,7 @@ class WandbSpec(LoggerSpec):
             )
         id_file = run_dir / "wandb_id"
         if not id_file.is_file():
-            id_file.write_text(uuid.uuid4().hex[:8])
+            write_text(id_file, uuid.uuid4().hex[:8])
         run = wandb.init(
             project=self.project,
             entity=self.entity,

@@ -18,6 +18,7 @@ from clipx.report.page import Cell, command, details, facts, listing, page, para
 from clipx.report.predictions import section_of
 from clipx.report.run_history import FINISHED, Event, History, date
 from clipx.report.run_panels import panels
+from clipx.storage.local import write_bytes, write_text
 
 if TYPE_CHECKING:  # a higher package
     from clipx.data.bad_samples import BadCount
@@ -46,8 +47,8 @@ class RunRecord:
 def write_report(folder: Path, record: RunRecord) -> None:
     """Writes report.png and report.html."""
     main, further = panels(record.rows)
-    (folder / "report.png").write_bytes(draw(record.name, main))
-    (folder / "report.html").write_text(_page(record, main, further, section_of(folder)), encoding="utf-8")
+    write_bytes(folder / "report.png", draw(record.name, main))
+    write_text(folder / "report.html", _page(record, main, further, section_of(folder)))
 
 
 def draw(name: str, charts: Sequence[Chart]) -> bytes:

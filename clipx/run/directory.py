@@ -8,10 +8,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
+from clipx.checkpoint.format import CheckpointDir, saved_config
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.cli import repeat_command
 from clipx.config.safe_yaml import read_saved
@@ -20,6 +22,7 @@ from clipx.data.source import BadRecord
 from clipx.distributed.consistency import code_version
 from clipx.errors import CheckpointError, ConfigError
 from clipx.escape import json_text
+from clipx.storage.local import check_regular, open_own
 
 # Rules for keys that a resumed run changes. The first tuple with the key or a prefix of it applies; else it is logged.
 _SILENT = tuple(  # changed without a log line: paths, logging, speed
@@ -50,8 +53,15 @@ _LOGGED = (
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
 
 _NAMED = 3  # changes that an error names
+_FIX = "make room, or give this run another run_dir="
+# Names under which clipx and its loggers open a file in the directory.
+_FILES = (
+    "config.yaml *.jsonl report.* stacks.rank*.txt predictions-*.json run.lock* wandb_id mlflow_id mlflow.db* "
+    "trackio_run evaluation-*"
+).split()
 
 log = logging.getLogger(__name__)
+_reported: set[Path] = set()  # damaged configurations for which a warning was logged
 
 
 class ResumableSpec(Protocol):
@@ -87,10 +97,53 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / CHECKPOINTS
 
+    @property
+    def holds_run(self) -> bool:
+        """Whether the directory holds a configuration, or checkpoints, which contain it. Raises CheckpointError."""
+        return self.config.is_file() or bool(CheckpointDir(self.checkpoints, log.warning).folders())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run has written something to lose or to resume. Raises CheckpointError."""
+        written = self.metrics.is_file() and self.metrics.stat().st_size > 0
+        return self.holds_run and (self.checkpoints.is_dir() or written)
+
     def must_exist(self) -> None:
         """Raises CheckpointError if the directory holds no run. Creates nothing."""
-        if not self.config.is_file():
+        if not self.holds_run:
             raise CheckpointError(f"resume={self.path} holds no run (no config.yaml): check the path")
+
+    def check_files(self) -> None:
+        """Raises CheckpointError for a link or a named pipe with the name of a file that the run will write.
+
+        A link would lead the run to write to another file, a named pipe would block it. The directory itself and
+        checkpoints/ may be links.
+        """
+        for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
+            try:
+                if any(fnmatch(path.name, pattern) for pattern in _FILES):
+                    check_regular(path)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{path} cannot be written ({error.strerror}): remove it, or give this run another run_dir="
+                ) from None
+
+    def saved(self) -> dict[str, Any]:
+        """Returns the values of config.yaml, or of the newest checkpoint if that file is damaged, with a warning.
+
+        Raises ConfigError if neither can be read.
+        """
+        try:
+            return read_saved(self.config)
+        except ConfigError as error:
+            found = saved_config(self.checkpoints)
+            if found is None:
+                raise
+            folder, values = found
+            if self.config not in _reported:
+                _reported.add(self.config)
+                log.warning("%s: using the configuration in the checkpoint %s", error, folder.name)
+            return values
 
     def claim(self, spec: ResumableSpec) -> list[str]:
         """Verifies that the directory belongs to this run. Returns a line per changed option, for the log.
@@ -99,9 +152,7 @@ class RunDir:
         `resume` requires one.
         """
         resume = Resume.parse(spec.resume)
-        # A run that ended before it wrote metrics has nothing to lose or to resume.
-        written = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        exists = self.config.is_file() and (self.checkpoints.is_dir() or written)
+        exists = self.has_begun
         if resume.required and not exists:
             raise CheckpointError(f"resume={spec.resume}: {self.path} holds no run: check the name, or use resume=none")
         if exists and not resume.enabled:
@@ -113,7 +164,8 @@ class RunDir:
     def save_config(self, spec: ResumableSpec) -> None:
         """Creates the directory and writes config.yaml."""
         self.path.mkdir(parents=True, exist_ok=True)
-        save(spec, self.config)
+        save(spec, self.config, _FIX)
+        _reported.discard(self.config)
 
     def _differences(self, spec: ResumableSpec) -> list[str]:
         saved, now = self._saved(type(spec)), dict(flatten(to_dict(spec)))
@@ -134,7 +186,7 @@ class RunDir:
         Removed keys are included where the run now would behave differently.
         """
         try:
-            values = read_saved(self.config)
+            values = self.saved()
             return {**dict(flatten(to_dict(from_dict(cls, values)))), **removed_values(values)}
         except ConfigError as error:
             raise CheckpointError(
@@ -162,7 +214,7 @@ class RunDir:
 
     def _append(self, name: str, value: dict[str, Any]) -> None:
         try:
-            with (self.path / name).open("a", encoding="utf-8") as file:  # a single write: ranks may share the file
+            with open_own(self.path / name, "a", encoding="utf-8") as file:  # a single write: ranks may share the file
                 file.write(json_text(value) + "\n")
         except OSError as error:  # a full disk must not end the run
             log.warning("%s cannot be written (%s): %s", name, error, value)

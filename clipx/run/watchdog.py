@@ -16,6 +16,7 @@ from pathlib import Path
 
 from clipx.errors import Exit, PeerLost
 from clipx.run.process import WRITE_S, abort, is_running, process_stat
+from clipx.storage.local import open_own
 
 LAUNCHER_PID = "CLIPX_LAUNCHER_PID"  # set by clipx_local for the processes of its points
 
@@ -76,7 +77,7 @@ class Watchdog:
     def _report(self, reason: str, code: int) -> None:
         with contextlib.suppress(OSError):
             faulthandler.dump_traceback(2)
-        with self._stacks.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        with open_own(self._stacks, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {reason}\n")
             file.flush()
             faulthandler.dump_traceback(file)

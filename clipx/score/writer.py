@@ -333,5 +333,5 @@ def _text(text: str) -> str:
 
 
 def _save(path: str, array: NDArray[Any]) -> None:
-    with Path(path).open("wb") as file:
+    with Path(path).open("xb") as file:
         np.save(file, array, allow_pickle=False)

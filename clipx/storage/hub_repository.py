@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -23,7 +22,7 @@ from filelock import FileLock
 
 from clipx.storage.bounded import MOST_BYTES, BadAnswer, collect, complete, extend
 from clipx.storage.failure import one_line
-from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.local import cache_folder, write_text
 from clipx.storage.safe_json import parse_json, read_as, shown
 
 _URL = re.compile(
@@ -124,7 +123,7 @@ def _listed(repository: HubFile, server: str) -> dict[str, tuple[int, str]]:
             found = json.loads(record.read_text())
         except (OSError, ValueError):
             found = _list(repository)
-            write_atomically(record, lambda path: Path(path).write_text(json.dumps(found)))
+            write_text(record, json.dumps(found))
     return {str(path): (int(size), str(identity)) for path, (size, identity) in found.items()}
 
 

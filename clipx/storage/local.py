@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 from uuid import uuid4
 
 from clipx.errors import ConfigError, DataError, disk_error
@@ -41,12 +41,14 @@ def _cache_root() -> Path:
 def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX) -> None:
     """Calls `write` with a temporary path and renames that file when it is complete. Raises DiskError.
 
-    A file named `path` is therefore complete, and a link of that name is replaced, not followed. Processes that write
-    it at the same time duplicate the work.
+    A file named `path` is therefore complete, also after a power cut, and a link of that name is replaced, not
+    followed. Processes that write it at the same time duplicate the work. `write` opens with mode x: a file that it
+    opens is then new.
     """
     partial_path = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
     try:
         write(str(partial_path))
+        sync(partial_path)
         partial_path.replace(path)
     except OSError as error:
         raise disk_error(error, path, fix) from None
@@ -55,9 +57,28 @@ def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX
             partial_path.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, content: bytes, fix: str = _FIX) -> None:
+    """Writes a file by `write_atomically`. Raises DiskError."""
+
+    def write(partial: str) -> None:
+        with Path(partial).open("xb") as file:
+            file.write(content)
+
+    write_atomically(path, write, fix)
+
+
 def write_text(path: Path, text: str, fix: str = _FIX) -> None:
     """Writes a text as UTF-8 by `write_atomically`. Raises DiskError."""
-    write_atomically(path, lambda partial: Path(partial).write_text(text, encoding="utf-8"), fix)
+    write_bytes(path, text.encode(), fix)
+
+
+def sync(path: Path) -> None:
+    """Flushes a file or folder to disk (fsync)."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def open_own(path: Path, mode: str, **options: Any) -> IO[Any]:
@@ -66,18 +87,30 @@ def open_own(path: Path, mode: str, **options: Any) -> IO[Any]:
     Raises OSError for what another user may have put there: a link would lead to a file of this user, a named pipe
     would block for ever. `options`: those of `open`.
     """
-    return path.open(mode, opener=_open_regular, **options)  # type: ignore[call-overload,no-any-return]
+    return open(path, mode, opener=_open_regular, **options)  # Path.open has no opener
 
 
 def _open_regular(path: str, flags: int) -> int:
+    check_regular(Path(path))  # before it is opened, for a clear error; another file may take its place until then
     fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", path)
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
     return fd
 
 
-def acquire_lock(lock: TextIO, named: str) -> None:
+def check_regular(path: Path) -> None:
+    """Raises OSError for a link, a named pipe and all else that is neither missing nor a regular file."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        what = "it is a link" if stat.S_ISLNK(mode) else "it is not a regular file"
+        raise OSError(errno.EINVAL, what, str(path))
+
+
+def acquire_lock(lock: IO[Any], named: str) -> None:
     """Locks a folder for one writing process until the lock file is closed. Raises DataError if it is locked."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -15,7 +15,7 @@ from typing import Any
 
 from clipx.errors import DataError
 from clipx.escape import json_text
-from clipx.storage.local import ensure_folder, write_atomically
+from clipx.storage.local import ensure_folder, write_atomically, write_text
 from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, retry
 from clipx.storage.safe_json import parse_json, read_as
 
@@ -98,8 +98,11 @@ class PartStore:
 
     def put_json(self, name: str, value: Any) -> None:
         """Writes a value as a JSON file."""
-        text = json_text(value, indent=1, sort_keys=True) + "\n"
-        self.put(name, lambda path: Path(path).write_text(text, encoding="utf-8"))
+        self.put_text(name, json_text(value, indent=1, sort_keys=True) + "\n")
+
+    def put_text(self, name: str, text: str) -> None:
+        """Writes a text file."""
+        self.put(name, lambda path: write_text(Path(path), text, _FIX))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, Record]:
         """Returns the records of those parts in `numbers` that are complete and intact."""

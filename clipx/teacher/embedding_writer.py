@@ -335,5 +335,5 @@ def _offsets(shard: ShardEmbeddings) -> NDArray[np.int64]:
 
 
 def _save(path: str, array: NDArray[Any]) -> None:
-    with Path(path).open("wb") as file:
+    with Path(path).open("xb") as file:
         np.save(file, array, allow_pickle=False)

@@ -13,7 +13,6 @@ import io
 import json
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +60,7 @@ def write_classes(store: PartStore, classes: Classes | None) -> tuple[str, ...]:
         text = "".join(f"{line}\n" for line in values)
         read_back = list(dict.fromkeys(filled_lines(text.encode())))
         if values and read_back == list(values):
-            store.put(name, lambda path, text=text: Path(path).write_text(text, encoding="utf-8"))  # type: ignore[misc]
+            store.put_text(name, text)
             written.append(name)
     return tuple(written)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.errors import require
+from clipx.storage.local import write_atomically, write_text
 
 if TYPE_CHECKING:
     from torch.profiler import profile
@@ -76,10 +77,10 @@ class Profiler:
         self._window.__exit__(None, None, None)
         self._profile.stop()
         self._folder.mkdir(exist_ok=True)
-        self._profile.export_chrome_trace(str(self._folder / "trace.json"))
+        write_atomically(self._folder / "trace.json", self._profile.export_chrome_trace)
         steps = self._steps[1] - self._steps[0] + 1
         found = {"steps": steps, **breakdown(self._profile.events() or [], steps)}
-        (self._folder / "breakdown.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_text(self._folder / "breakdown.json", json.dumps(found, indent=1) + "\n")
         self._profile = None
         return found
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, to_dict
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -22,10 +21,10 @@ if TYPE_CHECKING:
 
 def load_run(run_dir: Path) -> RunSpec:
     """Returns the configuration that a run directory was trained with. Raises CheckpointError if there is none."""
-    path = RunDir(run_dir).config
-    if not path.is_file():
+    found = RunDir(run_dir)
+    if not found.holds_run:
         raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")
-    return from_dict(RunSpec, read_saved(path))
+    return from_dict(RunSpec, found.saved())
 
 
 def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
@@ -61,7 +60,7 @@ def pin_normalization(spec: RunSpec, comm: Comm) -> None:
 def resumed_run(spec: RunSpec) -> RunSpec | None:
     """Returns the run that is resumed, None for a new run. Raises CheckpointError."""
     run_dir = Path(spec.run_dir)
-    if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).config.is_file()):
+    if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).has_begun):
         return None
     try:
         return load_run(run_dir)

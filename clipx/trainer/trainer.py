@@ -100,6 +100,7 @@ class Trainer:
         prepare_backends(spec.deterministic)
         self.comm = spec.distributed.build()
         self.backends = Backends.configure(spec.deterministic, self.comm.device)
+        self.comm.run_on_main(RunDir(Path(spec.run_dir)).check_files)
         check_storage(spec.checkpoint, spec.run_dir, spec.resume, self.comm)
         with report_out_of_memory(spec, self.comm):
             self._build_data()

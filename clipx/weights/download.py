@@ -13,7 +13,7 @@ from uuid import uuid4
 from clipx.checkpoint.downloader import RETRY_S, fetch, remote_checkpoints
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint
 from clipx.errors import CheckpointError
-from clipx.storage.local import cache_folder
+from clipx.storage.local import cache_folder, open_own
 from clipx.storage.remote import ask, download, errors_as, file_system, retry
 
 
@@ -108,7 +108,7 @@ def _digest(*parts: str) -> str:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Holds an exclusive lock on a folder, among processes of a host, or of all hosts if the file system has locks."""
-    with (folder / ".lock").open("w") as lock:
+    with open_own(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -23,7 +23,7 @@ from clipx.config.compose import checked
 from clipx.data.processes import how_ended
 from clipx.errors import ConfigError, Exit, Stopped
 from clipx.run.watchdog import LAUNCHER_PID
-from clipx.storage.local import ensure_folder
+from clipx.storage.local import ensure_folder, open_own
 from clipx_launch import snapshot
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result, launch_dir
@@ -117,7 +117,7 @@ class _Runner:
         processes = []
         with ExitStack() as logs:
             for rank in range(tasks):
-                log: IO[bytes] = logs.enter_context((point.logs / f"local.{rank}.log").open("ab"))
+                log: IO[bytes] = logs.enter_context(open_own(point.logs / f"local.{rank}.log", "ab"))
                 numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tasks, "MASTER_PORT": port.getsockname()[1]}
                 ranks = {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
                 processes.append(

@@ -27,7 +27,7 @@ from typing import Any
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.errors import Exit
-from clipx.storage.local import ensure_folder, write_atomically
+from clipx.storage.local import ensure_folder, write_text
 from clipx.trainer.spec import RunSpec
 
 _FIX = "make room, or set hydra.sweep.dir to another folder"
@@ -78,7 +78,7 @@ class Point:
     def create(self, spec: RunSpec) -> None:
         """Writes the files of the point, before it is started. Raises ClipxError."""
         ensure_folder(self.logs, f"the folder of logs {self.logs}", "set hydra.sweep.dir to")
-        write_atomically(self.launch_dir / "config.yaml", lambda path: save(spec, Path(path)), _FIX)
+        save(spec, self.launch_dir / "config.yaml", _FIX)
         for name in ("result.json", "requeue", "lost.json", "cancel"):
             (self.launch_dir / name).unlink(missing_ok=True)
         self.write()
@@ -123,7 +123,7 @@ class Point:
 
     def _write_once(self, name: str, result: Result) -> None:
         partial = self.launch_dir / f".{name}.{os.uname().nodename}.{os.getpid()}"
-        partial.write_text(json.dumps(dataclasses.asdict(result)) + "\n", encoding="utf-8")
+        write_text(partial, json.dumps(dataclasses.asdict(result)) + "\n", _FIX)
         try:
             os.link(partial, self.launch_dir / name)
         except FileExistsError:
@@ -144,9 +144,7 @@ def config_hash(spec: RunSpec) -> str:
 
 
 def write_json(path: Path, values: Any) -> None:
-    write_atomically(
-        path, lambda other: Path(other).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8"), _FIX
-    )
+    write_text(path, json.dumps(values, indent=1) + "\n", _FIX)
 
 
 def read_json(path: Path) -> Any:

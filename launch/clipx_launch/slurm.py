@@ -18,7 +18,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from clipx.config.compose import checked
 from clipx.errors import require
-from clipx.storage.local import ensure_folder
+from clipx.storage.local import ensure_folder, write_text
 from clipx_launch import cluster, snapshot
 from clipx_launch.options import SlurmSpec
 from clipx_launch.point import launch_dir
@@ -92,7 +92,7 @@ def _print_script(sweep: Sweep, spec: SlurmSpec) -> None:
     )
     text = sbatch_script(spec, sweep.folder, _folders(sweep.pending), _create_folders(sweep, spec))
     written = launch_dir(sweep.folder) / "script.sh"
-    written.write_text(text, encoding="utf-8")
+    write_text(written, text)
     _link_script(written, sweep.pending)
     sweep.save(spec)
     print(text, end="")

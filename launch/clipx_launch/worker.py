@@ -19,6 +19,7 @@ from clipx.errors import ClipxError, Exit, PeerLost, Stopped
 from clipx.run.process import add_reporter
 from clipx.run.signals import SCHEDULER_SIGNALS, StartSignals, StoppedAtStart
 from clipx.run.watchdog import watch_launcher
+from clipx.storage.local import write_text
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
@@ -44,7 +45,7 @@ def _stopped_at_start(files: Path, reason: str, rank: int, requeue: bool) -> int
     srun may have sent the signal because another rank failed: the job's script examines the results first.
     """
     if rank == 0 and requeue:
-        (files / "requeue").write_text(reason, encoding="utf-8")
+        write_text(files / "requeue", reason)
     elif rank == 0:
         values = {"state": "stopped", "exit_code": Exit.REQUEUE, "value": None, "error": reason}
         with contextlib.suppress(FileExistsError), (files / "result.json").open("x", encoding="utf-8") as file:
@@ -60,7 +61,7 @@ def _request_requeue(files: Path) -> None:
     point = Point.read(files.parent)
     # Without checkpoints a requeued run would start from the beginning each time and never finish.
     if point is not None and point.spec().checkpoint.every != "none":
-        (files / "requeue").write_text(SAVED, encoding="utf-8")
+        write_text(files / "requeue", SAVED)
 
 
 def _work(folder: Path, rank: int, requeue: bool) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.bench.gpu_parts.report import Report, Sizes, read
 from clipx.data.processes import start_in_child
+from clipx.storage.local import open_own, write_text
 
 if TYPE_CHECKING:
     from clipx.bench.gpu import Part
@@ -50,10 +51,7 @@ class Record:
         return cls(part, INTERRUPTED, 0.0, read(report)) if report.is_file() else None
 
     def write(self, folder: Path) -> None:
-        path = self.path(folder, self.part)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)  # a call that is interrupted leaves no incomplete record
+        write_text(self.path(folder, self.part), json.dumps(asdict(self), indent=1) + "\n")
 
 
 def measure(
@@ -117,7 +115,7 @@ def run_part(part: Part, sizes: Sizes, report: Path, log: Path) -> None:
     """Runs a part in this process, whose output goes to the file `log`."""
     start_in_child()
     os.setsid()
-    with log.open("a", buffering=1, encoding="utf-8") as file:
+    with open_own(log, "a", buffering=1, encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = file

@@ -13,6 +13,7 @@ import torch
 
 from clipx.bench.findings import rounded
 from clipx.bench.measure import seconds
+from clipx.storage.local import open_own
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Report:
 
     def __init__(self, path: Path) -> None:
         self._path, self._entries = path, read(path)
-        with path.open("a", encoding="utf-8") as file:
+        with open_own(path, "a", encoding="utf-8") as file:
             file.write("\n" if file.tell() else "")  # the last line may be incomplete
 
     def has(self, name: str) -> bool:
@@ -69,7 +70,7 @@ class Report:
             return
         self._entries.append(entry)
         line = json.dumps(entry)
-        with self._path.open("a", encoding="utf-8") as file:
+        with open_own(self._path, "a", encoding="utf-8") as file:
             file.write(f"{line}\n")
         print(line, flush=True)
 

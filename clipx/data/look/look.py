@@ -16,7 +16,7 @@ from clipx.data.spec import Dataset, exchange_captions, non_default_values, open
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import ConfigError
 from clipx.escape import print_stderr
-from clipx.storage.local import ensure_folder, write_atomically
+from clipx.storage.local import ensure_folder, write_text
 
 with imports():
     import numpy as np
@@ -271,7 +271,7 @@ def look(spec: LookSpec) -> None:
     ensure_folder(path.parent, f"the folder of out={spec.out}", "give out in")
     found = LookPage(spec, exchange_captions(open_data(spec.data), spec.data, spec.seed))
     fix = "make room, or give another file with out=…"
-    write_atomically(path, lambda temporary: Path(temporary).write_text(found.html, encoding="utf-8"), fix)
+    write_text(path, found.html, fix)
     console = stdout_console()
     console.print(text_table(("", "number", "share"), found.rows, found.title, right=("number", "share")))
     for what, fix in found.findings:

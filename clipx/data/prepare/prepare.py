@@ -25,7 +25,7 @@ from clipx.data.source import BadRecord, BadSample, Sample, caption_text, withou
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import ConfigError, DataError, require
 from clipx.escape import escaped, json_text
-from clipx.storage.local import acquire_lock, write_atomically
+from clipx.storage.local import acquire_lock, open_own, write_atomically, write_text
 
 if TYPE_CHECKING:
     from clipx.data.index import IndexSpec
@@ -59,7 +59,7 @@ def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[SampleRa
     write_atomically(tar, lambda path: write_samples(path, samples()), _FIX)
     reasons = Counter(without_numbers(reason) for _, reason in dropped)
     stats = {"count": count, "successes": count - len(dropped), "status_dict": reasons, "dropped": dropped}
-    write_atomically(_stats(tar), lambda path: _write(path, json_text(stats)), _FIX)
+    write_text(_stats(tar), json_text(stats), _FIX)
 
 
 def _shard_sample(name: str, origin: str, sample: Sample, spec: PrepareSpec) -> ShardSample:
@@ -89,10 +89,6 @@ def _ending(encoded: bytes) -> str:
     return {b"\xff\xd8": "jpg", b"\x89P": "png"}.get(encoded[:2], "webp")
 
 
-def _write(path: str, text: str) -> None:
-    Path(path).write_text(text, encoding="utf-8")
-
-
 def _tar(out: Path, number: int) -> Path:
     return out / f"{number:05d}.tar"
 
@@ -118,7 +114,7 @@ def prepare(spec: PrepareSpec) -> None:
     out = Path(spec.out).expanduser()
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
+        lock = open_own(out / ".lock", "w")
     except OSError as error:
         raise ConfigError(f"out={out} cannot be created ({error.strerror}): give a writable folder") from None
     with lock:
@@ -160,7 +156,7 @@ def _check_plan(out: Path, plan: dict[str, Any]) -> None:
         return
     others = sorted(out.glob("*.tar"))
     require(not others, f"out={out} holds shards that prepare did not write, e.g. {others[:1]}: give another folder")
-    write_atomically(path, lambda other: Path(other).write_text(json.dumps(plan, indent=1) + "\n"), _FIX)
+    write_text(path, json.dumps(plan, indent=1) + "\n", _FIX)
 
 
 def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRecord]) -> None:
@@ -180,9 +176,9 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
         *((origin, reason) for stat in stats for origin, reason in stat["dropped"]),
     ]
     lines = [json_text({"sample": origin, "reason": reason}) + "\n" for origin, reason in dropped]
-    write_atomically(out / "dropped.jsonl", lambda path: _write(path, "".join(lines)), _FIX)
+    write_text(out / "dropped.jsonl", "".join(lines), _FIX)
     sizes = {tar.name: stat["successes"] for tar, stat in zip(tars, stats, strict=True)}
-    write_atomically(out / "sizes.json", lambda path: Path(path).write_text(json.dumps(sizes, indent=1) + "\n"), _FIX)
+    write_text(out / "sizes.json", json.dumps(sizes, indent=1) + "\n", _FIX)
     console = stdout_console()
     total = sum(sizes.values())
     reasons = Counter(without_numbers(reason) for _, reason in dropped)

@@ -39,7 +39,7 @@ from clipx.data.shards.index import key_digests
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source, Split
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.local import cache_folder
+from clipx.storage.local import cache_folder, open_own, write_text
 
 _TOGETHER = 64  # shards whose tables are read at the same time
 _THREADS = 16
@@ -181,7 +181,7 @@ class _Chooser:
         dtype = "<u4" if before < 2**32 - 1 else "<i8"
         digest, count, total = hashlib.sha256(), 0, 0.0
         parts = {suffix: self.work / suffix for suffix in ("indices", "weights")}
-        with parts["indices"].open("wb") as out, parts["weights"].open("wb") as out_weights:
+        with open_own(parts["indices"], "wb") as out, open_own(parts["weights"], "wb") as out_weights:
             for shard, part in self._parts():
                 places = np.flatnonzero(part.mask)
                 if part.weights is not None:
@@ -204,10 +204,8 @@ class _Chooser:
         self._check(count)
         for suffix, part_path in parts.items():
             part_path.replace(path.with_suffix(f".{suffix}"))
-        description = self.work / "json"
         meta = {"count": count, "dtype": dtype, "digest": digest.hexdigest()[:16], "notes": self._notes(count, before)}
-        description.write_text(json.dumps(meta))
-        description.replace(path)
+        write_text(path, json.dumps(meta))
 
     def _open(self) -> None:
         choice, samples = self.choice, self.samples

@@ -20,6 +20,7 @@ from clipx.data.selection.expression import Condition
 from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, ids_of, is_sorted, write_sorted
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.local import open_own
 from clipx.storage.remote import errors_as, file_info, is_local, local_path
 from clipx.storage.text_file import open_lines
 
@@ -234,7 +235,7 @@ def read_weights(path: str, key: str, reading: Reading) -> Ordered | ById:
         chunks = ((ids_of(batch.column(1), by, path), found) for batch, found in weights)
         return _by_id(by, chunks, path, key, reading)
     stored, rows = reading.folder / f"{key}.values", 0
-    with stored.open("wb") as file:
+    with open_own(stored, "wb") as file:
         for _, found in weights:
             found.tofile(file)
             rows += len(found)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from clipx.data.parquet_file import KEY, cells, encoded
 from clipx.data.shards.index import key_digests
 from clipx.errors import DataError
+from clipx.storage.local import open_own
 
 ID = np.dtype("<u8,<u8")
 Ids = NDArray[np.void]
@@ -76,9 +77,9 @@ def write_sorted(path: str, chunks: Iterable[tuple[Ids, NDArray[np.float64] | No
             order = np.argsort(bucket, kind="stable")
             for part in np.split(rows[order], np.flatnonzero(np.diff(bucket[order])) + 1):
                 if len(part):
-                    with files[int(part["f0"][0] >> np.uint64(56))].open("ab") as file:
+                    with open_own(files[int(part["f0"][0] >> np.uint64(56))], "ab") as file:
                         part.tofile(file)
-        with open(path, "wb") as out, open(f"{path}.values", "wb") as out_values:  # noqa: PTH123
+        with open_own(Path(path), "wb") as out, open_own(Path(f"{path}.values"), "wb") as out_values:
             out.write(_header(0))
             for file_path in files:
                 if not file_path.exists():

@@ -20,7 +20,7 @@ from typing import IO
 from clipx.errors import ClipxError, DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.failure import error_text
-from clipx.storage.local import cache_folder, ensure_folder
+from clipx.storage.local import cache_folder, ensure_folder, open_own
 from clipx.storage.remote import BLOCK, is_local, read_range
 
 Span = tuple[int, int]
@@ -187,9 +187,9 @@ def store(file: ShardFile) -> None:
     """
     path = file.cache_path
     part = path.with_suffix(".part")
-    with (path.parent / ".lock").open("w") as lock:
+    with open_own(path.parent / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time frees space
-        target = part.open("ab")
+        target = open_own(part, "ab")
         try:
             fcntl.flock(target, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process that holds it ends
         except OSError:
@@ -201,7 +201,7 @@ def store(file: ShardFile) -> None:
             return
         target.truncate(0)
         os.truncate(part, file.size)  # reserves the space: other processes now count it
-    with target, part.open("r+b") as out:
+    with target, open_own(part, "r+b") as out:
         try:
             file.write(out)
             out.truncate()  # the size of a row group is an estimate

@@ -26,7 +26,7 @@ from clipx.data.shards.index import FoundShard, MissingShard, ShardIndex, find_s
 from clipx.data.shards.remote import fetch
 from clipx.data.shards.tar import IMAGE
 from clipx.data.source import BadRecord
-from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.local import cache_folder, write_text
 from clipx.storage.remote import local_path
 
 _THREADS = 2  # shards that a loader process fetches ahead at a time
@@ -121,7 +121,7 @@ class ShardSet:
     def _found(self, url: str, record: Path) -> FoundShard:
         item = find_shard(self.captions, self.access.retry_s, url, patient=True)
         content = json.dumps([str(item.table), item.size, time.time()])
-        write_atomically(record, lambda path: Path(path).write_text(content))
+        write_text(record, content)
         return item
 
     def _store(self, url: str, index: ShardIndex) -> None:

@@ -15,7 +15,7 @@ from clipx.data.parquet_file import ENCRYPTED, FIX, MAGIC, open_parquet
 from clipx.data.shards.index import find_shard
 from clipx.errors import DataError
 from clipx.storage.failure import error_text
-from clipx.storage.local import write_atomically
+from clipx.storage.local import write_bytes
 from clipx.storage.remote import errors_as, read_range
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def open_parquet_file(url: str, retry_s: float) -> ParquetFile:
     except OSError:
         with errors_as(DataError, f"{url} cannot be read", "check the URL and the permission to read it"):
             footer = _read_footer(url, found.size, retry_s)
-        write_atomically(copy, lambda path: Path(path).write_bytes(footer))
+        write_bytes(copy, footer)
     file = ParquetFile(url, found.size, hashlib.sha256(b"%d " % found.size + footer).hexdigest()[:32], str(copy))
     try:
         file.metadata()

@@ -17,7 +17,7 @@ from clipx.data.shards.tar import COLUMNS, IMAGE, JSON, TXT, TarContent, scan
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord
 from clipx.errors import DataError
-from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.local import cache_folder, write_atomically, write_text
 from clipx.storage.remote import errors_as, file_info, is_local
 
 if TYPE_CHECKING:
@@ -185,13 +185,13 @@ class FoundShard:
         meta = json.dumps({"samples": len(rows), "digest": digest, "skipped": list(skipped), **records})
 
         def save(path: str, array: NDArray[Any]) -> None:
-            with open(path, "wb") as file:  # noqa: PTH123
+            with Path(path).open("xb") as file:
                 np.save(file, array, allow_pickle=False)
 
         write_atomically(self.table.with_suffix(".keys"), partial(save, array=key_digests(names)))
         table = np.asarray(rows, dtype=np.int64).reshape(-1, 4, 2)
         write_atomically(self.table, partial(save, array=table))
-        write_atomically(self.meta, lambda path: Path(path).write_text(meta))
+        write_text(self.meta, meta)
 
 
 def find_shard(captions: Sequence[int], retry_s: float, url: str, patient: bool = False) -> FoundShard:

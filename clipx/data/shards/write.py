@@ -115,6 +115,6 @@ def write_samples(path: str, samples: Iterable[ShardSample]) -> None:
     """
     from webdataset import TarWriter
 
-    with Path(path).open("wb") as file, TarWriter(file, user="", group="", mtime=0, encoder=False) as writer:
+    with Path(path).open("xb") as file, TarWriter(file, user="", group="", mtime=0, encoder=False) as writer:
         for sample in samples:
             writer.write(sample)

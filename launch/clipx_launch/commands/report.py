@@ -15,7 +15,7 @@ from clipx.escape import json_text
 from clipx.report.console import is_share
 from clipx.report.sweep import SweepReport
 from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
-from clipx.storage.local import write_atomically
+from clipx.storage.local import write_text
 from clipx_launch.commands.best import lower_is_better
 from clipx_launch.commands.run import Run, State, metric_of
 from clipx_launch.commands.runs import runs_in, sweep_runs, varied
@@ -54,8 +54,8 @@ def write(
     title = ", ".join(folder.absolute().name for folder in folders)
     report = SweepReport(title, list(dict.fromkeys(commands)), plain, _metric(runs, metric, lowest), by, x, baseline)
     html, numbers = report.page(), json_text(report.document(), indent=1) + "\n"
-    write_atomically(page, lambda path: Path(path).write_text(html, encoding="utf-8"), _FIX)
-    write_atomically(page.with_suffix(".json"), lambda path: Path(path).write_text(numbers, encoding="utf-8"), _FIX)
+    write_text(page, html, _FIX)
+    write_text(page.with_suffix(".json"), numbers, _FIX)
     print(report.counted)
     print(f"written to {page.parent}: {page.name}, {page.with_suffix('.json').name}")
 

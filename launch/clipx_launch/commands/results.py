@@ -66,7 +66,7 @@ def _parsed(texts: Sequence[str | None]) -> list[Cell]:
 
 
 def _csv(path: Path, rows: Sequence[dict[str, Cell]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("x", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)

@@ -28,7 +28,7 @@ from clipx.config.composer import PointComposer
 from clipx.errors import ClipxError, require
 from clipx.logger import Row, read_rows
 from clipx.report.console import count_of, format_score, format_value, stdout_console
-from clipx.storage.local import ensure_folder, write_atomically
+from clipx.storage.local import ensure_folder, write_text
 from clipx.trainer.early_stopping import PRUNE
 from clipx_launch.point import launch_dir, write_json
 from clipx_launch.search.check import direction_of, is_whole, jobs_of, metric_of
@@ -192,11 +192,7 @@ class _Search:
         self._marked.add(planned.point.index)
         found = f"{self._metric} = {format_value(self._metric, value)} at evaluation {step}"
         text = f"{found}, by pruner={self._spec.pruner}\n"
-        write_atomically(
-            planned.point.folder / PRUNE,
-            lambda path: Path(path).write_text(text, encoding="utf-8"),
-            "make room, or use hydra.sweeper.pruner=none",
-        )
+        write_text(planned.point.folder / PRUNE, text, "make room, or use hydra.sweeper.pruner=none")
 
     def _record(self, planned: Planned) -> None:
         """Records the result of a point that has ended. A stopped one is continued when the search is repeated."""
