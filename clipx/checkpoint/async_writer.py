@@ -243,7 +243,8 @@ class AsyncWriter:
 
     def _write_files(self, folder: Path, save: _Save) -> dict[str, str]:
         """Writes this rank's files. Returns their hashes. Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(exist_ok=True)  # not its parents: a run directory that was removed must not come back
+        folder.mkdir(exist_ok=True)
         hashes = {}
         if save.sharded:
             name = f"shard.{self._comm.rank + 1:05d}-of-{self._comm.world:05d}.safetensors"

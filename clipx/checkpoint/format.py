@@ -163,7 +163,7 @@ def find_damage(folder: Path, step: int | None = None) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def saved_config(path: Path) -> tuple[Path, dict[str, Any]] | None:
+def newest_config(path: Path) -> tuple[Path, dict[str, Any]] | None:
     """Returns the newest checkpoint in a run's folder of checkpoints whose state holds the configuration, and that.
 
     Verifies only the hash of its state. None if there is none. Raises CheckpointError if the folder cannot be read.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from clipx.errors import disk_error
 from clipx.logger.spec import Row
 from clipx.storage.jsonl import read_objects
+from clipx.storage.local import open_own, write_text
+
+_FIX = "correct it; the run's files are unchanged"
 
 
 class Jsonl:
@@ -15,23 +19,37 @@ class Jsonl:
     def __init__(self, path: Path, step: int) -> None:
         earlier = [row for row in read_rows(path) if row["step"] <= step]
         if path.exists():
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text("".join(json.dumps(row) + "\n" for row in earlier), encoding="utf-8")
-            temporary.replace(path)
-        self._file = path.open("ab", buffering=0)
+            write_text(path, "".join(json.dumps(row) + "\n" for row in earlier), _FIX)
+        try:
+            self._file = open_own(path, "ab", buffering=0)
+        except OSError as error:
+            raise disk_error(error, path, _FIX) from None
+        self._path = path
         self._unwritten = b""
 
     def log(self, row: Row) -> None:
-        """Writes a row. Raises OSError if the disk is full; the unwritten part is written with the next row."""
+        """Writes a row. Raises OSError if the disk is full, or the file was removed: the unwritten part is written with
+        the next row."""
         self._unwritten += (json.dumps(row) + "\n").encode()
-        self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        self._write()
+
+    def _write(self) -> None:
+        while self._unwritten:
+            self._path.stat()  # a removed file that is open takes all rows
+            self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def close(self) -> None:
-        if self._unwritten:
-            self._file.write(self._unwritten)
-        self._file.close()
+        """Closes the file. Raises OSError if rows are lost, with their number."""
+        with self._file:
+            try:
+                self._write()
+            except OSError as error:
+                lost = self._unwritten.count(b"\n")
+                raise OSError(error.errno, f"{lost} rows are lost: {error.strerror}", str(self._path)) from None
+            finally:
+                self._unwritten = b""
 
 
 def read_rows(path: Path) -> list[Row]:
     """Returns the complete rows of a metrics.jsonl. Empty if there is no file."""
-    return read_objects(path)
+    return [row for row in read_objects(path) if isinstance(row.get("step"), int)]

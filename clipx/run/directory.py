@@ -13,14 +13,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from clipx.checkpoint.format import CheckpointDir, saved_config
+from clipx.checkpoint.format import CheckpointDir, newest_config
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.cli import repeat_command
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import flatten, from_dict, removed_values, save, to_dict
 from clipx.data.source import BadRecord
 from clipx.distributed.consistency import code_version
-from clipx.errors import CheckpointError, ConfigError
+from clipx.errors import CheckpointError, ConfigError, DiskError
 from clipx.escape import json_text
 from clipx.storage.local import check_regular, open_own
 
@@ -80,6 +80,7 @@ class RunDir:
 
     path: Path
     _quarantined: set[str] = field(default_factory=set)
+    _lost: bool = False  # a warning was logged that the directory is gone
 
     @property
     def config(self) -> Path:
@@ -136,7 +137,7 @@ class RunDir:
         try:
             return read_saved(self.config)
         except ConfigError as error:
-            found = saved_config(self.checkpoints)
+            found = newest_config(self.checkpoints)
             if found is None:
                 raise
             folder, values = found
@@ -160,6 +161,27 @@ class RunDir:
                 f"{self.path} already holds a run: continue it with resume=auto, or give this run another name="
             )
         return self._differences(spec) if exists else []
+
+    @property
+    def gone(self) -> bool:
+        """Whether the directory was deleted, moved or unmounted after `save_config`."""
+        for path in (self.config, self.metrics):
+            try:
+                path.lstat()
+                return False
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError:
+                return False  # perhaps a short failure of the file server
+        return True
+
+    def check(self) -> None:
+        """Raises DiskError if the directory is gone. Creates nothing."""
+        if self.gone:
+            raise DiskError(
+                f"{self.path} was deleted, moved or unmounted during the run: its checkpoints and metrics are where it "
+                "is now, and later ones are lost; put it back and continue with resume=auto, or start again"
+            )
 
     def save_config(self, spec: ResumableSpec) -> None:
         """Creates the directory and writes config.yaml."""
@@ -216,6 +238,10 @@ class RunDir:
         try:
             with open_own(self.path / name, "a", encoding="utf-8") as file:  # a single write: ranks may share the file
                 file.write(json_text(value) + "\n")
+        except FileNotFoundError:
+            if not self._lost:  # `check` ends the run
+                self._lost = True
+                log.warning("%s was deleted, moved or unmounted: its events are no longer recorded", self.path)
         except OSError as error:  # a full disk must not end the run
             log.warning("%s cannot be written (%s): %s", name, error, value)
 

@@ -116,6 +116,8 @@ class RunLock:
         self._stop.set()
         self._thread.join(_GUARD_S)
         self._thread = None
+        if not self.path.exists():
+            return  # with its directory, which the guard would create again
         with contextlib.suppress(OSError, Locked), self._guard() as guard:
             if read_holder(self.path.parent) == self._holder:
                 self.path.unlink()

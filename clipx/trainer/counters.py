@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.checkpoint.format import Checkpoint
 from clipx.config.saved import to_dict
 from clipx.data.streams import number_of_streams
+from clipx.errors import ConfigError
 
 if TYPE_CHECKING:
     from clipx.trainer.trainer import Trainer
@@ -36,6 +37,11 @@ def restore_counters(trainer: Trainer, found: Checkpoint) -> None:
     """Restores the values from a checkpoint. Raises CheckpointError if its step does not fit the stages of the run."""
     learner, state = trainer.learner, found.state
     trainer.samples_seen = int(state["samples_seen"])
+    if found.step > trainer.steps_total:
+        raise ConfigError(
+            f"duration={trainer.spec.duration} ends at step {trainer.steps_total:,}, and {found.folder} is of step "
+            f"{found.step:,}: give duration={found.step}st or more, or an earlier checkpoint by resume=step:N"
+        )
     trainer.plan.check_resumes(trainer.samples_seen, found.step)
     learner.non_finite.total, learner.non_finite.consecutive = state["non_finite"]
     learner.loss_scale.restore(state.get("loss_scale", {}))

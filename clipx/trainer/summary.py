@@ -208,7 +208,7 @@ def report_abort(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if trainer.comm.is_main:
+        if trainer.comm.is_main and not trainer.rundir.gone:
             if not isinstance(error, Stopped):
                 kind = "" if isinstance(error, ClipxError) else f"{type(error).__name__}: "
                 message = kind + " ".join(str(error).split())

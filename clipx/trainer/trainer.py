@@ -22,7 +22,7 @@ from clipx.distributed.comm import Comm
 from clipx.distributed.heartbeat import name_lost_peers
 from clipx.errors import Exit, Stopped, require
 from clipx.evaluator.suite import Suite
-from clipx.logger import Jsonl, Sinks
+from clipx.logger import Jsonl, Row, Sinks
 from clipx.model.flops import Utilisation
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
@@ -251,6 +251,7 @@ class Trainer:
             with (
                 screen,
                 StopSignals(verbose=comm.is_main) as self.stop,  # first: SIGTERM must not end a search for a lost rank
+                contextlib.closing(self),  # files and lock, which a signal must not leave
                 report_abort(self),
                 name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
                 report_out_of_memory(spec, comm),
@@ -287,7 +288,7 @@ class Trainer:
             if self._is_logged(before):
                 self.learner.settle()
                 row = metrics_row(self, meter.read(), before)
-                self.sinks.log(row)
+                self._log(row)
                 self.monitors.check(self.steps_done, row)
                 screen.progress(row, first, self.steps_total)
             if self.samples_seen >= self.total:
@@ -372,6 +373,7 @@ class Trainer:
             self.checkpoints.wait()
         if self.comm.is_main:
             numbers = write_summary(self, numbers, bad, screen)
+        self.comm.run_on_main(self.rundir.check)
         return check_final_loss(self, self.comm.broadcast_object(numbers))
 
     def _evaluate(self) -> dict[str, float]:
@@ -382,11 +384,17 @@ class Trainer:
         self.learner.settle()
         numbers = self.evaluation.run(self.learner, self.rundir.quarantine, lambda: self.watchdog.beat(self.steps_done))
         seconds = {"evaluation_s": time.perf_counter() - start}
-        self.sinks.log({**metrics_row(self, seconds, self.samples_seen), **numbers})
+        self._log({**metrics_row(self, seconds, self.samples_seen), **numbers})
         return numbers
+
+    def _log(self, row: Row) -> None:
+        """Logs a row. Raises DiskError on all ranks if the run directory is gone. Collective."""
+        self.comm.run_on_main(self.rundir.check)
+        self.sinks.log(row)
 
     def _save(self, numbers: dict[str, float]) -> None:
         """Saves a checkpoint of the current state. `numbers`: metrics of the evaluation just run. Collective."""
+        self.comm.run_on_main(self.rundir.check)
         self.learner.settle()
         state = counters(self)
         tensors = self.learner.state.capture()
