@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clipx.run.signals import StartSignals
+from clipx.run.signals import StartSignals, begin_run
 from clipx.run.watchdog import watch_launcher
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ def train(spec: RunSpec) -> float | None:
     """Trains a run. Returns its first headline metric for a sweeper to maximize; None if there is none."""
     from clipx.cli import imports
     from clipx.errors import NotSynced, Stopped
+
+    begin_run()
 
     with imports():
         from clipx.report.console import is_headline

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 from clipx.errors import disk_error
 from clipx.logger.spec import Row
 from clipx.storage.jsonl import read_objects
 from clipx.storage.local import open_own, write_text
+
+log = logging.getLogger(__name__)
 
 _FIX = "correct it; the run's files are unchanged"
 
@@ -39,15 +42,13 @@ class Jsonl:
             self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
 
     def close(self) -> None:
-        """Closes the file. Raises OSError if rows are lost, with their number."""
+        """Closes the file, and logs how many rows are lost."""
         with self._file:
             try:
                 self._write()
             except OSError as error:
                 lost = self._unwritten.count(b"\n")
-                raise OSError(error.errno, f"{lost} rows are lost: {error.strerror}", str(self._path)) from None
-            finally:
-                self._unwritten = b""
+                log.warning("%s cannot be written (%s): its last %d rows are lost", self._path, error.strerror, lost)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -23,8 +23,7 @@ class Sinks:
             self._try(sink, lambda sink=sink: sink.log(row))  # type: ignore[misc]
 
     def close(self) -> None:
-        """Closes all sinks. One that failed before and still does is reported again: its rows are lost."""
-        self._failing.clear()
+        """Closes all sinks. A second call does nothing."""
         for sink in self._sinks:
             self._try(sink, sink.close)
         self._sinks = ()

@@ -56,8 +56,8 @@ _NAMED = 3  # changes that an error names
 _FIX = "make room, or give this run another run_dir="
 # Names under which clipx and its loggers open a file in the directory.
 _FILES = (
-    "config.yaml *.jsonl report.* stacks.rank*.txt predictions-*.json run.lock* wandb_id mlflow_id mlflow.db* "
-    "trackio_run evaluation-*"
+    "config.yaml metrics.jsonl events.jsonl quarantine.jsonl report.* stacks.rank*.txt predictions-*.json run.lock* "
+    "wandb_id mlflow_id mlflow.db* trackio_run evaluation-*"
 ).split()
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class RunDir:
             folder, values = found
             if self.config not in _reported:
                 _reported.add(self.config)
-                log.warning("%s: using the configuration in the checkpoint %s", error, folder.name)
+                log.warning("the configuration is read from the checkpoint %s, since %s", folder.name, error)
             return values
 
     def claim(self, spec: ResumableSpec) -> list[str]:

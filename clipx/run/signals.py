@@ -27,6 +27,7 @@ SCHEDULER_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Of several signals the last in this order is used: a handler that requeues the job is on SIGUSR1 or SIGUSR2.
 SIGNALS = (signal.SIGINT, *SCHEDULER_SIGNALS)
 
+_remaining: list[StopSignals] = []  # whose handlers remain after the run, in a command
 _UNWIND_S = 5.0  # for the main thread to unwind; it may be blocked in a collective
 _DUPLICATE_S = 1.0  # repeats within this time are the same signal: a launcher and its manager may both deliver it
 
@@ -122,8 +123,10 @@ class StopSignals:
     Several ranks stop one step later than one, since they agree on the signal without a wait. The sender may kill the
     process later: torchrun after 30 s (--shutdown-timeout), SLURM after its KillWait.
 
-    Signals after the first are ignored, except SIGINT, which ends the process at once with exit code 130. A signal that
-    was ignored before stays ignored. Outside the main thread Python cannot handle signals, and nothing changes.
+    Signals after the first, or after `finish`, are ignored, except a second SIGINT, which ends the process at once with
+    exit code 130. A signal that was ignored before stays ignored. Outside the main thread Python cannot handle signals,
+    and nothing changes. In a command with StartSignals the handlers remain until it ends, or `begin_run`: what the run
+    came to stands.
     """
 
     def __init__(self, verbose: bool = True) -> None:
@@ -137,6 +140,7 @@ class StopSignals:
         self._first_at = 0.0
         self._previous: dict[signal.Signals, object] = {}
         self._pid = os.getpid()
+        self._then = "stopping after this step"
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is not threading.main_thread():
@@ -153,6 +157,18 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.finish()
+        if any(isinstance(getattr(previous, "__self__", None), StartSignals) for previous in self._previous.values()):
+            _remaining.append(self)
+        else:
+            self.restore()
+
+    def finish(self) -> None:
+        """Call it after the last step: signals do not end the run from then on."""
+        self._then = "the run is ending already"
+
+    def restore(self) -> None:
+        """Restores the previous handlers."""
         for number, previous in self._previous.items():
             signal.signal(number, previous)  # type: ignore[arg-type]  # from getsignal
         self._previous.clear()
@@ -190,7 +206,7 @@ class StopSignals:
         received = signal.Signals(number)
         if not self._received:
             self._first_at = time.monotonic()
-            self._write(f"{received.name}: stopping after this step; another SIGINT aborts")
+            self._write(f"{received.name}: {self._then}; another SIGINT aborts")
         elif time.monotonic() - self._first_at > _DUPLICATE_S:
             if received == signal.SIGINT:
                 self._write("SIGINT: aborted; the last complete checkpoint is intact")
@@ -199,3 +215,12 @@ class StopSignals:
                 self._repeat_logged = True
                 self._write(f"{received.name}: already stopping")
         self._received = max(self._received, SIGNALS.index(received) + 1)
+
+
+def begin_run() -> None:
+    """Restores the handlers of StartSignals for a further run of this process, and passes on a signal since then."""
+    while _remaining:
+        before = _remaining.pop()
+        before.restore()
+        if name := before.received:
+            os.kill(os.getpid(), signal.Signals[name])

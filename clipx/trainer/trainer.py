@@ -364,6 +364,7 @@ class Trainer:
         self.traffic = self.traffic.plus(batch.traffic)
 
     def _finish(self, screen: Screen, numbers: dict[str, float]) -> dict[str, float]:
+        self.stop.finish()
         self.early_stopping.announce(screen.print, self.rundir.event, self.steps_done)
         self.evaluation.add_at_end(numbers)
         numbers = numbers | self._evaluate()

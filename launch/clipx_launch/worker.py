@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
 from clipx.run.process import add_reporter
-from clipx.run.signals import SCHEDULER_SIGNALS, StartSignals, StoppedAtStart
+from clipx.run.signals import StartSignals, StoppedAtStart
 from clipx.run.watchdog import watch_launcher
 from clipx.storage.local import write_text
 
@@ -131,8 +130,6 @@ def _run(point: Point) -> Result:
     except BaseException as error:
         traceback.print_exc()
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
-    for number in SCHEDULER_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # everything has been saved
     ending, message = early_end(point.folder)
     return Result("pruned" if ending is Ending.pruned else "finished", value=value, error=message or None)
 

@@ -12,15 +12,17 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.forks import Fork
 from helpers.processes import free_ports, is_running
-from helpers.runs import SMALL, VIT, tensors, torchrun, untimed_rows
+from helpers.runs import SMALL, VIT, events, run, tensors, torchrun, untimed_rows
 from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
@@ -124,6 +126,26 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
         assert one.exit_code() == Exit.ABORTED == 130
         assert one.stderr().endswith("SIGINT: aborted; the last complete checkpoint is intact\n")
         assert not (one.folder / "saved.0").exists()
+
+
+@pytest.mark.parametrize(
+    "case",
+    slow_except(
+        product(("SIGTERM", "SIGUSR1", "SIGINT"), ("the report", "the loggers", "the lock", "the process group")),
+        ("SIGTERM", "the lock"),
+        ("SIGINT", "the loggers"),
+    ),
+)
+def test_a_signal_after_the_last_step_does_not_undo_the_end(tmp_path: Path, case: tuple[str, str]) -> None:
+    name, place = case
+    words = [*SMALL, *VIT, "report=true", "checkpoint.every=2st", f"run_dir={tmp_path}/run"]
+    done = run(sys.executable, str(SCRIPTS / "signalled_at_end.py"), name, place, *words, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"{name}: the run is ending already")
+    found = {path.name for path in (tmp_path / "run").iterdir()}
+    assert found == {"config.yaml", "events.jsonl", "metrics.jsonl", "checkpoints", "report.html", "report.png"}
+    assert (tmp_path / "run/report.html").read_text().rstrip().endswith("</html>")
+    assert [row["event"] for row in events(tmp_path / "run")][-1] == "end"
 
 
 @pytest.mark.slow
