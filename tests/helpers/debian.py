@@ -1,4 +1,4 @@
-"""Debian packages of programs that tests start: SLURM, a browser.
+"""Debian packages of programs that tests start: SLURM, a browser, a compiler.
 
 PYTHONPATH=tests python -m helpers.debian      installs those that are missing, as root
 """
@@ -17,7 +17,7 @@ INSTALL = "PYTHONPATH=tests python -m helpers.debian installs it, as root on Deb
 _PACKAGES = {
     "slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge",
     "slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "my_print_defaults": "mariadb-client-core",
-    "chromium": "chromium",
+    "chromium": "chromium", "gcc": "build-essential",
 }  # fmt: skip
 _NO_START = Path("/usr/sbin/policy-rc.d")
 

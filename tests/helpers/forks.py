@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from clipx.config.typed import last_of_each
-from helpers import CODE
+from helpers import CODE, file_faults
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["helpers.preload"])
@@ -35,6 +35,8 @@ def start_server() -> None:
     """Starts the fork server with the folders of this checkout on its path: Python 3.11 to 3.13 do not pass sys.path."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", CODE)
+        if (library := file_faults.library()) is not None:
+            patch.setenv("LD_PRELOAD", str(library))
         forkserver.ensure_running()
 
 
@@ -152,6 +154,8 @@ def move(env: Mapping[str, str], folder: str) -> None:
 def _become(words: list[str], env: dict[str, str], folder: str, out: Path, err: Path) -> None:
     settle(out, err)
     move(env, folder)
+    if file_faults.VARIABLE in env:
+        file_faults.arm(env[file_faults.VARIABLE])
     sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
     if words[:2] == ["-m", "clipx.bench"]:
         fork_measuring_processes(pytest.MonkeyPatch())
