@@ -231,7 +231,7 @@ class Uploader:
         """Uploads the current content of the small files that have changed. They grow during training."""
         for name in _RUN_FILES:
             path = self._run_dir / name
-            if path.is_file():
+            if path.is_file() and not path.is_symlink():  # a link may lead to a secret
                 stat = path.stat()
                 if self._sent_stats.get(name) != (stat.st_mtime_ns, stat.st_size):
                     self._remote.write(name, path.read_bytes())

@@ -9,7 +9,7 @@ from typing import Any
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError, require
 from clipx.report.console import stdout_console
-from clipx.storage.local import acquire_lock, open_own
+from clipx.storage.local import acquire_lock, open_own, remove_partial
 from clipx.storage.part_store import PartStore, Record
 from clipx.storage.safe_json import read_as
 
@@ -25,8 +25,7 @@ def locked(store: PartStore, comm: Comm) -> Iterator[None]:
 
         def begin() -> None:
             acquire_lock(lock, f"out={store.out}")
-            for leftover in folder.glob(".*.*.*"):
-                leftover.unlink()
+            remove_partial(folder)
 
         comm.run_on_main(begin)
         yield

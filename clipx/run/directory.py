@@ -22,7 +22,7 @@ from clipx.data.source import BadRecord
 from clipx.distributed.consistency import code_version
 from clipx.errors import CheckpointError, ConfigError, DiskError
 from clipx.escape import json_text
-from clipx.storage.local import check_regular, open_own
+from clipx.storage.local import check_regular, open_own, remove_partial
 
 # Rules for keys that a resumed run changes. The first tuple with the key or a prefix of it applies; else it is logged.
 _SILENT = tuple(  # changed without a log line: paths, logging, speed
@@ -186,6 +186,8 @@ class RunDir:
     def save_config(self, spec: ResumableSpec) -> None:
         """Creates the directory and writes config.yaml."""
         self.path.mkdir(parents=True, exist_ok=True)
+        for name in ("config.yaml", "metrics.jsonl", "report.*", "predictions-*"):
+            remove_partial(self.path, name)
         save(spec, self.config, _FIX)
         _reported.discard(self.config)
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
 from clipx.run.process import is_running, process_stat
-from clipx.storage.local import ensure_folder, write_text
+from clipx.storage.local import ensure_folder
 from clipx.storage.safe_json import read_as, read_regular
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,8 @@ class RunLock:
         with self._guard():
             new = self.path.with_name(f"run.lock.{self._holder.id}")
             try:  # replaced atomically, and its time is the file system's
-                write_text(new, json.dumps(asdict(self._holder)) + "\n")
+                with new.open("x", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(self._holder)) + "\n")
                 if self.path.exists():
                     self._check_stale(read_holder(self.path.parent), new.stat().st_mtime - self.path.stat().st_mtime)
                 new.replace(self.path)

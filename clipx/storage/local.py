@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,16 @@ def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX
     finally:
         with contextlib.suppress(OSError):
             partial_path.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path, name: str = "*") -> None:
+    """Removes what killed processes have left of `write_atomically` to files of this name, a pattern.
+
+    Only a process that has locked the folder may call it. Raises OSError.
+    """
+    for path in folder.glob(f".{name}.*"):
+        if re.fullmatch(r".+\.[0-9a-f]{12}", path.name):
+            path.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes, fix: str = _FIX) -> None:

@@ -18,6 +18,7 @@ from clipx.errors import ConfigError, require
 from clipx.evaluator.metric_names import check_metric, evaluations_before_end, evaluators_of, full_name
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.storage.jsonl import read_objects
+from clipx.storage.safe_json import read_regular
 
 PRUNE = "prune"
 """File in the run directory that ends the run at its next log or evaluation; its text is the reason."""
@@ -138,7 +139,7 @@ class EarlyStopping:
     def _reason(self) -> str | None:
         """Returns the text of the file `prune`, None without the file."""
         try:
-            text = self._marker.read_text(encoding="utf-8", errors="replace")
+            text = read_regular(self._marker).decode(errors="replace")
         except OSError:
             return None
         return " ".join(text.split())[:_LONGEST_REASON] or f"the file {PRUNE} exists"

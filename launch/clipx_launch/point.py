@@ -28,6 +28,7 @@ from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.errors import Exit
 from clipx.storage.local import ensure_folder, write_text
+from clipx.storage.safe_json import read_regular
 from clipx.trainer.spec import RunSpec
 
 _FIX = "make room, or set hydra.sweep.dir to another folder"
@@ -151,7 +152,7 @@ def read_json(path: Path) -> Any:
     """Returns None if the file does not exist. Retries for 1 s, for a shared file system may be replacing the file."""
     for _ in range(5):
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return json.loads(read_regular(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError):

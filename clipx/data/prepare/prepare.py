@@ -25,7 +25,7 @@ from clipx.data.source import BadRecord, BadSample, Sample, caption_text, withou
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import ConfigError, DataError, require
 from clipx.escape import escaped, json_text
-from clipx.storage.local import acquire_lock, open_own, write_atomically, write_text
+from clipx.storage.local import acquire_lock, open_own, remove_partial, write_atomically, write_text
 
 if TYPE_CHECKING:
     from clipx.data.index import IndexSpec
@@ -120,8 +120,7 @@ def prepare(spec: PrepareSpec) -> None:
     with lock:
         acquire_lock(lock, f"out={out}")
         _check_plan(out, {"source": raw.fingerprint, "shards": len(shards), **_content_options(spec)})
-        for partial_file in out.glob(".[0-9]*.*"):  # temporary files of a killed run
-            partial_file.unlink()
+        remove_partial(out)
         jobs = [(k, ranges) for k, ranges in enumerate(shards) if not _stats(_tar(out, k)).is_file()]
         done = len(shards) - len(jobs)
         console = stdout_console()

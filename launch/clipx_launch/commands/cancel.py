@@ -12,6 +12,7 @@ from pathlib import Path
 
 from clipx.errors import ClipxError, Exit
 from clipx.run.lock import read_holder
+from clipx.storage.local import write_text
 from clipx_launch.cluster import SlurmError, queued_jobs, run_slurm
 from clipx_launch.commands.run import ENDED, Run, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
@@ -73,7 +74,7 @@ def _wait_for_saves(runs: Sequence[Run], wait_s: float) -> None:
     """Sends SIGTERM to the processes of the jobs, and returns when they have saved. Their scripts do not requeue."""
     for run in runs:
         assert run.point is not None
-        (run.point.launch_dir / "cancel").touch()
+        write_text(run.point.launch_dir / "cancel", "")
     print(
         f"SIGTERM to {count_states(runs)}: waiting up to {wait_s:g} s (--wait) for them to save; after that scancel "
         "ends their jobs",

@@ -211,7 +211,7 @@ def test_identical_files_give_identical_shards_and_a_lost_shard_is_rewritten(hub
     times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
     (tmp_path / "a" / "00001_stats.json").unlink()
     (tmp_path / "a" / "00001.tar").write_bytes(b"half")
-    (tmp_path / "a" / ".00001.tar.abcdef").write_bytes(b"left by a killed run")
+    (tmp_path / "a" / ".00001.tar.0123456789ab").write_bytes(b"left by a killed run")
     prepared_captions(str(hub), tmp_path / "a", **INSIDE)
     assert content("a") == content("b")
     again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("*.tar")}
