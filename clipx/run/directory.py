@@ -100,12 +100,12 @@ class RunDir:
 
     @property
     def holds_run(self) -> bool:
-        """Whether the directory holds a configuration, or checkpoints, which contain it. Raises CheckpointError."""
+        """True if the directory holds a configuration, or checkpoints, which contain it. Raises CheckpointError."""
         return self.config.is_file() or bool(CheckpointDir(self.checkpoints, log.warning).folders())
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run has written something to lose or to resume. Raises CheckpointError."""
+        """True if the run has written something to lose or to resume. Raises CheckpointError."""
         written = self.metrics.is_file() and self.metrics.stat().st_size > 0
         return self.holds_run and (self.checkpoints.is_dir() or written)
 
@@ -164,7 +164,7 @@ class RunDir:
 
     @property
     def gone(self) -> bool:
-        """Whether the directory was deleted, moved or unmounted after `save_config`."""
+        """True if the directory was deleted, moved or unmounted after `save_config`."""
         for path in (self.config, self.metrics):
             try:
                 path.lstat()

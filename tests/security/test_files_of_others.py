@@ -78,7 +78,7 @@ def places(path: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_files_are_opened_for_writing_in_one_way() -> None:
-    """By `open_own` and `write_atomically`, or as new files, by mode x."""
+    """They are opened by `open_own` and `write_atomically`, or as new files, by mode x."""
     sources = [path for part in ("clipx", "launch") for path in sorted((ROOT / part).rglob("*.py"))]
     found = {place: ast.unparse(call) for path in sources for place, call in places(path) if opens_for_writing(call)}
     assert {place: text for place, text in found.items() if place not in EXCEPT} == {}

@@ -66,6 +66,25 @@ def test_a_full_disk_loses_no_row_and_does_not_end_the_run(tmp_path: Path) -> No
     assert read_rows(path) == [row(step) for step in (1, 2, 3, 4)]
 
 
+def test_rows_that_are_never_written_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The disk stays full, or the file was removed, which while it is open takes all rows."""
+    for fault in (disk_full, contextlib.nullcontext):
+        path = tmp_path / "metrics.jsonl"
+        path.unlink(missing_ok=True)
+        sinks = Sinks([Jsonl(path, 0)], lambda kind, **facts: None)
+        sinks.log(row(1))
+        with fault(path):
+            if fault is contextlib.nullcontext:
+                path.unlink()
+            sinks.log(row(2))
+            sinks.log(row(3))
+            caplog.clear()
+            sinks.close()
+            sinks.close()
+        assert [record.message for record in caplog.records] == [caplog.records[0].message]
+        assert "metrics.jsonl cannot be written" in caplog.text and "its last 2 rows are lost" in caplog.text
+
+
 def test_a_failing_sink_does_not_affect_the_others(tmp_path: Path) -> None:
     class Down:
         def log(self, row: dict[str, float]) -> None:

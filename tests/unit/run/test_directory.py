@@ -144,7 +144,7 @@ def test_a_damaged_configuration_is_read_from_the_newest_checkpoint(
 
 
 def test_a_checkpoint_without_a_configuration_restores_none(finished: Path, tmp_path: Path) -> None:
-    """Of one whose state was changed, and none at all: nothing is trained with what is left of the file."""
+    """The hash of its state does not match: nothing is trained with what is left of the file."""
     run = RunDir(copied(finished, tmp_path))
     without_end(run.config)
     for state in run.checkpoints.glob("*/state.json"):
@@ -204,7 +204,7 @@ def train_until(run: Path, step: int, then: Callable[[], object], *overrides: st
 def test_a_run_whose_directory_is_gone_ends_with_one_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...]
 ) -> None:
-    """At the next row, checkpoint or end. Nothing is created again, and what was written can be resumed."""
+    """It ends at the next row, checkpoint or end. Nothing is created again, and what was written can be resumed."""
     run, moved = tmp_path / "run", tmp_path / "moved"
     with pytest.raises(DiskError, match="run was deleted, moved or unmounted during the run"):
         train_until(
