@@ -206,8 +206,7 @@ def caption(spec: CaptionSpec) -> None:
         from clipx.evaluator.captioner import Captioner
         from clipx.weights.load import load_model
 
-    comm = spec.distributed.build()
-    try:
+    with spec.distributed.joined() as comm:
         precision = spec.precision.build(comm.device)
         _, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
         require(
@@ -238,8 +237,6 @@ def caption(spec: CaptionSpec) -> None:
         if bad > spec.max_bad_share * len(files) or bad == len(files):
             share = f", more than max_bad_share={spec.max_bad_share:g}" if bad < len(files) else ""
             raise DataError(f"{bad} of {len(files)} images are bad{share}: the lines above name the reasons")
-    finally:
-        comm.close()
 
 
 def _write(lines: Iterator[Line], to: Sequence[TextIO]) -> int:

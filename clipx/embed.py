@@ -207,11 +207,8 @@ def embed(spec: EmbedSpec) -> None:
     with imports():
         from clipx.teacher.embedding_writer import write_embeddings
 
-    comm = spec.distributed.build()
-    try:
+    with spec.distributed.joined() as comm:
         write_embeddings(spec, data, seed, comm)
-    finally:
-        comm.close()
 
 
 main = cli(embed, "embed", unused=("evaluator",))

@@ -80,9 +80,8 @@ def evaluate(spec: EvaluateSpec) -> None:
         from clipx.report.console import Screen
         from clipx.weights.candidates import evaluate_runs, evaluate_weights
 
-    comm = spec.distributed.build()
-    screen = Screen(comm.is_main)
-    try:
+    with spec.distributed.joined() as comm:
+        screen = Screen(comm.is_main)
         if spec.data is not None:
             warn_of_few_cores("data.workers", spec.data.loader_processes(comm.sharing), comm.rank)
         found = []
@@ -98,8 +97,6 @@ def evaluate(spec: EvaluateSpec) -> None:
             several = len(found) > 1 or steps == ALL_STEPS
             suite, models = found[0][0], [one for _, one in found]
             report_results(Path(spec.out) if spec.out else folder, models, suite, several, screen)
-    finally:
-        comm.close()
 
 
 def find_runs(spec: EvaluateSpec) -> tuple[dict[Path, RunSpec], str | None]:

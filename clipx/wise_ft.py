@@ -160,8 +160,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
         from clipx.weights.load import load_with_spec
         from clipx.weights.soup import mix
 
-    comm = spec.distributed.build()
-    try:
+    with spec.distributed.joined() as comm:
         models = [load_with_spec(location, "finetuned") for location in spec.members]
         finetuned, model = models[0]
         base = finetuned if spec.base is None else load_with_spec(spec.base, "base")[0]
@@ -177,9 +176,6 @@ def wise_ft(spec: WiseFtSpec) -> None:
             if out is not None:
                 write_mixture(out, spec, mixtures, chosen, base, soup)
                 screen.print(f"written  alpha {chosen.alpha:g} to {out}: model.weights={out / 'model.safetensors'}")
-        comm.barrier()
-    finally:
-        comm.close()
 
 
 def _show_soup(screen: Screen, soup: Mixed) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from clipx.config.lazy_torch import dist, torch
 from clipx.distributed.consistency import describe_mismatch, digest
 from clipx.distributed.launch_env import node_name
 from clipx.errors import ClipxError, ConfigError
+
+if TYPE_CHECKING:
+    from clipx.distributed.heartbeat import Heartbeats
 
 T = TypeVar("T")
 
@@ -26,6 +30,7 @@ class Comm:
     local_rank: int
     device: torch.device
     sharing: int = 1  # number of ranks that share the cores of this rank, itself included
+    _heartbeats: Heartbeats | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -142,7 +147,25 @@ class Comm:
         if self.world > 1:
             dist.barrier()
 
+    def naming_lost_peers(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which an error of a collective ends this process with the rank that failed, is lost or is late.
+
+        The other ranks learn of any other error that leaves it.
+        """
+        return contextlib.nullcontext() if self._heartbeats is None else self._heartbeats.naming()
+
+    def follow(self, step: Callable[[], int], end: Callable[[str], object]) -> None:
+        """Sets `step`, which returns the current step for errors, and `end`, which ends this process with a reason."""
+        if self._heartbeats is not None:
+            self._heartbeats.follow(step, end)
+
+    def leave(self) -> None:
+        """Ends the watch over the other ranks, when this one needs them no more, or after its error."""
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
+
     def close(self) -> None:
+        self.leave()
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
 

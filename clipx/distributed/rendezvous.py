@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import (  # exported by torch.distributed, where
 )
 
 from clipx.distributed.consistency import describe_mismatch, digest, format_names, format_ranks, format_ranks_with_hosts
-from clipx.distributed.heartbeat import call_with_timeout
+from clipx.distributed.heartbeat import Heartbeats, call_with_timeout
 from clipx.distributed.launch_env import LaunchEnv, node_name, usable_cores
 from clipx.errors import ClipxError, ConfigError, PeerLost
 
@@ -36,10 +36,12 @@ _served: list[Store] = []
 _ERRORS: dict[str, type[ClipxError]] = {error.__name__: error for error in (PeerLost, ConfigError)}
 
 
-def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float, gpu: str | None = None) -> tuple[Store, int]:
+def rendezvous(
+    launch: LaunchEnv, facts: Mapping[str, str], wait_s: float, gpu: str | None = None
+) -> tuple[Store, int, Heartbeats]:
     """Waits until all ranks have joined the store.
 
-    Returns the store and the number of ranks that share this rank's cores.
+    Returns the store, the number of ranks that share this rank's cores, and the heartbeats, which have begun.
 
     `facts` must be equal on all ranks, except those whose name ends in `?`: for these rank 0 logs a warning. `gpu`: id
     of this rank's device, which no other rank of a host may have: NCCL's error does not name the ranks. Each rank
@@ -54,7 +56,7 @@ def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float, gpu: 
     """
     store = PrefixStore(f"clipx/{launch.job}/{next(_rendezvous_numbers)}", _connect(launch, wait_s))
     try:
-        _check_in(store, launch, facts, gpu)
+        heartbeats = _check_in(store, launch, facts, gpu)
         if launch.rank == 0:
             error: ClipxError | None = _wait_for_all(store, launch, wait_s) or _compare_facts(store, launch)
             store.set("verdict", json.dumps([type(error).__name__, str(error)] if error else None))
@@ -72,7 +74,8 @@ def rendezvous(launch: LaunchEnv, facts: Mapping[str, str], wait_s: float, gpu: 
     if error:
         wait_until_read(store, launch)
         raise error
-    return store, sharing
+    heartbeats.start()
+    return store, sharing, heartbeats
 
 
 def _connect(launch: LaunchEnv, wait_s: float) -> Store:
@@ -143,8 +146,11 @@ def _wait_for_listener(launch: LaunchEnv, wait_s: float, end: float) -> None:
         pause = min(2 * pause, 1.0)
 
 
-def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str], gpu: str | None = None) -> None:
-    """Writes this rank's host, facts and device to the store. Raises ConfigError if another process has its rank."""
+def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str], gpu: str | None = None) -> Heartbeats:
+    """Writes this rank's host, facts, device and first heartbeat to the store.
+
+    Raises ConfigError if another process has its rank.
+    """
     if store.add(f"claimed/{launch.rank}", 1) > 1:
         raise ConfigError(
             f"a second process (host {node_name()}) is rank {launch.rank} at {launch.endpoint}: set a different RANK "
@@ -152,7 +158,9 @@ def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str], gpu: st
         )
     store.add(_cores_key(), 1)
     store.set(f"hello/{launch.rank}", json.dumps([node_name(), dict(facts), gpu]))
+    heartbeats = Heartbeats(store, launch.rank, launch.world)
     store.add("arrived", 1)
+    return heartbeats
 
 
 def _cores_key() -> str:

@@ -6,10 +6,11 @@ the distributed group.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
@@ -22,6 +23,7 @@ from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launc
 from clipx.errors import ConfigError, PeerLost, require
 
 if TYPE_CHECKING:
+    from clipx.distributed.heartbeat import Heartbeats
     from clipx.model.clip import CLIP
 
 
@@ -134,11 +136,25 @@ class DistributedSpec:
         """
         return model
 
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[Comm]:
+        """Context of a command with the `Comm` of `build`, in which a rank that fails or is lost ends the others."""
+        comm = self.build()
+        try:
+            with comm.naming_lost_peers():
+                yield comm
+                comm.barrier()  # else rank 0, which may serve the store, could end before the others are done
+        except BaseException:  # another rank may be blocked, and closing the group would block
+            comm.leave()
+            raise
+        comm.close()
+
     def build(self) -> Comm:
         """Waits for the other ranks and joins the process group. Collective.
 
-        Raises ConfigError if the environment is invalid, the device or the backend is not available, or the ranks run
-        different code or devices; PeerLost, which names the missing ranks, if some do not join.
+        From here on until `Comm.leave`, a lost rank ends this process. Raises ConfigError if the environment is
+        invalid, the device or the backend is not available, or the ranks run different code or devices; PeerLost,
+        which names the missing ranks, if some do not join.
         """
         launch = read_launch_env()
         device = self._device(launch.local_rank)
@@ -146,15 +162,15 @@ class DistributedSpec:
             torch.accelerator.set_device_index(device)
         if launch.world == 1:
             self._check_one_rank(device)
-        sharing = 1
-        if launch.world > 1 and not dist.is_initialized():
-            sharing = self._join(launch, device)
+        sharing, heartbeats = 1, None
+        if launch.world > 1:
+            sharing, heartbeats = self._join(launch, device)
         if self.threads is not None:
             warn_of_few_cores("distributed.threads", self.threads, launch.rank)
             torch.set_num_threads(self.threads)
         elif sharing > 1 and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // sharing))
-        return Comm(launch.rank, launch.world, launch.local_rank, device, sharing)
+        return Comm(launch.rank, launch.world, launch.local_rank, device, sharing, heartbeats)
 
     def _check_one_rank(self, device: torch.device) -> None:
         """Raises ConfigError for options that have an effect only between ranks, and for unknown backends."""
@@ -188,14 +204,17 @@ class DistributedSpec:
         )
         return torch.device(found.type, local_rank % count)
 
-    def _join(self, launch: LaunchEnv, device: torch.device) -> int:
-        """Joins the process group. Returns the number of ranks that share this rank's cores."""
+    def _join(self, launch: LaunchEnv, device: torch.device) -> tuple[int, Heartbeats]:
+        """Joins the process group. Returns the number of ranks that share this rank's cores, and the heartbeats."""
+        from clipx.distributed.heartbeat import Heartbeats
         from clipx.distributed.rendezvous import rendezvous, wait_until_read
 
+        if dist.is_initialized():
+            return 1, Heartbeats.of_group(launch.rank, launch.world)
         backend = self._backend(device)
         facts = {"clipx": code_version(), "device": device.type, "backend": backend, "torch?": torch.__version__}
         gpu = str(torch.cuda.get_device_properties(device).uuid) if "cuda:nccl" in backend else None
-        store, sharing = rendezvous(launch, facts, self.rendezvous_s, gpu)
+        store, sharing, heartbeats = rendezvous(launch, facts, self.rendezvous_s, gpu)
         self.prepare_group(device)
         timeout = timedelta(seconds=self.timeout_s)
         store.set_timeout(timeout)
@@ -209,6 +228,8 @@ class DistributedSpec:
                 device_id=None if device.type == "cpu" else device,
             )
         except RuntimeError as error:
+            heartbeats.end_if_lost()
+            heartbeats.stop()
             wait_until_read(store, launch)
             reason = " ".join(str(error).partition("Exception raised from")[0].split())  # without the C++ stack
             raise PeerLost(
@@ -216,7 +237,7 @@ class DistributedSpec:
                 "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network interface between the hosts, and open its "
                 "ports"
             ) from error
-        return sharing
+        return sharing, heartbeats
 
     def _backend(self, device: torch.device) -> str:
         """Returns the backend's name.

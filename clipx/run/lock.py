@@ -109,6 +109,11 @@ class RunLock:
                 f"{_STALE_S / 60:.0f} minutes: this job ends, the other one continues the run"
             )
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the file names this job: the lock of a job that was suspended may have been taken over."""
+        return read_holder(self.path.parent) == self._holder
+
     def release(self) -> None:
         """Removes the lock if this job still holds it. A second call does nothing."""
         if self._thread is None:
@@ -119,7 +124,7 @@ class RunLock:
         if not self.path.exists():
             return  # with its directory, which the guard would create again
         with contextlib.suppress(OSError, Locked), self._guard() as guard:
-            if read_holder(self.path.parent) == self._holder:
+            if self.is_held:
                 self.path.unlink()
                 guard.unlink()  # safe while locked: filelock releases a lock on a removed file and retries
 

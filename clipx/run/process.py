@@ -1,18 +1,10 @@
-"""Facts about processes of this machine, and the immediate end of this one with its reason."""
+"""Facts about processes of this machine."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
-
-WRITE_S = 10.0  # time limit for the reporters: the file system may hang
-
-Reporter = Callable[[str, int], None]  # called with the reason and the exit code
-_reporters: list[Reporter] = []
+from typing import NamedTuple
 
 
 class Process(NamedTuple):
@@ -43,33 +35,3 @@ def is_running(pid: int, born: str) -> bool:
     except PermissionError:
         return True  # a process of another user
     return now.state not in ("Z", "X") and now.born in (born, "")
-
-
-def write_line(line: str) -> None:
-    """Writes a line to stderr without the lock of print, which a signal or a blocked thread may hold."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{line}\n".encode(errors="backslashreplace"))
-
-
-def add_reporter(reporter: Reporter) -> None:
-    """Adds a function that `abort` calls, for example to write a result."""
-    _reporters.append(reporter)
-
-
-def abort(reason: str, code: int, *reporters: Reporter) -> NoReturn:
-    """Prints the reason as an error, calls these and the added reporters for at most 10 s, and ends the process.
-
-    For any thread, while the main one may be blocked: nothing is unwound, so that a checkpoint that is being written
-    stays incomplete and is ignored.
-    """
-    write_line(f"error: {reason}")
-
-    def report() -> None:
-        for reporter in (*reporters, *_reporters):
-            with contextlib.suppress(OSError):
-                reporter(reason, code)
-
-    writer = threading.Thread(target=report, daemon=True)
-    writer.start()
-    writer.join(WRITE_S)
-    os._exit(code)

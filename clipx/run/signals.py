@@ -15,8 +15,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from clipx.abort import ENDING, write_line
 from clipx.errors import Exit
-from clipx.run.process import write_line
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
@@ -93,7 +93,7 @@ class StartSignals:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if frame is None:
             self._saved()
-        elif self.raised is None:  # else the main thread unwinds
+        elif self.raised is None and not ENDING.is_set():  # else the main thread unwinds, or reports a lost rank
             self.raised = number
             raise StoppedAtStart(Exit.REQUEUE)
 
@@ -101,6 +101,8 @@ class StartSignals:
         """Ends the process by a signal that still has this handler after the time to unwind."""
         while True:
             number = os.read(reader, 1)[0]
+            if ENDING.is_set():  # torchrun sends SIGTERM when it has lost a rank, which this one is to name
+                continue
             if self._handles(number) and (self._unwound.wait(_UNWIND_S) or self._handles(number)):
                 name = signal.Signals(number).name
                 reason = f"{name} before training began: nothing to save, start it again"

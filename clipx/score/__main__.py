@@ -17,11 +17,8 @@ def score(spec: ScoreSpec) -> None:
     with imports():
         from clipx.score.writer import write_scores
 
-    comm = spec.distributed.build()
-    try:
+    with spec.distributed.joined() as comm:
         write_scores(spec, spec.data, comm)
-    finally:
-        comm.close()
 
 
 main = cli(score, "score", unused=("evaluator",))

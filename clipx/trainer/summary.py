@@ -6,14 +6,15 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from clipx.abort import abort
 from clipx.data.bad_samples import BadCount
 from clipx.data.spec import AUTO
 from clipx.data.streams import Streams
-from clipx.errors import ClipxError, ResultError, Stopped
+from clipx.errors import ClipxError, PeerLost, ResultError, Stopped
 from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
@@ -208,13 +209,32 @@ def report_abort(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if trainer.comm.is_main and not trainer.rundir.gone:
-            if not isinstance(error, Stopped):
-                kind = "" if isinstance(error, ClipxError) else f"{type(error).__name__}: "
-                message = kind + " ".join(str(error).split())
-                trainer.rundir.event("failed", step=trainer.steps_done, message=message)
-            attempt("the report", lambda: _report(trainer, read_rows(trainer.rundir.metrics)), _warner(trainer))
+        kind = "" if isinstance(error, ClipxError) else f"{type(error).__name__}: "
+        _record_end(trainer, None if isinstance(error, Stopped) else kind + " ".join(str(error).split()))
         raise
+
+
+def end_for_lost_peer(trainer: Trainer, reason: str) -> NoReturn:
+    """Ends this process for the loss of another rank: on rank 0 the run is recorded as failed, and unlocked.
+
+    A rank that was suspended may be this one, and another job may hold the lock since then.
+    """
+
+    def close(reason: str, _code: int) -> None:
+        if trainer.comm.is_main and trainer.lock.is_held:
+            _record_end(trainer, reason)
+            trainer.sinks.close()
+            trainer.lock.release()
+
+    abort(reason, PeerLost.exit_code, close, rank=trainer.comm.rank)
+
+
+def _record_end(trainer: Trainer, failure: str | None) -> None:
+    """Records, on rank 0, why the run ends before its end, and writes the report up to here."""
+    if trainer.comm.is_main and not trainer.rundir.gone:
+        if failure is not None:
+            trainer.rundir.event("failed", step=trainer.steps_done, message=failure)
+        attempt("the report", lambda: _report(trainer, read_rows(trainer.rundir.metrics)), _warner(trainer))
 
 
 def check_final_loss(trainer: Trainer, numbers: dict[str, float]) -> dict[str, float]:

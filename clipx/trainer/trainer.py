@@ -19,8 +19,7 @@ from clipx.data.order import SampleOrder
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.spec import Dataset, exchange_captions, training_order
 from clipx.distributed.comm import Comm
-from clipx.distributed.heartbeat import name_lost_peers
-from clipx.errors import Exit, Stopped, require
+from clipx.errors import Stopped, require
 from clipx.evaluator.suite import Suite
 from clipx.logger import Jsonl, Row, Sinks
 from clipx.model.flops import Utilisation
@@ -30,7 +29,6 @@ from clipx.optimizer.groups import set_learning_rate
 from clipx.report.console import Screen
 from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
-from clipx.run.process import abort
 from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog
 from clipx.schedule import LearningRate
@@ -51,7 +49,15 @@ from clipx.trainer.profiler import Profiler
 from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data, pin_normalization
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
-from clipx.trainer.summary import check_final_loss, facts, metrics_row, report_abort, report_profile, write_summary
+from clipx.trainer.summary import (
+    check_final_loss,
+    end_for_lost_peer,
+    facts,
+    metrics_row,
+    report_abort,
+    report_profile,
+    write_summary,
+)
 
 log = logging.getLogger(__name__)
 
@@ -99,13 +105,16 @@ class Trainer:
         self.spec = spec
         prepare_backends(spec.deterministic)
         self.comm = spec.distributed.build()
-        self.backends = Backends.configure(spec.deterministic, self.comm.device)
-        self.comm.run_on_main(RunDir(Path(spec.run_dir)).check_files)
-        check_storage(spec.checkpoint, spec.run_dir, spec.resume, self.comm)
-        with report_out_of_memory(spec, self.comm):
-            self._build_data()
-            self._build_model()
-            self._open_run()
+        with contextlib.ExitStack() as self._open, self.comm.naming_lost_peers():
+            self._open.callback(self.comm.leave)
+            self.backends = Backends.configure(spec.deterministic, self.comm.device)
+            self.comm.run_on_main(RunDir(Path(spec.run_dir)).check_files)
+            check_storage(spec.checkpoint, spec.run_dir, spec.resume, self.comm)
+            with report_out_of_memory(spec, self.comm):
+                self._build_data()
+                self._build_model()
+                self._open_run()
+            self._open = self._open.pop_all()
 
     def _build_data(self) -> None:
         spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
@@ -168,29 +177,23 @@ class Trainer:
         self.early_stopping = EarlyStopping(spec.early_stopping, self.rundir.path, comm)
         self.monitors = Monitors(self.learner.objective, self._warn, spec.data.captions_per_step)
         self.meter = Meter(comm)
-        self._open = contextlib.ExitStack()
         self.sinks = Sinks([], self.rundir.event)
-        try:
-            self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
-            self.checkpoints = CheckpointManager(
-                self.rundir.path, spec.checkpoint, self.length, comm, self.rundir.event
-            )
-            self._open.callback(self.checkpoints.close)
-            self.checkpoints.fetch(resume)
-            self.notes = comm.run_on_main(lambda: self.rundir.claim(spec))
-            self.resumed = self._resume(resume)
-            self.loaded_weights = [] if self.resumed else self._begin(resume.open_clip)
-            spec.profiler.check_fits(self.steps_total)
-            self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
-            self._open.callback(self.profiler.close)
-            comm.run_on_main(lambda: self.rundir.save_config(spec))
-            self.checkpoints.open()
-            if comm.is_main:
-                for source in filter(None, (self.dataset.train, self.dataset.held_out, *self.evaluation.suite.sources)):
-                    self.rundir.quarantine(source.bad)
-        except BaseException:
-            self._open.close()
-            raise
+        self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
+        comm.follow(lambda: self.steps_done, lambda reason: end_for_lost_peer(self, reason))
+        self.checkpoints = CheckpointManager(self.rundir.path, spec.checkpoint, self.length, comm, self.rundir.event)
+        self._open.callback(self.checkpoints.close)
+        self.checkpoints.fetch(resume)
+        self.notes = comm.run_on_main(lambda: self.rundir.claim(spec))
+        self.resumed = self._resume(resume)
+        self.loaded_weights = [] if self.resumed else self._begin(resume.open_clip)
+        spec.profiler.check_fits(self.steps_total)
+        self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
+        self._open.callback(self.profiler.close)
+        comm.run_on_main(lambda: self.rundir.save_config(spec))
+        self.checkpoints.open()
+        if comm.is_main:
+            for source in filter(None, (self.dataset.train, self.dataset.held_out, *self.evaluation.suite.sources)):
+                self.rundir.quarantine(source.bad)
 
     def _begin(self, training: str | None) -> list[str]:
         """Loads initial weights, or a checkpoint of open_clip's trainer, into a new run. Returns lines for the log."""
@@ -238,32 +241,35 @@ class Trainer:
         Raises Stopped if a signal stopped the run before, NotSynced if the upload to `checkpoint.remote` is not
         complete.
         """
-        spec, comm = self.spec, self.comm
-        if comm.is_main:
+        spec, comm, screen = self.spec, self.comm, Screen(self.comm.is_main)
+        with (
+            Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
+            screen,
+            StopSignals(verbose=comm.is_main) as self.stop,  # first: SIGTERM must not end a search for a lost rank
+            contextlib.closing(self),  # files and lock, which a signal must not leave
+            report_abort(self),
+            comm.naming_lost_peers(),
+            report_out_of_memory(spec, comm),
+            loader_pool(self),
+        ):
+            self._start(screen)
+            final = self._finish(screen, self._loop(screen))
+            comm.barrier()
+            comm.leave()  # the run is complete: from here on no rank needs another
+            finish_uploads(self.checkpoints, spec.checkpoint)
+            self.watchdog.beat(self.steps_done)
+        return final
+
+    def _start(self, screen: Screen) -> None:
+        """Opens the loggers and shows the facts of the run."""
+        spec = self.spec
+        if self.comm.is_main:
             config, step = to_dict(spec), self.steps_done
             built = [logger.build(self.rundir.path, spec.name, config, step) for logger in spec.logger.values()]
             self.sinks = Sinks([Jsonl(self.rundir.metrics, step), *built], self.rundir.event)
-            self.rundir.started(step, comm.world)
-        screen = Screen(comm.is_main)
+            self.rundir.started(step, self.comm.world)
         for name, text in facts(self).items():
             screen.print(f"{name:8} {text}")
-        try:
-            with (
-                screen,
-                StopSignals(verbose=comm.is_main) as self.stop,  # first: SIGTERM must not end a search for a lost rank
-                contextlib.closing(self),  # files and lock, which a signal must not leave
-                report_abort(self),
-                name_lost_peers(comm, lambda: self.steps_done, lambda reason: abort(reason, Exit.FAILED)),
-                report_out_of_memory(spec, comm),
-                Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
-                loader_pool(self),
-            ):
-                final = self._finish(screen, self._loop(screen))
-                comm.barrier()
-                finish_uploads(self.checkpoints, spec.checkpoint)
-        finally:
-            self.close()
-        return final
 
     def close(self) -> None:
         """Closes all files and unlocks the run directory. `fit` calls it; call it for a trainer that is not fitted."""

@@ -14,8 +14,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipx.abort import add_reporter
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
-from clipx.run.process import add_reporter
 from clipx.run.signals import StartSignals, StoppedAtStart
 from clipx.run.watchdog import watch_launcher
 from clipx.storage.local import write_text

@@ -18,22 +18,22 @@ from types import FrameType, SimpleNamespace
 
 import torch
 
+from clipx.abort import abort
 from clipx.cli import cli
-from clipx.distributed.heartbeat import name_lost_peers
+from clipx.distributed.comm import Comm
 from clipx.errors import DataError, Exit, Stopped
 from clipx.run import signals
 from clipx.run.directory import RunDir
 from clipx.run.lock import RunLock
-from clipx.run.process import abort
 from clipx.run.signals import StopSignals
 from clipx.run.watchdog import Watchdog, watch_launcher
 from clipx.trainer.spec import RunSpec
 
 
 class Loop:
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, comm: Comm) -> None:
         self.folder, self.fault = Path(spec.run_dir), spec.name
-        self.spec, self.comm, self.step = spec, spec.distributed.build(), 0
+        self.spec, self.comm, self.step = spec, comm, 0
         self.rundir = RunDir(self.folder)
 
     def run(self) -> None:
@@ -44,11 +44,12 @@ class Loop:
             clock = SimpleNamespace(monotonic=lambda: 2 * signals._DUPLICATE_S * later.exists(), sleep=time.sleep)
             signals.time = clock  # type: ignore[assignment]
         comm, run = self.comm, self.folder
+        comm.follow(lambda: self.step, lambda reason: abort(reason, Exit.FAILED, rank=comm.rank))
         with (
             RunLock(run, comm, self.rundir.event) as lock,
             StopSignals(verbose=comm.is_main) as stop,
             Watchdog(self.spec.distributed.watchdog_s, run, comm.rank, self.rundir.event) as watchdog,
-            name_lost_peers(comm, lambda: self.step, lambda reason: abort(reason, Exit.FAILED)),
+            comm.naming_lost_peers(),
         ):
             (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
             while True:
@@ -92,6 +93,11 @@ class Loop:
             file.write(f"{self.comm.rank} {signal.Signals(number).name}\n")
 
 
+def main(spec: RunSpec) -> None:
+    with spec.distributed.joined() as comm:
+        Loop(spec, comm).run()
+
+
 if __name__ == "__main__":
     watch_launcher()
-    cli(lambda spec: Loop(spec).run(), "train")()
+    cli(main, "train")()

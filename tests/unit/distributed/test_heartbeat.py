@@ -8,12 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from torch.distributed import FileStore, distributed_c10d
+from torch.distributed import FileStore
 
 from clipx.distributed import heartbeat
-from clipx.distributed.comm import Comm
-from clipx.distributed.heartbeat import _Heartbeat, _HeartbeatThread
+from clipx.distributed.heartbeat import Heartbeats, _Heartbeat
 
 HOST = "n0"
 
@@ -27,10 +25,9 @@ class Watch:
         self.silent: set[int] = set()
         self.ends: list[tuple[float, str]] = []
         self.store = FileStore(str(folder / "store"), 1)
-        monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: self.store)
         monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: self.now))  # other threads have theirs
-        comm = Comm(1, 3, 1, torch.device("cpu"))
-        self.thread = _HeartbeatThread(comm, lambda: self.step, lambda reason: self.ends.append((self.now, reason)))
+        self.heartbeats = Heartbeats(self.store, 1, 3)
+        self.heartbeats.follow(lambda: self.step, lambda reason: self.ends.append((self.now, reason)))
 
     def run(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -40,8 +37,8 @@ class Watch:
             for rank, beat in self.beats.items():
                 beat.count += rank not in self.silent
                 self.store.set(f"clipx/heartbeat/{rank}", json.dumps(asdict(beat)))
-            self.thread._put()
-            self.thread._follow_silent_rank()
+            self.heartbeats._put()
+            self.heartbeats._follow_silent_rank()
 
 
 @pytest.fixture

@@ -13,14 +13,15 @@ SCRIPT = """
 import ctypes, sys, time
 from pathlib import Path
 from types import SimpleNamespace
-from clipx.run import process, watchdog as module
+from clipx import abort
+from clipx.run import watchdog as module
 from clipx.run.watchdog import Watchdog
 
 timeout_s, fault = float(sys.argv[3]), sys.argv[2]
 now = 0.0  # the watchdog's clock, so that its thread may come late
 module.time = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
 module.WRITE_S = 1.0 if fault == "lock" else 600.0  # time of the timer in C after the thread's
-process.WRITE_S = 1.0 if fault == "event" else 600.0
+abort.WRITE_S = 1.0 if fault == "event" else 600.0
 
 def waits_for_a_file():
     global now
