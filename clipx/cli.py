@@ -54,8 +54,10 @@ _command: ContextVar[str | None] = ContextVar("command", default=None)
 def imports() -> Iterator[None]:
     """Context for the imports of a command. Without garbage collection torch and timm load in half of the time.
 
-    Later collections do not traverse the objects that exist at its end.
+    Later collections do not traverse the objects that exist at its end. torch's warnings of C++ are off: its store
+    writes a stack trace for each access after rank 0 has ended.
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "torch" in sys.modules or not gc.isenabled():
         yield
         return

@@ -120,13 +120,13 @@ class Heartbeats:
         except BaseException as error:
             if is_collective_error(error):
                 self._end_for(error)
-            self._beat.state = _reason(error)
-            self._failed = not isinstance(error, Stopped | NotSynced)  # these are raised on all ranks
+            self._beat.state = "exited" if isinstance(error, PeerLost) else _reason(error)
+            self._failed = not isinstance(error, Stopped | NotSynced | PeerLost)  # these are raised on all ranks
             raise
 
     def end_if_lost(self) -> None:
         """Ends this process if another rank has failed or is lost. Takes up to 10 s if none is."""
-        cause = call_with_timeout(self._find_lost, _TIMEOUT_S + _LOST_AFTER_S)
+        cause = call_with_timeout(self._find_lost, _TIMEOUT_S + _LOST_AFTER_S) or self._cause
         if cause:
             self._lose(cause)
 

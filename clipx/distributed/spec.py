@@ -23,6 +23,8 @@ from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launc
 from clipx.errors import ConfigError, PeerLost, require
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from clipx.distributed.heartbeat import Heartbeats
     from clipx.model.clip import CLIP
 
@@ -215,6 +217,17 @@ class DistributedSpec:
         facts = {"clipx": code_version(), "device": device.type, "backend": backend, "torch?": torch.__version__}
         gpu = str(torch.cuda.get_device_properties(device).uuid) if "cuda:nccl" in backend else None
         store, sharing, heartbeats = rendezvous(launch, facts, self.rendezvous_s, gpu)
+        try:
+            with heartbeats.naming():
+                self._connect(launch, device, store, backend, heartbeats)
+        except BaseException:
+            heartbeats.stop()
+            wait_until_read(store, launch)
+            raise
+        return sharing, heartbeats
+
+    def _connect(self, launch: LaunchEnv, device: torch.device, store: Store, backend: str, peers: Heartbeats) -> None:
+        """Makes the process group. Raises PeerLost."""
         self.prepare_group(device)
         timeout = timedelta(seconds=self.timeout_s)
         store.set_timeout(timeout)
@@ -228,16 +241,13 @@ class DistributedSpec:
                 device_id=None if device.type == "cpu" else device,
             )
         except RuntimeError as error:
-            heartbeats.end_if_lost()
-            heartbeats.stop()
-            wait_until_read(store, launch)
+            peers.end_if_lost()
             reason = " ".join(str(error).partition("Exception raised from")[0].split())  # without the C++ stack
             raise PeerLost(
                 f"the ranks joined the rendezvous at {launch.endpoint}, but {backend} did not connect them ({reason}): "
                 "set GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME to the network interface between the hosts, and open its "
                 "ports"
             ) from error
-        return sharing, heartbeats
 
     def _backend(self, device: torch.device) -> str:
         """Returns the backend's name.

@@ -7,6 +7,9 @@ Modules that tests run as `__main__` are excluded, because a fork would hold the
 
 import atexit
 import gc
+import os
+
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `clipx.cli.imports`, before torch is imported
 
 import fsspec.implementations.local
 import hydra._internal.hydra

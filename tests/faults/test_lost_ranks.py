@@ -1,0 +1,126 @@
+"""A rank that is lost at any place: each other rank names it in one line and ends, and the next start resumes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from helpers import SCRIPTS, forks
+from helpers.cases import slow_except
+from helpers.processes import free_ports
+from helpers.runs import SMALL, VIT, compose, rank_environment, rows
+
+from clipx.checkpoint.format import CheckpointDir, find_damage
+from clipx.errors import Exit
+from clipx.run.lock import LOCK
+from clipx.trainer.trainer import Trainer
+
+HOST = re.escape(socket.gethostname())
+TRAIN = (
+    *SMALL,
+    *VIT,
+    "data.samples=96",
+    "data.batch_size=24",
+    "distributed=cpu",
+    "duration=3st",
+    "checkpoint.every=1st",
+)
+
+# place, fault, victim, ranks
+CASES = [
+    ("start", "kill", 1, 2),
+    ("start", "kill", 0, 2),
+    ("rendezvous", "kill", 1, 2),
+    ("rendezvous", "stop", 1, 3),
+    ("connect", "raise", 1, 2),
+    ("data", "stop", 0, 2),
+    ("data", "raise", 1, 3),
+    ("data", "kill", 2, 3),
+    ("model", "_exit", 1, 2),
+    ("model", "stop", 1, 3),
+    ("model", "exit", 0, 2),
+    ("directory", "kill", 0, 2),
+    ("directory", "raise", 1, 2),
+    ("writer", "stop", 1, 2),
+    ("loggers", "exit", 1, 3),
+    ("first step", "stop", 1, 2),
+    ("first step", "kill", 0, 3),
+    ("first step", "exit", 1, 2),
+    ("logged", "raise", 0, 2),
+    ("evaluation", "stop", 1, 2),
+    ("evaluation", "_exit", 1, 3),
+    ("staged", "kill", 1, 2),
+    ("staged", "stop", 0, 2),
+    ("staged", "stop", 1, 2),
+    ("written", "stop", 0, 3),
+    ("written", "kill", 0, 2),
+    ("committed", "stop", 1, 2),
+    ("committed", "_exit", 1, 3),
+    ("uploading", "kill", 1, 2),
+    ("uploading", "stop", 1, 3),
+    ("signalled", "kill", 1, 2),
+    ("twice", "kill", 1, 3),
+    ("end", "kill", 0, 2),
+    ("end", "stop", 1, 2),
+]
+
+
+def words_of(place: str, folder: Path) -> list[str]:
+    words = [*TRAIN, f"run_dir={folder / 'run'}"]
+    if place == "start":
+        words += ["distributed.rendezvous_s=2"]
+    if place == "evaluation":
+        words += ["evaluator=[retrieval]"]
+    if place == "uploading":
+        words += [f"checkpoint.remote=file://{folder}/remote"]
+    return words
+
+
+def run_and_lose(folder: Path, place: str, fault: str, victim: int, world: int, command: list[str]) -> list[forks.Fork]:
+    """Starts the ranks, and returns them when those that are not lost have ended."""
+    port = free_ports(1)
+    words = [str(SCRIPTS / "lose_rank.py"), place, fault, str(victim), *command]
+    ranks = [
+        forks.Fork(words, rank_environment(rank, world, port), folder / f"{rank}.out", folder / f"{rank}.err")
+        for rank in range(world)
+    ]
+    for rank, process in enumerate(ranks):
+        if rank != victim:
+            process.wait(600)
+    return ranks
+
+
+QUICK = [("data", "raise", 1, 3), ("directory", "kill", 0, 2), ("staged", "stop", 1, 2)]
+
+
+@pytest.mark.parametrize("case", slow_except(CASES, *QUICK), ids=lambda case: "-".join(map(str, case)))
+def test_the_others_name_a_lost_rank_and_the_run_resumes(tmp_path: Path, case: tuple[str, str, int, int]) -> None:
+    place, fault, victim, world = case
+    run, words = tmp_path / "run", words_of(place, tmp_path)
+    ranks = run_and_lose(tmp_path, place, fault, victim, world, ["clipx.train", *words])
+    try:
+        said = {rank: (tmp_path / f"{rank}.err").read_text() for rank in range(world)}
+        for rank in set(range(world)) - {victim}:
+            assert ranks[rank].returncode == Exit.FAILED, said
+            assert re.fullmatch(
+                rf"(writing shapes .*\n)*error \(rank {rank}\): .*\b(ranks? {victim})\b.*\n", said[rank]
+            ), said
+        if victim != 0:
+            assert not (run / LOCK).exists()
+        if fault == "stop":
+            ranks[victim].send_signal(signal.SIGCONT)
+            assert ranks[victim].wait(600) == Exit.FAILED
+        if fault in ("stop", "raise"):
+            assert len((tmp_path / f"{victim}.err").read_text().splitlines()) == 1, (
+                tmp_path / f"{victim}.err"
+            ).read_text()
+    finally:
+        for process in ranks:
+            process.kill()
+    folders = CheckpointDir(run / "checkpoints", print).folders()
+    assert [find_damage(folder) for folder in folders] == [None] * len(folders)
+    Trainer(compose(*words, "resume=auto")).fit()
+    assert rows(run)[-1]["step"] == 3
