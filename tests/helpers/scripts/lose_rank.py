@@ -79,7 +79,7 @@ def prepare_other(place: str, rank: int) -> None:
     if place == "twice" and rank == 2:  # lost while it looks for the lost rank
         wrap(search, lambda *_: lose("kill"))
     if place == "failing" and rank == 0:  # an error of this rank, while its writer waits for the lost rank
-        wrap("clipx.trainer.trainer.Trainer._between_steps", lambda *_: lose("raise"))
+        wrap("clipx.trainer.trainer.Trainer._between_steps", lambda found, args, _: (found(*args), lose("raise")))
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from torch.distributed import FileStore
 
 from clipx.distributed import heartbeat
 from clipx.distributed.heartbeat import Heartbeats, _Heartbeat
+from clipx.errors import DataError
 
 HOST = "n0"
 
@@ -62,6 +63,31 @@ def test_a_job_that_was_suspended_continues(watch: Watch) -> None:
         watch.silent = set()
     watch.run(100)
     assert not watch.ends
+
+
+def test_before_the_first_step_a_rank_may_be_silent_longer(watch: Watch) -> None:
+    """A call that holds the interpreter's lock stops the heartbeats of a healthy rank, too."""
+    watch.step, watch.silent = 0, {2}
+    watch.run(100)
+    assert not watch.ends
+    watch.run(60)
+    assert "rank 2 " in watch.ends[0][1]
+
+
+def test_all_ranks_report_the_cause_that_was_found_first(watch: Watch) -> None:
+    watch.heartbeats._lose("rank 2 is gone")
+    other = Heartbeats(watch.store, 2, 3)
+    other.follow(lambda: 7, lambda reason: watch.ends.append((0, reason)))
+    other._lose("a collective failed")
+    assert [reason for _, reason in watch.ends] == ["rank 2 is gone"] * 2
+
+
+def test_a_rank_that_fails_by_itself_reports_its_own_error_though_another_one_is_lost(watch: Watch) -> None:
+    with pytest.raises(DataError), watch.heartbeats.naming():
+        raise DataError("a\x1b[31m shard is gone")
+    watch.silent = {2}
+    watch.run(60)
+    assert watch.ends[0][1] == r"a\x1b[31m shard is gone"
 
 
 def test_a_rank_without_heartbeats_is_named_while_this_one_makes_no_step(watch: Watch) -> None:
