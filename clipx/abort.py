@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import NoReturn
 
 from clipx.escape import escaped
+from clipx.output import flush_output
 
 WRITE_S = 10.0  # time limit for the reporters: the file system may hang
 
@@ -43,7 +43,7 @@ def abort(reason: str, code: int, *reporters: Reporter, rank: int | None = None)
     write_line(f"error{'' if rank is None else f' (rank {rank})'}: {escaped(reason)}")
 
     def report() -> None:
-        for reporter in (*reporters, *_reporters, lambda *_: sys.stdout.flush()):
+        for reporter in (*reporters, *_reporters, lambda *_: flush_output()):
             with contextlib.suppress(Exception):  # of any library that writes
                 reporter(reason, code)
 

@@ -21,6 +21,7 @@ from clipx.data.walk import is_hidden, walk
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.escape import json_text, print_stderr
+from clipx.output import lose_output
 from clipx.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ def caption(spec: CaptionSpec) -> None:
         with contextlib.ExitStack() as stack:
             to = [sys.stdout] if comm.is_main else []
             if comm.is_main and out is not None:
+                lose_output()
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
                 to.append(stack.enter_context(Path(out).open("x", encoding="utf-8")))
             bad = _write(captioner.lines(files), to)
@@ -253,7 +255,7 @@ def _write(lines: Iterator[Line], to: Sequence[TextIO]) -> int:
     return bad
 
 
-main = cli(caption, "caption")
+main = cli(caption, "caption", prints=True)
 
 if __name__ == "__main__":
     main()

@@ -249,7 +249,7 @@ def _fix(verdict: Verdict, found: Mapping[str, Recorded], run: str) -> Iterator[
         yield f"measure {verdict.name} by: {verdict.expected.command.replace('RUN', run)}"
 
 
-main = cli(check, "check")
+main = cli(check, "check", prints=True)
 
 if __name__ == "__main__":
     main()

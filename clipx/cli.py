@@ -5,11 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import io
 import logging
 import os
 import re
-import select
 import shlex
 import sys
 import traceback
@@ -37,8 +35,9 @@ from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplace
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, Exit, Stopped, exhausted, require
+from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, exhausted, require
 from clipx.escape import EscapedLogRecord, escaped, print_stderr
+from clipx.output import flush_output, lose_output, open_output
 from clipx.storage.url import redacted
 from clipx.version import version_text
 
@@ -70,21 +69,23 @@ def imports() -> Iterator[None]:
         gc.enable()
 
 
-def cli(task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = ()) -> Callable[[], None]:
+def cli(
+    task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = (), prints: bool = False
+) -> Callable[[], None]:
     """Returns the entry point of a command: compose, check, run. An error of the user is one line and an exit code.
 
     `unused`: groups that other options select and the command does not use. An override of one is an error.
+    `prints`: the result of the command is what it prints, rather than a run or files.
     """
 
     def main() -> None:
-        escape_output()
         full_error = os.environ.get("HYDRA_FULL_ERROR")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are formatted here
         try:
-            with ends_with_its_reader():
-                errors = _run(task, config_name, unused)
+            with with_output():
+                errors = _run(task, config_name, unused, prints)
         except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
+            print_stderr("interrupted")
             sys.exit(Exit.ABORTED)
         finally:
             del os.environ["HYDRA_FULL_ERROR"]
@@ -98,38 +99,22 @@ def cli(task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = ()
     return main
 
 
-def escape_output() -> None:
-    """Escapes what standard output cannot represent, as stderr does, and the messages of all loggers."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    logging.setLogRecordFactory(EscapedLogRecord)
-
-
 @contextlib.contextmanager
-def ends_with_its_reader() -> Iterator[None]:
-    """Ends the process without a traceback if the reader of its standard output has ended, as in `--help | head`."""
+def with_output() -> Iterator[None]:
+    """Context of a command that prints. Ends the process with one line if standard output cannot be written."""
+    open_output()
+    logging.setLogRecordFactory(EscapedLogRecord)
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        if not _stdout_is_closed():  # another pipe or socket
-            raise
-        from clipx.report.console import discard_stdout
-
-        discard_stdout()
-        sys.exit(Exit.OUTPUT_CLOSED)
+    except OutputError as error:
+        print_error(error, full=False)
+        sys.exit(error.exit_code)
 
 
-def _stdout_is_closed() -> bool:
-    """Returns whether standard output is a pipe without a reader."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) -> list[ClipxError]:
+def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str], prints: bool) -> list[ClipxError]:
     """Runs a command, or each point of a sweep. Returns the errors that the user can correct; raises others."""
     failed: list[ClipxError] = []
     started = False
@@ -148,6 +133,8 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str]) ->
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
                 require(group not in unused, f"{text} has no effect on {hydra.job.name}: remove it")
             record_command(config_name, task_overrides(hydra), folders)
+            if not prints:
+                lose_output()
             return task(checked(with_run_dir(cfg, hydra) if sweep else cfg))
         except ClipxError as error:  # not raised through Hydra, which would print another line
             if not sweep:
@@ -244,7 +231,7 @@ def _program() -> list[str]:
 def exit_with(error: ClipxError) -> NoReturn:
     """Ends the process with the error's exit code."""
     if error.ends_abruptly:
-        sys.stdout.flush()
+        flush_output()
         os._exit(error.exit_code)
     sys.exit(error.exit_code)
 

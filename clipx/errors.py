@@ -69,6 +69,16 @@ class DiskError(DataError):
     """A file cannot be written or read: the disk is full, read-only or failing, or a folder was removed."""
 
 
+class OutputError(ClipxError):
+    """Standard output, the result of the command, cannot be written."""
+
+
+class OutputClosed(OutputError):
+    """The reader of standard output has ended: no error, and nothing is printed."""
+
+    exit_code = Exit.OUTPUT_CLOSED
+
+
 class StorageError(DataError):
     """A storage failed for the whole retry time. Its content is unknown and may be available later."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from clipx.output import open_output
 from clipx.run.signals import StartSignals, begin_run
 from clipx.run.watchdog import watch_launcher
 
@@ -37,6 +38,7 @@ def train(spec: RunSpec) -> float | None:
 
 def main() -> None:
     """Entry point of the command."""
+    open_output()
     StartSignals().run(_main)
 
 

@@ -10,8 +10,10 @@ from functools import partial
 
 from clipx.bench.spec import BenchSpec
 from clipx.bench.step import gathered
-from clipx.cli import cli, ends_with_its_reader
+from clipx.cli import cli, with_output
 from clipx.config.registry import CONF_DIR
+from clipx.escape import print_stderr
+from clipx.output import open_output
 
 
 def bench(words: Sequence[str], spec: BenchSpec) -> None:
@@ -41,13 +43,14 @@ def overview() -> str:
 
 def main() -> None:
     """Moves the benchmark's name to the end of the command line, and runs Hydra's main."""
+    open_output()
     words = sys.argv[1:]
     if words in ([], ["--help"], ["-h"]):
-        with ends_with_its_reader():
+        with with_output():
             print(overview())
         return
     if "=" in words[0] and not words[0].startswith("bench="):
-        print(f"error: {words[0]} is not a benchmark: name one of {', '.join(names())} first", file=sys.stderr)
+        print_stderr(f"error: {words[0]} is not a benchmark: name one of {', '.join(names())} first")
         sys.exit(2)
     if "=" not in words[0] and not words[0].startswith("-"):
         rest = gathered(words[1:]) if words[0] == "step" else words[1:]

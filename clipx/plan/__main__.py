@@ -38,7 +38,7 @@ def show(spec: PlanSpec) -> None:
 def main() -> None:
     """Runs Hydra's main. A key may have the name of the command before it: plan.measured=FILE."""
     sys.argv[1:] = [word.removeprefix("plan.") for word in sys.argv[1:]]
-    cli(show, "plan")()
+    cli(show, "plan", prints=True)()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ markup: here text of users, such as `evaluator=[zeroshot]`, is printed as it is.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from rich.text import Text
 
 from clipx.escape import escaped, print_stderr
 from clipx.logger import Row
+from clipx.output import lose_output
 
 Item = TypeVar("Item")
 _REPORT_EVERY_S = 30.0
@@ -40,18 +40,6 @@ class _Stdout(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(escaped(text), **options)
-
-    def on_broken_pipe(self) -> None:
-        """Discards further output: a run does not end because the reader of its output has, as in `| head`."""
-        self.quiet = True
-        discard_stdout()
-
-
-def discard_stdout() -> None:
-    """Redirects standard output to the null device, after its reader has ended."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 def text_table(
@@ -92,9 +80,11 @@ def track(items: Iterable[Item], what: str, total: int, unit: str) -> Iterator[I
 
 
 class Screen:
-    """Console output of rank 0. On other ranks, with shown=False, it prints nothing."""
+    """Console output of rank 0, whose loss never ends the run. With shown=False, on other ranks, it prints nothing."""
 
     def __init__(self, shown: bool) -> None:
+        if shown:
+            lose_output()
         self.console = stdout_console(quiet=not shown)
         self._live = shown and self.console.is_terminal
         text = TextColumn("{task.description}", markup=False)

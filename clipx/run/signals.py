@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from clipx.abort import ENDING, write_line
 from clipx.errors import Exit
+from clipx.output import flush_output
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
@@ -65,7 +65,7 @@ class StartSignals:
             self._install()
             work()
         except StoppedAtStart:
-            sys.stdout.flush()
+            flush_output()
             self._unwound.set()
             time.sleep(_UNWIND_S)  # the thread ends the process, unless its files do not respond
             os._exit(Exit.REQUEUE)

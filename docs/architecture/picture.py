@@ -37,6 +37,7 @@ PURPOSES = {
     "storage": "files on this machine, at any URL, on the hub",
     "errors": "exceptions, exit codes",
     "escape": "names as text",
+    "output": "standard streams",
     "version": "number",
 }
 COLORS = {  # by the first package of a layer; a layer without one has the colour of the layer above it

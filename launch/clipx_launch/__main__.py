@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from clipx.cli import ends_with_its_reader, print_error
+from clipx.cli import print_error, with_output
 from clipx.errors import ClipxError, ConfigError, Exit, require
+from clipx.output import lose_output
 from clipx_launch import print_script
 from clipx_launch.commands import logs, results, status
 from clipx_launch.commands.best import print_best
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["script"]:  # its arguments are Hydra overrides, which argparse would refuse
         return print_script.main(words[1:])
     try:
-        with ends_with_its_reader():
+        with with_output():
             _run(parser().parse_args(words))
     except ClipxError as error:
         print_error(error, full=False)
@@ -111,6 +112,8 @@ def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    if arguments.command in ("cancel", "resume"):
+        lose_output()  # the others print their result
     match arguments.command:
         case "status":
             status.show(arguments.folders, arguments.watch, arguments.json)

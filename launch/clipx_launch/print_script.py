@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from clipx.cli import ends_with_its_reader
+from clipx.cli import print_error, with_output
 from clipx.config.compose import hydra_override
 from clipx.errors import ConfigError, require
 
@@ -27,13 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the script. Returns the exit code: 0, or 2 if the run is not valid."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
-        with ends_with_its_reader():
+        with with_output():
             print(__doc__)
         return 0
     try:
         command = hydra_arguments(words)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error, full=False)
         return error.exit_code
     from clipx.train import main as train
 

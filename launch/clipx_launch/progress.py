@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.live import Live
 
+from clipx.output import lose_output
 from clipx.report.console import stdout_console, text_table
 from clipx_launch.cluster import SlurmError
 from clipx_launch.point import Point, Result
@@ -25,6 +26,7 @@ class ProgressDisplay:
     def __init__(self, sweep: Sweep) -> None:
         self._typed = {p.point.index: sweep.varied(p.point.index) for p in sweep.planned}
         self._states: dict[int, str] = {}
+        lose_output()
         self._console = stdout_console()
         self._live = Live(console=self._console) if self._console.is_terminal else None
 

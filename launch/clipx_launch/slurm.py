@@ -18,6 +18,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from clipx.config.compose import checked
 from clipx.errors import require
+from clipx.output import lose_output
 from clipx.storage.local import ensure_folder, write_text
 from clipx_launch import cluster, snapshot
 from clipx_launch.options import SlurmSpec
@@ -176,6 +177,7 @@ def job_variables(names: Collection[str]) -> list[str]:
 
 
 def _print_summary(sweep: Sweep) -> None:
+    lose_output()
     jobs = sorted({p.point.job for p in sweep.pending if p.point.job}, key=int)
     done = sum(p.finished for p in sweep.planned)
     skipped = [f"{n} {what}" for n, what in ((done, "finished before"), (len(sweep.queued), "in the queue")) if n]

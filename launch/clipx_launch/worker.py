@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from clipx.abort import add_reporter
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped
+from clipx.output import flush_output, open_output
 from clipx.run.signals import StartSignals, StoppedAtStart
 from clipx.run.watchdog import watch_launcher
 from clipx.storage.local import write_text
@@ -29,6 +30,7 @@ SAVED = "saved"  # content of the file `requeue` if the run has saved; else the 
 
 def main() -> None:
     """Runs the process, writes its result, and exits with its code."""
+    open_output(loses=True)
     files = Path(sys.argv[-1]) / ".launch"
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
     requeue = "--requeue" in sys.argv
@@ -78,8 +80,7 @@ def _work(folder: Path, rank: int, requeue: bool) -> None:
         code = Exit.FINISHED  # after another code srun would end the other ranks, which may not have ended yet
     if rank == 0 or result.state == "failed":
         point.write_result(result)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     if not result.done:  # sys.exit waits 5 s for loader processes, and for threads of a broken process group
         os._exit(code)
     sys.exit(code)
@@ -120,7 +121,7 @@ def _run(point: Point) -> Result:
         result = Result("failed", error.exit_code, error=str(error))
         if isinstance(error, PeerLost):
             point.write_lost_peer(result)
-            sys.stderr.flush()
+            flush_output()
             os._exit(error.exit_code)
         return result
     except KeyboardInterrupt:

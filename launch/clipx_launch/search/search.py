@@ -27,6 +27,7 @@ from clipx.config.compose import checked
 from clipx.config.composer import PointComposer
 from clipx.errors import ClipxError, require
 from clipx.logger import Row, read_rows
+from clipx.output import flush_output, lose_output
 from clipx.report.console import count_of, format_score, format_value, stdout_console
 from clipx.storage.local import ensure_folder, write_text
 from clipx.trainer.early_stopping import PRUNE
@@ -100,7 +101,7 @@ def resume_search(found: Mapping[str, object]) -> None:
     assert isinstance(words, list)
     require(cwd.is_dir(), f"{cwd}, in which the search was started, does not exist: restore it")
     os.chdir(cwd)
-    sys.stdout.flush()
+    flush_output()
     os.execv(sys.executable, [sys.executable, "-m", "clipx.train", *map(str, words)])
 
 
@@ -235,6 +236,7 @@ def _print_best(study: optuna.Study, metric: str, file: Path) -> None:
     best = study.best_trial
     assert best.value is not None
     typed = " ".join(f"{key}={value}" for key, value in best.params.items())
+    lose_output()
     console = stdout_console()
     console.print(f"trials  {counts}; {file}")
     score = format_score(metric, {**best.user_attrs, metric: best.value})
