@@ -35,7 +35,7 @@ from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplace
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, exhausted, require
+from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, known_failure, require
 from clipx.escape import EscapedLogRecord, escaped, print_stderr
 from clipx.output import flush_output, lose_output, open_output
 from clipx.storage.url import redacted
@@ -163,12 +163,12 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str], pr
         if started or (message is None and not isinstance(error, ValueError)):
             raise
         failed.append(_worded(error, message or str(error)))  # else Hydra's error for incompatible flags
-    except (OSError, RuntimeError, MemoryError, ImportError) as error:
-        lacking = exhausted(error)
-        if lacking is None:
+    except Exception as error:
+        found = known_failure(error)
+        if found is None:
             raise
-        lacking.__cause__ = error
-        failed.append(lacking)
+        found.__cause__ = error
+        failed.append(found)
     return failed
 
 

@@ -12,6 +12,19 @@ from enum import IntEnum
 
 _NO_THREAD = "can't start new thread|unable to start watchdog thread"
 _NO_MEMORY = r"DefaultCPUAllocator|bad_alloc|failed to map segment|Cannot allocate memory"
+# Numbers that only files have, with their own text: an OSError of `write` has no path, nor one of a network.
+_OF_FILES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
+# What libraries say of a disk in errors without its number: Rust's and Arrow's with it, torch.save, SQLite.
+_NUMBER = re.compile(r"\(os error (\d+)\)|detail: \[errno (\d+)\]", re.IGNORECASE)
+_DISK = re.compile(
+    "|".join(map(os.strerror, sorted(_OF_FILES))) + r"|unexpected pos \d+|disk I/O error|database or disk is full|"
+    "attempt to write a readonly database|unable to open database file"
+)
+_FIXES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room, or raise the limit"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "correct its permissions"),
+}
+_UNCHANGED = "repeat the command: what was complete before is unchanged"
 
 
 class Exit(IntEnum):
@@ -138,6 +151,44 @@ def disk_error(error: OSError, path: str | os.PathLike[str] | None, fix: str) ->
     """Returns the error of a file system's failure, with the path, the reason and `fix`, which says what is safe."""
     named = path or error.filename or "a file"
     return DiskError(f"{os.fspath(named)} cannot be written ({error.strerror or error}): {fix}")
+
+
+def disk_failure(error: Exception, safe: str = _UNCHANGED) -> DiskError | None:
+    """Returns the error for what a file system refused, with the path, the reason and the fix; None for other errors.
+
+    An OSError with a path is one, as the calls of networks have none; others by their number, and those of libraries by
+    their text. `safe`: what remains, and what continues from there.
+    """
+    text = str(error)
+    number, path, reason = (
+        getattr(error, name, None) if isinstance(error, OSError) else None for name in ("errno", "filename", "strerror")
+    )
+    if isinstance(path, bytes):
+        path = os.fsdecode(path)
+    if not isinstance(path, str) or "://" in path:  # fsspec gives a URL, open() the number of a descriptor
+        path = None
+    if found := _NUMBER.search(text):
+        number = int(found[1] or found[2])
+        reason, known = os.strerror(number), True
+    elif path is not None and number is not None and reason:
+        known = number != errno.ENOENT or os.sep in path  # else a program that is not installed
+    elif number in {*_OF_FILES, errno.EACCES} and reason == os.strerror(number):  # not the words of a storage's library
+        known = True
+    else:
+        shown = _DISK.search(text)
+        reason, known = (shown[0] if shown else ""), shown is not None
+    if not known:
+        return None
+    if path is None:
+        named = re.search(r"['\"](/[^'\"]+)['\"]|(/\S+)", text)
+        path = (named[1] or named[2]) if named else "a file"
+    fix = _FIXES.get(number or 0, "check the path and the disk")
+    return DiskError(f"{path} cannot be read or written ({reason}): {fix}; {safe}")
+
+
+def known_failure(error: Exception) -> ClipxError | None:
+    """Returns the error that a user can correct for one of the system; None for others, which are faults of clipx."""
+    return error if isinstance(error, ClipxError) else exhausted(error) or disk_failure(error)
 
 
 def exhausted(error: Exception) -> Exhausted | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from clipx.config.lazy_torch import dist, torch
 from clipx.distributed.consistency import describe_mismatch, digest
 from clipx.distributed.launch_env import node_name
-from clipx.errors import ClipxError, ConfigError
+from clipx.errors import ClipxError, ConfigError, known_failure
 
 if TYPE_CHECKING:
     from clipx.distributed.heartbeat import Heartbeats
@@ -110,15 +110,18 @@ class Comm:
         return values[0]
 
     def run_on_main(self, call: Callable[[], T]) -> T:
-        """Runs `call` on rank 0 only; returns its (small) value, or raises its ClipxError, on all ranks. Collective."""
+        """Runs `call` on rank 0 only; returns its (small) value, or raises its error, on all ranks. Collective.
+
+        An error of the system, such as a full disk, becomes a ClipxError. A fault of clipx ends rank 0 alone.
+        """
         value: T | ClipxError | None = None
         if self.is_main:
             try:
                 value = call()
-            except ClipxError as error:
-                if self.world == 1:
+            except Exception as error:
+                value = known_failure(error)
+                if self.world == 1 or value is None:
                     raise
-                value = error
         value = self.broadcast_object(value)
         if isinstance(value, ClipxError):
             raise value

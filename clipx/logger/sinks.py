@@ -1,14 +1,45 @@
-"""Sink that forwards to the sinks of a run."""
+"""The loggers of a run: how their sinks are opened, and the sink that forwards to them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from clipx.logger.spec import Row, Sink
+from clipx.errors import ClipxError, DataError
+from clipx.logger.jsonl import Jsonl
+from clipx.logger.spec import LoggerSpec, Row, Sink
 
 log = logging.getLogger(__name__)
+
+
+def open_sinks(
+    loggers: Mapping[str, LoggerSpec],
+    run_dir: Path,
+    name: str,
+    config: dict[str, Any],
+    step: int,
+    event: Callable[..., None],
+) -> Sinks:
+    """Opens metrics.jsonl and the loggers that the user asked for. Raises an error if one of them cannot start."""
+    built: list[Sink] = [Jsonl(run_dir / "metrics.jsonl", step)]
+    for kind, logger in loggers.items():
+        try:
+            built.append(logger.build(run_dir, name, config, step))
+        except Exception as error:  # each library raises different errors
+            Sinks(built, event).close()
+            if isinstance(error, ClipxError):
+                raise
+            raise DataError(
+                f"logger=[{kind}] cannot start ({_shown(error)}): correct it, or drop {kind}; no step was trained"
+            ) from error
+    return Sinks(built, event)
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 class Sinks:
@@ -37,7 +68,7 @@ class Sinks:
             if name in self._failing:
                 return
             self._failing.add(name)
-            message = f"{name} failed to log metrics ({type(error).__name__}: {error}): the run continues without it"
+            message = f"{name} failed to log metrics ({_shown(error)}): the run continues without it"
             log.warning(message)
             with contextlib.suppress(OSError):  # events.jsonl may be on the same disk
                 self._event("logger_failed", logger=name, message=message)

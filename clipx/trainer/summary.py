@@ -14,7 +14,7 @@ from clipx.abort import abort
 from clipx.data.bad_samples import BadCount
 from clipx.data.spec import AUTO
 from clipx.data.streams import Streams
-from clipx.errors import ClipxError, PeerLost, ResultError, Stopped
+from clipx.errors import ClipxError, PeerLost, ResultError, Stopped, disk_failure
 from clipx.logger import Row, read_rows
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
@@ -184,10 +184,10 @@ def write_summary(
 ) -> dict[str, float]:
     """Writes the report of a finished run and prints its table. Returns the final metrics. Call it on rank 0 only."""
     spec, rundir = trainer.spec, trainer.rundir
-    rows = read_rows(rundir.metrics)
-    last = next((row for row in reversed(rows) if "train/loss" in row), {})
+    rows = attempt("reading metrics.jsonl", lambda: read_rows(rundir.metrics), _warner(trainer))
+    last = next((row for row in reversed(rows or []) if "train/loss" in row), {})
     numbers = {**{k: v for k, v in last.items() if k in ("step", "samples", "epoch", "train/loss")}, **numbers}
-    written = attempt("the report", lambda: _report(trainer, rows, numbers, bad), _warner(trainer))
+    written = rows and attempt("the report", lambda: _report(trainer, rows, numbers, bad), _warner(trainer))
     if "train/requests_per_sample" in last:
         requests, received = last["train/requests_per_sample"], last["train/bytes_per_sample"]
         screen.print(f"storage  {requests:.3g} requests and {received:,.0f} bytes per sample")
@@ -205,13 +205,21 @@ def write_summary(
 
 @contextlib.contextmanager
 def report_abort(trainer: Trainer) -> Iterator[None]:
-    """Records an error or a stop that ends the run, and writes the report up to there. The error remains an error."""
+    """Records an error or a stop that ends the run, and writes the report up to there. The error remains an error.
+
+    A failure of a disk says what is saved.
+    """
     try:
         yield
-    except Exception as error:
+    except Exception as raised:
+        on = trainer.checkpoints.enabled
+        saved = "its complete checkpoints remain: continue with resume=auto" if on else "the run saves no checkpoints"
+        error = raised if isinstance(raised, ClipxError) else disk_failure(raised, saved) or raised
         kind = "" if isinstance(error, ClipxError) else f"{type(error).__name__}: "
         _record_end(trainer, None if isinstance(error, Stopped) else kind + " ".join(str(error).split()))
-        raise
+        if error is raised:
+            raise
+        raise error from raised
 
 
 def end_for_lost_peer(trainer: Trainer, reason: str) -> NoReturn:

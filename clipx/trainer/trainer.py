@@ -21,7 +21,7 @@ from clipx.data.spec import Dataset, exchange_captions, training_order
 from clipx.distributed.comm import Comm
 from clipx.errors import Stopped, require
 from clipx.evaluator.suite import Suite
-from clipx.logger import Jsonl, Row, Sinks
+from clipx.logger import Row, Sinks, open_sinks
 from clipx.model.flops import Utilisation
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
@@ -252,7 +252,9 @@ class Trainer:
             report_out_of_memory(spec, comm),
             loader_pool(self),
         ):
-            self._start(screen)
+            comm.run_on_main(self._open_sinks)
+            for name, text in facts(self).items():
+                screen.print(f"{name:8} {text}")
             final = self._finish(screen, self._loop(screen))
             comm.barrier()
             comm.leave()  # the run is complete: from here on no rank needs another
@@ -260,16 +262,10 @@ class Trainer:
             self.watchdog.beat(self.steps_done)
         return final
 
-    def _start(self, screen: Screen) -> None:
-        """Opens the loggers and shows the facts of the run."""
-        spec = self.spec
-        if self.comm.is_main:
-            config, step = to_dict(spec), self.steps_done
-            built = [logger.build(self.rundir.path, spec.name, config, step) for logger in spec.logger.values()]
-            self.sinks = Sinks([Jsonl(self.rundir.metrics, step), *built], self.rundir.event)
-            self.rundir.started(step, self.comm.world)
-        for name, text in facts(self).items():
-            screen.print(f"{name:8} {text}")
+    def _open_sinks(self) -> None:
+        spec, run, step = self.spec, self.rundir, self.steps_done
+        self.sinks = open_sinks(spec.logger, run.path, spec.name, to_dict(spec), step, run.event)
+        run.started(step, self.comm.world)
 
     def close(self) -> None:
         """Closes all files and unlocks the run directory. `fit` calls it; call it for a trainer that is not fitted."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from clipx.cli import print_error, with_output
-from clipx.errors import ClipxError, ConfigError, Exit, require
+from clipx.errors import ConfigError, Exit, known_failure, require
 from clipx.output import lose_output
 from clipx_launch import print_script
 from clipx_launch.commands import logs, results, status
@@ -32,11 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with with_output():
             _run(parser().parse_args(words))
-    except ClipxError as error:
-        print_error(error, full=False)
-        return error.exit_code
     except KeyboardInterrupt:
         return Exit.ABORTED
+    except Exception as error:
+        found = known_failure(error)
+        if found is None:
+            raise
+        print_error(found, full=False)
+        return found.exit_code
     return Exit.FINISHED
 
 

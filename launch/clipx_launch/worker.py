@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipx.abort import add_reporter
-from clipx.errors import ClipxError, Exit, PeerLost, Stopped
+from clipx.errors import ClipxError, Exit, PeerLost, Stopped, known_failure
 from clipx.output import flush_output, open_output
 from clipx.run.signals import StartSignals, StoppedAtStart
 from clipx.run.watchdog import watch_launcher
@@ -129,6 +129,9 @@ def _run(point: Point) -> Result:
     except StoppedAtStart:
         raise
     except BaseException as error:
+        if isinstance(error, Exception) and (found := known_failure(error)) is not None:
+            print_error(found, full=True)
+            return Result("failed", found.exit_code, error=str(found))
         traceback.print_exc()
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
     ending, message = early_end(point.folder)
