@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-
 from clipx.cli import cli
+from clipx.config.compose import config_folders
 from clipx.config.expectation import Expectation, ExpectedMetric, load_expectation
 from clipx.config.registry import CONF_DIR, MISSING, option
 from clipx.config.saved import flatten, to_dict
@@ -23,7 +22,7 @@ from clipx.evaluator.recorded import Recorded, recorded_metrics
 from clipx.logger import read_rows
 from clipx.run.directory import RunDir, changed_keys, is_silent
 from clipx.storage.jsonl import read_objects
-from clipx.trainer.saved_run import load_run
+from clipx.trainer.saved_run import open_run
 from clipx.trainer.spec import RunSpec, compose
 
 # Keys that change what is measured, or how fast, or where the data is, but not what is trained. Each with its subkeys.
@@ -52,7 +51,7 @@ class CheckSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Directory of a finished run."""
+    """Finished run: its directory, or the URL of its copy."""
 
     expected: str = MISSING
     """Expected results: the path of a YAML file, or the name of one in conf/expectation or in expectation/ of the
@@ -102,11 +101,12 @@ def check(spec: CheckSpec) -> None:
 
     Raises NotReached if a metric is worse or missing, ConfigError for an unfinished run or an unknown expectation.
     """
-    folders = _config_folders()
+    folders = [CONF_DIR, *config_folders()]
     expectation = load_expectation(spec.expected, folders)
-    run_dir = Path(spec.run)
-    require(RunDir(run_dir).config.is_file(), f"run={run_dir} holds no run (no config.yaml): check the path")
-    run, (step, ranks) = load_run(run_dir), _end(run_dir)
+    opened = open_run(spec.run, files=("metrics.jsonl", "events.jsonl", "evaluation-*.json"))
+    require(opened.step is None, f"run={spec.run} is a checkpoint: give the run, {opened.location}")
+    run, run_dir = opened.spec, opened.folder
+    step, ranks = _end(run_dir, opened.location)
     differences = list(_differences(expectation, run, run_dir, ranks, folders))
     results = None if spec.results is None else Path(spec.results)
     found = recorded_metrics(run_dir, step, run.data.name, results)
@@ -116,13 +116,6 @@ def check(spec: CheckSpec) -> None:
     failed = [f"{one.name} is {one.word}" for one in verdicts if one.word in (_WORSE, _MISSING)]
     if failed:
         raise NotReached(f"{len(failed)} of {len(verdicts)} expected metrics not reached: {', '.join(failed)}")
-
-
-def _config_folders() -> list[Path]:
-    """Returns conf/ and the folder of --config-dir, if any."""
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
-    added = [Path(one.path) for one in sources if one.schema == "file" and one.provider == "command-line"]
-    return [CONF_DIR, *added]
 
 
 def _effect(spec: CheckSpec, expectation: Expectation) -> None:
@@ -138,14 +131,14 @@ def _effect(spec: CheckSpec, expectation: Expectation) -> None:
     )
 
 
-def _end(run_dir: Path) -> tuple[int, int]:
+def _end(run_dir: Path, run: str) -> tuple[int, int]:
     """Returns the last step of a finished run and its number of ranks. Raises ConfigError for an unfinished run."""
     events = read_objects(run_dir / "events.jsonl")
     marks = [one for one in events if one.get("event") in ("start", "stopped", "end")]
     finished = bool(marks) and marks[-1]["event"] == "end" and isinstance(marks[-1].get("step"), int)
     require(
         finished,
-        f"run={run_dir} is not finished: wait for its end, or continue it with python -m clipx.train resume={run_dir}",
+        f"run={run} is not finished: wait for its end, or continue it with python -m clipx.train resume={run}",
     )
     worlds = [one["world"] for one in marks if isinstance(one.get("world"), int)]
     return marks[-1]["step"], worlds[-1] if worlds else 1

@@ -13,12 +13,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra import main as hydra_main
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
 from clipx.config.compose import (
@@ -69,21 +71,45 @@ def imports() -> Iterator[None]:
         gc.enable()
 
 
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A command: its function, and how its overrides are read. See `cli`."""
+
+    task: Callable[..., Any]
+    name: str
+    unused: Sequence[str]
+    base: Callable[[str, Sequence[str]], str]
+    of_run: Sequence[str]
+    prints: bool
+
+
 def cli(
-    task: Callable[[Any], Any], config_name: str, unused: Sequence[str] = (), prints: bool = False
+    task: Callable[..., Any],
+    config_name: str,
+    unused: Sequence[str] = (),
+    base: Callable[[str, Sequence[str]], str] = lambda name, _: name,
+    of_run: Sequence[str] = (),
+    prints: bool = False,
 ) -> Callable[[], None]:
     """Returns the entry point of a command: compose, check, run. An error of the user is one line and an exit code.
 
-    `unused`: groups that other options select and the command does not use. An override of one is an error.
-    `prints`: the result of the command is what it prints, rather than a run or files.
+    Args:
+        task: receives the spec; with `of_run` also the overrides of the run.
+        config_name: name of the primary configuration in conf/.
+        unused: groups that other options select and the command does not use. An override of one is an error.
+        base: returns the primary configuration for the overrides, e.g. that of a run that continues.
+        of_run: groups that are those of a run unless the command line chooses an option. Overrides of their keys
+            without a choice are those of the run's configuration.
+        prints: the result of the command is what it prints, rather than a run or files.
     """
+    command = _Command(task, config_name, unused, base, of_run, prints)
 
     def main() -> None:
         full_error = os.environ.get("HYDRA_FULL_ERROR")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are formatted here
         try:
             with with_output():
-                errors = _run(task, config_name, unused, prints)
+                errors = _run(command)
         except KeyboardInterrupt:
             print_stderr("interrupted")
             sys.exit(Exit.ABORTED)
@@ -114,11 +140,12 @@ def with_output() -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str], prints: bool) -> list[ClipxError]:
+def _run(command: _Command) -> list[ClipxError]:
     """Runs a command, or each point of a sweep. Returns the errors that the user can correct; raises others."""
     failed: list[ClipxError] = []
     started = False
     folders: list[Path] = []
+    changes: list[str] = []
 
     def job(cfg: DictConfig) -> Any:
         nonlocal started
@@ -131,11 +158,12 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str], pr
                 require(sweep or choice == "basic", f"{group}={choice} has no effect without -m: add -m")
             for text in task_overrides(hydra):
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
-                require(group not in unused, f"{text} has no effect on {hydra.job.name}: remove it")
-            record_command(config_name, task_overrides(hydra), folders)
-            if not prints:
+                require(group not in command.unused, f"{text} has no effect on {hydra.job.name}: remove it")
+            record_command(command.name, [*task_overrides(hydra), *changes], folders)
+            if not command.prints:
                 lose_output()
-            return task(checked(with_run_dir(cfg, hydra) if sweep else cfg))
+            spec = checked(with_run_dir(cfg, hydra) if sweep else cfg)
+            return command.task(spec, changes) if command.of_run else command.task(spec)
         except ClipxError as error:  # not raised through Hydra, which would print another line
             if not sweep:
                 failed.append(error)
@@ -149,11 +177,17 @@ def _run(task: Callable[[Any], Any], config_name: str, unused: Sequence[str], pr
             return []
         arguments = _typed_arguments()  # options must be registered before Hydra composes
         folders += [Path(arguments.config_dir)] if arguments.config_dir else []
+        words = [] if arguments.shell_completion else arguments.overrides
         if arguments.help:
-            print(_help(config_name, arguments.overrides, folders))
+            print(_help(command, words, folders))
             return []
-        prepare([] if arguments.shell_completion else arguments.overrides, folders)
-        hydra_main(config_path=str(CONF_DIR), config_name=config_name, version_base="1.3")(job)()
+        prepare(words, folders)
+        changes += _changes_of_run(words, command.of_run)
+        sys.argv[1:] = [word for word in sys.argv[1:] if word not in changes]
+        base = command.base(command.name, words)
+        chosen = arguments.config_name
+        require(base == command.name or chosen is None, f"--config-name={chosen} cannot be combined with resume=RUN")
+        hydra_main(config_path=str(CONF_DIR), config_name=base, version_base="1.3")(job)()
     except ClipxError as error:
         return failed or [error]
     except COMPOSITION_ERRORS as error:
@@ -190,14 +224,23 @@ def _refuse(message: str) -> NoReturn:
     raise ConfigError(f"{message}: options are written key=value, --hydra-help lists the flags")
 
 
-def _help(config_name: str, words: Sequence[str], folders: Sequence[Path]) -> str:
+def _changes_of_run(words: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Returns the overrides of keys of `groups`, except of a group of which an override chooses or adds an option."""
+    typed = OverridesParser.create().parse_overrides(list(words)) if groups else []
+    place = {str(word.input_line): (word.package or word.key_or_group).split(".") for word in typed}
+    chosen = {word.key_or_group for word in typed if place[str(word.input_line)][0] == word.key_or_group}
+    return [text for text, (group, *rest) in place.items() if group in groups and rest and group not in chosen]
+
+
+def _help(command: _Command, words: Sequence[str], folders: Sequence[Path]) -> str:
     """Returns what `--help` prints: with keys these, with choices of groups their keys, else the groups of the command.
 
     Hydra's own answer takes five seconds, because it copies the registered options for each group. Raises ConfigError.
     """
     overrides = [word for word in words if re.match(r"~|[^=]+=", word)]
     keys = [word for word in words if word not in overrides]
-    cfg = compose_config(config_name, overrides, folders, with_hydra=True)
+    prepare(overrides, folders)
+    cfg = compose_config(command.base(command.name, overrides), overrides, folders, with_hydra=True)
     keys = keys or [key for key in (word.partition("=")[0] for word in overrides) if is_group(cfg, key)]
     return help_text(cfg, keys, folders) if keys else overview(cfg, folders)
 

@@ -5,22 +5,21 @@ Runs on any number of ranks, which share the shards. A killed run continues when
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
-from clipx.errors import require
+from clipx.errors import ConfigError, require
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.model.tower_spec import timm_weights_of
 from clipx.precision.spec import PrecisionSpec
-from clipx.run.directory import RunDir
 from clipx.storage.url import check_folder_url
-from clipx.trainer.saved_run import load_run
+from clipx.trainer.saved_run import find_run
 
 
 class EmbedSplit(StrEnum):
@@ -184,20 +183,17 @@ class EmbedSpec:
         require((self.seed or 0) >= 0, f"seed={self.seed} must be at least 0")
 
 
-def embed(spec: EmbedSpec) -> None:
-    """Writes the embeddings. Collective.
+def embed(spec: EmbedSpec, changes: Sequence[str] = ()) -> None:
+    """Writes the embeddings. Collective. `changes`: overrides of the run's data.
 
     Raises ConfigError if `out` contains embeddings of another model, other data or other options.
     """
     data, seed = spec.data, 0
     if data is None:
-        run_dir = Path(spec.run)
-        require(
-            RunDir(run_dir).config.is_file(),
-            f"run={spec.run} is not a run directory and has no data: give data=…",
-        )
-        saved = load_run(run_dir)
-        data, seed = saved.data, saved.seed
+        saved = find_run(spec.run, changes)
+        if saved is None:
+            raise ConfigError(f"run={spec.run} is not a run and has no data: give data=…")
+        data, seed = saved.spec.data, saved.spec.seed
     else:
         require(
             not data.mismatched,
@@ -211,7 +207,7 @@ def embed(spec: EmbedSpec) -> None:
         write_embeddings(spec, data, seed, comm)
 
 
-main = cli(embed, "embed", unused=("evaluator",))
+main = cli(embed, "embed", unused=("evaluator",), of_run=("data",))
 
 if __name__ == "__main__":
     main()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
+from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.cli import cli, imports
 from clipx.config.names import name_of
 from clipx.config.registry import MISSING, option
@@ -16,23 +16,22 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator.spec import EvaluatorSpec, check_set
 from clipx.precision.spec import PrecisionSpec
-from clipx.run.directory import RunDir
-from clipx.trainer.saved_run import load_run
-from clipx.trainer.spec import RunSpec
+from clipx.storage.remote import is_local, local_path
+from clipx.trainer.saved_run import SavedRun, check_no_changes, find_runs, holds_run, open_run
 from clipx.weights.spec import ALL_STEPS, WeightsChoice
 
 
 @option("")
 @dataclass(kw_only=True, slots=True)
 class EvaluateSpec:
-    """Options of clipx.evaluate. A group that is not given is that of the run."""
+    """Options of clipx.evaluate. A group that is not given is that of the run, with the keys that are given."""
 
     kind: str = "evaluate"
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Model to evaluate. A run directory, one of its checkpoints, a folder of run directories, any other
-    value of model.weights, or a folder of weight files."""
+    """Model to evaluate. A run directory, one of its checkpoints, or a folder of run directories, each a path or a URL;
+    any other value of model.weights; or a folder of weight files."""
 
     step: str | None = None
     """Checkpoint of the run, by its number of steps, or `all`. null: the newest one. Only for runs."""
@@ -43,7 +42,7 @@ class EvaluateSpec:
 
     out: str | None = None
     """Output folder for the JSON file and the plot. null: the run directory or the folder of the runs, and
-    outputs/evaluations/NAME for other weights."""
+    outputs/evaluations/NAME for a URL and for other weights."""
 
     precision: PrecisionSpec | None = None
     """Number format. null: that of the run; fp32 for other weights."""
@@ -71,9 +70,12 @@ class EvaluateSpec:
             )
 
 
-def evaluate(spec: EvaluateSpec) -> None:
-    """Evaluates models, prints tables, and writes JSON and, for several results, a plot. Collective."""
-    runs, steps = find_runs(spec)  # before torch is loaded, so that a mistyped path fails immediately
+def evaluate(spec: EvaluateSpec, changes: Sequence[str] = ()) -> None:
+    """Evaluates models, prints tables, and writes JSON and, for several results, a plot. Collective.
+
+    `changes`: overrides of the configurations of the runs.
+    """
+    runs, steps = runs_and_steps(spec, changes)  # before torch is loaded, so that a mistyped path fails immediately
     with imports():
         from clipx.distributed.launch_env import warn_of_few_cores
         from clipx.evaluator.results import report_results
@@ -91,39 +93,39 @@ def evaluate(spec: EvaluateSpec) -> None:
         if not found:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
         if comm.is_main:
-            folder = next(iter(runs)) if len(runs) == 1 else Path(spec.run)
-            if not runs:
-                folder = Path("outputs/evaluations") / name_of(spec.run)
+            folder = runs[0].folder if len(runs) == 1 else Path(local_path(spec.run))
+            if not (runs and is_local(spec.run)):
+                folder = Path("outputs/evaluations") / name_of(runs[0].location if len(runs) == 1 else spec.run)
             several = len(found) > 1 or steps == ALL_STEPS
             suite, models = found[0][0], [one for _, one in found]
             report_results(Path(spec.out) if spec.out else folder, models, suite, several, screen)
 
 
-def find_runs(spec: EvaluateSpec) -> tuple[dict[Path, RunSpec], str | None]:
-    """Returns the runs at `spec.run` by directory, empty if it is not a run, and the steps to evaluate.
+def runs_and_steps(spec: EvaluateSpec, changes: Sequence[str] = ()) -> tuple[list[SavedRun], str | None]:
+    """Returns the runs at `spec.run`, empty if it is not a run, and the steps to evaluate.
 
     Raises ConfigError for options without effect, CheckpointError if nothing is there.
     """
-    path, steps = Path(spec.run), spec.step
-    if is_checkpoint(path.name) and path.parent.name == CHECKPOINTS:
-        require(steps is None, f"step={steps} has no effect on run={path}, which is a checkpoint: remove it")
-        path, steps = path.parent.parent, str(step_of(path))
-    elif path.name == CHECKPOINTS and RunDir(path.parent).config.is_file():
-        path, steps = path.parent, steps or ALL_STEPS
-    local = re.match(r"[\w-]+:", spec.run) is None
-    if RunDir(path).config.is_file() or (local and not path.exists()):
-        runs = {path: load_run(path)}
-    else:
-        runs = {folder: load_run(folder) for folder in sorted(path.glob("*")) if RunDir(folder).config.is_file()}
-    _check_effect(spec, runs)
+    location, steps = spec.run, spec.step
+    parent, _, name = location.rstrip("/").rpartition("/")
+    if name == CHECKPOINTS and holds_run(parent or "."):
+        location, steps = parent or ".", steps or ALL_STEPS
+    runs = find_runs(location, changes)
+    is_path = re.match(r"[\w-]+:", location) is None
+    if not runs and is_path and not Path(local_path(location)).exists():
+        runs = [open_run(location)]  # raises the error
+    if runs and runs[0].step is not None:
+        steps = str(runs[0].the_step(steps))
+    _check_effect(spec, runs, changes)
     return runs, steps
 
 
-def _check_effect(spec: EvaluateSpec, runs: Mapping[Path, RunSpec]) -> None:
+def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun], changes: Sequence[str]) -> None:
     if runs:
         return
     for key, value, default in (("step", spec.step, None), ("weights", spec.weights, WeightsChoice.auto)):
         require(value == default, f"{key}={value} has no effect on run={spec.run}, which is not a run: remove it")
+    check_no_changes(spec.run, changes)
     require(
         bool(spec.evaluator),
         f"run={spec.run} is not a run and has no evaluators and data: give evaluator=[…], and data=… or data sets by "
@@ -131,7 +133,7 @@ def _check_effect(spec: EvaluateSpec, runs: Mapping[Path, RunSpec]) -> None:
     )
 
 
-main = cli(evaluate, "evaluate")
+main = cli(evaluate, "evaluate", of_run=("precision", "data", "evaluator"))
 
 if __name__ == "__main__":
     main()

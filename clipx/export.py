@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from clipx.checkpoint.format import CheckpointDir
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
 from clipx.errors import CheckpointError, require
-from clipx.run.directory import RunDir
-from clipx.trainer.saved_run import load_run
+from clipx.trainer.saved_run import open_run
 from clipx.weights.spec import ExportFormat, WeightsChoice
 
 
@@ -23,7 +21,7 @@ class ExportSpec:
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Run directory."""
+    """Run: a run directory, or one of its checkpoints; a path or a URL."""
 
     step: int | None = None
     """Checkpoint of the run, by its number of steps. null: the newest one."""
@@ -56,7 +54,8 @@ class ExportSpec:
 
 def export(spec: ExportSpec) -> None:
     """Writes the checkpoint and prints how to load it. Raises CheckpointError."""
-    run = load_run(Path(spec.run))  # before torch is loaded
+    run = open_run(spec.run)  # before torch is loaded
+    step = run.the_step(spec.step)
     out = Path(spec.out)
     if out.exists() and (spec.format.suffix or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
@@ -65,13 +64,13 @@ def export(spec: ExportSpec) -> None:
         from clipx.weights.export import write_export
         from clipx.weights.load import weights_part
 
-    checkpoint = CheckpointDir(RunDir(Path(spec.run)).checkpoints, print).load(spec.step)
+    checkpoint = run.load(step)
     if checkpoint is None:
         raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
     choice = WeightsChoice.trained if spec.format is ExportFormat.open_clip_checkpoint else spec.weights
     prefix = weights_part(checkpoint, choice, spec.run)
     screen = Screen(True)
-    for note in write_export(spec.format, out, run, checkpoint, prefix):
+    for note in write_export(spec.format, out, run.spec, checkpoint, prefix):
         screen.print(f"note     {note}")
     which = "the moving average of its weights, " if prefix == "average" else ""
     screen.print(f"written  {spec.run}, step {checkpoint.step:,}, {which}to {out}: {spec.format.usage(spec.out)}")

@@ -45,8 +45,9 @@ def main() -> None:
 def _main() -> None:
     watch_launcher()
     from clipx.cli import cli
+    from clipx.trainer.saved_run import composition_base
 
-    cli(train, "train")()
+    cli(train, "train", base=composition_base)()
 
 
 if __name__ == "__main__":

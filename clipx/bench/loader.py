@@ -29,8 +29,8 @@ class LoaderSpec(BenchSpec):
     """Name of this benchmark in the registry."""
 
     of: str | None = None
-    """Run directory whose loader is measured instead, with a report whether the run waits for it and what to change.
-    Then only `run_dir`, `threads` and `batches` have an effect. null: measures synthetic photographs."""
+    """Run, a directory or a URL, whose loader is measured instead, with a report whether the run waits for it and what
+    to change. Then only `run_dir`, `threads` and `batches` have an effect. null: measures synthetic photographs."""
 
     sides: list[int] = field(default_factory=lambda: [256, 512])
     """Widths of the photographs in pixels. Each is at least 32. All are measured one after the other."""
@@ -95,15 +95,16 @@ class LoaderSpec(BenchSpec):
                 rates[name].append(processes.run(contestant, *load)[0])
         return rates
 
-    def _of_a_run(self, run_dir: str, log: Callable[[str], None]) -> Findings:
+    def _of_a_run(self, location: str, log: Callable[[str], None]) -> Findings:
         from clipx.bench.loader_advice import PARTS, changes, microseconds_of_run, verdict
         from clipx.bench.pipelines import rate_of_run
-        from clipx.trainer.saved_run import load_run
+        from clipx.trainer.saved_run import open_run
 
-        spec = load_run(Path(run_dir))
-        rows, phases = _logged(run_dir)
+        run = open_run(location, "of", files=("metrics.jsonl",))
+        spec, run_dir = run.spec, str(run.folder)
+        rows, phases = _logged(run.folder, location)
         processes = Processes("cpu", self.threads)
-        log(f"the loader of {run_dir}: {spec.data.loader_processes()} workers, without training")
+        log(f"the loader of {location}: {spec.data.loader_processes()} workers, without training")
         rate = processes.run(rate_of_run, run_dir, self.batches)[0]
         log("parts of loading a sample")
         us = processes.run(microseconds_of_run, run_dir, min(512, spec.data.batch_size))[0]
@@ -112,7 +113,7 @@ class LoaderSpec(BenchSpec):
         log(said)
         found = changes(facts) if facts.bound else []
         figures = {
-            "of": run_dir,
+            "of": location,
             "loader_bound": facts.bound,
             "data_wait_share": round(facts.wait, 4),
             "loader_samples_per_second": round(rate, 1),
@@ -120,7 +121,7 @@ class LoaderSpec(BenchSpec):
             "microseconds": us,
             "changes": [{"change": one.text, "samples_per_second": round(one.rate, 1)} for one in found],
         }
-        rates = Table(run_dir, ("", "per second"))
+        rates = Table(location, ("", "per second"))
         rates.rows += [("samples loaded by the workers of one rank, without training", f"{rate:,.0f}")]
         rates.rows += [("samples trained per device", f"{facts.trained:,.0f}")]
         rates.rows += [("samples trained per device, if it did not wait", f"{facts.needed:,.0f}")]
@@ -133,14 +134,14 @@ class LoaderSpec(BenchSpec):
         return Findings(figures, {"benchmark": self.kind, **figures, "results": self.run_dir}, tables)
 
 
-def _logged(run_dir: str) -> tuple[list[dict[str, float]], dict[str, float]]:
+def _logged(folder: Path, location: str) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Returns the rows of training steps in the metrics of a run, and the seconds of each phase. Raises ConfigError."""
     from clipx.logger import read_rows
     from clipx.run.directory import RunDir
 
-    every = read_rows(RunDir(Path(run_dir)).metrics)
+    every = read_rows(RunDir(folder).metrics)
     rows = [row for row in every if "train/data_wait_share" in row]
-    require(bool(rows), f"of={run_dir} has logged no step: train it first")
+    require(bool(rows), f"of={location} has logged no step: train it first")
     names = ("data_wait", "step", "checkpoint", "evaluation")
     return rows, {name: sum(row.get(f"train/{name}_s", 0.0) for row in every) for name in names}
 

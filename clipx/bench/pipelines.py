@@ -156,9 +156,9 @@ CONTESTANTS: Mapping[str, Callable[..., float]] = {
 
 def stream_of_run(run_dir: Path) -> tuple[RunSpec, Dataset, TrainBatches]:
     """Returns the spec, the data set and the training stream of a run directory, for one rank."""
-    from clipx.trainer.saved_run import load_run
+    from clipx.trainer.saved_run import open_run
 
-    spec = load_run(run_dir)
+    spec = open_run(str(run_dir)).spec
     dataset = open_data(spec.data)
     order = training_order(spec.data, dataset, spec.seed, ranks=1)
     view = view_of(spec.model.image, spec.data)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +20,13 @@ from clipx.checkpoint.format import find_damage, write_file
 from clipx.checkpoint.records import MANIFEST, DamagedCheckpoint, read_manifest
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
+from clipx.logger.spec import ID_FILES
 from clipx.storage.failure import error_text
 from clipx.storage.local import sync, write_bytes
 from clipx.storage.remote import StorageFolder, download, errors_as, read_file, retry
 
-HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")  # needed to resume elsewhere
+# Needed to resume elsewhere, in the same runs of the loggers.
+HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl", *ID_FILES.values())
 RETRY_S = 120.0  # time during which an unreachable storage is retried
 
 
@@ -106,18 +108,29 @@ def fetch_newest(
 
 
 def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
-    """Downloads a run's configuration, metrics, events and quarantine if they are missing locally.
+    """Downloads a run's configuration, metrics, events, quarantine and ids in loggers if they are missing locally.
 
     Call it before these files are written: otherwise the next upload would replace the remote files by shorter ones.
     Raises as `remote_checkpoints`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    for name in HISTORY_FILES:
-        path = run_dir / name
-        if not path.exists():
-            with suppress(FileNotFoundError), _refusals(url):
+    fetch_files(url, run_dir, [name for name in HISTORY_FILES if not (run_dir / name).exists()], retry_s)
+
+
+def fetch_files(url: str, folder: Path, names: Iterable[str], retry_s: float = RETRY_S) -> None:
+    """Downloads small files of a run, in place of earlier copies. One that the run does not have is removed.
+
+    Raises as `remote_checkpoints`, and DiskError.
+    """
+    for name in names:
+        path = folder / name
+        try:
+            with _refusals(url):
                 content = read_file(f"{url.rstrip('/')}/{name}", retry_s)
-                write_bytes(path, content, "make room, or choose another run_dir")
+        except FileNotFoundError:
+            path.unlink(missing_ok=True)
+        else:
+            write_bytes(path, content, "make room, or choose another folder")
 
 
 def _download(url: str, folder: Path, retry_s: float) -> None:

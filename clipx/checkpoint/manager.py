@@ -45,7 +45,7 @@ class CheckpointManager:
         self._cadence = Cadence.parse(spec.every, "checkpoint.every", length, clock=True)
         self._keep_cadence = Cadence.parse(spec.keep_every, "checkpoint.keep_every", length)
         self._dir = CheckpointDir(run_dir / CHECKPOINTS, self._report_damage)
-        self.url = None if spec.remote is None else _run_url(spec.remote, run_dir)
+        self.url = None if spec.remote is None else run_url(spec.remote, run_dir)
         self._writer: AsyncWriter | None = None
         self._uploader: Uploader | None = None  # on rank 0
         self._remote_reachable = True  # on rank 0: the storage answered at the start
@@ -263,7 +263,7 @@ def check_storage(spec: CheckpointSpec, run_dir: str, resume: str, comm: Comm) -
     def check() -> None:
         with suppress(StorageError):
             if spec.remote is not None:
-                check_writable(_run_url(spec.remote, Path(run_dir)), retry_s=0)
+                check_writable(run_url(spec.remote, Path(run_dir)), retry_s=0)
             if (url := Resume.parse(resume).url) is not None:
                 remote_checkpoints(url, retry_s=0)
 
@@ -279,7 +279,7 @@ def _check_state(found: Checkpoint) -> None:
         )
 
 
-def _run_url(remote: str, run_dir: Path) -> str:
+def run_url(remote: str, run_dir: Path) -> str:
     """Returns the URL of a run's copy: `remote` plus the run directory relative to the working directory.
 
     A run directory outside the working directory contributes only its last part.

@@ -42,13 +42,19 @@ class Resume:
         check_url("resume", text)
         if text.endswith(".pt"):
             return cls(False, open_clip=text)
-        location, step = text.rstrip("/"), None
-        folder = Path(location)
-        if is_checkpoint(folder.name) and folder.parent.name == CHECKPOINTS:
-            location, step = location.removesuffix(f"/{CHECKPOINTS}/{folder.name}"), step_of(folder)
+        location, step = split_checkpoint(text)
         if "://" in location:
             return cls(True, True, step, url=location)
         return cls(True, True, step, run_dir=location)
+
+
+def split_checkpoint(location: str) -> tuple[str, int | None]:
+    """Splits the path or URL of a run, or of one of its checkpoints, into the run's and the step, None for a run."""
+    location = location.rstrip("/")
+    folder = Path(location)
+    if is_checkpoint(folder.name) and folder.parent.name == CHECKPOINTS:
+        return location.removesuffix(f"{CHECKPOINTS}/{folder.name}").rstrip("/") or ".", step_of(folder)
+    return location, None
 
 
 def step_folder(step: int) -> str:

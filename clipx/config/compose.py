@@ -15,6 +15,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
 from hydra.version import VersionBase
@@ -116,6 +117,12 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             names = choice if isinstance(choice, list) and group in LIST_GROUPS else [choice]
             if any(isinstance(name, (NoneType, int, float, list, dict)) for name in names):
                 raise ConfigError(unknown_option(group, str(override.input_line).partition("=")[2], known))
+
+
+def config_folders() -> list[Path]:
+    """Returns the folder of --config-dir of the command that runs now, if it was given."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+    return [Path(one.path) for one in sources if one.schema == "file" and one.provider == "command-line"]
 
 
 def task_overrides(hydra: Any) -> list[str]:

@@ -66,8 +66,13 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
 
     Keys that were renamed later are read under their old names, and removed keys are ignored. Raises ConfigError.
     """
+    return typing.cast(Spec, checked(saved_config(cls, values)))
+
+
+def saved_config(cls: type[Any], values: dict[str, Any]) -> DictConfig:
+    """Returns the configuration that `from_dict` checks. Raises ConfigError for keys and values that no spec has."""
     prepare([], [])
-    cfg = OmegaConf.structured(cls)
+    cfg: DictConfig = OmegaConf.structured(cls)
     types = typing.get_type_hints(cls)
     try:
         for key, value in _renamed(cls, values, "").items():
@@ -84,7 +89,7 @@ def from_dict(cls: type[Spec], values: dict[str, Any]) -> Spec:
                 cfg[key] = value
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error
-    return typing.cast(Spec, checked(cfg))
+    return cfg
 
 
 def removed_values(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.config.registry import option
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import LoggerSpec, Row, Sink, require_package
+from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package
 from clipx.storage.local import write_text
 from clipx.storage.url import check_secrets
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 _PARAMS_PER_REQUEST = 100  # MLflow's limits
 _PARAM_CHARACTERS = 6000
-_ID_FILE = "mlflow_id"
 
 
 @option("logger")
@@ -59,9 +58,11 @@ class MlflowSpec(LoggerSpec):
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(self.tracking_uri or f"sqlite:///{(run_dir / 'mlflow.db').absolute()}")
-        id_file = run_dir / _ID_FILE
-        if not id_file.is_file():
+        own = run_dir / "mlflow.db"
+        elsewhere = self.tracking_uri is None and not own.is_file()  # of a run resumed from a URL, which lacks the file
+        client = MlflowClient(self.tracking_uri or f"sqlite:///{own.absolute()}")
+        id_file = run_dir / ID_FILES["mlflow"]
+        if elsewhere or not id_file.is_file():
             experiment = client.get_experiment_by_name(self.experiment)
             number = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
             tags = {"mlflow.source.name": "clipx.train", "run_dir": str(run_dir), **self.tags}

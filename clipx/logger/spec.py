@@ -19,6 +19,10 @@ Row = dict[str, float]
 
 COUNTERS = ("step", "samples", "epoch", "seconds")
 
+ID_FILES = {"wandb": "wandb_id", "mlflow": "mlflow_id", "trackio": "trackio_run"}
+"""File in the run directory with the id of the run in a logger, by its kind. A run that is resumed from a URL gets
+them, too, and continues the same run there."""
+
 
 class Sink(Protocol):
     """Receiver of metrics."""

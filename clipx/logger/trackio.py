@@ -15,12 +15,10 @@ from typing import Any
 from clipx.config.registry import option
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import LoggerSpec, Row, Sink, require_package
+from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package
 from clipx.storage.local import write_text
 
 log = logging.getLogger(__name__)
-
-_ID_FILE = "trackio_run"
 
 
 @option("logger")
@@ -72,7 +70,7 @@ def _name(run_dir: Path, project: str, name: str) -> str:
     """Returns the name of the run in trackio, which identifies it there: `name`, with a number if it is taken."""
     import trackio
 
-    id_file = run_dir / _ID_FILE
+    id_file = run_dir / ID_FILES["trackio"]
     if id_file.is_file():
         _import_fragments()
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 from clipx.config.registry import option
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import LoggerSpec, Row, Sink
+from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink
 from clipx.storage.local import write_text
 
 
@@ -52,7 +52,7 @@ class WandbSpec(LoggerSpec):
                 "logger.wandb.mode=online needs a key: run `wandb login`, set WANDB_API_KEY, or use "
                 "logger.wandb.mode=offline"
             )
-        id_file = run_dir / "wandb_id"
+        id_file = run_dir / ID_FILES["wandb"]
         if not id_file.is_file():
             write_text(id_file, uuid.uuid4().hex[:8])
         run = wandb.init(

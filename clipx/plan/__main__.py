@@ -7,6 +7,7 @@ import sys
 
 from clipx.cli import cli, imports
 from clipx.plan.spec import PlanSpec
+from clipx.trainer.saved_run import composition_base
 
 
 def show(spec: PlanSpec) -> None:
@@ -38,7 +39,7 @@ def show(spec: PlanSpec) -> None:
 def main() -> None:
     """Runs Hydra's main. A key may have the name of the command before it: plan.measured=FILE."""
     sys.argv[1:] = [word.removeprefix("plan.") for word in sys.argv[1:]]
-    cli(show, "plan", prints=True)()
+    cli(show, "plan", base=composition_base, prints=True)()
 
 
 if __name__ == "__main__":

@@ -2,29 +2,209 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.checkpoint.resume import Resume
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import OmegaConf
+
+from clipx.checkpoint.downloader import remote_checkpoints
+from clipx.checkpoint.format import Checkpoint, CheckpointDir
+from clipx.checkpoint.manager import run_url
+from clipx.checkpoint.resume import CHECKPOINTS, Resume, split_checkpoint, step_folder, step_of
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.saved import from_dict, to_dict
+from clipx.config.base import based_on
+from clipx.config.compose import config_folders
+from clipx.config.saved import from_dict, saved_config, to_dict
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, ConfigError, NotSynced
+from clipx.errors import CheckpointError, ConfigError, NotSynced, require
 from clipx.run.directory import RunDir
-from clipx.trainer.spec import RunSpec
+from clipx.storage.remote import is_local, local_path
+from clipx.storage.url import check_url
+from clipx.trainer.spec import RunSpec, compose
+from clipx.weights.download import errors_of, fetched_checkpoint, fetched_run, files_at
+from clipx.weights.spec import SUFFIXES
 
 if TYPE_CHECKING:
     from clipx.checkpoint.manager import CheckpointManager
 
+_CONFIG = "config.yaml"
 
-def load_run(run_dir: Path) -> RunSpec:
-    """Returns the configuration that a run directory was trained with. Raises CheckpointError if there is none."""
-    found = RunDir(run_dir)
+
+@dataclass(frozen=True, slots=True)
+class SavedRun:
+    """A run that a command reads, in a directory or at a URL."""
+
+    location: str  # of the run, without a checkpoint's part
+    folder: Path  # run directory; of a run at a URL, its copy in the cache
+    spec: RunSpec
+    step: int | None  # of the checkpoint that was named; None: the run was
+
+    @property
+    def is_remote(self) -> bool:
+        return not is_local(self.location)
+
+    def the_step(self, typed: Any) -> Any:
+        """Returns the step that was named, by the option `step` or by the location. Raises ConfigError if by both."""
+        require(
+            typed is None or self.step is None,
+            f"step={typed} has no effect on run={self.location}/{CHECKPOINTS}/{step_folder(self.step or 0)}, which is "
+            "a checkpoint: remove it",
+        )
+        return typed if self.step is None else self.step
+
+    def steps(self) -> list[int]:
+        """Returns the steps of its checkpoints, in order. Raises as `remote_checkpoints`."""
+        if self.is_remote:
+            return sorted(step for step, _ in remote_checkpoints(self.location))
+        return sorted(map(step_of, CheckpointDir(RunDir(self.folder).checkpoints, print).folders()))
+
+    def load(self, step: int | None = None, comm: Comm | None = None) -> Checkpoint | None:
+        """Loads the checkpoint of a step, or the newest, as `CheckpointDir.load_on_all`. Downloads one from a URL."""
+        found = CheckpointDir(RunDir(self.folder).checkpoints, print)
+        if self.is_remote:
+            step = self._newest(comm) if step is None else step
+            if step is None:
+                return None
+            fetched_checkpoint(f"{self.location}/{CHECKPOINTS}/{step_folder(step)}")
+        return found.load(step) if comm is None else found.load_on_all(comm, step)
+
+    def _newest(self, comm: Comm | None) -> int | None:
+        """Returns the step of the newest intact checkpoint at the URL, the same on all ranks. None: there is none."""
+
+        def find() -> int | None:
+            return step_of(fetched_checkpoint(self.location)) if self.steps() else None
+
+        return find() if comm is None else comm.run_on_main(find)
+
+
+def open_run(location: str, key: str = "run", changes: Sequence[str] = (), files: Sequence[str] = ()) -> SavedRun:
+    """Opens the run at a path or URL, or the run of a checkpoint there.
+
+    Args:
+        location: value of the option `key`.
+        changes: overrides of the run's configuration, as on the command line.
+        files: patterns of the names of further files that are downloaded from a URL.
+
+    Raises CheckpointError if there is no run, ConfigError for a configuration that cannot be read, or changed so.
+    """
+    check_url(key, location)
+    with errors_of(key):
+        place, step = split_checkpoint(location)
+        folder = Path(local_path(place)) if is_local(place) else fetched_run(place, (_CONFIG, *files))
+        return SavedRun(place, folder, _spec(_values(folder, f"{key}={location}"), changes), step)
+
+
+def holds_run(location: str) -> bool:
+    """Returns whether there is a run at a path or URL. Raises ClipxError for a URL that cannot be read."""
+    if is_local(location):
+        return RunDir(Path(local_path(location))).holds_run
+    with errors_of("run"):
+        return not location.endswith(SUFFIXES) and _CONFIG in files_at(location.rstrip("/"))
+
+
+def find_run(location: str, changes: Sequence[str] = ()) -> SavedRun | None:
+    """Opens the run of `run=`, which may also be other weights: None. Raises as `open_run`."""
+    check_url("run", location)
+    if holds_run(split_checkpoint(location)[0]):
+        return open_run(location, changes=changes)
+    check_no_changes(location, changes)
+    return None
+
+
+def check_no_changes(location: str, changes: Sequence[str]) -> None:
+    """Raises ConfigError if there are overrides of a run's configuration for weights that are no run's."""
+    require(
+        not changes,
+        f"{' '.join(changes)} has no effect on run={location}, which is not a run: also choose an option of the group, "
+        "or remove it",
+    )
+
+
+def find_runs(location: str, changes: Sequence[str] = ()) -> list[SavedRun]:
+    """Opens the run of `run=`, or the runs in a folder. Empty for other weights. Raises as `open_run`."""
+    check_url("run", location)
+    if holds_run(split_checkpoint(location)[0]):
+        return [open_run(location, changes=changes)]
+    folder = location.rstrip("/")
+    if is_local(location):
+        names = [path.name for path in Path(local_path(location)).glob("*")]
+    else:
+        names = [] if location.endswith(SUFFIXES) or location.startswith("http") else list(files_at(folder))
+    runs = [f"{folder}/{name}" for name in sorted(names)]
+    return [open_run(run, changes=changes) for run in runs if holds_run(run)]
+
+
+def _values(folder: Path, named: str) -> dict[str, Any]:
+    """Returns the saved values of the run in a directory. `named`: the option that names it."""
+    found = RunDir(folder)
     if not found.holds_run:
-        raise CheckpointError(f"run={run_dir} holds no run (no config.yaml): check the path")
-    return from_dict(RunSpec, found.saved())
+        raise CheckpointError(f"{named} holds no run (no {_CONFIG}): check the path")
+    return found.saved()
+
+
+def _spec(values: dict[str, Any], changes: Sequence[str]) -> RunSpec:
+    """Returns the spec of a saved configuration with overrides."""
+    if not changes:
+        return from_dict(RunSpec, values)
+    folders = config_folders()
+    name = based_on(saved_config(RunSpec, values), "train")
+    return compose(*changes, config_name=name, config_dir=folders[-1] if folders else None)
+
+
+def composition_base(config_name: str, words: Sequence[str]) -> str:
+    """Returns the primary configuration for the overrides `words` of a command that trains or plans a run.
+
+    If resume= names a run or one of its checkpoints, it is the run's saved configuration with the keys of
+    `config_name`, which the words then change; else `config_name`. Raises ClipxError.
+    """
+    typed = {}
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        typed[override.get_key_element().lstrip("+~")] = override
+    text = _text(typed.get("resume"))
+    resume = Resume.parse(text) if text else Resume(False)
+    place = resume.run_dir or resume.url
+    if place is None:
+        return config_name
+    for word in typed.values():
+        require(
+            not word.is_sweep_override(),
+            f"resume={text} continues one run, and {word.input_line} is a sweep: give one value, or start new runs "
+            "from its weights by model.weights=…",
+        )
+    values = _resumed_values(place, text, _text(typed.get("checkpoint.remote")))
+    if resume.run_dir is not None:
+        run_dir = _text(typed.get("run_dir")) or place
+        require(
+            Path(run_dir) == Path(place),
+            f"run_dir={run_dir} has no effect with resume={text}, which continues in its directory: remove it",
+        )
+        values["run_dir"] = place
+    try:
+        return based_on(saved_config(RunSpec, values), config_name)
+    except ConfigError as error:
+        raise CheckpointError(f"{place} cannot be resumed ({error}): restore its config.yaml") from error
+
+
+def _text(override: Override | None) -> str:
+    """Returns the typed value of a string, with interpolations resolved. Empty: none, or several of a sweep."""
+    if override is None or override.is_delete() or override.is_sweep_override():
+        return ""
+    return str(OmegaConf.create({"value": override.value()}).value)
+
+
+def _resumed_values(place: str, text: str, remote: str) -> dict[str, Any]:
+    """Returns the saved values of a run that is resumed, from its copy at `checkpoint.remote` if it is only there."""
+    check_url("resume", text)
+    if "://" not in place and remote and not RunDir(Path(place)).holds_run:
+        place = run_url(remote, Path(place))
+    with errors_of("resume"):
+        folder = fetched_run(place, (_CONFIG,)) if "://" in place else Path(place)
+    return _values(folder, f"resume={text}")
 
 
 def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
@@ -63,7 +243,7 @@ def resumed_run(spec: RunSpec) -> RunSpec | None:
     if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).has_begun):
         return None
     try:
-        return load_run(run_dir)
+        return from_dict(RunSpec, _values(run_dir, f"resume={spec.resume}"))
     except ConfigError as error:
         raise CheckpointError(f"{run_dir} cannot be resumed ({error}): restore its config.yaml") from error
 

@@ -12,7 +12,7 @@ import clipx.optimizer.spec
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.compose import checked, compose_config, hydra_override
+from clipx.config.compose import checked, compose_config, hydra_override, prepare
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
@@ -67,8 +67,8 @@ class RunSpec:
     resume: str = "none"
     """Start of the run. none: a new run. auto: resume if run_dir holds a run, else a new run. latest: resume the run in
     run_dir, an error if there is none. step:N: the same from the checkpoint of step N. A run directory or one of its
-    checkpoints, as a path: resume in that directory; as a URL: download to run_dir and resume. A .pt file of
-    open_clip's trainer: a new run that continues that training."""
+    checkpoints: resume with the saved configuration, which other overrides change; as a path in that directory, as a
+    URL after a download to run_dir. A .pt file of open_clip's trainer: a new run that continues that training."""
 
     log_every: str = "20st"
     """Interval at which metrics are read from the device and logged: a duration above zero, such as 20st (optimizer
@@ -335,11 +335,16 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     """Composes and checks a run from Python or a notebook. Returns its RunSpec.
 
     `overrides`: overrides as on the command line (`"model=vit_b32"`, `"data.batch_size=512"`). `config_dir`: a folder
-    with further groups, as for --config-dir. Raises ConfigError, one line with value, rule and fix.
+    with further groups, as for --config-dir. Raises ConfigError, one line with value, rule and fix, and CheckpointError
+    if resume= names no run.
     """
+    from clipx.trainer.saved_run import composition_base  # imports this module
+
     overrides = tuple(map(hydra_override, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []
+    prepare(overrides, folders)
     try:
-        return typing.cast("RunSpec", checked(compose_config(config_name, overrides, folders)))
+        base = composition_base(config_name, overrides)
+        return typing.cast("RunSpec", checked(compose_config(base, overrides, folders)))
     except COMPOSITION_ERRORS as error:
         raise ConfigError(one_line(error)) from error

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.checkpoint.format import Checkpoint, CheckpointDir
-from clipx.checkpoint.resume import step_of
+from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import load_module, select_prefix
 from clipx.config.names import name_of
 from clipx.config.saved import option_from_dict, to_dict
@@ -25,12 +24,12 @@ from clipx.model.clip import CLIP
 from clipx.model.lora import merged
 from clipx.precision.spec import PrecisionSpec
 from clipx.run.directory import RunDir
-from clipx.weights.files import SUFFIXES
 from clipx.weights.load import load_into, load_with_spec, weights_part
-from clipx.weights.spec import ALL_STEPS
+from clipx.weights.spec import ALL_STEPS, SUFFIXES
 
 if TYPE_CHECKING:
     from clipx.evaluate import EvaluateSpec
+    from clipx.trainer.saved_run import SavedRun
     from clipx.trainer.spec import RunSpec
 
 _MAX_NAMED = 10  # largest number of bad samples to print
@@ -38,22 +37,20 @@ _MODELS = ("open_clip_config.json", "config.json")  # a folder with one of these
 
 
 def evaluate_runs(
-    spec: EvaluateSpec, runs: Mapping[Path, RunSpec], steps: str | None, comm: Comm
+    spec: EvaluateSpec, runs: Sequence[SavedRun], steps: str | None, comm: Comm
 ) -> Iterator[tuple[Suite, Evaluated]]:
     """Evaluates checkpoints of runs. `steps`: a number, `all`, or None for the newest checkpoint. Collective."""
     suites: dict[str, Suite] = {}
-    for path, run in runs.items():
-        rundir = RunDir(path)
+    for saved in runs:
+        run, quarantine = saved.spec, _print_bad if saved.is_remote else RunDir(saved.folder).quarantine
         suite = _suite(spec, run, comm, suites)
-        checkpoints = CheckpointDir(rundir.checkpoints, print)
-        every = sorted(step_of(folder) for folder in checkpoints.folders())
-        wanted = comm.broadcast_object(every) if steps == ALL_STEPS else [None if steps is None else int(steps)]
+        wanted = comm.run_on_main(saved.steps) if steps == ALL_STEPS else [None if steps is None else int(steps)]
         for step in wanted:
-            checkpoint = checkpoints.load_on_all(comm, step)
+            checkpoint = saved.load(step, comm)
             if checkpoint is not None:
                 fill = partial(_fill, checkpoint, spec, run)
                 precision, data = spec.precision or run.precision, suite.tasks[0].data
-                embedder = Embedder.of_weights(run.model, fill, precision, data, comm, rundir.quarantine)
+                embedder = Embedder.of_weights(run.model, fill, precision, data, comm, quarantine)
                 yield suite, Evaluated(run.name, checkpoint.step, suite.evaluate(list(suite.evaluators), embedder))
 
 

@@ -6,15 +6,19 @@ import fcntl
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from clipx.checkpoint.downloader import RETRY_S, fetch, remote_checkpoints
-from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint
-from clipx.errors import CheckpointError
+from clipx.checkpoint.downloader import RETRY_S, fetch, fetch_files, remote_checkpoints
+from clipx.checkpoint.format import discard
+from clipx.checkpoint.records import MANIFEST, DamagedCheckpoint
+from clipx.checkpoint.resume import CHECKPOINTS, split_checkpoint
+from clipx.errors import CheckpointError, ClipxError
+from clipx.escape import print_stderr
 from clipx.storage.local import cache_folder, open_own
-from clipx.storage.remote import ask, download, errors_as, file_system, retry
+from clipx.storage.remote import ask, download, errors_as, file_system, read_file, retry
 
 
 def fetched(url: str) -> Path:
@@ -82,27 +86,73 @@ def files_at(url: str) -> set[str]:
         return set()
 
 
-def fetched_checkpoint(url: str) -> Path:
-    """Downloads a checkpoint of a run at `url`, or the newest if `url` is the run, and verifies its hashes.
+def fetched_run(url: str, patterns: Sequence[str]) -> Path:
+    """Downloads the files of the run at `url` whose names match, and returns the run's folder in the cache.
 
-    Returns its folder in the cache. Raises CheckpointError for a URL without checkpoint.
+    Each call downloads them again, because a run in progress changes them. Raises CheckpointError and StorageError.
     """
-    place = url.rstrip("/")
-    if not is_checkpoint(place.rpartition("/")[2]):
-        found = remote_checkpoints(place)
-        if not found:
-            raise CheckpointError(f"{url} holds no checkpoint and no weights: check the URL")
-        place = found[0][1]
-    run = place.rpartition(f"/{CHECKPOINTS}/")[0]
-    folder = cache_folder("weights") / _digest(run) / CHECKPOINTS
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _run_folder(url)
+    names = [name for name in files_at(url) if any(fnmatchcase(name, pattern) for pattern in patterns)]
     with _locked(folder):
-        path = folder / place.rpartition("/")[2]
-        return path if path.exists() else fetch(place, folder)
+        gone = [path.name for pattern in patterns for path in folder.glob(pattern)]
+        fetch_files(url, folder, sorted({*names, *gone}))
+    return folder
+
+
+def fetched_checkpoint(url: str) -> Path:
+    """Downloads a checkpoint of a run at `url`, or the newest intact one if `url` is the run, and verifies its hashes.
+
+    Returns its folder in the cache, into which it is downloaded again only if the run has replaced it. Raises
+    CheckpointError for a URL without checkpoint.
+    """
+    run, step = split_checkpoint(url)
+    found = remote_checkpoints(run)
+    places = [place for number, place in found if step in (None, number)]
+    if not places:
+        steps = f"; available steps: {', '.join(str(number) for number, _ in found)}" if found else ""
+        raise CheckpointError(f"{url} holds no checkpoint and no weights: check the URL{steps}")
+    folder = _run_folder(run) / CHECKPOINTS
+    folder.mkdir(exist_ok=True)
+    with _locked(folder):
+        for place in places:
+            try:
+                return _current(place, folder)
+            except DamagedCheckpoint as damage:
+                if place == places[-1]:
+                    raise
+                print_stderr(f"{damage}: falling back to the previous checkpoint")
+    raise AssertionError  # unreachable: the last one returns or raises
+
+
+def _current(url: str, folder: Path) -> Path:
+    """Returns the copy of a checkpoint in `folder`, after replacing one that differs from that at the URL."""
+    path = folder / url.rpartition("/")[2]
+    if path.exists():
+        with _read_errors(url):
+            manifest = read_file(f"{url}/{MANIFEST}", RETRY_S)
+        if (path / MANIFEST).is_file() and (path / MANIFEST).read_bytes() == manifest:
+            return path
+        discard(path.rename(path.with_name(f"tmp.{path.name}.{uuid4().hex[:12]}")))  # other processes keep its files
+    return fetch(url, folder)
+
+
+def _run_folder(url: str) -> Path:
+    folder = cache_folder("weights") / _digest(url.rstrip("/"))
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+@contextmanager
+def errors_of(key: str, instead_of: str = "model.weights") -> Iterator[None]:
+    """Names the option `key` in the errors of a download, or of `load_weights`."""
+    try:
+        yield
+    except ClipxError as error:
+        raise type(error)(str(error).replace(f"{instead_of}=", f"{key}=")) from None
 
 
 @contextmanager

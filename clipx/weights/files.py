@@ -13,9 +13,9 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.storage.failure import error_text
 from clipx.storage.safe_json import check_sizes, parse_json, read_regular, shown
+from clipx.weights.spec import SUFFIXES
 
 METADATA = "clipx"  # metadata key of clipx's description of the model in a safetensors file
-SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _CONVERT = (
     "convert it in a process that you trust with it: safetensors.torch.save_file(model.state_dict(), "
     "'weights.safetensors')"

@@ -13,7 +13,8 @@ from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.spec import ClipSpec
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation, Projection
-from clipx.weights.load import LoadedWeights, errors_of
+from clipx.weights.download import errors_of
+from clipx.weights.load import LoadedWeights
 from clipx.weights.timm_filter import TimmFilter
 from clipx.weights.tower import ADAPTED, load_towers
 from clipx.weights.tower_source import TimmWeights, find_timm

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.state import load_module, select_prefix
 from clipx.config.names import name_of
 from clipx.config.saved import option_from_dict, to_dict
-from clipx.errors import CheckpointError, ClipxError
+from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.lora import initial_adapters, merged, without_adapters
 from clipx.model.spec import ModelSpec
@@ -39,10 +38,10 @@ from clipx.storage.safe_json import check_sizes, read_as
 from clipx.storage.url import check_url
 from clipx.weights import hf_clip, siglip2
 from clipx.weights.compare import check_same
-from clipx.weights.download import fetched, fetched_checkpoint, fetched_folder, files_at
-from clipx.weights.files import METADATA, SUFFIXES, check_described, read_json, read_tensors
+from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_folder, files_at
+from clipx.weights.files import METADATA, check_described, read_json, read_tensors
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
-from clipx.weights.spec import WeightsChoice
+from clipx.weights.spec import SUFFIXES, WeightsChoice
 from clipx.weights.stretch import stretch_text_positions, with_context
 
 CONFIG = "open_clip_config.json"
@@ -253,15 +252,6 @@ def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
             f"give a run directory, a folder with {CONFIG}, or hf-hub:ORG/NAME"
         )
     return weights, weights.spec
-
-
-@contextmanager
-def errors_of(key: str, instead_of: str = "model.weights") -> Iterator[None]:
-    """Names the option `key` in the errors of `load_weights`."""
-    try:
-        yield
-    except ClipxError as error:
-        raise type(error)(str(error).replace(f"{instead_of}=", f"{key}=")) from None
 
 
 def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> list[str]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+"""Suffixes of the files of weights."""
+
 ALL_STEPS = "all"
 """Value of the option `step` that selects every checkpoint of a run."""
 

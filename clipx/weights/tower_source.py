@@ -22,11 +22,12 @@ from clipx.model.tower_spec import timm_weights_of
 from clipx.storage.hub import HUB, hub_files
 from clipx.storage.remote import is_local
 from clipx.storage.safe_json import shown
-from clipx.weights.download import fetched, fetched_folder, files_at
-from clipx.weights.files import SUFFIXES, read_json, read_tensors
+from clipx.weights.download import errors_of, fetched, fetched_folder, files_at
+from clipx.weights.files import read_json, read_tensors
 from clipx.weights.hf_clip import is_clip_model
-from clipx.weights.load import CONFIG, LoadedWeights, errors_of, load_weights, local_path_of
+from clipx.weights.load import CONFIG, LoadedWeights, load_weights, local_path_of
 from clipx.weights.open_clip import is_clip
+from clipx.weights.spec import SUFFIXES
 
 _CONFIG = "config.json"  # of models of timm and transformers
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
