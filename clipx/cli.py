@@ -186,7 +186,10 @@ def _run(command: _Command) -> list[ClipxError]:
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in changes]
         base = command.base(command.name, words)
         chosen = arguments.config_name
-        require(base == command.name or chosen is None, f"--config-name={chosen} cannot be combined with resume=RUN")
+        require(
+            base == command.name or chosen is None,
+            f"--config-name={chosen} cannot be combined with resume=…, whose configuration is the base: remove it",
+        )
         hydra_main(config_path=str(CONF_DIR), config_name=base, version_base="1.3")(job)()
     except ClipxError as error:
         return failed or [error]

@@ -23,6 +23,11 @@ class Resume:
     url: str | None = None
     open_clip: str | None = None  # a checkpoint of open_clip's trainer, from which a new run starts
 
+    @property
+    def place(self) -> str | None:
+        """Directory or URL of the run that was named."""
+        return self.run_dir or self.url
+
     @classmethod
     def parse(cls, text: str) -> Resume:
         """Parses a value of `resume=`.

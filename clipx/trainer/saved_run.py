@@ -165,24 +165,25 @@ def composition_base(config_name: str, words: Sequence[str]) -> str:
     typed = {}
     for override in OverridesParser.create().parse_overrides(list(words)):
         typed[override.get_key_element().lstrip("+~")] = override
-    text = _text(typed.get("resume"))
-    resume = Resume.parse(text) if text else Resume(False)
-    place = resume.run_dir or resume.url
-    if place is None:
+    texts = _texts(typed.get("resume"))
+    named = [text for text in texts if Resume.parse(text).place is not None]
+    if not named:
         return config_name
+    text, resume = named[0], Resume.parse(named[0])
+    place = resume.place
     for word in typed.values():
         require(
             not word.is_sweep_override(),
             f"resume={text} continues one run, and {word.input_line} is a sweep: give one value, or start new runs "
             "from its weights by model.weights=…",
         )
-    values = _resumed_values(place, text, _text(typed.get("checkpoint.remote")))
+    values = _resumed_values(place, text, *_texts(typed.get("checkpoint.remote")))
     if resume.run_dir is not None:
-        run_dir = _text(typed.get("run_dir")) or place
-        require(
-            Path(run_dir) == Path(place),
-            f"run_dir={run_dir} has no effect with resume={text}, which continues in its directory: remove it",
-        )
+        for run_dir in _texts(typed.get("run_dir")):
+            require(
+                Path(run_dir) == Path(place),
+                f"run_dir={run_dir} has no effect with resume={text}, which continues in its directory: remove it",
+            )
         values["run_dir"] = place
     try:
         return based_on(saved_config(RunSpec, values), config_name)
@@ -190,14 +191,16 @@ def composition_base(config_name: str, words: Sequence[str]) -> str:
         raise CheckpointError(f"{place} cannot be resumed ({error}): restore its config.yaml") from error
 
 
-def _text(override: Override | None) -> str:
-    """Returns the typed value of a string, with interpolations resolved. Empty: none, or several of a sweep."""
-    if override is None or override.is_delete() or override.is_sweep_override():
-        return ""
-    return str(OmegaConf.create({"value": override.value()}).value)
+def _texts(override: Override | None) -> list[str]:
+    """Returns the typed value of a string, or the values of a sweep, with interpolations resolved. Empty: none."""
+    if override is None or override.is_delete():
+        return []
+    swept = override.is_sweep_override()
+    values = list(override.sweep_string_iterator()) if swept else [override.value()]
+    return [str(OmegaConf.create({"value": value}).value) for value in values]
 
 
-def _resumed_values(place: str, text: str, remote: str) -> dict[str, Any]:
+def _resumed_values(place: str, text: str, remote: str | None = None) -> dict[str, Any]:
     """Returns the saved values of a run that is resumed, from its copy at `checkpoint.remote` if it is only there."""
     check_url("resume", text)
     if "://" not in place and remote and not RunDir(Path(place)).holds_run:

@@ -27,7 +27,7 @@ from clipx.errors import CheckpointError
 from clipx.export import export
 from clipx.model.clip import CLIP
 from clipx.model.tower_spec import Interpolation
-from clipx.trainer.saved_run import load_run
+from clipx.trainer.saved_run import open_run
 from clipx.trainer.trainer import Trainer
 from clipx.weights.export import atomic_output
 from clipx.weights.load import load_model, load_weights
@@ -73,13 +73,13 @@ def trained(run_dir: Path, which: str = "model") -> CLIP:
     """Returns a run's final model: `model` or `average`."""
     found = CheckpointDir(run_dir / "checkpoints", print).load()
     assert found is not None
-    model = load_run(run_dir).model.build(CPU, torch.float32).eval()
+    model = open_run(str(run_dir)).spec.model.build(CPU, torch.float32).eval()
     load_module(model, select_prefix(which, found.tensors), which)
     return model
 
 
 def tokens(run_dir: Path) -> Tensor:
-    return load_run(run_dir).model.text.build_tokenizer()(TEXTS)
+    return open_run(str(run_dir)).spec.model.text.build_tokenizer()(TEXTS)
 
 
 def pixels(
@@ -150,7 +150,7 @@ def test_transformers_loads_an_export_with_equal_embeddings(runs: dict[str, Path
     labels = alone(Image.open(io.BytesIO(image)), candidate_labels=["a dog’s life", "a cat"])
     assert alone.tokenizer(TEXTS[-1])["input_ids"] == processor.tokenizer(TEXTS[-1])["input_ids"] and len(labels) == 2
     fast = processor(images=Image.open(io.BytesIO(image)), return_tensors="pt")["pixel_values"]
-    level = 1 / 255 / min(load_run(runs["vit"]).model.image.normalization["std"])
+    level = 1 / 255 / min(open_run(str(runs["vit"])).spec.model.image.normalization["std"])
     assert (fast - exact["pixel_values"]).abs().max() < 1.01 * level, (
         "differs by more than the rounding of torchvision's resize"
     )

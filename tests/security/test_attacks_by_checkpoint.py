@@ -22,7 +22,7 @@ from clipx.checkpoint.format import CheckpointDir, find_damage, sha256
 from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.evaluate import evaluate
-from clipx.trainer.saved_run import load_run
+from clipx.trainer.saved_run import open_run
 from clipx.trainer.trainer import Trainer
 
 SHARD = "shard.00000-of-00001.safetensors"
@@ -221,7 +221,7 @@ def test_a_configuration_with_executable_content_is_rejected(
     make, message = CONFIGS[name]
     (malicious / "config.yaml").write_bytes(make(malicious, flag.path).encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=message) as raised:
-        load_run(malicious)
+        open_run(str(malicious))
     assert flag.absent
     assert SECRET not in str(raised.value) and "\n" not in str(raised.value)
 

@@ -28,7 +28,7 @@ from clipx.config.saved import from_dict, save, to_dict
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
 from clipx.optimizer.groups import parameter_groups
-from clipx.trainer.saved_run import load_run
+from clipx.trainer.saved_run import open_run
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.spec import compose as real_compose
 
@@ -182,8 +182,8 @@ def test_a_saved_spec_loads_as_an_equal_spec_of_plain_values(tmp_path: Path) -> 
         *("+model.image.options={drop_path_rate:0.1,flag:true}", "resume=outputs/earlier", "checkpoint=none"),
     )
     save(spec, tmp_path / "config.yaml")
-    assert load_run(tmp_path) == spec
-    save(load_run(tmp_path), tmp_path / "again.yaml")
+    assert open_run(str(tmp_path)).spec == spec
+    save(open_run(str(tmp_path)).spec, tmp_path / "again.yaml")
     text = (tmp_path / "config.yaml").read_text()
     assert (tmp_path / "again.yaml").read_text() == text
     assert "decay_rule: published" in text and "!" not in text and "${" not in text
