@@ -188,7 +188,7 @@ def _run(command: _Command) -> list[ClipxError]:
         chosen = arguments.config_name
         require(
             base == command.name or chosen is None,
-            f"--config-name={chosen} cannot be combined with resume=…, whose configuration is the base: remove it",
+            f"--config-name={chosen} has no effect with resume=…, whose configuration is the base: remove it",
         )
         hydra_main(config_path=str(CONF_DIR), config_name=base, version_base="1.3")(job)()
     except ClipxError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from omegaconf import OmegaConf
 
 from clipx.checkpoint.downloader import remote_checkpoints
@@ -165,12 +165,10 @@ def composition_base(config_name: str, words: Sequence[str]) -> str:
     typed = {}
     for override in OverridesParser.create().parse_overrides(list(words)):
         typed[override.get_key_element().lstrip("+~")] = override
-    texts = _texts(typed.get("resume"))
-    named = [text for text in texts if Resume.parse(text).place is not None]
-    if not named:
+    parsed = [(text, Resume.parse(text)) for text in _texts(typed.get("resume"))]
+    text, place, is_local_run = next(((t, r.place, r.url is None) for t, r in parsed if r.place), ("", None, False))
+    if place is None:
         return config_name
-    text, resume = named[0], Resume.parse(named[0])
-    place = resume.place
     for word in typed.values():
         require(
             not word.is_sweep_override(),
@@ -178,7 +176,7 @@ def composition_base(config_name: str, words: Sequence[str]) -> str:
             "from its weights by model.weights=…",
         )
     values = _resumed_values(place, text, *_texts(typed.get("checkpoint.remote")))
-    if resume.run_dir is not None:
+    if is_local_run:
         for run_dir in _texts(typed.get("run_dir")):
             require(
                 Path(run_dir) == Path(place),
@@ -195,9 +193,10 @@ def _texts(override: Override | None) -> list[str]:
     """Returns the typed value of a string, or the values of a sweep, with interpolations resolved. Empty: none."""
     if override is None or override.is_delete():
         return []
-    swept = override.is_sweep_override()
-    values = list(override.sweep_string_iterator()) if swept else [override.value()]
-    return [str(OmegaConf.create({"value": value}).value) for value in values]
+    value = override.value()
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    texts = [value.text if isinstance(value, QuotedString) else value for value in values]
+    return [str(OmegaConf.create({"value": text}).value) for text in texts if text is not None]
 
 
 def _resumed_values(place: str, text: str, remote: str | None = None) -> dict[str, Any]:
