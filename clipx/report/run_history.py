@@ -24,6 +24,10 @@ PACKAGES = ("clipx", "torch", "timm", "python")
 
 _MOST_MARKS = 60
 _LATEST = 2e11  # seconds since 1970 that datetime can represent
+_MOST = 2**53  # samples and steps: float64 represents all integers up to here
+_LARGEST = 1e100  # finite value of a metric, whose square and sums are finite too
+_LONGEST = 250  # characters of the name of a metric
+_PLACE = {"step": _MOST, "samples": _MOST, "epoch": _MOST, "seconds": _LATEST}  # numbers that each row has
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,8 @@ class History:
     """Starts and events of a run. `rows`: of metrics.jsonl. `events`: of events.jsonl; damaged ones are omitted."""
 
     def __init__(self, rows: Sequence[Row], events: Sequence[Event]) -> None:
-        self.events = [event for event in events if _is_sound(event)]
-        complete = [row for row in rows if {"step", "samples", "epoch", "seconds"} <= row.keys()]
-        self.rows = sorted(complete, key=lambda row: row["samples"])
+        self.events = list(filter(is_event, events))
+        self.rows = sorted(filter(is_row, rows), key=lambda row: row["samples"])
 
     @cached_property
     def starts(self) -> list[Start]:
@@ -106,11 +109,24 @@ class History:
         return float(np.interp(event["time"], [r["seconds"] for r in rows], [r["samples"] for r in rows]))
 
 
-def _is_sound(event: Event) -> bool:
-    """Returns whether an event has a kind, a time, and a number as its step if it has one."""
-    numbers = [event.get("time"), event.get("step", 0)]
-    sound = all(isinstance(n, int | float) and math.isfinite(n) and abs(n) < _LATEST for n in numbers)
-    return sound and isinstance(event.get("event"), str)
+def is_event(event: Event) -> bool:
+    """Returns whether an event has a kind, a time, and a step and a signal of their types if it has them."""
+    texts = event.get("event"), event.get("signal", "")
+    numbers = _is_within(event.get("time"), _LATEST) and _is_within(event.get("step", 0), _MOST)
+    return numbers and all(isinstance(text, str) for text in texts)
+
+
+def is_row(row: Row) -> bool:
+    """Returns whether a row has step, samples, epoch and seconds, and numbers under names of metrics."""
+    return (
+        all(_is_within(row.get(name), most) for name, most in _PLACE.items())
+        and all(type(value) in (int, float) and not _LARGEST <= abs(value) < math.inf for value in row.values())
+        and all(len(name) <= _LONGEST and name.isprintable() for name in row)
+    )
+
+
+def _is_within(number: Any, most: float) -> bool:
+    return type(number) in (int, float) and 0 <= number < most
 
 
 def _reason(events: Sequence[Event], last: bool) -> str:

@@ -41,7 +41,7 @@ class Holder:
 
     id: str  # unique to this lock
     host: str
-    pid: Annotated[int, Field(gt=0)]  # 0 and negative numbers would name groups of processes
+    pid: Annotated[int, Field(gt=0, lt=1 << 31)]  # 0 and negative numbers would name groups of processes
     born: str  # start time of the process in kernel ticks, because pids are reused
     machine: str  # boot id and pid namespace
     job: str  # SLURM's job number and restart count, or empty

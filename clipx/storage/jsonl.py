@@ -16,11 +16,15 @@ def read_objects(path: Path) -> list[dict[str, Any]]:
 
     Skips incomplete lines. If a later process appended to one, the last object of the joined line is returned.
     """
-    found: list[dict[str, Any]] = []
-    for line in path.read_bytes().split(b"\n") if path.is_file() else []:
-        for text in (line, *_LAST.findall(line)):
-            with contextlib.suppress(ValueError, RecursionError):
-                value = json.loads(text)
-                found += [value] if isinstance(value, dict) else []
-                break
-    return found
+    content = path.read_bytes() if path.is_file() else b""
+    return [found for found in map(parse_line, content.split(b"\n")) if found is not None]
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Returns the object of a line as `read_objects`, or None without one."""
+    last = _LAST.match(line)  # not searched: each start would scan the rest of a long line
+    for text in (line, *(last.groups() if last else ())):
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(found := json.loads(text), dict):
+                return found
+    return None

@@ -26,8 +26,8 @@ _LIMITS = {  # of the sizes that a model's configuration claims, by the ends of 
 }
 
 
-def read_regular(path: Path) -> bytes:
-    """Returns the content of a regular file of at most 64 MiB.
+def read_regular(path: Path, limit: int = _LIMIT) -> bytes:
+    """Returns the content of a regular file of at most `limit` bytes, by default 64 MiB.
 
     Raises OSError for other files: a named pipe would block for ever, a sparse file may exceed the memory.
     """
@@ -36,9 +36,9 @@ def read_regular(path: Path) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if found.st_size > _LIMIT:
-            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, more than {_LIMIT:,}", str(path))
-        return file.read(found.st_size)  # reading _LIMIT would allocate it
+        if found.st_size > limit:
+            raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, more than {limit:,}", str(path))
+        return file.read(found.st_size)  # reading `limit` would allocate it
 
 
 def parse_json(content: bytes | str) -> Any:

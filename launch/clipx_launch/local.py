@@ -25,8 +25,9 @@ from clipx.errors import ConfigError, Exit, Stopped
 from clipx.run.watchdog import LAUNCHER_PID
 from clipx.storage.local import ensure_folder, open_own
 from clipx_launch import snapshot
+from clipx_launch.files import launch_dir
 from clipx_launch.options import LocalSpec
-from clipx_launch.point import Result, launch_dir
+from clipx_launch.point import Result
 from clipx_launch.progress import ProgressDisplay, summary
 from clipx_launch.slurm import job_variables
 from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher

@@ -22,16 +22,15 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
-from clipx.errors import Exit
+from clipx.errors import ClipxError, Exit
 from clipx.storage.local import ensure_folder, write_text
-from clipx.storage.safe_json import read_regular
 from clipx.trainer.spec import RunSpec
+from clipx_launch.files import FIX, Job, Number, Overrides, launch_dir, read_file, write_json
 
-_FIX = "make room, or set hydra.sweep.dir to another folder"
 _PLACE = ("name", "run_dir", "resume")  # location and start of a run, which do not change what it computes
 
 
@@ -39,7 +38,7 @@ _PLACE = ("name", "run_dir", "resume")  # location and start of a run, which do 
 class Result:
     """Outcome of a point. `value` is the number that a sweeper maximises."""
 
-    state: str  # finished, pruned, failed, stopped
+    state: Literal["finished", "pruned", "failed", "stopped"]
     exit_code: int = Exit.FINISHED
     value: float | None = None
     error: str | None = None  # or the reason of an early end
@@ -55,13 +54,13 @@ class Point:
     """One run of a sweep, stored in `point.json`. `folder` is the absolute run directory."""
 
     folder: Path
-    index: int
-    overrides: list[str]
+    index: Number
+    overrides: Overrides
     content: str  # hash of the composed configuration without name, run_dir and resume
-    job: str | None = None  # SLURM's job number
-    task: int | None = None  # number of the task in a job array
+    job: Job | None = None  # SLURM's job number
+    task: Number | None = None  # number of the task in a job array
     submitted: float | None = None  # seconds since 1970
-    requeues: int = 0
+    requeues: Number = 0
 
     @property
     def launch_dir(self) -> Path:
@@ -79,7 +78,7 @@ class Point:
     def create(self, spec: RunSpec) -> None:
         """Writes the files of the point, before it is started. Raises ClipxError."""
         ensure_folder(self.logs, f"the folder of logs {self.logs}", "set hydra.sweep.dir to")
-        save(spec, self.launch_dir / "config.yaml", _FIX)
+        save(spec, self.launch_dir / "config.yaml", FIX)
         for name in ("result.json", "requeue", "lost.json", "cancel"):
             (self.launch_dir / name).unlink(missing_ok=True)
         self.write()
@@ -95,9 +94,9 @@ class Point:
 
     @classmethod
     def read(cls, folder: Path) -> Point | None:
-        """Reads a point. Returns None for a folder that no launcher wrote."""
-        values = read_json(launch_dir(folder) / "point.json")
-        return None if values is None else cls(**{**values, "folder": folder})
+        """Reads a point. Returns None for a folder that no launcher wrote. Raises ClipxError for a damaged file."""
+        found = read_file(launch_dir(folder) / "point.json", cls)
+        return None if found is None else dataclasses.replace(found, folder=folder)
 
     def spec(self) -> RunSpec:
         """Reads the composed configuration."""
@@ -105,8 +104,11 @@ class Point:
 
     @property
     def result(self) -> Result | None:
-        values = read_json(self.launch_dir / "result.json")
-        return None if values is None else Result(**values)
+        """Outcome of the point. None if there is none yet, or if its file is damaged."""
+        try:
+            return read_file(self.launch_dir / "result.json", Result)
+        except ClipxError:
+            return None
 
     def write_result(self, result: Result) -> None:
         """Writes the outcome, unless another rank has written it: the first rank to fail has the cause."""
@@ -118,13 +120,12 @@ class Point:
 
     def adopt_lost_peer(self) -> None:
         """Makes the error of a rank that lost another the result, if no rank has reported the cause."""
-        values = read_json(self.launch_dir / "lost.json")
-        if values is not None:
-            self.write_result(Result(**values))
+        if (result := read_file(self.launch_dir / "lost.json", Result)) is not None:
+            self.write_result(result)
 
     def _write_once(self, name: str, result: Result) -> None:
         partial = self.launch_dir / f".{name}.{os.uname().nodename}.{os.getpid()}"
-        write_text(partial, json.dumps(dataclasses.asdict(result)) + "\n", _FIX)
+        write_text(partial, json.dumps(dataclasses.asdict(result)) + "\n", FIX)
         try:
             os.link(partial, self.launch_dir / name)
         except FileExistsError:
@@ -133,28 +134,7 @@ class Point:
             partial.unlink()
 
 
-def launch_dir(folder: Path) -> Path:
-    """Returns the launcher's folder in the directory of a run or a sweep."""
-    return folder / ".launch"
-
-
 def config_hash(spec: RunSpec) -> str:
     """Returns a hash of the options that determine what a run computes: all but name, run_dir and resume."""
     values = {key: value for key, value in to_dict(spec).items() if key not in _PLACE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def write_json(path: Path, values: Any) -> None:
-    write_text(path, json.dumps(values, indent=1) + "\n", _FIX)
-
-
-def read_json(path: Path) -> Any:
-    """Returns None if the file does not exist. Retries for 1 s, for a shared file system may be replacing the file."""
-    for _ in range(5):
-        try:
-            return json.loads(read_regular(path))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            time.sleep(0.2)
-    return None

@@ -10,8 +10,8 @@ from typing import Any
 
 from clipx.errors import Exit
 from clipx_launch import snapshot
+from clipx_launch.files import launch_dir
 from clipx_launch.options import LaunchStyle, SlurmSpec
-from clipx_launch.point import launch_dir
 
 _SCRIPT = """\
 # Each point's folder holds its configuration, logs and result in .launch.

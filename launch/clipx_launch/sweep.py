@@ -25,8 +25,9 @@ from clipx.run.directory import RunDir
 from clipx.run.lock import Holder
 from clipx.storage.local import ensure_folder
 from clipx.trainer.spec import RunSpec
+from clipx_launch.files import ListedPoint, SweepFile, launch_dir, read_item, read_sweep, write_json
 from clipx_launch.options import LaunchSpec, LocalSpec
-from clipx_launch.point import Point, Result, config_hash, launch_dir, read_json, write_json
+from clipx_launch.point import Point, Result, config_hash
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -158,8 +159,9 @@ class Sweep:
         """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
         path = launch_dir(self.folder) / "sweep.json"
         ensure_folder(path.parent, f"the sweep's folder {path.parent}", "set hydra.sweep.dir to")
-        known = {"commands": [], "launches": [], "points": []} | (read_json(path) or {})
-        launches, rows = known["launches"], {row["folder"]: row for row in known["points"]}
+        known = read_sweep(self.folder) or SweepFile()
+        listed = [row for values in known.points if (row := read_item(ListedPoint, values))]
+        launches, rows = list(known.launches), {row.folder: dataclasses.asdict(row) for row in listed}
         if (launch := launch_record(spec)) not in launches:
             launches.append(launch)
         for planned in self.planned:
@@ -176,7 +178,7 @@ class Sweep:
                 "launch": launches.index(launch) if again or before is None else before.get("launch"),
             }
         jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)
-        commands = list(dict.fromkeys([*known["commands"], _command()]))
+        commands = list(dict.fromkeys([*known.commands, _command()]))
         write_json(path, {"commands": commands, "launches": launches, "jobs": jobs, "points": list(rows.values())})
 
     def job_returns(self, ended: bool = True) -> list[JobReturn]:

@@ -69,7 +69,10 @@ def _work(folder: Path, rank: int, requeue: bool) -> None:
     watch_launcher()
     from clipx_launch.point import Point, Result
 
-    point = Point.read(folder)
+    try:
+        point = Point.read(folder)
+    except ClipxError as error:
+        sys.exit(f"error: {error}")
     if point is None:
         sys.exit(f"error: {folder} contains no point: give a folder that a launcher wrote")
     add_reporter(lambda reason, code: _report(point, Result("failed", code, error=reason)))

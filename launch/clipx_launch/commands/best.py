@@ -6,7 +6,6 @@ import json
 import shlex
 from pathlib import Path
 
-from clipx.checkpoint.resume import step_of
 from clipx.errors import ConfigError
 from clipx_launch.commands.run import MetricValue, Run, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
@@ -43,8 +42,8 @@ def print_best(folder: Path, metric: str | None, lowest: bool, as_json: bool) ->
 
 def _checkpoint(run: Run, number: MetricValue) -> str | None:
     """Returns the checkpoint of the value's step, else the newest, else None."""
-    of_step = [path for path in run.checkpoints if step_of(path) == number.step]
-    return next((str(path) for path in of_step + run.checkpoints), None)
+    of_step = [one for one in run.checkpoints if one.step == number.step]
+    return next((str(one.folder) for one in of_step + run.checkpoints), None)
 
 
 def _summary(found: dict[str, object], run: Run, number: MetricValue) -> str:

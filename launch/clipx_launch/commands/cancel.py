@@ -59,7 +59,9 @@ def _cancel_jobs(runs: Sequence[Run], wait_s: float) -> None:
     for run in running:
         assert run.point is not None
         result = run.point.result
-        newest = f"its newest checkpoint is {run.checkpoints[0].name}" if run.checkpoints else "it has no checkpoint"
+        newest = (
+            f"its newest checkpoint is {run.checkpoints[0].folder.name}" if run.checkpoints else "it has no checkpoint"
+        )
         how = str(result.error or result.state) if result else f"it did not save within {wait_s:g} s, {newest}"
         print(f"cancelled point {run.name}, job {run.job}, which was {run.state}: {how}")
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
 from clipx.errors import ConfigError
+from clipx.storage.local import open_own
 from clipx_launch.commands.run import ENDED, Run, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
-from clipx_launch.point import launch_dir
+from clipx_launch.commands.state import time_of
+from clipx_launch.files import launch_dir
 
 _POLL_S = 1.0
+_TAIL = 1 << 24  # last bytes of a log among which its last lines are searched
 
 
 def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follow: bool) -> None:
@@ -39,22 +43,22 @@ def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
 
     Raises ConfigError if there are logs, but none of that rank.
     """
-    assert run.point is not None
-    found = list(run.point.logs.glob(f"{run.job or 'local'}.*.log")) or list(run.point.logs.glob("*.*.log"))
-    ranks = {_rank(path): path for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name))}
+    logs = launch_dir(run.folder) / "logs"
+    found = list(logs.glob(f"{run.job or 'local'}.*.log")) or list(logs.glob("*.*.log"))
+    ranks = {_rank(path): path for path in sorted(found, key=lambda path: (time_of(path), path.name))}
     if rank is not None and ranks:
         if rank not in ranks:
             known = ", ".join(map(str, sorted(ranks)))
             raise ConfigError(f"--rank={rank} has no log at point {run.name}: give one of {known}")
         return [ranks[rank]]
     batch = launch_dir(sweep) / "logs" / f"{run.job}.log"
-    batch_logs = [batch] if rank is None and batch.is_file() and batch.stat().st_size else []
+    batch_logs = [batch] if rank is None and run.job and batch.is_file() and batch.stat().st_size else []
     return [ranks[number] for number in sorted(ranks)] + batch_logs
 
 
 def _rank(path: Path) -> int:
     number = path.name.split(".")[-2]
-    return int(number) if number.isdigit() else -1
+    return int(number) if number.isdecimal() and len(number) < 10 else -1
 
 
 def _list(runs: Sequence[Run]) -> None:
@@ -67,9 +71,14 @@ def _list(runs: Sequence[Run]) -> None:
 
 def _tail(path: Path, lines: int) -> tuple[str, int]:
     """Returns the last lines, all for lines=0, and the offset in bytes after them."""
-    with path.open("rb") as file:
-        text = b"".join(deque(file, maxlen=lines or None)).decode("utf-8", errors="replace")
-        return text + ("" if not text or text.endswith("\n") else "\n"), file.tell()
+    try:
+        with open_own(path, "rb") as file:
+            if lines:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            text = b"".join(deque(file, maxlen=lines or None)).decode("utf-8", errors="replace")
+            return text + ("" if not text or text.endswith("\n") else "\n"), file.tell()
+    except OSError as error:
+        return f"(cannot be read: {error.strerror})\n", 0
 
 
 def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Path, int]) -> None:
@@ -91,7 +100,10 @@ def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Pa
 
 def _since(path: Path, at: int) -> tuple[str, int]:
     """Returns the text from an offset in bytes on, and the new offset."""
-    with path.open("rb") as file:
-        file.seek(at)
-        found = file.read()
+    try:
+        with open_own(path, "rb") as file:
+            file.seek(at)
+            found = file.read()
+    except OSError:
+        return "", at
     return found.decode("utf-8", errors="replace"), at + len(found)

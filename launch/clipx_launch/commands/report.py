@@ -10,7 +10,7 @@ from typing import Any
 
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import flatten
-from clipx.errors import require
+from clipx.errors import ClipxError, ConfigError, require
 from clipx.escape import json_text
 from clipx.report.console import is_share
 from clipx.report.sweep import SweepReport
@@ -18,8 +18,8 @@ from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
 from clipx.storage.local import write_text
 from clipx_launch.commands.best import lower_is_better
 from clipx_launch.commands.run import Run, State, metric_of
-from clipx_launch.commands.runs import runs_in, sweep_runs, varied
-from clipx_launch.point import launch_dir, read_json
+from clipx_launch.commands.runs import note, runs_in, sweep_runs, varied
+from clipx_launch.files import launch_dir, read_sweep
 
 _FIX = "make room, or write it elsewhere by --out"
 _WAYS = ("/image_to_text/", "/text_to_image/")  # directions of retrieval: the default metric is their mean
@@ -49,8 +49,7 @@ def write(
     plain = [_plain(run) for run in runs]
     commands = [run.command for run in plain if run.command]
     if not alone:
-        known = [read_json(launch_dir(folder) / "sweep.json") or {} for folder in folders]
-        commands = [text for of in known for text in of.get("commands", []) if isinstance(text, str)]
+        commands = [text for folder in folders for text in _commands(folder)]
     title = ", ".join(folder.absolute().name for folder in folders)
     report = SweepReport(title, list(dict.fromkeys(commands)), plain, _metric(runs, metric, lowest), by, x, baseline)
     html, numbers = report.page(), json_text(report.document(), indent=1) + "\n"
@@ -58,6 +57,15 @@ def write(
     write_text(page.with_suffix(".json"), numbers, _FIX)
     print(report.counted)
     print(f"written to {page.parent}: {page.name}, {page.with_suffix('.json').name}")
+
+
+def _commands(folder: Path) -> list[str]:
+    """Returns the commands that launched a sweep. Empty if its sweep.json is damaged, of which `sweep_runs` tells."""
+    try:
+        known = read_sweep(folder)
+    except ClipxError:
+        return []
+    return known.commands if known else []
 
 
 def _points(folders: Sequence[Path]) -> list[Run]:
@@ -78,11 +86,13 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
     own = folders[0] / "report.html"
     require(len(folders) > 1, f"{folders[0]} is one run, whose report is {own}: give two or more runs, or a sweep")
     names = _names(folders)
-    runs = [next(run for run in runs_in([folder]) if run.folder == folder.resolve()) for folder in folders]
-    configs = [_compared(read_saved(folder / "config.yaml")) for folder in folders]
+    read = {folder: config for folder in folders if (config := _config(folder)) is not None}
+    require(len(read) > 1, "fewer than two runs have a config.yaml that can be read: restore it, or give other runs")
+    runs = [next(run for run in runs_in([folder]) if run.folder == folder.resolve()) for folder in read]
+    configs = list(read.values())
     keys = [key for key in configs[0] if all(key in config for config in configs)]  # not those of another `kind`
     keys = [key for key in keys if len({config[key] for config in configs}) > 1]
-    for folder, run, config in zip(folders, runs, configs, strict=True):
+    for folder, run, config in zip(read, runs, configs, strict=True):
         run.name, run.varied = names[folder], {key: config[key] for key in keys}
     groups = [tuple(config[key] for key in keys if key != SEED) for config in configs]
     seeds = {(*group, config.get(SEED)) for group, config in zip(groups, configs, strict=True)}
@@ -90,6 +100,15 @@ def _runs(folders: Sequence[Path]) -> list[Run]:
         for run in runs:
             run.varied = {RUN: run.name, **run.varied}
     return runs
+
+
+def _config(folder: Path) -> dict[str, str] | None:
+    """Returns the configuration of a run for comparison. Prints a line, and returns None, for a damaged one."""
+    try:
+        return _compared(read_saved(folder / "config.yaml"))
+    except ConfigError as error:
+        note(f"{error}: {folder} is left out")
+        return None
 
 
 def _compared(config: dict[str, Any]) -> dict[str, str]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from clipx.config.registry import discover, discover_installed, spec_class
 from clipx.config.saved import from_dict
@@ -15,8 +14,8 @@ from clipx.errors import ClipxError
 from clipx_launch.commands.cancel import count_states
 from clipx_launch.commands.run import RESUMABLE, Run
 from clipx_launch.commands.runs import sweep_runs
+from clipx_launch.files import SEARCH, Launch, SearchFile, launch_dir, read_file
 from clipx_launch.options import LaunchSpec, LocalSpec, SlurmSpec
-from clipx_launch.point import launch_dir, read_json
 from clipx_launch.sweep import Sweep
 
 
@@ -26,7 +25,7 @@ def resume(folder: Path) -> None:
     They run the current code, with the settings and in the working directory of their last launch. A search with
     Optuna continues instead with its unfinished trials and the remaining ones.
     """
-    if (command := read_json(launch_dir(folder) / "search.json")) is not None:
+    if (command := read_file(launch_dir(folder) / SEARCH, SearchFile)) is not None:
         # imported late: Optuna, which only a search needs
         from clipx_launch.search.search import resume_search
 
@@ -40,34 +39,34 @@ def resume(folder: Path) -> None:
         _start(folder.absolute(), launch, points)
 
 
-def _by_launch(runs: Sequence[Run]) -> list[tuple[dict[str, Any], list[Run]]]:
+def _by_launch(runs: Sequence[Run]) -> list[tuple[Launch, list[Run]]]:
     """Groups the points that were launched with the same settings, by any process, for one launch."""
-    found: dict[str, tuple[dict[str, Any], list[Run]]] = {}
+    found: dict[str, tuple[Launch, list[Run]]] = {}
     for run in runs:
         if run.launch is None:
             raise ClipxError(f"sweep.json has no launch settings of point {run.name}: run its command again")
-        settings = json.dumps({key: value for key, value in run.launch.items() if key != "process"}, sort_keys=True)
+        settings = json.dumps(asdict(replace(run.launch, process=None)), sort_keys=True)
         found.setdefault(settings, (run.launch, []))[1].append(run)
     return list(found.values())
 
 
-def _start(folder: Path, launch: dict[str, Any], runs: Sequence[Run]) -> None:
-    settings = launch["settings"]
-    for path in (launch["cwd"], *launch["plugins"]):
+def _start(folder: Path, launch: Launch, runs: Sequence[Run]) -> None:
+    settings = launch.settings
+    for path in (launch.cwd, *launch.plugins):
         if not Path(path).is_dir():
             raise ClipxError(f"{path}, which the sweep was launched with, does not exist: restore it")
     discover_installed()
-    for path in reversed(launch["plugins"]):
+    for path in reversed(launch.plugins):
         discover(Path(path), plugin=True)
-    with contextlib.chdir(launch["cwd"]):
+    with contextlib.chdir(launch.cwd):
         sweep = Sweep.from_points(folder, [run.point for run in runs if run.point is not None])
-        if settings["kind"] == "slurm":
+        if settings.get("kind") == "slurm":
             from clipx_launch import slurm
 
             slurm.start(sweep, replace(from_dict(SlurmSpec, settings), wait=False))
             return
-        if settings["kind"] != "local":
-            spec_class("launcher", settings["kind"])  # the error for one that is not registered
+        if settings.get("kind") != "local":
+            spec_class("launcher", settings.get("kind"))  # the error for one that is not registered
             from_dict(LaunchSpec, settings).launch(sweep)
             return
         from clipx_launch import local

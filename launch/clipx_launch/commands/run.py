@@ -11,15 +11,14 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clipx.checkpoint.records import MANIFEST
-from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.config.duration import Duration, Length
 from clipx.config.messages import did_you_mean
 from clipx.config.safe_yaml import read_saved
 from clipx.errors import ConfigError
 from clipx.logger import Row
 from clipx.report.console import format_score, is_headline
-from clipx_launch.point import Point
+from clipx_launch.files import Launch
+from clipx_launch.point import Point, Result
 
 
 class State(StrEnum):
@@ -43,6 +42,14 @@ RESUMABLE = frozenset({State.failed, State.cancelled, State.preempted, State.sto
 ENDED = RESUMABLE | {State.finished, State.pruned}
 
 
+class Checkpoint(NamedTuple):
+    """Complete checkpoint of a run, and when it was written, in seconds since 1970."""
+
+    folder: Path
+    step: int
+    time: float
+
+
 class MetricValue(NamedTuple):
     """Value of a metric and the step at which it was logged."""
 
@@ -57,9 +64,12 @@ class Run:
     folder: Path
     name: str
     point: Point | None
-    launch: dict[str, Any] | None  # launch settings of the point, from sweep.json
+    launch: Launch | None  # of the point, from sweep.json
     rows: list[Row] = field(repr=False)
     events: list[dict[str, Any]] = field(repr=False)
+    result: Result | None  # of the point
+    checkpoints: list[Checkpoint]  # the newest first
+    damaged: list[str]  # what could not be read, a line for each file
     state: State = State.starting
     reason: str = ""  # reason of the state, one line
     varied: dict[str, str] = field(default_factory=dict)  # overrides that not all runs have, by key
@@ -98,12 +108,6 @@ class Run:
         """Number of steps of the whole run. None if unknown: samples per epoch are counted when the data is opened."""
         return _steps(self.folder / "config.yaml", self.rows[-1] if self.rows else {})
 
-    @cached_property
-    def checkpoints(self) -> list[Path]:
-        """Checkpoints of the run, the newest first."""
-        found = [path.parent for path in (self.folder / CHECKPOINTS).glob(f"step-*/{MANIFEST}")]
-        return sorted((path for path in found if is_checkpoint(path.name)), key=step_of, reverse=True)
-
     @property
     def samples_per_second(self) -> float | None:
         """Median over the rows of the run."""
@@ -123,10 +127,16 @@ class Run:
         return sum((last - first for first, last in spans), 0.0)
 
 
+_MOST = 2**53  # samples, of which float64 represents all integers
+
+
 @cache
 def _length(config: Path) -> tuple[Duration, int]:
     values = read_saved(config)
-    return Duration.parse(values["duration"], "duration"), int(values["data"]["batch_size"])
+    duration, batch = values["duration"], values["data"]["batch_size"]
+    if not isinstance(duration, str) or type(batch) is not int or not 0 < batch < _MOST:
+        raise TypeError
+    return Duration.parse(duration, "duration"), batch
 
 
 def _steps(config: Path, row: Row) -> int | None:
@@ -138,9 +148,10 @@ def _steps(config: Path, row: Row) -> int | None:
         return None
     try:
         epoch = round(row["samples"] / row["epoch"]) if duration.unit == "ep" else 0
+        steps = duration.samples(Length(epoch, batch)) // batch
     except OverflowError:  # a damaged row
         return None
-    return duration.samples(Length(epoch, batch)) // batch
+    return steps if steps < _MOST else None
 
 
 def metric_of(runs: Collection[Run], asked: str | None) -> str:

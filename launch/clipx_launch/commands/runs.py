@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.config.messages import did_you_mean
 from clipx.errors import ClipxError, ConfigError
-from clipx.logger import read_rows
-from clipx.storage.jsonl import read_objects
+from clipx.escape import print_stderr
+from clipx_launch.commands.reader import read_run
 from clipx_launch.commands.run import Run
 from clipx_launch.commands.state import jobs_of, state_of
-from clipx_launch.point import Point, launch_dir, read_json
+from clipx_launch.files import Launch, ListedPoint, launch_dir, read_item, read_sweep
+from clipx_launch.point import Point
 
 
 def sweep_runs(folder: Path) -> list[Run]:
@@ -26,23 +27,35 @@ def sweep_runs(folder: Path) -> list[Run]:
 
 
 def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
-    """Returns all runs under some folders, in sweeps or not. Raises ClipxError if there is none or a file is broken."""
+    """Returns all runs under some folders, in sweeps or not. Prints a line for each damaged file, once.
+
+    Raises ClipxError if there is none.
+    """
     found: dict[Path, Run] = {}
     for folder in folders:
-        for path, launch in _run_dirs(folder.resolve(), points_only):
+        for path, (listed, launch) in _run_dirs(folder.resolve(), points_only).items():
             name = os.path.relpath(path, folder.resolve())
             # Of several folders, each has a run 0.
             name = str(folder) if name == "." else name if len(folders) == 1 else str(folder / name)
-            found.setdefault(path, _read(path, name, launch))
+            found.setdefault(path, read_run(path, name, listed, launch))
     if not found:
         raise ConfigError(f"{', '.join(map(str, folders))} contains no run: give a folder of runs")
     runs = sorted(found.values(), key=lambda run: (run.point is None, run.point.index if run.point else 0, run.name))
+    for run in runs:
+        for line in run.damaged:
+            note(line)
     now = time.time()
     jobs = jobs_of(runs)
     for run, typed in zip(runs, varied([run.point.overrides if run.point else [] for run in runs]), strict=True):
         run.varied = typed
         run.state, run.reason = state_of(run, jobs, now)
     return runs
+
+
+@cache  # runs are read again by --watch and --follow
+def note(line: str) -> None:
+    """Prints what is left out of the output, as a line on stderr."""
+    print_stderr(f"note: {line}")
 
 
 def select_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
@@ -71,35 +84,54 @@ def _pair(text: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-def _run_dirs(folder: Path, points_only: bool) -> Iterable[tuple[Path, dict[str, Any] | None]]:
-    """Returns the run directories with their launch settings, None if no sweep.json has them."""
+_Listed = tuple[Point | None, Launch | None]
+"""Point and launch of a run as sweep.json lists them."""
+
+
+def _run_dirs(folder: Path, points_only: bool) -> dict[Path, _Listed]:
+    """Returns the run directories, with what a sweep.json says of them."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} does not exist: check the path")
-    runs: dict[Path, dict[str, Any] | None] = {}
+    runs: dict[Path, _Listed] = {}
     for at, folders, files in os.walk(folder):
         path = Path(at)
         if ".launch" in folders:
             runs |= _sweep_points(path)
             if (path / ".launch/point.json").is_file():
-                runs.setdefault(path, None)
+                runs.setdefault(path, (None, None))
         if "config.yaml" in files and not points_only:
-            runs.setdefault(path, None)
+            runs.setdefault(path, (None, None))
         folders[:] = [name for name in folders if name not in (".launch", CHECKPOINTS)]
-    return runs.items()
+    return runs
 
 
-def _sweep_points(folder: Path) -> dict[Path, dict[str, Any] | None]:
-    path = launch_dir(folder) / "sweep.json"
-    if not path.is_file():
-        return {}
+def _sweep_points(folder: Path) -> dict[Path, _Listed]:
+    """Returns the points of a sweep; of a damaged sweep.json those that can be read."""
     try:
-        known = _read_required(path)
-        launches = dict(enumerate(known.get("launches", [])))
-        # If the sweep was moved, its points are in its present folder.
-        paths = [(Path(row["folder"]), launches.get(row.get("launch"))) for row in known["points"]]
-        return {(path if path.is_dir() else folder / path.name).resolve(): launch for path, launch in paths}
-    except (AttributeError, KeyError, TypeError):
-        raise _unreadable(path) from None
+        known = read_sweep(folder)
+    except ClipxError as error:
+        note(str(error))
+        return {}
+    found: dict[Path, _Listed] = {}
+    for number, values in enumerate(known.points if known else ()):
+        row = read_item(ListedPoint, values)
+        at = None if row is None else _present(folder, row.folder)
+        if known is None or row is None or at is None:
+            note(f"{launch_dir(folder) / 'sweep.json'}: point {number} cannot be read: left out")
+            continue
+        point = Point(folder=at, index=row.index, overrides=row.overrides, content="", job=row.job, task=row.task)
+        launches = known.launches[row.launch : row.launch + 1] if row.launch is not None else []
+        found[at] = point, read_item(Launch, launches[0]) if launches else None
+    return found
+
+
+def _present(sweep: Path, folder: str) -> Path | None:
+    """Returns the folder of a point: in the present folder of a sweep that was moved. None for an impossible name."""
+    try:
+        path = Path(folder)
+        return (path if path.is_dir() else sweep / path.name).resolve()
+    except (OSError, ValueError, RuntimeError):  # too long, with NUL, a loop of links
+        return None
 
 
 def _no_sweep(folder: Path) -> str:
@@ -109,26 +141,3 @@ def _no_sweep(folder: Path) -> str:
     sweeps += [str(parent) for parent in folder.absolute().parents if (parent / ".launch/sweep.json").is_file()]
     example = f", such as {sorted(sweeps)[-1]}" if sweeps else ""
     return f"{folder} contains no sweep (no .launch/sweep.json): give the hydra.sweep.dir of a sweep{example}"
-
-
-def _read_required(path: Path) -> Any:
-    values = read_json(path)
-    if values is None:
-        raise _unreadable(path)
-    return values
-
-
-def _unreadable(path: Path) -> ClipxError:
-    return ClipxError(f"{path} cannot be read: restore it, or delete it and launch again")
-
-
-def _read(folder: Path, name: str, launch: dict[str, Any] | None) -> Run:
-    path = launch_dir(folder) / "point.json"
-    point = None
-    if path.is_file():
-        _read_required(path)
-        try:
-            point = Point.read(folder)
-        except TypeError:
-            raise _unreadable(path) from None
-    return Run(folder, name, point, launch, read_rows(folder / "metrics.jsonl"), read_objects(folder / "events.jsonl"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from clipx.run.lock import LOCK, Holder, read_holder
@@ -11,21 +12,22 @@ from clipx_launch.commands.run import Run, State
 from clipx_launch.point import Result
 
 _SILENT_S = 600.0  # a run that has not ended is silent after writing nothing for this time
+_LONGEST = 1000  # characters of a reason
 _PENDING = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "STOPPED"}
 _RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"}
 
 
 def jobs_of(runs: Sequence[Run]) -> dict[str, Job] | None:
     """Returns SLURM's jobs of points that have not ended, by id: 123 or 123_4. None if SLURM does not respond."""
-    points = [run.point for run in runs if run.point is not None and run.point.job and not _has_ended(run.point.result)]
+    points = [run.point for run in runs if run.point is not None and run.point.job and not _has_ended(run.result)]
     if not points:
         return {}
-    user = points[0].launch_dir.stat().st_uid  # the user who launched it
     try:
+        user = points[0].launch_dir.stat().st_uid  # the user who launched it
         found = queued_jobs(user)
         gone = {str(point.job_id) for point in points} - found.keys()
         return found | {name: Job(state) for name, state in final_states(gone).items()}
-    except SlurmError:
+    except (SlurmError, OSError):
         return None
 
 
@@ -35,7 +37,7 @@ def _has_ended(result: Result | None) -> bool:
 
 def state_of(run: Run, jobs: dict[str, Job] | None, now: float) -> tuple[State, str]:
     """Returns the state of a run and its reason. `jobs` is the result of `jobs_of`, `now` seconds since 1970."""
-    result = None if run.point is None else run.point.result
+    result = run.result
     if result is not None and _has_ended(result):
         return State(result.state), _first_line(result.error)
     job = None if jobs is None or run.job is None else jobs.get(run.job)
@@ -78,7 +80,8 @@ def _without_point(run: Run, now: float) -> tuple[State, str]:
         ended = State.pruned if last.get("ending") == State.pruned else State.finished
         return ended, _first_line(str(last.get("message", "")))
     if last.get("event") == "stopped":
-        return _stopped(last["signal"]), f"{last['signal']} after step {last['step']:,}"
+        signal = last.get("signal", "a signal")
+        return _stopped(signal), f"{_first_line(signal)} after step {last.get('step', 0):,}"
     if is_running(run, now) is False:
         return State.lost, "its process has ended without a result"
     return _active(run, now), ""
@@ -94,18 +97,14 @@ def _without_job(run: Run, now: float) -> tuple[State, str]:
         return State.waiting, "its script has not been submitted"
     if launcher.alive is False:
         return State.lost, f"its process and its launcher, {launcher}, have ended without a result"
-    if any(path.stat().st_mtime >= (run.point.submitted or 0) for path in run.point.logs.glob("local.*.log")):
+    if any(time_of(path) >= (run.point.submitted or 0) for path in run.point.logs.glob("local.*.log")):
         return State.starting, ""
     return State.waiting, f"in the queue of {launcher}"
 
 
 def launcher_of(run: Run) -> Holder | None:
     """Returns the process of clipx_local that launched a point, which may have ended. None for other launchers."""
-    process = (run.launch or {}).get("process")
-    try:
-        return None if process is None else Holder(**process)
-    except TypeError:
-        return None
+    return None if run.launch is None else run.launch.process
 
 
 def is_running(run: Run, now: float) -> bool | None:
@@ -115,20 +114,25 @@ def is_running(run: Run, now: float) -> bool | None:
         return None
     if (alive := holder.alive) is not None:
         return alive
-    try:  # on another machine a live process refreshes the lock
-        return now - (run.folder / LOCK).stat().st_mtime < _SILENT_S
-    except FileNotFoundError:
-        return None
+    return now - time_of(run.folder / LOCK) < _SILENT_S  # on another machine a live process refreshes the lock
 
 
 def _active(run: Run, now: float) -> State:
     """Returns the state of a run that is active as far as known: starting, running or silent."""
     if not run.rows:
         return State.starting
-    logs = [] if run.point is None else [path.stat().st_mtime for path in run.point.logs.glob("*")]
-    signs = [run.rows[-1]["seconds"], *(event["time"] for event in run.events[-1:] if "time" in event), *logs]
+    logs = [] if run.point is None else list(map(time_of, run.point.logs.glob("*")))
+    signs = [run.rows[-1]["seconds"], *(event["time"] for event in run.events[-1:]), *logs]
     return State.silent if now - max(signs) > _SILENT_S else State.running
 
 
+def time_of(path: Path) -> float:
+    """Returns when a file was written, in seconds since 1970; 0 for one that is gone or unreadable."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _first_line(text: str | None) -> str:
-    return next((line.strip() for line in (text or "").splitlines() if line.strip()), "")
+    return next((line.strip()[:_LONGEST] for line in (text or "").splitlines() if line.strip()), "")

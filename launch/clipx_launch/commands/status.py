@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 
-from clipx.checkpoint.resume import step_of
 from clipx.report.console import format_clock, format_value, stdout_console, text_table
 from clipx_launch.commands.run import ENDED, Run, metric_of, value_of
 from clipx_launch.commands.runs import runs_in
@@ -64,7 +63,8 @@ def facts(run: Run) -> dict[str, Any]:
         "samples_per_second": run.samples_per_second,
         "seconds": run.seconds,
         "last_line": run.rows[-1]["seconds"] if run.rows else None,
-        "checkpoint": {"step": step_of(newest[0]), "time": newest[0].stat().st_mtime} if newest else None,
+        "checkpoint": {"step": newest[0].step, "time": newest[0].time} if newest else None,
+        "damaged": run.damaged,
     }
 
 
@@ -91,7 +91,7 @@ def _row(run: Run, metric: str, now: float) -> dict[str, str]:
         "loss": f"{last['train/loss']:.4f}" if last else "",
         **({metric.removeprefix("eval/"): _metric(run, metric)} if metric != "train/loss" else {}),
         "samples/s": "" if run.samples_per_second is None else f"{run.samples_per_second:,.0f}",
-        "checkpoint": f"step {step_of(newest[0]):,}, {_age(now - newest[0].stat().st_mtime)}" if newest else "",
+        "checkpoint": f"step {newest[0].step:,}, {_age(now - newest[0].time)}" if newest else "",
         "last line": _age(now - run.rows[-1]["seconds"]) if run.rows and run.state not in ENDED else "",
         "reason": run.reason,
     }

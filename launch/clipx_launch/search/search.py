@@ -8,11 +8,12 @@ repeated, and continues from its checkpoint.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,10 @@ from clipx.errors import ClipxError, require
 from clipx.logger import Row, read_rows
 from clipx.output import flush_output, lose_output
 from clipx.report.console import count_of, format_score, format_value, stdout_console
+from clipx.report.run_history import is_row
 from clipx.storage.local import ensure_folder, write_text
 from clipx.trainer.early_stopping import PRUNE
-from clipx_launch.point import launch_dir, write_json
+from clipx_launch.files import SEARCH, SearchFile, launch_dir, write_json
 from clipx_launch.search.check import direction_of, is_whole, jobs_of, metric_of
 from clipx_launch.search.space import Space, combinations, distribution, example, parse, suggest
 from clipx_launch.search.spec import OptunaSpec, Pruner, Sampler
@@ -41,9 +43,6 @@ from hydra_plugins import clipx_plugins
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
     from clipx_launch.sweep import Planned
-
-SEARCH = "search.json"
-"""File in the sweep's `.launch/` with the command of the search, for `clipx-sweep resume`."""
 
 _DEFAULT_TRIALS = 20
 _POLL_S = 1.0  # between two reads of the metrics of all active runs
@@ -92,17 +91,16 @@ def _locked(folder: Path) -> Iterator[None]:
 def _save_command(folder: Path) -> None:
     """Writes the command of the search, with its folder, for `clipx-sweep resume`."""
     words = [word for word in sys.argv[1:] if not word.startswith("hydra.sweep.dir=")]
-    write_json(launch_dir(folder) / SEARCH, {"words": [*words, f"hydra.sweep.dir='{folder}'"], "cwd": str(Path.cwd())})
+    found = SearchFile([*words, f"hydra.sweep.dir='{folder}'"], str(Path.cwd()))
+    write_json(launch_dir(folder) / SEARCH, dataclasses.asdict(found))
 
 
-def resume_search(found: Mapping[str, object]) -> None:
-    """Replaces this process by the command of a search. `found`: content of search.json."""
-    words, cwd = found["words"], Path(str(found["cwd"]))
-    assert isinstance(words, list)
-    require(cwd.is_dir(), f"{cwd}, in which the search was started, does not exist: restore it")
-    os.chdir(cwd)
+def resume_search(found: SearchFile) -> None:
+    """Replaces this process by the command of a search."""
+    require(Path(found.cwd).is_dir(), f"{found.cwd}, in which the search was started, does not exist: restore it")
+    os.chdir(found.cwd)
     flush_output()
-    os.execv(sys.executable, [sys.executable, "-m", "clipx.train", *map(str, words)])
+    os.execv(sys.executable, [sys.executable, "-m", "clipx.train", *found.words])
 
 
 # ----------------------------------------------------------------------------------------------------- search
@@ -177,7 +175,7 @@ class _Search:
         self._sizes[number] = size
         trial = self._active[number]
         known = max(self._study.get_trials(deepcopy=False)[number].intermediate_values, default=0)
-        rows = [row for row in read_rows(file) if self._metric in row] if size else []
+        rows = [row for row in read_rows(file) if is_row(row) and self._metric in row] if size else []
         # The last value of an earlier search is judged again: that search may have ended before its pruner judged it.
         judged = max(known - first, 0)
         for step, value in enumerate((row[self._metric] for row in rows[judged:]), start=judged + 1):

@@ -14,11 +14,12 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 
-from clipx.errors import require
+from clipx.errors import ConfigError, require
 from clipx_launch.search.space import Space, combinations
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
 
 _NAME = "clipx"
+_REASON = 300  # characters of another library's error
 _FACTS = "clipx"  # attribute of the study
 
 
@@ -47,7 +48,6 @@ def open_study(
         f"{folder} has a study with hydra.sweeper.storage={other}: continue it with that storage, or set "
         "hydra.sweep.dir to another folder",
     )
-    storage = _storage(study_file(folder, spec.storage), spec.storage)
     facts = {
         "metric": metric,
         "direction": str(direction),
@@ -55,10 +55,17 @@ def open_study(
         "space": {key: distribution_to_json(found) for key, found in space.items()},
     }
     wanted = StudyDirection.MAXIMIZE if direction is Direction.maximize else StudyDirection.MINIMIZE
-    study = optuna.create_study(
-        study_name=_NAME, storage=storage, direction=_known_direction(storage) or wanted, load_if_exists=True
-    )
-    _check_same(folder, study.user_attrs.get(_FACTS), facts)
+    file = study_file(folder, spec.storage)
+    try:
+        storage = _storage(file, spec.storage)
+        study = optuna.create_study(
+            study_name=_NAME, storage=storage, direction=_known_direction(storage) or wanted, load_if_exists=True
+        )
+        before = study.user_attrs.get(_FACTS)
+    except Exception as error:  # of Optuna, SQLAlchemy or a parser, for a file that is damaged or of another kind
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON]
+        raise ConfigError(f"{file} cannot be read as a study ({reason}): restore it, or delete it") from error
+    _check_same(folder, before if isinstance(before, dict) else None, facts)
     study.set_user_attr(_FACTS, facts)
     # The same seed would repeat the first proposals when a study is continued.
     study.sampler = _sampler(spec, spec.seed + len(study.trials))

@@ -18,7 +18,7 @@ from clipx_launch.point import Result
 from clipx_launch.search.search import _Search, require_progress
 from clipx_launch.search.space import distribution, example, parse, suggest
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
-from clipx_launch.search.study import open_study
+from clipx_launch.search.study import open_study, study_file
 from hydra_plugins.clipx_plugins import ClipxLauncher
 
 METRIC = "eval/zeroshot/top1"
@@ -49,6 +49,17 @@ def test_hydras_sweep_syntax_spans_the_space(typed: str, whole: bool, found: obj
 
 def opened(folder: Path, spec: OptunaSpec, *fixed: str, space: Any = LR, metric: str = METRIC) -> optuna.Study:
     return open_study(folder, spec, space, list(fixed), metric, Direction.maximize)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\0\xff", b"[1]\n", b'{"op_code": 99}\n', b"{}\n" * 3, b"SQLite format 3\0" + b"\1" * 5000]
+)
+@pytest.mark.parametrize("storage", list(Storage))
+def test_a_damaged_study_is_an_error_of_one_line(tmp_path: Path, storage: Storage, content: bytes) -> None:
+    study_file(tmp_path, storage).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"study\.\w+ cannot be read as a study \(") as found:
+        opened(tmp_path, OptunaSpec(storage=storage))
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("storage", list(Storage))

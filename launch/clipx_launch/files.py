@@ -1,0 +1,117 @@
+"""JSON files of launchers: `.launch/` in the folders of sweeps and of their points, which other users may have written.
+
+sweep.json    points of all launches of the sweep, with the settings of each launch
+search.json   command of a search with Optuna
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from clipx.errors import ClipxError
+from clipx.run.lock import Holder
+from clipx.storage.local import write_text
+from clipx.storage.safe_json import read_as, read_regular
+
+T = TypeVar("T")
+Number = Annotated[int, Field(ge=0, lt=1 << 31)]
+Job = Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]  # a word of SLURM's commands, and a part of names of files
+Overrides = list[Annotated[str, Field(max_length=1 << 17)]]  # no word of a command line is longer
+
+FIX = "make room, or set hydra.sweep.dir to another folder"
+SEARCH = "search.json"
+_NEW_S = 60.0  # age of a file below which it may still be written
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Settings of a launch, with which `clipx-sweep resume` repeats it. `process`: of clipx_local."""
+
+    settings: dict[str, Any]
+    plugins: list[str]
+    cwd: str
+    process: Holder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedPoint:
+    """Point of a sweep as sweep.json lists it. `launch`: number of its latest launch."""
+
+    index: Number
+    folder: str
+    overrides: Overrides
+    job: Job | None = None
+    task: Number | None = None
+    launch: Number | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFile:
+    """Contents of sweep.json. `read_item` reads an item: a damaged one does not cost the others."""
+
+    points: list[Any] = field(default_factory=list)
+    launches: list[Any] = field(default_factory=list)
+    commands: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchFile:
+    """Contents of search.json: the words of the command after `python -m clipx.train`, and its working directory."""
+
+    words: list[str]
+    cwd: str
+
+
+def launch_dir(folder: Path) -> Path:
+    """Returns the launcher's folder in the directory of a run or a sweep."""
+    return folder / ".launch"
+
+
+def read_sweep(folder: Path) -> SweepFile | None:
+    """Reads sweep.json of a sweep as `read_file`."""
+    return read_file(launch_dir(folder) / "sweep.json", SweepFile)
+
+
+def read_file(path: Path, kind: type[T]) -> T | None:
+    """Returns the values of a JSON file, None if it does not exist. Raises ClipxError if it is damaged.
+
+    Reads a new file again for 1 s, for a shared file system may be replacing it.
+    """
+    for tries_left in reversed(range(5)):
+        try:
+            return read_as(kind, read_regular(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            if not (tries_left and _is_new(path)):
+                reason = error.strerror if isinstance(error, OSError) else str(error)
+                raise ClipxError(
+                    f"{path} cannot be read ({reason}): restore it, or delete it and launch again"
+                ) from None
+            time.sleep(0.2)
+    raise AssertionError
+
+
+def read_item(kind: type[T], values: Any) -> T | None:
+    """Returns an item of `SweepFile`, None if it is damaged."""
+    try:
+        return read_as(kind, json.dumps(values))
+    except ValueError:
+        return None
+
+
+def _is_new(path: Path) -> bool:
+    try:
+        return abs(time.time() - path.stat().st_mtime) < _NEW_S
+    except OSError:
+        return False
+
+
+def write_json(path: Path, values: Any) -> None:
+    write_text(path, json.dumps(values, indent=1) + "\n", FIX)
