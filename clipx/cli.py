@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
+from clipx.config import plugins
 from clipx.config.compose import (
     checked,
     command_line,
@@ -37,7 +38,7 @@ from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplace
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, known_failure, require
+from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, disk_failure, exhausted, require
 from clipx.escape import EscapedLogRecord, escaped, print_stderr
 from clipx.output import flush_output, lose_output, open_output
 from clipx.storage.url import redacted
@@ -164,8 +165,10 @@ def _run(command: _Command) -> list[ClipxError]:
                 lose_output()
             spec = checked(with_run_dir(cfg, hydra) if sweep else cfg)
             return command.task(spec, changes) if command.of_run else command.task(spec)
-        except ClipxError as error:  # not raised through Hydra, which would print another line
-            if not sweep:
+        except BaseException as raised:
+            if (error := _correctable(raised)) is None:
+                raise
+            if not sweep:  # not raised through Hydra, which would print another line
                 failed.append(error)
                 return None
             failed.append(type(error)(f"point {hydra.job.num} ({command_line(hydra)}): {error}"))
@@ -196,17 +199,29 @@ def _run(command: _Command) -> list[ClipxError]:
     except COMPOSITION_ERRORS as error:
         failed.append(_worded(error, one_line(error)))
     except MISPLACED_ERRORS as error:
+        if (found := _correctable(error)) is not None:
+            return [found]
         message = misplaced_key(error, sys.argv[1:])
         if started or (message is None and not isinstance(error, ValueError)):
             raise
         failed.append(_worded(error, message or str(error)))  # else Hydra's error for incompatible flags
-    except Exception as error:
-        found = known_failure(error)
-        if found is None:
+    except BaseException as error:
+        if (found := _correctable(error)) is None:
             raise
-        found.__cause__ = error
         failed.append(found)
     return failed
+
+
+def _correctable(error: BaseException) -> ClipxError | None:
+    """Returns the error that the user can correct: a lack of resources, a fault of a plug-in or of a disk, else None."""
+    if isinstance(error, ClipxError):
+        return error
+    found: ClipxError | None = plugins.error_of(error)
+    if isinstance(error, Exception):
+        found = exhausted(error) or found or disk_failure(error)
+    if found is not None:
+        found.__cause__ = error
+    return found
 
 
 def _typed_arguments() -> argparse.Namespace:

@@ -18,10 +18,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
+from hydra.core.plugins import Plugins
 from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from clipx.config import plugins
 from clipx.config.messages import (
     FREE_KEYS,
     LIST_GROUPS,
@@ -94,6 +96,8 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     """Registers all options. Raises ConfigError for overrides that Hydra rejects without a reason or misreads."""
     for typed in overrides:  # before Hydra writes the overrides to a file, as in a sweep
         check_secrets(typed.partition("=")[0], typed.partition("=")[2])
+    with plugins.calls():
+        Plugins.instance()  # imports those of Hydra
     discover_installed()
     discover(CONF_DIR)
     for folder in folders:
@@ -141,7 +145,8 @@ def checked(cfg: DictConfig, prefix: str = "") -> Any:
         if missing := OmegaConf.missing_keys(cfg):
             raise ConfigError(missing_value(prefix + min(missing, key=lambda key: (not key.endswith(".kind"), key))))
         _check_nodes(cfg, prefix)
-        return OmegaConf.to_object(cfg)
+        with plugins.calls():
+            return OmegaConf.to_object(cfg)
     except OmegaConfBaseException as error:
         raise ConfigError(one_line(error)) from error
 

@@ -82,7 +82,10 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
     """
 
     def register(cls: type[Spec]) -> type[Spec]:
-        kind = next(f.default for f in dataclasses.fields(cls) if f.name == "kind")  # type: ignore[arg-type]
+        named = f"{cls.__module__}.{cls.__qualname__}, which @option({group!r}) registers,"
+        require(dataclasses.is_dataclass(cls), f"{named} is not a dataclass: write @dataclass below @option")
+        kind = next((f.default for f in dataclasses.fields(cls) if f.name == "kind"), dataclasses.MISSING)  # type: ignore[arg-type]
+        require(isinstance(kind, str) and kind != MISSING, f"{named} has no kind: give it a field, kind: str = NAME")
         ConfigStore.instance().store(group=f"schema/{group}" if group else "schema", name=str(kind), node=cls)
         return cls
 
@@ -99,14 +102,16 @@ def discover_installed() -> tuple[Path, ...]:
     """
     folders = []
     for entry in importlib.metadata.entry_points(group="clipx.options"):
+        plugins.installed.add(entry.module.partition(".")[0])
         try:
-            module = entry.load()
+            with plugins.calls():
+                module = entry.load()
         except Exception as error:
             package = entry.dist.name if entry.dist else entry.value
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            reason = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             raise ConfigError(
                 f"{entry.value}, which the installed package {package} names under clipx.options, cannot be imported "
-                f"({reason}): correct or uninstall the package"
+                f"({' '.join(reason.split())}): correct or uninstall the package"
             ) from error
         folder = Path(module.__file__).parent / "conf"
         if folder.is_dir():
