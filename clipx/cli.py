@@ -213,7 +213,7 @@ def _run(command: _Command) -> list[ClipxError]:
 
 
 def _correctable(error: BaseException) -> ClipxError | None:
-    """Returns the error that the user can correct: a lack of resources, a fault of a plug-in or of a disk, else None."""
+    """Returns the error that the user can correct: a lack of resources, a fault of a plug-in or a disk; else None."""
     if isinstance(error, ClipxError):
         return error
     found: ClipxError | None = plugins.error_of(error)
