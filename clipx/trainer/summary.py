@@ -223,23 +223,22 @@ def report_abort(trainer: Trainer) -> Iterator[None]:
 
 
 def end_for_lost_peer(trainer: Trainer, reason: str) -> NoReturn:
-    """Ends this process for the loss of another rank: on rank 0 the run is recorded as failed, and unlocked.
-
-    A rank that was suspended may be this one, and another job may hold the lock since then.
-    """
+    """Ends this process for the loss of another rank: on rank 0 the run is recorded as failed, and unlocked."""
 
     def close(reason: str, _code: int) -> None:
-        if trainer.comm.is_main and trainer.lock.is_held:
-            _record_end(trainer, reason)
-            trainer.sinks.close()
-            trainer.lock.release()
+        _record_end(trainer, reason)
+        trainer.sinks.close()
+        trainer.lock.release()
 
     abort(reason, PeerLost.exit_code, close, rank=trainer.comm.rank)
 
 
 def _record_end(trainer: Trainer, failure: str | None) -> None:
-    """Records, on rank 0, why the run ends before its end, and writes the report up to here."""
-    if trainer.comm.is_main and not trainer.rundir.gone:
+    """Records, on rank 0, why the run ends before its end, and writes the report up to here.
+
+    Writes nothing if another job has the lock, which it may take over from a job that is suspended.
+    """
+    if trainer.comm.is_main and trainer.lock.is_held:
         if failure is not None:
             trainer.rundir.event("failed", step=trainer.steps_done, message=failure)
         attempt("the report", lambda: _report(trainer, read_rows(trainer.rundir.metrics)), _warner(trainer))

@@ -38,6 +38,7 @@ PURPOSES = {
     "errors": "exceptions, exit codes",
     "escape": "names as text",
     "output": "standard streams",
+    "abort": "end of a process",
     "version": "number",
 }
 COLORS = {  # by the first package of a layer; a layer without one has the colour of the layer above it
