@@ -111,7 +111,7 @@ class RunLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the file names this job: the lock of a job that was suspended may have been taken over."""
+        """True if the file names this job. A job that was suspended may have lost its lock to another."""
         return read_holder(self.path.parent) == self._holder
 
     def release(self) -> None:
