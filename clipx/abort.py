@@ -48,6 +48,7 @@ def abort(reason: str, code: int, *reporters: Reporter, rank: int | None = None)
                 reporter(reason, code)
 
     writer = threading.Thread(target=report, daemon=True)
-    writer.start()
-    writer.join(WRITE_S)
+    with contextlib.suppress(RuntimeError):  # no further thread can be started
+        writer.start()
+        writer.join(WRITE_S)
     os._exit(code)
