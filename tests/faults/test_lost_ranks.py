@@ -87,10 +87,21 @@ def run_and_lose(folder: Path, place: str, fault: str, victim: int, world: int, 
         forks.Fork(words, rank_environment(rank, world, port), folder / f"{rank}.out", folder / f"{rank}.err")
         for rank in range(world)
     ]
-    for rank, process in enumerate(ranks):
-        if rank != victim:
-            process.wait(600)
+    try:
+        for rank, process in enumerate(ranks):
+            if rank != victim:
+                process.wait(600)
+    except BaseException:
+        for process in ranks:
+            process.kill()
+        raise
     return ranks
+
+
+def errors(folder: Path, rank: int) -> str:
+    """Returns what a rank wrote to stderr, without the lines about the data, which the first test prepares."""
+    lines = (folder / f"{rank}.err").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(("writing shapes", "indexing")))
 
 
 QUICK = [("directory", "kill", 0, 2), ("staged", "stop", 1, 2)]
@@ -102,21 +113,17 @@ def test_the_others_name_a_lost_rank_and_the_run_resumes(tmp_path: Path, case: t
     run, words = tmp_path / "run", words_of(place, tmp_path)
     ranks = run_and_lose(tmp_path, place, fault, victim, world, ["clipx.train", *words])
     try:
-        said = {rank: (tmp_path / f"{rank}.err").read_text() for rank in range(world)}
+        said = {rank: errors(tmp_path, rank) for rank in range(world)}
         for rank in set(range(world)) - {victim} - ({2} if place == "twice" else set()):
             assert ranks[rank].returncode == Exit.FAILED, said
-            assert re.fullmatch(
-                rf"(writing shapes .*\n)*error \(rank {rank}\): .*\b(ranks? {victim})\b.*\n", said[rank]
-            ), said
+            assert re.fullmatch(rf"error \(rank {rank}\): .*\b(ranks? {victim})\b.*\n", said[rank]), said
         if victim != 0:
             assert not (run / LOCK).exists()
         if fault == "stop":
             ranks[victim].send_signal(signal.SIGCONT)
             assert ranks[victim].wait(600) == Exit.FAILED
         if fault in ("stop", "raise"):
-            assert len((tmp_path / f"{victim}.err").read_text().splitlines()) == 1, (
-                tmp_path / f"{victim}.err"
-            ).read_text()
+            assert errors(tmp_path, victim).count("\n") == 1, errors(tmp_path, victim)
     finally:
         for process in ranks:
             process.kill()
@@ -132,9 +139,8 @@ def test_an_error_of_this_rank_is_reported_though_another_one_is_lost(tmp_path: 
     ranks = run_and_lose(tmp_path, "failing", "stop", 1, 2, ["clipx.train", *words_of("failing", tmp_path)])
     ranks[1].kill()
     assert ranks[0].returncode == Exit.FAILED
-    said = (tmp_path / "0.err").read_text()
-    assert said.splitlines()[-1] == "error (rank 0): the shard is gone: bring it back"
-    assert said.count("error") == 1 and not (tmp_path / "run" / LOCK).exists()
+    assert errors(tmp_path, 0) == "error (rank 0): the shard is gone: bring it back\n"
+    assert not (tmp_path / "run" / LOCK).exists()
 
 
 @pytest.mark.slow
@@ -153,5 +159,5 @@ def test_commands_name_a_lost_rank(tmp_path: Path) -> None:
     assert ranks[0].returncode == Exit.FAILED
     assert re.fullmatch(
         rf"error \(rank 0\): rank 1 \(host {HOST}, pid {ranks[1].pid}\) sent no heartbeat for .*\n",
-        (tmp_path / "0.err").read_text(),
+        errors(tmp_path, 0),
     )
