@@ -131,10 +131,11 @@ def test_a_second_sigint_aborts_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "case",
     slow_except(
-        product(("SIGTERM", "SIGUSR1", "SIGINT"), ("the report", "the loggers", "the lock", "the process group")),
-        ("SIGTERM", "the lock"),
-        ("SIGINT", "the loggers"),
+        product(("SIGTERM", "SIGUSR1", "SIGINT"), ("report", "loggers", "lock", "group")),
+        ("SIGTERM", "group"),
+        ("SIGINT", "lock"),
     ),
+    ids="-".join,
 )
 def test_a_signal_after_the_last_step_does_not_undo_the_end(tmp_path: Path, case: tuple[str, str]) -> None:
     name, place = case

@@ -13,10 +13,10 @@ from clipx.run.lock import RunLock
 from clipx.trainer import summary
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "the report": (summary, "write_report"),
-    "the loggers": (Jsonl, "close"),
-    "the lock": (RunLock, "release"),
-    "the process group": (Comm, "close"),
+    "report": (summary, "write_report"),
+    "loggers": (Jsonl, "close"),
+    "lock": (RunLock, "release"),
+    "group": (Comm, "close"),
 }
 
 

@@ -81,7 +81,7 @@ def test_rows_that_are_never_written_are_counted(tmp_path: Path, caplog: pytest.
             caplog.clear()
             sinks.close()
             sinks.close()
-        assert [record.message for record in caplog.records] == [caplog.records[0].message]
+        assert len(caplog.records) == 1
         assert "metrics.jsonl cannot be written" in caplog.text and "its last 2 rows are lost" in caplog.text
 
 

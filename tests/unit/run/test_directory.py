@@ -13,7 +13,7 @@ import yaml
 from helpers.runs import VIT, small
 
 from clipx.config.saved import to_dict
-from clipx.errors import CheckpointError, ConfigError, DiskError
+from clipx.errors import CheckpointError, ClipxError, ConfigError, DiskError
 from clipx.objective.base import Metrics
 from clipx.run.directory import RunDir
 from clipx.trainer.trainer import Trainer
@@ -200,16 +200,19 @@ def train_until(run: Path, step: int, then: Callable[[], object], *overrides: st
     trainer.fit()
 
 
+SAVED_AT_ONCE = ("report=true", "checkpoint.every=2st", "checkpoint.background=false")
+
+
 @pytest.mark.parametrize("overrides", [(), ("log_every=100st", "checkpoint.every=6st"), ("log_every=8st",)], ids=str)
 def test_a_run_whose_directory_is_gone_ends_with_one_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, overrides: tuple[str, ...]
 ) -> None:
     """It ends at the next row, checkpoint or end. Nothing is created again, and what was written can be resumed."""
     run, moved = tmp_path / "run", tmp_path / "moved"
-    with pytest.raises(DiskError, match="run was deleted, moved or unmounted during the run"):
-        train_until(
-            run, 4, lambda: run.rename(moved), "checkpoint.every=2st", "checkpoint.background=false", *overrides
-        )
+    with pytest.raises(ClipxError) as error:
+        train_until(run, 4, lambda: run.rename(moved), *SAVED_AT_ONCE, *overrides)
+    assert isinstance(error.value, DiskError)
+    assert f"{run} was deleted, moved or unmounted during the run" in str(error.value)
     assert not run.exists()
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 1
     moved.rename(run)

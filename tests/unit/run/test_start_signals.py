@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.runs import SMALL
+from helpers.runs import SMALL, VIT, small
 from helpers.waiting import wait_until
 
 from clipx.errors import Exit
+from clipx.run.lock import RunLock
 from clipx.run.signals import StopSignals
+from clipx.trainer.trainer import Trainer
 
 FORK = """
 import os, signal, time
@@ -87,3 +89,25 @@ def test_a_forked_process_ignores_the_signals(capfd: pytest.CaptureFixture[str])
             os._exit(0 if stop.received is None else 1)
         assert os.waitpid(pid, 0)[1] == 0
     assert capfd.readouterr().err == ""
+
+
+def test_a_signal_while_a_run_closes_its_files_does_not_reach_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler of submitit would requeue a run that is finished."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: received.append(number))
+    release = RunLock.release
+
+    def signalled(lock: RunLock) -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        release(lock)
+
+    monkeypatch.setattr(RunLock, "release", signalled)
+    try:
+        assert Trainer(small(tmp_path, *VIT, "checkpoint=none", "duration=2st")).fit()["step"] == 2
+        assert received == [] and not (tmp_path / "run.lock").exists()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert received == [signal.SIGUSR2], "the handler of the program was not restored"
+    finally:
+        signal.signal(signal.SIGUSR2, before)
