@@ -16,21 +16,30 @@ _LONGEST = 1 << 20  # characters
 _SAVED = "a saved configuration"
 
 
+class DamagedConfig(ConfigError):
+    """A saved configuration is missing or incomplete, or no YAML: what a disk leaves, not what somebody wrote."""
+
+
+class _NoYaml(ValueError):
+    """Text that is not YAML."""
+
+
 def read_saved(path: Path, what: str = _SAVED) -> dict[str, Any]:
     """Returns the values in a YAML file that `config.saved.save` wrote, or of another kind that errors call `what`.
 
-    Raises ConfigError for content that `save` never writes: objects to construct, interpolations, aliases, repeated
-    keys.
+    Raises DamagedConfig, and ConfigError for content that `save` never writes: objects to construct, interpolations,
+    aliases, repeated keys.
     """
     try:
         text = read_regular(path).decode()
         if what == _SAVED and text.startswith("---\n") and not text.rstrip().endswith("\n..."):
-            raise ValueError("its end is missing")
+            raise _NoYaml("its end is missing")
         values = plain_values(text)
     except (OSError, ValueError) as error:  # ValueError: no UTF-8
-        raise ConfigError(f"{path} cannot be read as {what}: {' '.join(str(error).split())}") from None
+        kind = DamagedConfig if isinstance(error, OSError | UnicodeDecodeError | _NoYaml) else ConfigError
+        raise kind(f"{path} cannot be read as {what}: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} is not {what}, which is a mapping: restore it")
+        raise DamagedConfig(f"{path} is not {what}, which is a mapping: restore it")
     return values
 
 
@@ -41,6 +50,8 @@ def plain_values(text: str) -> Any:
         raise ValueError(f"it has {len(text):,} characters, more than {_LONGEST:,}")
     try:
         return yaml.load(text, _PlainLoader)
+    except (yaml.reader.ReaderError, yaml.scanner.ScannerError, yaml.parser.ParserError) as error:
+        raise _NoYaml(" ".join(str(error).split())) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: impossible numbers
         raise ValueError(" ".join(str(error).split())) from None
 

@@ -53,4 +53,4 @@ class Jsonl:
 
 def read_rows(path: Path) -> list[Row]:
     """Returns the complete rows of a metrics.jsonl. Empty if there is no file."""
-    return [row for row in read_objects(path) if isinstance(row.get("step"), int)]
+    return [row for row in read_objects(path) if isinstance(row.get("step"), int | float)]

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from clipx.checkpoint.format import CheckpointDir, newest_config
 from clipx.checkpoint.resume import CHECKPOINTS, Resume
 from clipx.cli import repeat_command
-from clipx.config.safe_yaml import read_saved
+from clipx.config.safe_yaml import DamagedConfig, read_saved
 from clipx.config.saved import flatten, from_dict, removed_values, save, to_dict
 from clipx.data.source import BadRecord
 from clipx.distributed.consistency import code_version
@@ -132,11 +132,11 @@ class RunDir:
     def saved(self) -> dict[str, Any]:
         """Returns the values of config.yaml, or of the newest checkpoint if that file is damaged, with a warning.
 
-        Raises ConfigError if neither can be read.
+        Raises ConfigError if neither can be read, or the file contains what `save` never writes.
         """
         try:
             return read_saved(self.config)
-        except ConfigError as error:
+        except DamagedConfig as error:
             found = newest_config(self.checkpoints)
             if found is None:
                 raise

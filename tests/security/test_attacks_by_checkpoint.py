@@ -197,7 +197,6 @@ CONFIGS: dict[str, tuple[Callable[[Path, Path], str], str]] = {
         "found an alias",
     ),
     "nesting": (lambda run_dir, flag: "[" * 20_000, "cannot be read as a saved configuration: maximum recursion"),
-    "no text": (lambda run_dir, flag: "\x00\x01", "cannot be read as a saved configuration"),
     "a repeated kind": (lambda run_dir, flag: "data: {kind: shapes, kind: os.system}\n", "found a repeated key"),
     "another folder": (
         lambda run_dir, flag: config_with(
