@@ -35,7 +35,6 @@ EXCEPT = {  # places that open a path in another way, and why
     "clipx/bench/measure.py:_reset_high_water": "a file of the kernel",
     "clipx/bench/saving.py:_torch_save": NEW,
     "clipx/data/shared_memory.py:_reopened": "a descriptor of this process",
-    "clipx/report/console.py:discard_stdout": "the null device",
     "clipx/storage/local.py:open_own": "the one way",
     "clipx/weights/export.py:_write_open_clip": NEW,
     "clipx/weights/export.py:_copy_tokenizer": NEW,
@@ -52,7 +51,7 @@ def opens_for_writing(call: ast.Call) -> bool:
     method = isinstance(call.func, ast.Attribute)
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if text.startswith("os.open("):
-        return bool(re.search("O_WRONLY|O_RDWR|O_CREAT", text)) and "O_EXCL" not in text
+        return bool(re.search("O_WRONLY|O_RDWR|O_CREAT", text)) and not re.search("O_EXCL|os.devnull", text)
     if name in ("open", "fdopen"):
         words = [*call.args, *(key.value for key in call.keywords if key.arg == "mode")]
         modes = [
