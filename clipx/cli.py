@@ -79,7 +79,7 @@ class _Command:
     task: Callable[..., Any]
     name: str
     unused: Sequence[str]
-    base: Callable[[str, Sequence[str]], str]
+    base: Callable[[str, Sequence[str], Sequence[Path]], str]
     of_run: Sequence[str]
     prints: bool
 
@@ -88,7 +88,7 @@ def cli(
     task: Callable[..., Any],
     config_name: str,
     unused: Sequence[str] = (),
-    base: Callable[[str, Sequence[str]], str] = lambda name, _: name,
+    base: Callable[[str, Sequence[str], Sequence[Path]], str] = lambda name, *_: name,
     of_run: Sequence[str] = (),
     prints: bool = False,
 ) -> Callable[[], None]:
@@ -187,7 +187,7 @@ def _run(command: _Command) -> list[ClipxError]:
         prepare(words, folders)
         changes += _changes_of_run(words, command.of_run)
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in changes]
-        base = command.base(command.name, words)
+        base = command.base(command.name, words, folders)
         chosen = arguments.config_name
         require(
             base == command.name or chosen is None,
@@ -258,7 +258,7 @@ def _help(command: _Command, words: Sequence[str], folders: Sequence[Path]) -> s
     overrides = [word for word in words if re.match(r"~|[^=]+=", word)]
     keys = [word for word in words if word not in overrides]
     prepare(overrides, folders)
-    cfg = compose_config(command.base(command.name, overrides), overrides, folders, with_hydra=True)
+    cfg = compose_config(command.base(command.name, overrides, folders), overrides, folders, with_hydra=True)
     keys = keys or [key for key in (word.partition("=")[0] for word in overrides) if is_group(cfg, key)]
     return help_text(cfg, keys, folders) if keys else overview(cfg, folders)
 

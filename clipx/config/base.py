@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -13,16 +15,24 @@ from clipx.config.registry import CONF_DIR, NESTED_OPTIONS
 _SAVED = "saved"  # name of the primary configuration, of its option in each group, and of the group of its other keys
 
 
-def based_on(saved: DictConfig, config_name: str) -> str:
+def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) -> str:
     """Registers the primary configuration of a command with saved values as its defaults. Returns its name.
 
     In each group the default choice is the option that was saved. Overrides, choices of options and experiments then
-    mean what they mean on the defaults in conf/, by Hydra's own rules. `saved`: as `saved_config` returns it.
+    mean what they mean on the defaults in conf/, by Hydra's own rules. Only overrides of name and run_dir change these.
+
+    Args:
+        saved: as `saved_config` returns it.
+        config_name: primary configuration of the command in conf/.
+        files: YAML files of the chosen experiments, whose choices of options replace the saved ones.
     """
     own: dict[str, Any] = {}
     defaults: list[Any] = [config_name]
+    chosen = {group for path in files for group in _chosen_in(path)}
     for key in map(str, saved):
         node = saved._get_node(key)
+        if key in chosen:
+            continue
         if not (CONF_DIR / key).is_dir():
             own[key] = node
         elif key in LIST_GROUPS:
@@ -32,10 +42,21 @@ def based_on(saved: DictConfig, config_name: str) -> str:
             _store_option(key, saved[key], NESTED_OPTIONS.get(key, {}))
             defaults.append({f"override /{key}": _SAVED})
     del own["kind"]
+    defaults += [{f"override /{_SAVED}": _SAVED}, "_self_"]
+    _store(None, {"defaults": defaults, **{key: own.pop(key) for key in ("name", "run_dir")}})
     _store(_SAVED, own, package="_global_")
-    defaults += [{f"override /{_SAVED}": _SAVED}, {"override /recipe": None}]
-    _store(None, {"defaults": defaults})
     return _SAVED
+
+
+def _chosen_in(path: Path) -> Iterator[str]:
+    """Yields the groups of which a file chooses an option, or one that it extends."""
+    config = OmegaConf.load(path)
+    for entry in config.get("defaults", []) if isinstance(config, DictConfig) else []:
+        if isinstance(entry, str):
+            extended = path.with_name(f"{entry}.yaml")
+            yield from _chosen_in(extended) if extended.is_file() else ()
+        else:
+            yield from (str(key).removeprefix("override /").partition("@")[0] for key in entry)
 
 
 def _store_option(group: str, option: DictConfig, nested: Any = ()) -> None:

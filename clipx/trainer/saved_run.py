@@ -18,6 +18,7 @@ from clipx.checkpoint.resume import CHECKPOINTS, Resume, split_checkpoint, step_
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.base import based_on
 from clipx.config.compose import config_folders
+from clipx.config.registry import option_files
 from clipx.config.saved import from_dict, saved_config, to_dict
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -156,11 +157,11 @@ def _spec(values: dict[str, Any], changes: Sequence[str]) -> RunSpec:
     return compose(*changes, config_name=name, config_dir=folders[-1] if folders else None)
 
 
-def composition_base(config_name: str, words: Sequence[str]) -> str:
+def composition_base(config_name: str, words: Sequence[str], folders: Sequence[Path] = ()) -> str:
     """Returns the primary configuration for the overrides `words` of a command that trains or plans a run.
 
     If resume= names a run or one of its checkpoints, it is the run's saved configuration with the keys of
-    `config_name`, which the words then change; else `config_name`. Raises ClipxError.
+    `config_name`, which the words then change; else `config_name`. `folders`: of --config-dir. Raises ClipxError.
     """
     typed = {}
     for override in OverridesParser.create().parse_overrides(list(words)):
@@ -179,12 +180,13 @@ def composition_base(config_name: str, words: Sequence[str]) -> str:
     if is_local_run:
         for run_dir in _texts(typed.get("run_dir")):
             require(
-                Path(run_dir) == Path(place),
+                Path(run_dir).absolute() == Path(place).absolute(),
                 f"run_dir={run_dir} has no effect with resume={text}, which continues in its directory: remove it",
             )
         values["run_dir"] = place
+    files = [path for group in ("experiment", "debug") for path in _option_files(group, typed.get(group), folders)]
     try:
-        return based_on(saved_config(RunSpec, values), config_name)
+        return based_on(saved_config(RunSpec, values), config_name, files)
     except ConfigError as error:
         raise CheckpointError(f"{place} cannot be resumed ({error}): restore its config.yaml") from error
 
@@ -197,6 +199,12 @@ def _texts(override: Override | None) -> list[str]:
     values = value.list if isinstance(value, ChoiceSweep) else [value]
     texts = [value.text if isinstance(value, QuotedString) else value for value in values]
     return [str(OmegaConf.create({"value": text}).value) for text in texts if text is not None]
+
+
+def _option_files(group: str, typed: Override | None, folders: Sequence[Path]) -> list[Path]:
+    """Returns the file of the option of a group that was typed, if there is one."""
+    known = option_files(group, folders)
+    return [known[name] for name in _texts(typed) if name in known]
 
 
 def _resumed_values(place: str, text: str, remote: str | None = None) -> dict[str, Any]:

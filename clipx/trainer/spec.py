@@ -344,7 +344,7 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     folders = [Path(config_dir).absolute()] if config_dir else []
     prepare(overrides, folders)
     try:
-        base = composition_base(config_name, overrides)
+        base = composition_base(config_name, overrides, folders)
         return typing.cast("RunSpec", checked(compose_config(base, overrides, folders)))
     except COMPOSITION_ERRORS as error:
         raise ConfigError(one_line(error)) from error

@@ -25,8 +25,12 @@ from helpers.processes import free_ports, is_running
 from helpers.runs import SMALL, VIT, events, run, tensors, torchrun, untimed_rows
 from helpers.waiting import wait_until
 
+import clipx
 from clipx.config.typed import last_of_each
-from clipx.errors import Exit
+from clipx.data.batch import Batch
+from clipx.errors import Exit, Stopped
+from clipx.objective.base import Metrics
+from clipx.trainer.trainer import Trainer
 
 SCRIPT = str(SCRIPTS / "stop_loop.py")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=600")
@@ -221,3 +225,38 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
     assert untimed_rows(killed) == untimed_rows(straight)
+
+
+def test_the_command_that_a_stopped_run_prints_continues_it_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name, learning rate and options, none of which are the defaults, are those that were saved."""
+    monkeypatch.chdir(tmp_path)
+    words = (*SMALL, *VIT, "optimizer=sgd", "optimizer.lr=3e-4", "optimizer.momentum=0.8", "objective=siglip", "seed=7")
+    words = (*words, "schedule=constant", "evaluator=[zeroshot]", "duration=6st", "distributed=cpu", "precision=fp32")
+    for name in ("straight", "mine"):
+        trainer = Trainer(clipx.compose(*last_of_each(words), f"name={name}"))
+        if name == "straight":
+            trainer.fit()
+            continue
+        step = trainer.step
+
+        def stopping(batch: Batch) -> Metrics:
+            if trainer.steps_done == 2:  # noqa: B023  # called in this iteration
+                os.kill(os.getpid(), signal.SIGINT)
+            return step(batch)  # noqa: B023
+
+        trainer.step = stopping  # type: ignore[method-assign]
+        with pytest.raises(Stopped) as stopped:
+            trainer.fit()
+    (command,) = re.findall(r"continue with (resume=\S+)", str(stopped.value))
+    before = Path("outputs/mine/config.yaml").read_text()
+    done = run(sys.executable, "-m", "clipx.train", command)
+    assert "changed" not in done.stdout
+    assert Path("outputs/mine/config.yaml").read_text() == before.replace("resume: none", "resume: outputs/mine")
+    expected, found = tensors(Path("outputs/straight"), 6), tensors(Path("outputs/mine"), 6)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert untimed_rows(Path("outputs/mine")) == untimed_rows(Path("outputs/straight"))
+    done = run(sys.executable, "-m", "clipx.train", command, "duration=7st", "optimizer.lr=1e-3")
+    assert re.findall(r"changed +(.*)", done.stdout) == ["duration: 6st -> 7st; optimizer.lr: 0.0003 -> 0.001"]

@@ -13,6 +13,7 @@ from helpers.runs import SMALL, VIT, losses, small, start, tensors, untimed_rows
 from helpers.slurm_jobs import held, release
 from helpers.waiting import wait_until
 
+import clipx
 from clipx.checkpoint.manager import CheckpointManager
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
@@ -89,6 +90,21 @@ def test_a_run_resumes_from_its_upload_on_another_machine(tmp_path: Path, upload
         other = Trainer(small(tmp_path / f"from-{step}", *EVERY_STEP, f"resume=file://{tmp_path}/far/run{end}"))
         other.close()
         assert other.steps_done == step
+
+
+def test_a_run_resumed_from_its_upload_continues_its_runs_in_loggers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    logged = ("logger=[wandb,trackio]", "logger.wandb.mode=offline", "logger.trackio.project=far")
+    Trainer(small(Path("run"), *EVERY_STEP, *logged, "duration=2st", f"checkpoint.remote=file://{tmp_path}/far")).fit()
+    (first,) = Path("run/wandb").glob("offline-run-*")
+    words = (f"resume=file://{tmp_path}/far/run", "run_dir=elsewhere/run")
+    Trainer(clipx.compose(*words, "checkpoint.remote=null", "duration=3st")).fit()
+    (second,) = Path("elsewhere/run/wandb").glob("offline-run-*")
+    assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2] == Path("run/wandb_id").read_text()
+    assert Path("elsewhere/run/trackio_run").read_text() == "run"
 
 
 @pytest.mark.parametrize("text", ["step:5", "run/checkpoints/step-00000005"])

@@ -103,6 +103,7 @@ def test_a_choice_replaces_its_node_and_no_other(word: str) -> None:
 
 # Other overrides, and the values that they change.
 CHANGES = {
+    "data=digits": {"duration": "25ep"},  # by its recipe, as in a new run
     "recipe=cc3m": {"schedule.warmup": "10000st", "data.batch_size": 1024},
     "recipe=cc3m data.batch_size=64 duration=9ep": {
         "schedule.warmup": "10000st",
@@ -110,7 +111,6 @@ CHANGES = {
         "duration": "9ep",
     },
     "debug=fast log_every=2st": {
-        "name": "fast-${model.name}-${data.name}-${now:%Y%m%d-%H%M%S}",
         "duration": "10st",
         "log_every": "2st",
         "schedule.warmup": "2st",
@@ -135,13 +135,38 @@ def test_keys_of_sources_and_sets_can_be_changed() -> None:
     assert changed("mixture", *(f"{key}={value}" for key, value in words.items())) == words
 
 
-def resumable(folder: Path) -> Path:
+def resumable(folder: Path, spec: RunSpec = SPECS["classes"]) -> Path:
     folder.mkdir()
-    save(SPECS["classes"], folder / "config.yaml")
+    save(spec, folder / "config.yaml")
     return folder
 
 
-def test_resume_composes_on_the_run_that_it_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        *SAVED.values(),
+        "experiment=cc3m_rn50_isogclr data.shards=x optimizer.lr=0.1",
+        "model=tiny data=digits optimizer.lr=3e-4",
+        "debug=fast seed=3",
+    ],
+)
+def test_the_words_of_the_run_change_nothing_when_they_are_repeated(tmp_path: Path, words: str) -> None:
+    typed = shlex.split(words)
+    spec = clipx.compose("name=saved", *typed)
+    found = clipx.compose(f"resume={resumable(tmp_path / 'run', spec)}", *typed)
+    assert to_dict(found) == {**to_dict(spec), "run_dir": found.run_dir, "resume": found.run_dir}
+
+
+def test_an_experiment_changes_the_options_that_it_chooses_and_the_keys_that_it_sets(tmp_path: Path) -> None:
+    """The name and the directory stay."""
+    words = ("experiment=cc3m_rn50_isogclr", "data.shards=x")
+    run = resumable(tmp_path / "run", clipx.compose("name=saved", "duration=30000st", "seed=4", "optimizer.lr=3e-5"))
+    found, new = clipx.compose(f"resume={run}", *words), clipx.compose("name=saved", *words)
+    assert (found.objective, found.model, found.data) == (new.objective, new.model, new.data)
+    assert (found.name, found.run_dir, found.seed) == ("saved", str(run), 4)
+
+
+def test_resume_composes_on_the_run_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = resumable(tmp_path / "run")
     expected = {**to_dict(SPECS["classes"]), "run_dir": str(run)}
     for location in (str(run), f"{run}/", f"{run}/checkpoints/step-00000010"):
@@ -150,6 +175,8 @@ def test_resume_composes_on_the_run_that_it_names(tmp_path: Path) -> None:
     copied = clipx.compose(f"resume=file://{run}", "optimizer.lr=0.1")
     assert (copied.name, copied.run_dir, copied.optimizer.lr) == ("saved", SPECS["classes"].run_dir, 0.1)
     assert clipx.compose(f"resume=file://{run}", f"run_dir={run}").run_dir == str(run)
+    monkeypatch.chdir(tmp_path)
+    assert clipx.compose("resume=run", f"run_dir={run}").run_dir == "run", "as the launchers add it"
     for other in ("auto", "none", "latest", "step:4"):
         assert clipx.compose(f"resume={other}", "name=new").seed == 0, "the defaults of today"
     planned = clipx.compose(f"resume={run}", "ranks=1", config_name="plan")
