@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 from fsspec.asyn import get_loop
-from helpers.runs import VIT, small
+from helpers.runs import VIT, run, small, tensors, untimed_rows
 from helpers.s3_server import SECRET, FaultyProxy, admin, forget_sessions
 from helpers.uploads import UploadEvents, same_files, save, upload
 from helpers.waiting import wait_until
@@ -143,6 +143,27 @@ def test_an_outage_at_the_end_sets_the_exit_code_and_a_resume_uploads_the_rest(
     other = Trainer(small(Path("other"), *EVERY_STEP, f"resume={own_bucket}/run"))
     other.close()
     assert other.steps_done == 6
+
+
+def test_real_commands_read_a_run_at_its_url_and_continue_it(
+    run_dir: Path, own_bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name, directory and learning rate are those that were saved. A third of the requests fails."""
+    monkeypatch.setenv("CLIPX_CACHE", str(Path("cache").absolute()))
+    words = ("optimizer.lr=3e-4", "evaluator=[zeroshot]", "distributed=cpu", f"checkpoint.remote={own_bucket}")
+    Trainer(small(run_dir, *EVERY_STEP, *words)).fit()
+    run_dir.rename("straight")
+    admin(proxy.endpoint).rm(f"{own_bucket}/run/checkpoints/step-00000006", recursive=True)
+    proxy.set("some", 3)
+    url = f"{own_bucket}/run"
+    run(sys.executable, "-m", "clipx.evaluate", f"run={url}", "data.workers=0")
+    assert Path("outputs/evaluations/run/evaluation-shapes-step-5.json").is_file()
+    run(sys.executable, "-m", "clipx.export", f"run={url}/checkpoints/step-00000004", "format=open_clip", "out=model")
+    assert Path("model/open_clip_model.safetensors").is_file()
+    run(sys.executable, "-m", "clipx.train", f"resume={url}")
+    expected, found = tensors(Path("straight"), 6), tensors(run_dir, 6)
+    assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert untimed_rows(run_dir) == untimed_rows(Path("straight"))
 
 
 def test_an_outage_at_the_start_does_not_begin_a_new_run(
