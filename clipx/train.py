@@ -45,7 +45,7 @@ def main() -> None:
 def _main() -> None:
     watch_launcher()
     from clipx.cli import cli
-    from clipx.trainer.saved_run import composition_base
+    from clipx.trainer.continued import composition_base
 
     cli(train, "train", base=composition_base)()
 

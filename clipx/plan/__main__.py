@@ -7,7 +7,7 @@ import sys
 
 from clipx.cli import cli, imports
 from clipx.plan.spec import PlanSpec
-from clipx.trainer.saved_run import composition_base
+from clipx.trainer.continued import composition_base
 
 
 def show(spec: PlanSpec) -> None:

@@ -7,18 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
-from omegaconf import OmegaConf
-
 from clipx.checkpoint.downloader import remote_checkpoints
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
-from clipx.checkpoint.manager import run_url
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, split_checkpoint, step_folder, step_of
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.base import based_on
 from clipx.config.compose import config_folders
-from clipx.config.registry import option_files
 from clipx.config.saved import from_dict, saved_config, to_dict
 from clipx.data.spec import Dataset, open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -33,7 +27,7 @@ from clipx.weights.spec import SUFFIXES
 if TYPE_CHECKING:
     from clipx.checkpoint.manager import CheckpointManager
 
-_CONFIG = "config.yaml"
+CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +90,8 @@ def open_run(location: str, key: str = "run", changes: Sequence[str] = (), files
     check_url(key, location)
     with errors_of(key):
         place, step = split_checkpoint(location)
-        folder = Path(local_path(place)) if is_local(place) else fetched_run(place, (_CONFIG, *files))
-        return SavedRun(place, folder, _spec(_values(folder, f"{key}={location}"), changes), step)
+        folder = Path(local_path(place)) if is_local(place) else fetched_run(place, (CONFIG, *files))
+        return SavedRun(place, folder, _spec(saved_values(folder, f"{key}={location}"), changes), step)
 
 
 def holds_run(location: str) -> bool:
@@ -105,7 +99,7 @@ def holds_run(location: str) -> bool:
     if is_local(location):
         return RunDir(Path(local_path(location))).holds_run
     with errors_of("run"):
-        return not location.endswith(SUFFIXES) and _CONFIG in files_at(location.rstrip("/"))
+        return not location.endswith(SUFFIXES) and CONFIG in files_at(location.rstrip("/"))
 
 
 def find_run(location: str, changes: Sequence[str] = ()) -> SavedRun | None:
@@ -140,11 +134,11 @@ def find_runs(location: str, changes: Sequence[str] = ()) -> list[SavedRun]:
     return [open_run(run, changes=changes) for run in runs if holds_run(run)]
 
 
-def _values(folder: Path, named: str) -> dict[str, Any]:
+def saved_values(folder: Path, named: str) -> dict[str, Any]:
     """Returns the saved values of the run in a directory. `named`: the option that names it."""
     found = RunDir(folder)
     if not found.holds_run:
-        raise CheckpointError(f"{named} holds no run (no {_CONFIG}): check the path")
+        raise CheckpointError(f"{named} holds no run (no {CONFIG}): check the path")
     return found.saved()
 
 
@@ -155,66 +149,6 @@ def _spec(values: dict[str, Any], changes: Sequence[str]) -> RunSpec:
     folders = config_folders()
     name = based_on(saved_config(RunSpec, values), "train")
     return compose(*changes, config_name=name, config_dir=folders[-1] if folders else None)
-
-
-def composition_base(config_name: str, words: Sequence[str], folders: Sequence[Path] = ()) -> str:
-    """Returns the primary configuration for the overrides `words` of a command that trains or plans a run.
-
-    If resume= names a run or one of its checkpoints, it is the run's saved configuration with the keys of
-    `config_name`, which the words then change; else `config_name`. `folders`: of --config-dir. Raises ClipxError.
-    """
-    typed = {}
-    for override in OverridesParser.create().parse_overrides(list(words)):
-        typed[override.get_key_element().lstrip("+~")] = override
-    parsed = [(text, Resume.parse(text)) for text in _texts(typed.get("resume"))]
-    text, place, is_local_run = next(((t, r.place, r.url is None) for t, r in parsed if r.place), ("", None, False))
-    if place is None:
-        return config_name
-    for word in typed.values():
-        require(
-            not word.is_sweep_override(),
-            f"resume={text} continues one run, and {word.input_line} is a sweep: give one value, or start new runs "
-            "from its weights by model.weights=…",
-        )
-    values = _resumed_values(place, text, *_texts(typed.get("checkpoint.remote")))
-    if is_local_run:
-        for run_dir in _texts(typed.get("run_dir")):
-            require(
-                Path(run_dir).absolute() == Path(place).absolute(),
-                f"run_dir={run_dir} has no effect with resume={text}, which continues in its directory: remove it",
-            )
-        values["run_dir"] = place
-    files = [path for group in ("experiment", "debug") for path in _option_files(group, typed.get(group), folders)]
-    try:
-        return based_on(saved_config(RunSpec, values), config_name, files)
-    except ConfigError as error:
-        raise CheckpointError(f"{place} cannot be resumed ({error}): restore its config.yaml") from error
-
-
-def _texts(override: Override | None) -> list[str]:
-    """Returns the typed value of a string, or the values of a sweep, with interpolations resolved. Empty: none."""
-    if override is None or override.is_delete():
-        return []
-    value = override.value()
-    values = value.list if isinstance(value, ChoiceSweep) else [value]
-    texts = [value.text if isinstance(value, QuotedString) else value for value in values]
-    return [str(OmegaConf.create({"value": text}).value) for text in texts if text is not None]
-
-
-def _option_files(group: str, typed: Override | None, folders: Sequence[Path]) -> list[Path]:
-    """Returns the file of the option of a group that was typed, if there is one."""
-    known = option_files(group, folders)
-    return [known[name] for name in _texts(typed) if name in known]
-
-
-def _resumed_values(place: str, text: str, remote: str | None = None) -> dict[str, Any]:
-    """Returns the saved values of a run that is resumed, from its copy at `checkpoint.remote` if it is only there."""
-    check_url("resume", text)
-    if "://" not in place and remote and not RunDir(Path(place)).holds_run:
-        place = run_url(remote, Path(place))
-    with errors_of("resume"):
-        folder = fetched_run(place, (_CONFIG,)) if "://" in place else Path(place)
-    return _values(folder, f"resume={text}")
 
 
 def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
@@ -253,7 +187,7 @@ def resumed_run(spec: RunSpec) -> RunSpec | None:
     if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).has_begun):
         return None
     try:
-        return from_dict(RunSpec, _values(run_dir, f"resume={spec.resume}"))
+        return from_dict(RunSpec, saved_values(run_dir, f"resume={spec.resume}"))
     except ConfigError as error:
         raise CheckpointError(f"{run_dir} cannot be resumed ({error}): restore its config.yaml") from error
 

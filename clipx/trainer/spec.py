@@ -31,6 +31,7 @@ from clipx.precision.spec import PrecisionSpec
 from clipx.schedule import ScheduleSpec
 from clipx.teacher.spec import TeacherSpec
 from clipx.trainer.compile import CompileSpec
+from clipx.trainer.continued import composition_base
 from clipx.trainer.early_stopping import EarlyStoppingSpec
 from clipx.trainer.profiler import ProfilerSpec
 from clipx.trainer.stages import StageSpec, check_stages
@@ -338,8 +339,6 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
     with further groups, as for --config-dir. Raises ConfigError, one line with value, rule and fix, and CheckpointError
     if resume= names no run.
     """
-    from clipx.trainer.saved_run import composition_base  # imports this module
-
     overrides = tuple(map(hydra_override, overrides))
     folders = [Path(config_dir).absolute()] if config_dir else []
     prepare(overrides, folders)

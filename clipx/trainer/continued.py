@@ -1,0 +1,83 @@
+"""Composition of a run that continues: on its saved configuration, which the command line changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
+from omegaconf import OmegaConf
+
+from clipx.checkpoint.resume import Resume
+from clipx.config.base import based_on
+from clipx.config.registry import option_files, spec_class
+from clipx.config.saved import saved_config
+from clipx.errors import CheckpointError, ConfigError, require
+from clipx.storage.url import check_url
+
+
+def composition_base(config_name: str, words: Sequence[str], folders: Sequence[Path] = ()) -> str:
+    """Returns the primary configuration for the overrides `words` of a command that trains or plans a run.
+
+    If resume= names a run or one of its checkpoints, it is the run's saved configuration with the keys of
+    `config_name`, which the words then change; else `config_name`. `folders`: of --config-dir. Raises ClipxError.
+    """
+    typed = {}
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        typed[override.get_key_element().lstrip("+~")] = override
+    parsed = [(text, Resume.parse(text)) for text in _texts(typed.get("resume"))]
+    text, place, is_local_run = next(((t, r.place, r.url is None) for t, r in parsed if r.place), ("", None, False))
+    if place is None:
+        return config_name
+    for word in typed.values():
+        require(
+            not word.is_sweep_override(),
+            f"resume={text} continues one run, and {word.input_line} is a sweep: give one value, or start new runs "
+            "from its weights by model.weights=…",
+        )
+    values = _resumed_values(place, text, *_texts(typed.get("checkpoint.remote")))
+    if is_local_run:
+        for run_dir in _texts(typed.get("run_dir")):
+            require(
+                Path(run_dir).absolute() == Path(place).absolute(),
+                f"run_dir={run_dir} has no effect with resume={text}, which continues in its directory: remove it",
+            )
+        values["run_dir"] = place
+    files = [path for group in ("experiment", "debug") for path in _option_files(group, typed.get(group), folders)]
+    try:
+        return based_on(saved_config(spec_class("", "run"), values), config_name, files)
+    except ConfigError as error:
+        raise CheckpointError(f"{place} cannot be resumed ({error}): restore its config.yaml") from error
+
+
+def _texts(override: Override | None) -> list[str]:
+    """Returns the typed value of a string, or the values of a sweep, with interpolations resolved. Empty: none."""
+    if override is None or override.is_delete():
+        return []
+    value = override.value()
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    texts = [value.text if isinstance(value, QuotedString) else value for value in values]
+    return [str(OmegaConf.create({"value": text}).value) for text in texts if text is not None]
+
+
+def _option_files(group: str, typed: Override | None, folders: Sequence[Path]) -> list[Path]:
+    """Returns the file of the option of a group that was typed, if there is one."""
+    known = option_files(group, folders)
+    return [known[name] for name in _texts(typed) if name in known]
+
+
+def _resumed_values(place: str, text: str, remote: str | None = None) -> dict[str, Any]:
+    """Returns the saved values of a run that is resumed, from its copy at `checkpoint.remote` if it is only there."""
+    from clipx.checkpoint.manager import run_url  # imported here: a new run is composed without
+    from clipx.run.directory import RunDir
+    from clipx.trainer.saved_run import CONFIG, saved_values
+    from clipx.weights.download import errors_of, fetched_run
+
+    check_url("resume", text)
+    if "://" not in place and remote and not RunDir(Path(place)).holds_run:
+        place = run_url(remote, Path(place))
+    with errors_of("resume"):
+        folder = fetched_run(place, (CONFIG,)) if "://" in place else Path(place)
+    return saved_values(folder, f"resume={text}")
