@@ -28,7 +28,7 @@ def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) ->
     """
     own: dict[str, Any] = {}
     defaults: list[Any] = [config_name]
-    chosen = {group for path in files for group in _chosen_in(path)}
+    chosen = {group for path in files for group in _chosen_in(path, set())}
     for key in map(str, saved):
         node = saved._get_node(key)
         if key in chosen:
@@ -48,13 +48,15 @@ def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) ->
     return _SAVED
 
 
-def _chosen_in(path: Path) -> Iterator[str]:
-    """Yields the groups of which a file chooses an option, or one that it extends."""
+def _chosen_in(path: Path, read: set[Path]) -> Iterator[str]:
+    """Yields the groups of which a file chooses an option, or one that it extends. `read`: files read before."""
+    if path in read or not path.is_file():
+        return
+    read.add(path)
     config = OmegaConf.load(path)
     for entry in config.get("defaults", []) if isinstance(config, DictConfig) else []:
         if isinstance(entry, str):
-            extended = path.with_name(f"{entry}.yaml")
-            yield from _chosen_in(extended) if extended.is_file() else ()
+            yield from _chosen_in(path.with_name(f"{entry}.yaml"), read)
         else:
             yield from (str(key).removeprefix("override /").partition("@")[0] for key in entry)
 
