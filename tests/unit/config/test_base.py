@@ -137,7 +137,7 @@ def test_keys_of_sources_and_sets_can_be_changed() -> None:
 
 def resumable(folder: Path, spec: RunSpec = SPECS["classes"]) -> Path:
     folder.mkdir()
-    save(spec, folder / "config.yaml")
+    save(spec, folder / "config.yaml", "none")
     return folder
 
 
