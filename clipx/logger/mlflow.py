@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -18,6 +19,8 @@ from clipx.storage.url import check_secrets
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
+
+log = logging.getLogger(__name__)
 
 _PARAMS_PER_REQUEST = 100  # MLflow's limits
 _PARAM_CHARACTERS = 6000
@@ -59,10 +62,13 @@ class MlflowSpec(LoggerSpec):
         from mlflow.tracking import MlflowClient
 
         own = run_dir / "mlflow.db"
-        elsewhere = self.tracking_uri is None and not own.is_file()  # of a run resumed from a URL, which lacks the file
-        client = MlflowClient(self.tracking_uri or f"sqlite:///{own.absolute()}")
         id_file = run_dir / ID_FILES["mlflow"]
-        if elsewhere or not id_file.is_file():
+        known = id_file.is_file()
+        if known and self.tracking_uri is None and not own.is_file():  # resumed from a URL, which lacks the file
+            log.warning("%s is missing, which contains the run of %s: a new run begins in MLflow", own, id_file.name)
+            known = False
+        client = MlflowClient(self.tracking_uri or f"sqlite:///{own.absolute()}")
+        if not known:
             experiment = client.get_experiment_by_name(self.experiment)
             number = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
             tags = {"mlflow.source.name": "clipx.train", "run_dir": str(run_dir), **self.tags}
