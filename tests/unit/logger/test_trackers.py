@@ -92,6 +92,7 @@ def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_
     (tmp_path / "mlflow_id").write_text("0" * 32)
     with pytest.raises(ConfigError, match=r"tracking_uri=null cannot continue the run named in .*mlflow_id .*remove"):
         spec.build(tmp_path, "mine", CONFIG, 4)
-    (tmp_path / "mlflow.db").unlink()  # as after a resume from a URL
-    log(spec.build(tmp_path, "mine", CONFIG, 3), row(4))
-    assert (tmp_path / "mlflow_id").read_text() == mlflow_run(tmp_path)[1].info.run_id
+    (far := tmp_path / "far").mkdir()  # resumed there from a URL, which has the id alone
+    (far / "mlflow_id").write_text(found.info.run_id)
+    log(spec.build(far, "mine", CONFIG, 3), row(4))
+    assert (far / "mlflow_id").read_text() == mlflow_run(far)[1].info.run_id != found.info.run_id
