@@ -39,7 +39,7 @@ from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, disk_failure, exhausted, require
-from clipx.escape import EscapedLogRecord, escaped, print_stderr
+from clipx.escape import EscapedLogRecord, escaped, is_text, print_stderr
 from clipx.output import flush_output, lose_output, open_output
 from clipx.storage.url import redacted
 from clipx.version import version_text
@@ -226,6 +226,8 @@ def _correctable(error: BaseException) -> ClipxError | None:
 
 def _typed_arguments() -> argparse.Namespace:
     """Parses and checks the command line, and reorders it for Hydra, which accepts no option between overrides."""
+    for word in sys.argv[1:]:
+        require(is_text(word), f"{escaped(word)} contains an unprintable character: remove it, or rename the file")
     words = list(map(hydra_override, sys.argv[1:]))
     parser = get_args_parser()  # it has no public name
     parser.error = _refuse  # type: ignore[method-assign]

@@ -20,6 +20,14 @@ def escaped(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
 
 
+def is_text(text: str) -> bool:
+    """Returns whether a text can be saved in any file: without NUL and halves of surrogate pairs."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def json_text(value: Any, **options: Any) -> str:
     """Returns the JSON text of a value in printable characters, which any reader of UTF-8 JSON accepts.
 

@@ -18,12 +18,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep
-from hydra.core.plugins import Plugins
 from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from clipx.config import plugins
+from clipx.config import plugins, source
 from clipx.config.messages import (
     FREE_KEYS,
     LIST_GROUPS,
@@ -38,7 +37,8 @@ from clipx.config.messages import (
 )
 from clipx.config.registry import CONF_DIR, MISSING, check_new_names, discover, discover_installed, option_files
 from clipx.errors import ClipxError, ConfigError, require, with_location
-from clipx.storage.url import check_environment, check_secrets
+from clipx.escape import escaped, is_text
+from clipx.storage.url import check_environment, check_home, check_secrets
 
 
 def hydra_override(typed: str) -> str:
@@ -97,7 +97,7 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     for typed in overrides:  # before Hydra writes the overrides to a file, as in a sweep
         check_secrets(typed.partition("=")[0], typed.partition("=")[2])
     with plugins.calls():
-        Plugins.instance()  # imports those of Hydra
+        source.register()
     discover_installed()
     discover(CONF_DIR)
     for folder in folders:
@@ -176,6 +176,8 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
             if isinstance(item, float) and not math.isfinite(item):
                 raise ConfigError(f"{full}={item} is not a finite number: give one")
         for text in _texts(value):
+            require(is_text(text), f"{full}={escaped(text)} contains an unprintable character: remove it")
+            check_home(full, text)
             check_secrets(full, text)
             check_environment(full, text)
             require("${" not in text, f"{full}={text} contains ${{, which cannot be saved: remove it")

@@ -18,8 +18,10 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from clipx.config import source
 from clipx.config.registry import NESTED_OPTIONS, kinds, option_files
 from clipx.config.renamed import current_name, group_key, removed
+from clipx.errors import ClipxError
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -35,6 +37,11 @@ FREE_KEYS = ("model.image.options", "model.text.options")  # dictionaries of oth
 def one_line(error: BaseException) -> str:
     """Returns an error of Hydra, OmegaConf or YAML as one line with value, rule and fix."""
     text = " ".join(str(error).split())
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, ClipxError):
+        cause = cause.__cause__
+    if cause is not None:  # of a resolver
+        return str(cause)
     if isinstance(error, OverrideParseException):
         return unreadable(error.override)
     if isinstance(error, yaml.YAMLError):
@@ -71,7 +78,8 @@ def unreadable(override: str) -> str:
     return f"{override} cannot be parsed: write key=value, a list as key=[a,b], and special characters as key='…'"
 
 
-MISPLACED_ERRORS = (TypeError, ValueError, IndexError, AssertionError)  # of OmegaConf, for a key where none can be
+MISPLACED_ERRORS = (TypeError, ValueError, IndexError, AssertionError, RecursionError)
+"""What OmegaConf raises for a key where none can be, and Hydra for a defaults list that includes its own file."""
 
 
 def misplaced_key(error: BaseException, overrides: Sequence[str]) -> str | None:
@@ -79,6 +87,8 @@ def misplaced_key(error: BaseException, overrides: Sequence[str]) -> str | None:
 
     None: `error` has another cause.
     """
+    if isinstance(error, RecursionError):
+        return f"the defaults list of {source.latest} includes this file again: correct the file"
     if isinstance(error, AssertionError):
         keys = {typed: typed.partition("=")[0].lstrip("+~") for typed in overrides}
         for typed, key in keys.items():

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, Node, OmegaConf
+from omegaconf.resolvers import oc
 
 from clipx.config import plugins
 from clipx.errors import ConfigError, require
+from clipx.storage.url import is_secret
 
 __all__ = [
     "CONF_DIR",
@@ -71,6 +74,27 @@ def choose(value: Any, table: Mapping[Any, Any]) -> Any:
     return table[value]
 
 
+_PLACES = re.compile(r"USER|LOGNAME|HOSTNAME|(?:SLURM|PBS|LSB)_\w+")  # environment variables of a user, host or job
+
+
+def env(variable: str, *default: Any, _node_: Node) -> Any:
+    """OmegaConf's resolver `oc.env`, for variables whose values may be saved with a run.
+
+    Raises ConfigError for secrets, and in `name`, a part of folders and of names of other services, for all but the
+    variables of a user, host or job.
+    """
+    key = _node_._get_full_key(None)
+    shown = f"{key} reads the environment variable {variable}"
+    require(not is_secret(variable), f"{shown}, a secret, which the run would save: remove it")
+    require(
+        key != "name" or _PLACES.fullmatch(variable) is not None,
+        f"{shown}, and names become folders and are shown by other services: write the name, or read one of USER, "
+        "LOGNAME, HOSTNAME, SLURM_…, PBS_…, LSB_…",
+    )
+    return oc.env(variable, *default)
+
+
+OmegaConf.register_new_resolver("oc.env", env, replace=True)
 OmegaConf.register_new_resolver("recipe_precision", recipe_precision, replace=True)  # in conf/train.yaml
 OmegaConf.register_new_resolver("choose", choose, replace=True)  # in conf/experiment
 

@@ -11,6 +11,8 @@ from clipx.errors import ConfigError
 from clipx.storage.safe_json import read_regular
 
 _LONGEST = 1 << 20  # characters
+_DEEPEST = 50  # levels of nested lists and mappings
+_MOST = 100_000  # values
 
 
 _SAVED = "a saved configuration"
@@ -72,3 +74,33 @@ class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no type
         if "${" in str(node.value):  # it would read this machine's environment
             raise yaml.MarkedYAMLError(problem="found an interpolation", problem_mark=node.start_mark)
         return super().construct_scalar(node)
+
+
+def check_size(text: str) -> None:
+    """Raises ValueError for YAML text that is nested too deeply, contains itself, or has too many values.
+
+    Those behind aliases are counted where they are used: a few lines of nested aliases expand to billions of values.
+    """
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor and number of values of each node around
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        anchor, size = getattr(event, "anchor", None), 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((anchor, 1))
+            if len(open_nodes) > _DEEPEST:
+                raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == around for around, _ in open_nodes):
+                raise ValueError(f"&{anchor} contains itself")
+            size = sizes.get(str(anchor), 1)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = open_nodes.pop()
+        elif not isinstance(event, yaml.ScalarEvent):
+            continue
+        if anchor is not None:
+            sizes[anchor] = size
+        around, inside = open_nodes[-1]
+        open_nodes[-1] = around, inside + size
+        if inside + size > _MOST:
+            raise ValueError(f"it has more than {_MOST:,} values")

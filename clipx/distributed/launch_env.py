@@ -16,11 +16,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from clipx.errors import ConfigError, require
+from clipx.escape import escaped
 
 _PORTS = range(15_000, 30_000)  # below the ephemeral ports of operating systems
 _DEFAULT_PORT = 29_500  # torch's default, for processes of one host without a job number
 _FIRST_RESERVED_STEP = 0xFFFF_FFF0  # SLURM step numbers from here on: batch script, shell of an allocation
 _LOCALHOST = "127.0.0.1"
+_NUMBER = re.compile("[0-9]{1,10}")
+_MOST_HOSTS = 1 << 16
+_SHOWN = 60  # characters of a value in an error
 
 
 log = logging.getLogger(__name__)
@@ -165,7 +169,11 @@ def warn_of_few_cores(key: str, number: int, rank: int = 0) -> None:
 
 
 def expand_nodelist(nodelist: str) -> Iterator[str]:
-    """Expands SLURM's host list notation: `n[01-03,7],gpu1` yields n01, n02, n03, n7 and gpu1."""
+    """Expands SLURM's host list notation: `n[01-03,7],gpu1` yields n01, n02, n03, n7 and gpu1. Raises ConfigError."""
+    yield from itertools.islice(_expand(nodelist), _MOST_HOSTS)
+
+
+def _expand(nodelist: str) -> Iterator[str]:
     for one in re.findall(r"(?:\[[^]]*\]|[^,[])+", nodelist):
         parts = re.split(r"\[([\d,-]+)\]", one)  # names and number ranges alternate
         choices = [list(_expand_range(part)) if k % 2 else [part] for k, part in enumerate(parts)]
@@ -174,8 +182,13 @@ def expand_nodelist(nodelist: str) -> Iterator[str]:
 
 def _expand_range(text: str) -> Iterator[str]:
     for part in text.split(","):
-        low, _, high = part.partition("-")
-        yield from (f"{k:0{len(low)}}" for k in range(int(low), int(high or low) + 1))
+        found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
+        require(
+            found is not None, f"[{_shown(text)}] in SLURM's list of hosts is not a range, as [01-03,7]: correct it"
+        )
+        assert found is not None
+        low, high = found[1], found[2] or found[1]
+        yield from (f"{k:0{len(low)}}" for k in range(int(low), int(high) + 1))
 
 
 def _in_srun_step(env: Mapping[str, str]) -> bool:
@@ -185,7 +198,7 @@ def _in_srun_step(env: Mapping[str, str]) -> bool:
     and the shell of `srun --pty` has a terminal.
     """
     step = env.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) >= _FIRST_RESERVED_STEP:
+    if not _NUMBER.fullmatch(step) or int(step) >= _FIRST_RESERVED_STEP:
         return False
     # Tasks that srun starts from this shell inherit the variable, but not the terminal.
     if "SLURM_PTY_PORT" in env and any(map(os.isatty, (0, 1, 2))):
@@ -200,10 +213,9 @@ def _rank_and_world(env: Mapping[str, str], launcher: _Launcher) -> tuple[int, i
     if not present:
         return 0, 1
     for name in names:
-        require(
-            name in present,
-            f"{present[0]}={env[present[0]]} without {name}: set both, as {launcher.name} does, or unset {present[0]}",
-        )
+        one = present[0]
+        fix = f"set both, as {launcher.name} does, or unset {one}"
+        require(name in present, f"{one}={_shown(env[one])} without {name}: {fix}")
     rank, world = (_integer(env, name) for name in names)
     require(
         rank < world,
@@ -214,8 +226,13 @@ def _rank_and_world(env: Mapping[str, str], launcher: _Launcher) -> tuple[int, i
 
 def _integer(env: Mapping[str, str], name: str) -> int:
     text = env[name]
-    require(text.isdecimal(), f"{name}={text} is not a whole number of 0 or more: correct it, or unset it")
+    is_number = _NUMBER.fullmatch(text) is not None
+    require(is_number, f"{name}={_shown(text)} is not a whole number of 0 or more: correct it, or unset it")
     return int(text)
+
+
+def _shown(text: str) -> str:
+    return escaped(text[:_SHOWN])
 
 
 def _local_rank(env: Mapping[str, str], launcher: _Launcher, rank: int) -> int:
@@ -257,7 +274,7 @@ def _endpoint(env: Mapping[str, str], launcher: _Launcher, world: int) -> tuple[
 def _port_of_job(env: Mapping[str, str], launcher: _Launcher) -> int:
     """Returns the same port on all ranks, different for each job and srun step; 0 without a job number."""
     job = env.get("SUBMITIT_LOCAL_JOB_ID" if launcher is _SUBMITIT else "SLURM_JOB_ID", "")
-    if not job.isdecimal():
+    if not _NUMBER.fullmatch(job):
         return 0
     step = int(env["SLURM_STEP_ID"]) if launcher is _SRUN else 0
     return _PORTS[(int(job) + 7919 * step) % len(_PORTS)]

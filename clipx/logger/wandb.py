@@ -71,7 +71,7 @@ class WandbSpec(LoggerSpec):
 
 
 def _has_netrc() -> bool:
-    netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
+    netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))  # noqa: PTH111  # Path.home() may raise
     return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
 
 

@@ -34,9 +34,14 @@ def ensure_folder(folder: Path, named: str, fix: str) -> Path:
 
 
 def _cache_root() -> Path:
-    if root := os.environ.get("CLIPX_CACHE"):
-        return Path(root).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipx"
+    try:
+        if root := os.environ.get("CLIPX_CACHE"):
+            return Path(root).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clipx"
+    except RuntimeError:  # of a user without a home directory, or an unknown one: ~nouser/cache
+        raise ConfigError(
+            "the cache folder is in a home directory that is not known: set CLIPX_CACHE to a folder"
+        ) from None
 
 
 def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX) -> None:

@@ -13,7 +13,7 @@ _WRAPPERS = frozenset(
     """reference filecache simplecache blockcache cached zip tar libarchive dir generic asyncwrapper
     async_wrapper""".split()
 )
-_SECRETS = ("_KEY", "_SECRET", "_TOKEN", "_PASSWORD")  # suffixes of the names of secret environment variables
+_SECRETS = re.compile(r"(?i)(?:^|_)(?:api)?(?:key|secret|token|passw(?:or)?d|passphrase|auth|cookie)s?$")
 _SECRET_CHARS = 8  # minimum length: a shorter value may occur in any text
 _USER = re.compile(r"://[^/\s]*@")
 # In an HTTP URL a user without a password may be a key, too.
@@ -72,14 +72,27 @@ def check_path(key: str, path: str) -> None:
     require("://" not in path, f"{key}={redacted(path)} is a URL: give a local path, and copy between it and the URL")
 
 
+def check_home(key: str, text: str) -> None:
+    """Raises ConfigError for a path in the home directory of a user who has none, such as `~nouser/x`."""
+    require(
+        re.match(r"~[\w.-]*(?:/|$)", text) is None or os.path.expanduser(text) != text,  # noqa: PTH111
+        f"{key}={text} is in a home directory that is not known: write the path without ~, or correct the user's name",
+    )
+
+
 def check_environment(key: str, text: str) -> None:
     """Raises ConfigError if a value contains a secret environment variable's, as of ${oc.env:WANDB_API_KEY}."""
     for name, secret in os.environ.items():
         require(
-            len(secret) < _SECRET_CHARS or not name.upper().endswith(_SECRETS) or secret not in text,
+            len(secret) < _SECRET_CHARS or secret not in text or not is_secret(name),
             f"{key} contains the value of the environment variable {name}, which the run would save: remove it; "
             "libraries read it from the environment",
         )
+
+
+def is_secret(variable: str) -> bool:
+    """Returns whether an environment variable is a secret by its name: KEY, TOKEN, PASSWORD etc., or *_KEY etc."""
+    return _SECRETS.search(variable) is not None
 
 
 def redacted(text: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from helpers.cases import refusal
 
 from clipx.distributed.launch_env import (
     LaunchEnv,
@@ -76,3 +79,19 @@ def test_launchers_are_read_from_their_variables(environment: dict[str, str], la
 )
 def test_slurm_node_lists_are_expanded(nodelist: str, hosts: list[str]) -> None:
     assert list(expand_nodelist(nodelist)) == hosts
+
+
+NAMES = [*{**TORCHRUN, **STEP, **SUBMITIT}, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE"]
+ODD = ["0", "1", "2", "4", "", "abc", "-1", "²", "٣", "9" * 5000, "1.5", "n[1-3]", "n[9-1]", "n[1-999999999999]", "n[-]",
+       "n[,]", "n[1", "n[1-9][1-999999][1-999999]", "x\ny", "\udce9", "29500", "70000"]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_odd_variables_are_read_or_refused_in_one_line(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(100):
+        env = {name: random.choice(ODD) for name in random.sample(NAMES, random.randint(1, 8))}
+        text = refusal(read_launch_env, env)
+        assert text.isprintable()
+        assert len(text) < 400
+        assert text.startswith(("ConfigError: ", "no error"))
