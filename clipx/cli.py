@@ -175,6 +175,7 @@ def _run(command: _Command) -> list[ClipxError]:
             raise failed[-1] from error
 
     try:
+        check_working_directory()
         if "--version" in sys.argv[1:]:
             print(version_text())
             return []
@@ -210,6 +211,14 @@ def _run(command: _Command) -> list[ClipxError]:
             raise
         failed.append(found)
     return failed
+
+
+def check_working_directory() -> None:
+    """Raises ConfigError for a working directory that was removed: Hydra and torch fail in it."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the working directory cannot be used ({error.strerror}): change to another by cd") from None
 
 
 def _correctable(error: BaseException) -> ClipxError | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from clipx.cli import print_error, with_output
+from clipx.cli import check_working_directory, print_error, with_output
 from clipx.errors import ConfigError, Exit, known_failure, require
 from clipx.output import lose_output
 from clipx_launch import print_script
@@ -31,7 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return print_script.main(words[1:])
     try:
         with with_output():
-            _run(parser().parse_args(words))
+            arguments = parser().parse_args(words)
+            check_working_directory()
+            _run(arguments)
     except KeyboardInterrupt:
         return Exit.ABORTED
     except Exception as error:
