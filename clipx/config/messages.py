@@ -37,11 +37,11 @@ FREE_KEYS = ("model.image.options", "model.text.options")  # dictionaries of oth
 def one_line(error: BaseException) -> str:
     """Returns an error of Hydra, OmegaConf or YAML as one line with value, rule and fix."""
     text = " ".join(str(error).split())
-    cause = error.__cause__
-    while cause is not None and not isinstance(cause, ClipxError):
-        cause = cause.__cause__
-    if cause is not None:  # of a resolver
-        return str(cause)
+    raised: BaseException | None = error
+    while raised is not None and not isinstance(raised, ClipxError):
+        raised = raised.__cause__ or raised.__context__
+    if raised is not None:  # by a resolver
+        return str(raised)
     if isinstance(error, OverrideParseException):
         return unreadable(error.override)
     if isinstance(error, yaml.YAMLError):
