@@ -58,9 +58,9 @@ def _opened(stream: TextIO | None, number: int) -> TextIO:
     if stream is not None:
         buffer = getattr(stream, "buffer", None)
         raw = getattr(buffer, "raw", buffer)  # without a buffer: python -u
-        if type(stream) is io.TextIOWrapper and number == 1:
-            stream.reconfigure(errors=_ERRORS)
         if type(raw) is not io.FileIO or raw.closed or raw.fileno() != number:
+            if type(stream) is io.TextIOWrapper and number == 1 and type(raw) is not _Stream:
+                stream.reconfigure(errors=_ERRORS)
             return stream
         with contextlib.suppress(OSError):
             stream.flush()

@@ -30,6 +30,7 @@ from helpers.debian import INSTALL
 
 VARIABLE = "FILE_FAULT"
 READS, CHANGES = 1, 2
+READ_NAMES = frozenset({"open", "read", "map", "list", "stat", "access"})
 _NEVER = 1 << 40
 
 
