@@ -14,8 +14,8 @@ _NO_THREAD = "can't start new thread|unable to start watchdog thread"
 _NO_MEMORY = r"DefaultCPUAllocator|bad_alloc|failed to map segment|Cannot allocate memory"
 # Numbers that only files have, with their own text: an OSError of `write` has no path, nor one of a network.
 _OF_FILES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
-# What libraries say of a disk in errors without its number: Rust's and Arrow's with it, torch.save, SQLite.
-_NUMBER = re.compile(r"\(os error (\d+)\)|detail: \[errno (\d+)\]", re.IGNORECASE)
+# What libraries say of a disk in errors without its number: Rust, Arrow and torch with it, torch.save, SQLite.
+_NUMBER = re.compile(r"\(os error (\d+)\)|detail: \[errno (\d+)\]|unable to .* file <.*\((\d+)\)", re.IGNORECASE)
 _DISK = re.compile(
     "|".join(map(os.strerror, sorted(_OF_FILES))) + r"|unexpected pos \d+|disk I/O error|database or disk is full|"
     "attempt to write a readonly database|unable to open database file"
@@ -168,7 +168,7 @@ def disk_failure(error: Exception, safe: str = _UNCHANGED) -> DiskError | None:
     if not isinstance(path, str) or "://" in path:  # fsspec gives a URL, open() the number of a descriptor
         path = None
     if found := _NUMBER.search(text):
-        number = int(found[1] or found[2])
+        number = int(next(filter(None, found.groups())))
         reason, known = os.strerror(number), True
     elif path is not None and number is not None and reason:
         known = number != errno.ENOENT or os.sep in path  # else a program that is not installed
@@ -180,8 +180,8 @@ def disk_failure(error: Exception, safe: str = _UNCHANGED) -> DiskError | None:
     if not known:
         return None
     if path is None:
-        named = re.search(r"['\"](/[^'\"]+)['\"]|(/\S+)", text)
-        path = (named[1] or named[2]) if named else "a file"
+        named = re.search(r"['\"<](/[^'\">]+)['\">]", text)
+        path = named[1] if named else "a file"
     fix = _FIXES.get(number or 0, "check the path and the disk")
     return DiskError(f"{path} cannot be read or written ({reason}): {fix}; {safe}")
 

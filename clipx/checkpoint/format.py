@@ -25,6 +25,7 @@ import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,32 +106,37 @@ class CheckpointDir:
         """Loads the newest intact checkpoint, or that of `step`. Returns None if the run has no checkpoint.
 
         Collective: each rank hashes a share of the files, and all return the same checkpoint. A damaged checkpoint is
-        reported, renamed to `*.corrupt` and skipped. Raises CheckpointError if all are damaged, or that of `step` is.
+        reported, renamed to `*.corrupt` and skipped. One that the disk did not read keeps its name, and so do all where
+        none is intact: a later start would begin anew. Raises CheckpointError if all are damaged, or that of `step` is.
         """
         folders: list[Path] = (
             comm.run_on_main(self.folders) if step is None else [comm.broadcast_object(self.path / step_folder(step))]
         )
-        damages = []
+        damaged: dict[Path, str] = {}
         for folder in folders:
             found = _verified(folder, comm.rank, comm.world)
             own = found if isinstance(found, str) else None
             damage = next(filter(None, comm.gather_objects(own)), None)
             if damage is None and isinstance(found, Checkpoint):
+                for one in damaged.items():
+                    comm.run_on_main(partial(self.mark_corrupt, *one))
                 return found
-            damages.append(f"{folder.name}: {damage}")
+            damaged[folder] = damage or ""
             if step is not None:
                 steps = ", ".join(str(step_of(p)) for p in self.folders()) or "none"
                 raise CheckpointError(f"checkpoint {folder} cannot be used: {damage}; available steps: {steps}")
-            comm.run_on_main(lambda folder=folder, damage=damage: self.mark_corrupt(folder, damage))  # type: ignore[misc]
-        if damages:
+        if damaged:
+            newest, damage = next(iter(damaged.items()))
             raise CheckpointError(
-                f"all checkpoints in {self.path} are damaged ({damages[0]}): restore one, or start a new run"
+                f"all checkpoints in {self.path} are damaged ({newest.name}: {damage}): restore one, or start a new run"
             )
         return None
 
     def mark_corrupt(self, folder: Path, damage: str) -> None:
-        """Reports a damaged checkpoint and renames it if the file system permits."""
+        """Reports a damaged checkpoint and renames it if the file system permits, unless another start may read it."""
         self.report(f"checkpoint {folder} is damaged ({damage}): falling back to the previous checkpoint")
+        if isinstance(damage, Unread):
+            return
         with suppress(OSError):
             folder.rename(unused_name(folder, "corrupt"))
 
@@ -155,6 +161,10 @@ def unused_name(folder: Path, suffix: str) -> Path:
     """Returns the first path FOLDER.SUFFIX, FOLDER.SUFFIX1, FOLDER.SUFFIX2, … that does not exist."""
     names = (folder.with_name(f"{folder.name}.{suffix}{number or ''}") for number in itertools.count())
     return next(name for name in names if not os.path.lexists(name))
+
+
+class Unread(str):
+    """Why a checkpoint cannot be used that may be intact: the disk did not read it."""
 
 
 def find_damage(folder: Path, step: int | None = None) -> str | None:
@@ -188,7 +198,8 @@ def _verified(folder: Path, rank: int = 0, world: int = 1, step: int | None = No
     except FileNotFoundError as error:
         return f"{Path(str(error.filename)).name} is missing"
     except OSError as error:
-        return f"{Path(str(error.filename)).name} cannot be read: {error.strerror}"
+        name = Path(error.filename).name if error.filename else "a file"  # `read` does not know it
+        return Unread(f"{name} cannot be read: {error.strerror}")
 
 
 def _read(folder: Path, step: int, rank: int, world: int) -> Checkpoint:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from clipx.checkpoint.records import Count, DamagedCheckpoint
 from clipx.config.lazy_torch import torch
-from clipx.errors import CheckpointError
+from clipx.errors import CheckpointError, disk_failure
 from clipx.storage.safe_json import read_as, shown
 
 ROW_STARTS = "rows"  # key of a shard's metadata: by tensor name, the index of the first row in this file
@@ -73,7 +74,7 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
     @classmethod
     def open(cls, folder: Path, files: list[str]) -> CheckpointTensors:
         """Opens the files and reads their headers. Raises DamagedCheckpoint for a file that is not safetensors, and for
-        parts of a tensor that do not fit together."""
+        parts of a tensor that do not fit together, OSError for one that the disk does not read."""
         slices: dict[str, list[_FileSlice]] = {}
         for name in files:
             try:
@@ -87,7 +88,14 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
                     stop = start + shape[0] if shape else 0
                     found = _FileSlice(start, stop, key in starts, file, part.get_dtype(), shape[1:])
                     slices.setdefault(key, []).append(found)
-            except (SafetensorError, OSError, ValueError) as error:
+            except (
+                OSError,
+                RuntimeError,
+            ) as error:  # of Rust, without a path; of torch, which maps the file, no OSError
+                if not isinstance(error, OSError) and disk_failure(error) is None:
+                    raise
+                raise OSError(errno.EIO, " ".join(str(error).split()), str(folder / name)) from None
+            except (SafetensorError, ValueError) as error:
                 reason = " ".join(str(error).split())
                 raise DamagedCheckpoint(f"{name} is not a safetensors file of a checkpoint ({reason})") from None
         for key, parts in slices.items():

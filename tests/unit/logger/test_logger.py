@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.runs import compose
 
-from clipx.logger import Jsonl, Sinks, read_rows
+from clipx.errors import DataError
+from clipx.logger import Jsonl, Sinks, open_sinks, read_rows
 from clipx.logger.tensorboard import TensorBoardSpec
 from clipx.storage.jsonl import read_objects
 
@@ -102,6 +103,25 @@ def test_a_failing_sink_does_not_affect_the_others(tmp_path: Path) -> None:
     assert reported == [
         "down failed to log metrics (ConnectionError: the service is down): the run continues without it"
     ]
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow", "trackio"])
+def test_a_logger_that_cannot_start_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The folder of the run is a file for the logger: also for root, who may write to any folder."""
+    path = tmp_path / "run"
+    path.mkdir()
+    spec = compose(f"logger=[{kind}]", *(["logger.wandb.mode=offline"] if kind == "wandb" else [])).logger
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "file"))
+    build = type(spec[kind]).build
+    monkeypatch.setattr(type(spec[kind]), "build", lambda self, run_dir, *more: build(self, tmp_path / "file", *more))
+    with pytest.raises(DataError) as error:
+        open_sinks(spec, path, "run", {}, 0, lambda kind, **facts: None)
+    text = str(error.value)
+    assert "\n" not in text and len(text) < 500 and text.startswith(f"logger=[{kind}] cannot start (")
+    assert text.endswith(f"): correct it, or drop {kind}; no step was trained")
 
 
 def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path: Path) -> None:
