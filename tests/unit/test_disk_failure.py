@@ -10,7 +10,7 @@ from urllib.error import URLError
 
 import pytest
 from helpers.cases import refusal
-from helpers.ranks import Ranks
+from helpers.savers import run_in_processes
 from safetensors import SafetensorError
 
 from clipx.distributed.comm import Comm
@@ -72,8 +72,8 @@ def _refused(comm: Comm, path: Path) -> str:
     return refusal(comm.run_on_main, (path / "missing" / "file").read_text)
 
 
-def test_an_error_of_rank_0_reaches_all_ranks(two_ranks: Ranks, tmp_path: Path) -> None:
+def test_an_error_of_rank_0_reaches_all_ranks(tmp_path: Path) -> None:
     """Else the others would wait for it until the time limit of the process group."""
-    first, second = two_ranks.call(_refused, tmp_path)
+    first, second = run_in_processes(2, tmp_path, _refused, tmp_path)
     assert first == second
     assert first.startswith(f"DiskError: {tmp_path}/missing/file cannot be read or written (No such file or directory)")
