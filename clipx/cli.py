@@ -131,6 +131,7 @@ def with_output() -> Iterator[None]:
     """Context of a command that prints. Ends the process with one line if standard output cannot be written."""
     open_output()
     logging.setLogRecordFactory(EscapedLogRecord)
+    logging.raiseExceptions = False  # a log line that cannot be written is no traceback
     try:
         try:
             yield

@@ -6,7 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import select_prefix
-from clipx.errors import CheckpointError
+from clipx.errors import CheckpointError, disk_failure
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.hf_tokenizer import read_tokenizer, tokenizer_files
 from clipx.model.lora import merged, without_adapters
@@ -103,10 +103,11 @@ def atomic_output(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield path
         path.rename(out)
-    except OSError as error:
-        raise CheckpointError(f"out={out} cannot be written ({error.strerror or error}): give another path") from error
+    except Exception as error:  # safetensors and torch.save raise others than OSError for a full disk
+        if not isinstance(error, OSError) and disk_failure(error) is None:
+            raise
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise CheckpointError(f"out={out} cannot be written ({reason}): give another path") from error
     finally:
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.exists():
-            path.unlink()
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
