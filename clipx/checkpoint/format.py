@@ -164,7 +164,7 @@ def unused_name(folder: Path, suffix: str) -> Path:
 
 
 class Unread(str):
-    """Why a checkpoint cannot be used that may be intact: the disk did not read it."""
+    """Reason not to use a checkpoint that may be intact: the disk did not read it."""
 
 
 def find_damage(folder: Path, step: int | None = None) -> str | None:
