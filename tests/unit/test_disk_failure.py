@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 
 from clipx.distributed.comm import Comm
 from clipx.errors import disk_failure, known_failure
+from clipx_launch.__main__ import main
 
 SAFE = "repeat the command: what was complete before is unchanged"
 
@@ -77,3 +78,15 @@ def test_an_error_of_rank_0_reaches_all_ranks(tmp_path: Path) -> None:
     first, second = run_in_processes(2, tmp_path, _refused, tmp_path)
     assert first == second
     assert first.startswith(f"DiskError: {tmp_path}/missing/file cannot be read or written (No such file or directory)")
+
+
+def test_clipx_sweep_reports_it_as_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise of(errno.EIO, "/d/sweep.json")
+
+    monkeypatch.setattr("clipx_launch.commands.status.show", failing)
+    assert main(["status"]) == 1
+    reason = "/d/sweep.json cannot be read or written (Input/output error): check the path and the disk"
+    assert capsys.readouterr() == ("", f"error: {reason}; {SAFE}\n")
