@@ -10,9 +10,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.messages import LIST_GROUPS
-from clipx.config.registry import CONF_DIR, NESTED_OPTIONS
-
-_SAVED = "saved"  # name of the primary configuration, of its option in each group, and of the group of its other keys
+from clipx.config.registry import CONF_DIR, NESTED_OPTIONS, SAVED
 
 
 def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) -> str:
@@ -37,15 +35,15 @@ def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) ->
             own[key] = node
         elif key in LIST_GROUPS:
             _store(key, {key: node}, package="_global_")
-            defaults.append({f"override /{key}": [_SAVED]})
+            defaults.append({f"override /{key}": [SAVED]})
         else:
             _store_option(key, saved[key], NESTED_OPTIONS.get(key, {}))
-            defaults.append({f"override /{key}": _SAVED})
+            defaults.append({f"override /{key}": SAVED})
     del own["kind"]
-    defaults += [{f"override /{_SAVED}": _SAVED}, "_self_"]
+    defaults += [{f"override /{SAVED}": SAVED}, "_self_"]
     _store(None, {"defaults": defaults, **{key: own.pop(key) for key in ("name", "run_dir")}})
-    _store(_SAVED, own, package="_global_")
-    return _SAVED
+    _store(SAVED, own, package="_global_")
+    return SAVED
 
 
 def _chosen_in(path: Path, read: set[Path]) -> Iterator[str]:
@@ -66,10 +64,10 @@ def _store_option(group: str, option: DictConfig, nested: Any = ()) -> None:
     for name in nested:
         _store_option(f"{group}/{name}", option[name])
     schema = f"/schema/{group.rpartition('/')[2]}/{option.kind}@_here_"
-    defaults = [schema, *({name: _SAVED} for name in nested)]
+    defaults = [schema, *({name: SAVED} for name in nested)]
     values = {key: option._get_node(key) for key in map(str, option) if key not in ("kind", *nested)}
     _store(group, {"defaults": [*defaults, "_self_"], **values})
 
 
 def _store(group: str | None, values: dict[str, Any], package: str | None = None) -> None:
-    ConfigStore.instance().store(_SAVED, OmegaConf.create(values), group=group, package=package)
+    ConfigStore.instance().store(SAVED, OmegaConf.create(values), group=group, package=package)

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from clipx.config import source
-from clipx.config.registry import NESTED_OPTIONS, kinds, option_files
+from clipx.config.registry import NESTED_OPTIONS, SAVED, kinds, option_files
 from clipx.config.renamed import current_name, group_key, removed
 from clipx.errors import ClipxError
 
@@ -49,7 +49,9 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group:
-            return unknown_option(group, name, error.options or _options(group)) + _file(text)
+            hidden = (SAVED, *NESTED_OPTIONS.get(group, ()))  # no options that can be typed
+            named = [option for option in error.options or () if option not in hidden]
+            return unknown_option(group, name, named or _options(group)) + _file(text)
     cause = _root(error)
     if cause is None:
         return text
@@ -139,11 +141,11 @@ def _fix(key: str, child: Any) -> str:
 
 
 def _options(group: str) -> list[str]:
-    """Returns the options of a group of the ConfigStore, or of a group of YAML files."""
+    """Returns the options of a group of YAML files, or of the ConfigStore."""
     stored: Any = ConfigStore.instance().repo
     for part in group.split("/"):
         stored = stored.get(part, {})
-    return [name.removesuffix(".yaml") for name in stored] or list(option_files(group))
+    return list(option_files(group)) or [name.removesuffix(".yaml") for name in stored]
 
 
 def unknown_option(group: str, name: str, options: Sequence[str]) -> str:

@@ -32,6 +32,7 @@ __all__ = [
     "MISSING",
     "NESTED_OPTIONS",
     "PACKAGE",
+    "SAVED",
     "check_new_names",
     "discover",
     "discover_installed",
@@ -47,6 +48,9 @@ CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent /
 
 NESTED_OPTIONS = {"model": {"text": "clip"}}
 """Options that an option of a group contains, with the kind that runs had before there was a choice."""
+
+SAVED = "saved"
+"""Option of each group, and group of all other keys, that `base.based_on` makes of a saved configuration."""
 
 Spec = TypeVar("Spec")
 
