@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.config.registry import option
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package
-from clipx.storage.local import write_text
+from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
 from clipx.storage.url import check_secrets
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class MlflowSpec(LoggerSpec):
             experiment = client.get_experiment_by_name(self.experiment)
             number = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
             tags = {"mlflow.source.name": "clipx.train", "run_dir": str(run_dir), **self.tags}
-            write_text(id_file, client.create_run(number, run_name=name, tags=tags).info.run_id)
+            write_id(run_dir, "mlflow", client.create_run(number, run_name=name, tags=tags).info.run_id)
         sink = _Mlflow(client, id_file.read_text().strip())
         try:
             sink.open(config)

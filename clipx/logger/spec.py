@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from clipx.config.registry import MISSING
 from clipx.errors import require
+from clipx.storage.local import write_text
 
 Row = dict[str, float]
 """Row of a log: `step`, `samples`, `epoch`, `seconds`, and the metrics by name."""
@@ -22,6 +23,11 @@ COUNTERS = ("step", "samples", "epoch", "seconds")
 ID_FILES = {"wandb": "wandb_id", "mlflow": "mlflow_id", "trackio": "trackio_run"}
 """File in the run directory with the id of the run in a logger, by its kind. A run that is resumed from a URL gets
 them, too, and continues the same run there."""
+
+
+def write_id(run_dir: Path, kind: str, text: str) -> None:
+    """Writes the id of the run in a logger to its file of `ID_FILES`. Raises DiskError."""
+    write_text(run_dir / ID_FILES[kind], text, f"correct it, or drop {kind}; no step was trained")
 
 
 class Sink(Protocol):

@@ -15,8 +15,7 @@ from typing import Any
 from clipx.config.registry import option
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package
-from clipx.storage.local import write_text
+from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def _name(run_dir: Path, project: str, name: str) -> str:
         with contextlib.suppress(ValueError):  # a new project
             taken = {run.name for run in trackio.Api().runs(project)}
             name = next(free for free in _numbered(name) if free not in taken)
-        write_text(id_file, name)
+        write_id(run_dir, "trackio", name)
     return id_file.read_text(encoding="utf-8")
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from clipx.config.registry import option
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink
-from clipx.storage.local import write_text
+from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, write_id
 
 
 @option("logger")
@@ -54,7 +53,7 @@ class WandbSpec(LoggerSpec):
             )
         id_file = run_dir / ID_FILES["wandb"]
         if not id_file.is_file():
-            write_text(id_file, uuid.uuid4().hex[:8])
+            write_id(run_dir, "wandb", uuid.uuid4().hex[:8])
         run = wandb.init(
             project=self.project,
             entity=self.entity,

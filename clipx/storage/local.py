@@ -75,12 +75,17 @@ def remove_partial(folder: Path, name: str = "*") -> None:
 
 def write_bytes(path: Path, content: bytes, fix: str = _FIX) -> None:
     """Writes a file by `write_atomically`. Raises DiskError."""
+    write_atomically(path, writing(content), fix)
+
+
+def writing(content: bytes) -> Callable[[str], None]:
+    """Returns a function for `write_atomically` that writes these bytes."""
 
     def write(partial: str) -> None:
         with Path(partial).open("xb") as file:
             file.write(content)
 
-    write_atomically(path, write, fix)
+    return write
 
 
 def write_text(path: Path, text: str, fix: str = _FIX) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from clipx.errors import DataError
 from clipx.escape import json_text
-from clipx.storage.local import ensure_folder, write_atomically, write_text
+from clipx.storage.local import ensure_folder, write_atomically, writing
 from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, retry
 from clipx.storage.safe_json import parse_json, read_as
 
@@ -102,7 +102,7 @@ class PartStore:
 
     def put_text(self, name: str, text: str) -> None:
         """Writes a text file."""
-        self.put(name, lambda path: write_text(Path(path), text, _FIX))
+        self.put(name, writing(text.encode()))
 
     def finished(self, numbers: Sequence[int]) -> dict[int, Record]:
         """Returns the records of those parts in `numbers` that are complete and intact."""

@@ -110,4 +110,7 @@ def atomic_output(out: Path) -> Iterator[Path]:
         raise CheckpointError(f"out={out} cannot be written ({reason}): give another path") from error
     finally:
         with suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)

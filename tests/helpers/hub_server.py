@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -211,7 +212,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", "/nonexistent")  # the token of the user
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", os.devnull)  # the token of the user
     monkeypatch.setattr("clipx.storage.remote._DELAY_S", (0.05, 0.5))
     yield hub
     hub.close()

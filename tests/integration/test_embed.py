@@ -148,6 +148,6 @@ def test_data_of_a_run_are_read_with_its_seed(tmp_path: Path, monkeypatch: pytes
 
     given: list[int] = []
     monkeypatch.setattr(embedding_writer, "write_embeddings", lambda spec, data, seed, comm: given.append(seed))
-    save(compose(*TRAIN, "seed=3", "data.mismatched=0.5"), tmp_path / "config.yaml")
+    save(compose(*TRAIN, "seed=3", "data.mismatched=0.5"), tmp_path / "config.yaml", "make room")
     embed(compose(f"run={tmp_path}", f"out={tmp_path}/out", config_name="embed"))
     assert given == [3]

@@ -181,9 +181,9 @@ def test_a_saved_spec_loads_as_an_equal_spec_of_plain_values(tmp_path: Path) -> 
         *("logger=[tensorboard,wandb]", "logger.wandb.tags=[a,b]", "+evaluator@evaluator.mine=zeroshot"),
         *("+model.image.options={drop_path_rate:0.1,flag:true}", "resume=outputs/earlier", "checkpoint=none"),
     )
-    save(spec, tmp_path / "config.yaml")
+    save(spec, tmp_path / "config.yaml", "make room")
     assert open_run(str(tmp_path)).spec == spec
-    save(open_run(str(tmp_path)).spec, tmp_path / "again.yaml")
+    save(open_run(str(tmp_path)).spec, tmp_path / "again.yaml", "make room")
     text = (tmp_path / "config.yaml").read_text()
     assert (tmp_path / "again.yaml").read_text() == text
     assert "decay_rule: published" in text and "!" not in text and "${" not in text

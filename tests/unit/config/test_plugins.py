@@ -17,9 +17,7 @@ from clipx.config.names import check_name
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(plugins, "__path__", list(plugins.__path__))
-    monkeypatch.setenv("CLIPX_PLUGINS", "")
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
     return tmp_path
 
