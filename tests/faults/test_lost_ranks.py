@@ -95,6 +95,7 @@ def run_and_lose(folder: Path, place: str, fault: str, victim: int, world: int, 
         for process in ranks:
             process.kill()
         raise
+    assert "lost\n" in (folder / f"{victim}.out").read_text(), errors(folder, victim)
     return ranks
 
 

@@ -29,7 +29,7 @@ PLACES = {
     "model": "clipx.trainer.trainer.Learner",
     "directory": "clipx.checkpoint.manager.CheckpointManager.fetch",
     "writer": "clipx.trainer.trainer.CheckpointManager.open",
-    "loggers": "clipx.trainer.trainer.Trainer._start",
+    "loggers": "clipx.trainer.trainer.facts",
     "first step": "clipx.trainer.trainer.Trainer.step",
     "logged": "clipx.trainer.trainer.metrics_row",
     "evaluation": "clipx.trainer.evaluation.PeriodicEvaluation.run",
@@ -49,6 +49,7 @@ LIMITS = {"PERIOD": 0.2, "LOST_AFTER": 2, "GRACE": 4, "SILENT": 8, "SILENT_AT_ST
 
 
 def lose(fault: str) -> None:
+    os.write(1, b"lost\n")  # for the test: the rank came to the place
     if fault == "raise":
         raise DataError("the shard is gone: bring it back")
     if fault == "exit":
