@@ -16,7 +16,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from clipx.bench.step import gathered
-from clipx.cli import _help
+from clipx.cli import _changes_of_run, _Command, _help
 from clipx.config.compose import hydra_override
 from clipx.config.typed import check_typed
 from clipx.errors import ClipxError
@@ -33,6 +33,8 @@ PROGRAMS = {
 # Values for `key=…` and `key=NAME`, where readers type theirs, and files of theirs whose existence is checked early.
 STAND_INS = {"data": "digits", "model": "tiny", "experiment": "cc3m_rn50_openclip"}
 FILES = ("results/eval_results.jsonl",)
+# Groups whose keys a command changes in the configuration of a run.
+OF_RUN = {"evaluate": ("precision", "data", "evaluator"), "embed": ("data",)}
 SITES = ROOT / "launch/sites"
 SHELL = [
     (block, command)
@@ -121,9 +123,12 @@ def check_clipx(module: str, words: Sequence[str]) -> None:
         return  # the page creates the folder: `test_docs_runs.py`, or the test of the page, runs it
     config_name = name.rpartition(".")[2]
     if arguments.help:
-        assert _help(config_name, arguments.overrides, folders)
+        assert _help(_Command(print, config_name, (), lambda name, *_: name, (), True), arguments.overrides, folders)
         return
     words = given(arguments.overrides)
+    changes = _changes_of_run(words, OF_RUN.get(config_name, ()))
+    runs.compose(*changes)
+    words = [word for word in words if word not in changes]
     point = [first_value(word) for word in words] if arguments.multirun else words
     runs.compose(*point, config_name=config_name, config_dir=folders[0] if folders else None)
 
