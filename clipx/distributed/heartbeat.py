@@ -166,7 +166,7 @@ class Heartbeats:
         looks, seen = 0, -1
         while not self._stop.wait(_LOOK_S):
             looks, seen = (looks + 1 if self._rounds == seen else 0), self._rounds
-            if looks * _LOOK_S > _SILENT_S:
+            if looks * _LOOK_S > _SILENT_S and not ENDING.is_set():  # else the other thread ends it within a time limit
                 self._end_alone()
 
     def _follow_failed_rank(self) -> None:
@@ -204,6 +204,7 @@ class Heartbeats:
 
     def _lose(self, cause: str) -> None:
         """Ends this process after the other ranks could read why: all of them report the cause that was found first."""
+        ENDING.set()
         if self._failed:  # by its own error, which is closing
             self._end_alone()
         self._beat.state = "exited"

@@ -45,7 +45,7 @@ PLACES = {
     "close": "clipx.trainer.trainer.Trainer.close",
     "evaluate": "clipx.weights.candidates.evaluate_runs",
 }
-LIMITS = {"PERIOD": 0.2, "LOST_AFTER": 2, "GRACE": 4, "SILENT": 8, "SILENT_AT_START": 8, "LOOK": 1}
+LIMITS = {"PERIOD": 0.2, "LOST_AFTER": 4, "GRACE": 4, "SILENT": 8, "SILENT_AT_START": 8, "LOOK": 1}
 
 
 def lose(fault: str) -> None:

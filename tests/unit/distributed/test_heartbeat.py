@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,6 +41,12 @@ class Watch:
                 self.store.set(f"clipx/heartbeat/{rank}", json.dumps(asdict(beat)))
             self.heartbeats._put()
             self.heartbeats._follow_silent_rank()
+
+
+@pytest.fixture(autouse=True)
+def _goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps from later tests that this process would have ended."""
+    monkeypatch.setattr(heartbeat, "ENDING", threading.Event())
 
 
 @pytest.fixture
