@@ -88,10 +88,8 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
                     stop = start + shape[0] if shape else 0
                     found = _FileSlice(start, stop, key in starts, file, part.get_dtype(), shape[1:])
                     slices.setdefault(key, []).append(found)
-            except (
-                OSError,
-                RuntimeError,
-            ) as error:  # of Rust, without a path; of torch, which maps the file, no OSError
+            except (OSError, RuntimeError) as error:
+                # Rust's errors have no path; torch, which maps the file, raises no OSError.
                 if not isinstance(error, OSError) and disk_failure(error) is None:
                     raise
                 raise OSError(errno.EIO, " ".join(str(error).split()), str(folder / name)) from None

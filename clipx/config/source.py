@@ -39,11 +39,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
         try:
             check_size(read_regular(path, _LARGEST).decode())
             return super().load_config(config_path)
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-            yaml.YAMLError,
-        ) as error:  # ValueError: no UTF-8, impossible numbers
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            # ValueError: no UTF-8, or impossible numbers
             reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())[:_LONGEST]
             raise ConfigError(f"{path} cannot be read as a configuration ({reason}): correct the file") from error

@@ -18,10 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-from torch._C._distributed_c10d import (
-    PrefixStore,
-    Store,
-)  # exported by torch.distributed, where mypy does not find them
+# Exported by torch.distributed, where mypy does not find them.
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from clipx.abort import ENDING, abort
 from clipx.distributed.consistency import format_names
