@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.checkpoint.copies import copies_from
-from clipx.checkpoint.format import CheckpointDir, commit, find_damage, write_file
+from clipx.checkpoint.format import CheckpointDir, commit, find_damage, why_unusable, write_file
 from clipx.checkpoint.records import STATE, TENSORS, DamagedCheckpoint
 from clipx.checkpoint.resume import step_folder, step_of
 from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
@@ -342,10 +342,8 @@ class AsyncWriter:
                 damage = find_damage(folder) if len(intact) < keep_last else None
                 try:
                     info = CheckpointInfo.read(step_of(folder), read_regular(folder / STATE))
-                except DamagedCheckpoint as error:
-                    damage = damage or str(error)
-                except OSError as error:
-                    damage = damage or f"{STATE} cannot be read: {error.strerror}"
+                except (DamagedCheckpoint, OSError) as error:
+                    damage = damage or why_unusable(error)
                 if damage is not None:
                     self._dir.mark_corrupt(folder, damage)
                     continue

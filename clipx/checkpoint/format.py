@@ -193,13 +193,17 @@ def _verified(folder: Path, rank: int = 0, world: int = 1, step: int | None = No
     """Returns a checkpoint, or why it cannot be used. Each of `world` ranks hashes a share of the files."""
     try:
         return _read(folder, step_of(folder) if step is None else step, rank, world)
-    except DamagedCheckpoint as damage:
-        return str(damage)
-    except FileNotFoundError as error:
-        return f"{Path(str(error.filename)).name} is missing"
-    except OSError as error:
-        name = Path(error.filename).name if error.filename else "a file"  # `read` does not know it
-        return Unread(f"{name} cannot be read: {error.strerror}")
+    except (DamagedCheckpoint, OSError) as error:
+        return why_unusable(error)
+
+
+def why_unusable(error: DamagedCheckpoint | OSError) -> str:
+    """Returns why a checkpoint cannot be used whose reading raised this error."""
+    if not isinstance(error, OSError):
+        return str(error)
+    name = Path(str(error.filename)).name if error.filename else "a file"  # `read` does not know it
+    missing = isinstance(error, FileNotFoundError)
+    return f"{name} is missing" if missing else Unread(f"{name} cannot be read: {error.strerror}")
 
 
 def _read(folder: Path, step: int, rank: int, world: int) -> Checkpoint:

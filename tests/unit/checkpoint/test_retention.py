@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import math
 from pathlib import Path
 
 import pytest
 from helpers.savers import EventLog, load_tensors, make_writer, steps, tensors
 
+from clipx.checkpoint import async_writer
+from clipx.checkpoint.format import why_unusable
 from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
 
 Info = CheckpointInfo
@@ -63,3 +66,30 @@ def test_a_damaged_checkpoint_does_not_count_towards_keep_last(tmp_path: Path) -
     assert (tmp_path / "step-00000003.corrupt").is_dir()
     assert "the hash of tensors.safetensors does not match" in log.of("checkpoint_damaged")[0]["message"]
     assert load_tensors(tmp_path, 2)["a/n"] == 2
+
+
+@pytest.mark.parametrize("failing", ["find_damage", "read_regular"])
+def test_a_checkpoint_that_the_disk_does_not_read_stays_and_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    first = make_writer(tmp_path, keep_last=3)
+    for step in (1, 2, 3):
+        first.save(step, tensors(step), {})
+    first.close()
+
+    def unread(path: Path) -> object:
+        if "step-00000003" in str(path):
+            error = OSError(errno.EIO, "Input/output error", str(path))
+            if failing == "read_regular":
+                raise error
+            return why_unusable(error)
+        return actual(path)
+
+    actual = getattr(async_writer, failing)
+    monkeypatch.setattr(async_writer, failing, unread)
+    log = EventLog()
+    second = make_writer(tmp_path, log, keep_last=2)
+    second.save(4, tensors(4), {})
+    second.close()
+    assert steps(tmp_path) == [4, 3, 2]
+    assert "cannot be read: Input/output error" in log.of("checkpoint_damaged")[0]["message"]
