@@ -23,7 +23,7 @@ from filelock import FileLock
 from clipx.storage.bounded import MOST_BYTES, BadAnswer, collect, complete, extend
 from clipx.storage.failure import one_line
 from clipx.storage.local import cache_folder, write_text
-from clipx.storage.safe_json import parse_json, read_as, shown
+from clipx.storage.safe_json import parse_json, read_as, read_regular, shown
 
 _URL = re.compile(
     r"hf://(?:(datasets|spaces|models)/)?([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?"
@@ -120,7 +120,7 @@ def _listed(repository: HubFile, server: str) -> dict[str, tuple[int, str]]:
     record = cache_folder("hub") / f"{name}.json"
     with FileLock(record.with_suffix(".lock"), thread_local=False):
         try:
-            found = json.loads(record.read_text())
+            found = json.loads(read_regular(record))
         except (OSError, ValueError):
             found = _list(repository)
             write_text(record, json.dumps(found))

@@ -17,9 +17,10 @@ from clipx.errors import DataError
 from clipx.escape import json_text
 from clipx.storage.local import ensure_folder, write_atomically, writing
 from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, retry
-from clipx.storage.safe_json import parse_json, read_as
+from clipx.storage.safe_json import parse_json, read_as, read_regular
 
 _FIX = "make room, or give another folder with out=…"
+_LARGEST = 1 << 36  # bytes of a part, which its writer held in memory
 _ACCESS_FIX = "check the URL and the permissions to read and write it"
 
 Record = dict[str, Any]
@@ -61,7 +62,7 @@ class PartStore:
     def read_bytes(self, name: str) -> bytes:
         """Returns the content of a file. Raises FileNotFoundError."""
         if self.folder is not None:
-            return (self.folder / name).read_bytes()
+            return read_regular(self.folder / name, _LARGEST)
         content: bytes = self._retry(lambda: StorageFolder(self.out).read(name))
         return content
 

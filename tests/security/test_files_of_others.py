@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import ROOT
 from helpers.savers import SINGLE_RANK
 
 from clipx.data.shards import cache
+from clipx.data.shards.footer import open_parquet_file
 from clipx.distributed.parts import locked
 from clipx.errors import DiskError
 from clipx.storage.local import open_own, write_text
@@ -116,6 +119,22 @@ def test_a_lock_in_a_shared_folder_leads_nowhere_and_does_not_block(
             use(folder)
         (folder / ".lock").unlink()
     assert target.read_text() == "before"
+
+
+def test_a_named_pipe_in_the_place_of_a_part_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "embeddings.json")
+    with pytest.raises(OSError, match="not a regular file"):
+        PartStore(str(tmp_path), 0).read_text("embeddings.json")
+
+
+def test_a_named_pipe_in_the_place_of_a_cached_footer_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "captions.parquet"
+    pq.write_table(pa.table({"caption": ["a", "b"]}), path)
+    cached = Path(open_parquet_file(str(path), 0).footer)
+    cached.unlink()
+    os.mkfifo(cached)
+    assert open_parquet_file(str(path), 0).metadata().num_rows == 2
+    assert cached.is_file()
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from clipx.errors import DataError
 from clipx.storage.failure import error_text
 from clipx.storage.local import write_bytes
 from clipx.storage.remote import errors_as, read_range
+from clipx.storage.safe_json import read_regular
 
 if TYPE_CHECKING:
     from pyarrow import Schema
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _TAIL = 1 << 16  # bytes at the end of a file that are requested first
 _END = 8  # bytes at the end: the length of the footer, then the magic number
+_LARGEST = 1 << 32  # bytes of a footer, whose length has four
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def open_parquet_file(url: str, retry_s: float) -> ParquetFile:
     found = find_shard((), retry_s, url)
     copy = found.table.with_suffix(".footer")
     try:
-        footer = copy.read_bytes()
+        footer = read_regular(copy, _LARGEST)
     except OSError:
         with errors_as(DataError, f"{url} cannot be read", "check the URL and the permission to read it"):
             footer = _read_footer(url, found.size, retry_s)
