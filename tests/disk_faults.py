@@ -150,7 +150,7 @@ def _placed(folder: Path, words: Sequence[str]) -> list[str]:
 
 def _run(folder: Path, words: Sequence[str], fault: Fault | None) -> tuple[int, str, str]:
     """Runs a command in a folder. Returns its exit code, and what it printed on stdout and stderr."""
-    done = file_faults.run(folder, _placed(folder, words), fault or Fault(1 << 40, None))
+    done = file_faults.run(folder, _placed(folder, words), fault)
     assert fault is not None or done.returncode == 0, f"without a fault: {done.stderr}"
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done.returncode, done.stdout, done.stderr

@@ -202,8 +202,9 @@ def why_unusable(error: DamagedCheckpoint | OSError) -> str:
     if not isinstance(error, OSError):
         return str(error)
     name = Path(str(error.filename)).name if error.filename else "a file"  # `read` does not know it
-    missing = isinstance(error, FileNotFoundError)
-    return f"{name} is missing" if missing else Unread(f"{name} cannot be read: {error.strerror}")
+    if isinstance(error, FileNotFoundError):
+        return f"{name} is missing"
+    return Unread(f"{name} cannot be read: {error.strerror}")
 
 
 def _read(folder: Path, step: int, rank: int, world: int) -> Checkpoint:

@@ -120,7 +120,7 @@ def _listed(repository: HubFile, server: str) -> dict[str, tuple[int, str]]:
     record = cache_folder("hub") / f"{name}.json"
     with FileLock(record.with_suffix(".lock"), thread_local=False):
         try:
-            found = json.loads(read_regular(record))
+            found = parse_json(read_regular(record))
         except (OSError, ValueError):
             found = _list(repository)
             write_text(record, json.dumps(found))

@@ -79,7 +79,7 @@ def test_a_run_that_is_killed_anywhere_continues_bit_for_bit(
         prepare(straight, run)
         killed = file_faults.run(run, words(run, *overrides), Fault(place, None))
         assert killed.returncode == -signal.SIGKILL, f"{calls[place]}: {killed.stderr}"
-        done = file_faults.run(run, words(run, *overrides), Fault(1 << 40, None))
+        done = file_faults.run(run, words(run, *overrides), None)
         assert done.returncode == 0, f"{calls[place]}: {done.stderr}"
         assert_equal(run, straight, str(calls[place]))
 

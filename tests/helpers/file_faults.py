@@ -98,9 +98,9 @@ def count(folder: Path, words: Sequence[str], kind: int = CHANGES, env: Mapping[
 
 
 def run(
-    folder: Path, words: Sequence[str], fault: Fault, env: Mapping[str, str] | None = None, timeout: float = 120
+    folder: Path, words: Sequence[str], fault: Fault | None, env: Mapping[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python WORDS…` with a fault. Raises TimeoutExpired."""
+    """Runs `python WORDS…` with a fault, or without. Raises TimeoutExpired."""
     log = Path(mkdtemp(prefix="file-faults-"), "calls")
     try:
         return _run(words, environment(folder, log, fault), env, timeout)

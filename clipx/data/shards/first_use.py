@@ -28,7 +28,7 @@ from clipx.data.shards.tar import IMAGE
 from clipx.data.source import BadRecord
 from clipx.storage.local import cache_folder, write_text
 from clipx.storage.remote import local_path
-from clipx.storage.safe_json import read_regular
+from clipx.storage.safe_json import parse_json, read_regular
 
 _THREADS = 2  # shards that a loader process fetches ahead at a time
 
@@ -114,7 +114,7 @@ class ShardSet:
     def _recorded(self, url: str, record: Path) -> FoundShard | None:
         """Returns what this run has found before, on this machine."""
         try:
-            table, size, found_at = json.loads(read_regular(record))
+            table, size, found_at = parse_json(read_regular(record))
         except (OSError, ValueError):
             return None
         return FoundShard(url, Path(table), size) if found_at >= self.opened else None
