@@ -28,11 +28,11 @@ from clipx.config.compose import (
     checked,
     command_line,
     compose_config,
-    hydra_override,
     prepare,
     task_overrides,
     with_run_dir,
 )
+from clipx.config.grammar import hydra_override
 from clipx.config.help import help_text, is_group, overview
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
 from clipx.config.registry import CONF_DIR

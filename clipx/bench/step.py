@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.compose import hydra_override
+from clipx.config.grammar import hydra_override
 from clipx.config.messages import one_line
 from clipx.config.registry import option
 from clipx.errors import CheckpointError, ConfigError, require

@@ -9,8 +9,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from clipx.config.messages import LIST_GROUPS
-from clipx.config.registry import CONF_DIR, NESTED_OPTIONS, SAVED
+from clipx.config.registry import CONF_DIR, LIST_GROUPS, NESTED_OPTIONS, SAVED
 
 
 def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import re
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,9 +22,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipx.config import plugins, source
+from clipx.config.grammar import unreadable
 from clipx.config.messages import (
-    FREE_KEYS,
-    LIST_GROUPS,
     MISPLACED_ERRORS,
     misplaced_key,
     missing_value,
@@ -33,29 +31,19 @@ from clipx.config.messages import (
     option_key,
     unknown_key,
     unknown_option,
-    unreadable,
 )
-from clipx.config.registry import CONF_DIR, MISSING, check_new_names, discover, discover_installed, option_files
+from clipx.config.registry import (
+    CONF_DIR,
+    LIST_GROUPS,
+    MISSING,
+    check_new_names,
+    discover,
+    discover_installed,
+    option_files,
+)
 from clipx.errors import ClipxError, ConfigError, require, with_location
 from clipx.escape import escaped, is_text
-from clipx.storage.url import check_environment, check_home, check_secrets
-
-
-def hydra_override(typed: str) -> str:
-    """Returns a typed override in Hydra's grammar.
-
-    Quotes a path pattern, e.g. `data.shards=/data/{0000..0123}.tar`: the shell removes the quotes that were typed, and
-    the grammar reads braces only as a dictionary. Adds `++` to a key of the dictionary that accepts any key: without
-    it Hydra sets existing keys only.
-    """
-    key, equals, value = typed.partition("=")
-    if equals and f"{key}.".startswith(tuple(f"{free}." for free in FREE_KEYS)):
-        return f"++{typed}"
-    pattern = re.sub(r"\$\{[^}]*\}?", "", value)  # remove interpolations
-    several = "," in re.sub(r"\{[^}]*\}", "", pattern)
-    if typed.startswith("-") or "{" not in pattern or value[0] in "'\"[{" or several:
-        return typed
-    return f"{key}{equals}'{value}'"
+from clipx.storage.url import check_environment, check_secrets, from_home
 
 
 @contextlib.contextmanager
@@ -95,7 +83,7 @@ def misplaced_keys_as_errors(overrides: Sequence[str]) -> Iterator[None]:
 def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     """Registers all options. Raises ConfigError for overrides that Hydra rejects without a reason or misreads."""
     for typed in overrides:  # before Hydra writes the overrides to a file, as in a sweep
-        check_secrets(typed.partition("=")[0], typed.partition("=")[2])
+        check_secrets(typed.partition("=")[0], typed.partition("=")[2].strip("'\""))
     with plugins.calls():
         source.register()
     discover_installed()
@@ -164,7 +152,7 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
     for key in map(str, cfg):
         full, value = f"{prefix}{key}", cfg[key]
         if defaults is not None and key not in defaults:
-            raise ConfigError(unknown_key(full, list(defaults)))
+            raise ConfigError(unknown_key(full, list(defaults), cfg))
         if isinstance(value, DictConfig):
             _check_nodes(value, f"{full}.")
             if defaults is None and "." in prefix[:-1]:
@@ -177,10 +165,11 @@ def _check_nodes(cfg: DictConfig, prefix: str = "") -> None:
                 raise ConfigError(f"{full}={item} is not a finite number: give one")
         for text in _texts(value):
             require(is_text(text), f"{full}={escaped(text)} contains an unprintable character: remove it")
-            check_home(full, text)
             check_secrets(full, text)
             check_environment(full, text)
             require("${" not in text, f"{full}={text} contains ${{, which cannot be saved: remove it")
+        if isinstance(value, str) and value.startswith("~"):
+            cfg[key] = from_home(full, value)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -7,14 +7,14 @@ import enum
 import re
 import textwrap
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.docstrings import field_docs, type_name
-from clipx.config.registry import MISSING
+from clipx.config.registry import LIST_GROUPS, MISSING, kinds, option_files
 
 _SET_BY_CLIPX = ("kind", "_target_")  # fields that select a class: a user chooses the option instead
 
@@ -48,6 +48,17 @@ def entries(cfg: DictConfig, prefix: str = "") -> Iterator[Entry]:
     cls = OmegaConf.get_type(cfg)
     assert dataclasses.is_dataclass(cls)
     yield from spec_entries(typing.cast("type", cls), cfg, prefix)
+
+
+def unselected_entries(groups: Iterable[str]) -> Iterator[Entry]:
+    """Yields the keys of all options of groups, with their options. `hydra.launcher` and `hydra.sweeper` are groups."""
+    for group in groups:
+        plugin = group.removeprefix("hydra.") if group.startswith("hydra.") else None
+        for name, cls in kinds(plugin or group).items():
+            if plugin or name in option_files(group):
+                option = f"hydra/{plugin}=clipx_{name}" if plugin else f"{group}={name}"
+                for entry in spec_entries(cls, None, f"{group}.{name}." if group in LIST_GROUPS else f"{group}."):
+                    yield dataclasses.replace(entry, option=option)
 
 
 def shown_fields(cls: type) -> list[dataclasses.Field[Any]]:

@@ -14,8 +14,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from clipx.config.entries import Entry, entries, spec_entries
-from clipx.config.registry import CONF_DIR, kinds, option_files
+from clipx.config.entries import Entry, entries, unselected_entries
+from clipx.config.registry import CONF_DIR, option_files
+from clipx.config.suggestions import meant, meant_keys
 from clipx.errors import ConfigError
 
 
@@ -64,10 +65,11 @@ def help_text(cfg: DictConfig, keys: Sequence[str], folders: Sequence[Path]) -> 
     for key in (key.replace("/", ".") for key in keys):
         if (CONF_DIR / key).is_dir() and key in choices:
             parts.append(_group_header(cfg, key, choices[key], folders, width))
-        found = [entry for entry in known if entry.is_under(key)] or _elsewhere(key)
+        found = [entry for entry in known if entry.is_under(key)] or _elsewhere(key) or meant_keys(key, cfg)
         if not found:
             near = get_close_matches(key, [entry.key for entry in known], n=3)
             fix = f"similar keys are {', '.join(near)}" if near else "--cfg job prints all keys"
+            fix = f"it is {right}" if (right := meant(key, cfg)) else fix
             raise ConfigError(f"--help {key} names no key of this configuration: {fix}")
         parts += [entry.text(width) for entry in found if entry.key != key or entry.value != "{…}" or len(found) == 1]
     return "\n\n".join(parts)
@@ -87,14 +89,6 @@ def _group_header(cfg: DictConfig, group: str, choice: Any, folders: Sequence[Pa
 
 def _elsewhere(key: str) -> list[Entry]:
     """Returns a key's entries in the options of its group that the configuration does not select."""
-    plugin = next((name for name in _PLUGINS if key.startswith(f"hydra.{name}.")), None)
-    group = plugin or key.partition(".")[0]
-    prefix = f"hydra.{plugin}." if plugin else f"{group}."
-    choice = f"hydra/{plugin}=clipx_" if plugin else f"{group}="
-    found: dict[tuple[str, str, str], Entry] = {}
-    for name, cls in kinds(group).items():
-        for entry in spec_entries(cls, None, prefix):
-            if entry.is_under(key):
-                option = f"{choice}{name}"
-                found[entry.key, option, entry.doc] = dataclasses.replace(entry, option=option)
-    return list(found.values())
+    group = next((f"hydra.{name}" for name in _PLUGINS if key.startswith(f"hydra.{name}.")), key.partition(".")[0])
+    found = [entry for entry in unselected_entries([group]) if entry.is_under(key)]
+    return list({(entry.key, entry.option, entry.doc): entry for entry in found}.values())

@@ -20,8 +20,7 @@ from clipx.config.catalogue import commands, folder_of, groups, load_all, option
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import default_of, shown_fields
 from clipx.config.expectation import Expectation, ExpectedMetric
-from clipx.config.messages import LIST_GROUPS
-from clipx.config.registry import MISSING, NESTED_OPTIONS, kinds
+from clipx.config.registry import LIST_GROUPS, MISSING, NESTED_OPTIONS, kinds
 
 Schema = dict[str, Any]
 

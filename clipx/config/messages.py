@@ -15,12 +15,14 @@ from typing import Any
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from clipx.config import source
-from clipx.config.registry import NESTED_OPTIONS, SAVED, kinds, option_files
+from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
+from clipx.config.registry import LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, option_files
 from clipx.config.renamed import current_name, group_key, removed
+from clipx.config.suggestions import did_you_mean, meant
 from clipx.errors import ClipxError
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
@@ -29,9 +31,6 @@ _LISTED = 280  # characters of the keys that a message lists
 
 NESTED_GROUPS = {f"{group}.{part}": f"{group}/{part}" for group, parts in NESTED_OPTIONS.items() for part in parts}
 """Groups of the options that an option contains, by their keys."""
-
-LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
-FREE_KEYS = ("model.image.options", "model.text.options")  # dictionaries of other libraries' keys, set without +
 
 
 def one_line(error: BaseException) -> str:
@@ -44,10 +43,14 @@ def one_line(error: BaseException) -> str:
         return str(raised)
     if isinstance(error, OverrideParseException):
         return unreadable(error.override)
+    if found := re.match(r"Ambiguous value for argument '(.*?)'\n1\.", str(error), re.DOTALL):
+        return ambiguous(found[1])
     if isinstance(error, yaml.YAMLError):
         return f"YAML cannot be read: {text}: correct the file"
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        if not _options(group) and option_files(group.partition("/")[0]):  # an option's name with a slash, as ViT-B/32
+            group, _, name = f"{group}/{name}".partition("/")
         if group:
             hidden = (SAVED, *NESTED_OPTIONS.get(group, ()))  # no options that can be typed
             named = [option for option in error.options or () if option not in hidden]
@@ -62,7 +65,7 @@ def one_line(error: BaseException) -> str:
         place = key.rpartition(".")[0]
         if place in NESTED_GROUPS and isinstance(parent, DictConfig) and OmegaConf.is_missing(parent, "kind"):
             return missing_value(f"{place}.kind") + _file(text)
-        return unknown_key(key, siblings, free=OmegaConf.get_type(parent) is dict) + _file(text)
+        return unknown_key(key, siblings, parent, OmegaConf.get_type(parent) is dict) + _file(text)
     key, message = cause.full_key or "", str(cause).splitlines()[0]
     if not isinstance(cause, ValidationError):
         return f"{key}: {message}{_file(text)}"
@@ -73,11 +76,6 @@ def one_line(error: BaseException) -> str:
         return f"{key} is a single value, which has no keys: write {key}=VALUE{_file(text)}"
     value = "null" if cause.value is None else cause.value
     return f"{key}={value}: {message}{_fix(key, cause.child_node)}{_file(text)}"
-
-
-def unreadable(override: str) -> str:
-    """Returns the message for an override that cannot be parsed."""
-    return f"{override} cannot be parsed: write key=value, a list as key=[a,b], and special characters as key='…'"
 
 
 MISPLACED_ERRORS = (TypeError, ValueError, IndexError, AssertionError, RecursionError)
@@ -160,27 +158,36 @@ def unknown_option(group: str, name: str, options: Sequence[str]) -> str:
     return f"{group}={name} is not an option: choose {number} {known}{fix}"
 
 
-def unknown_key(key: str, siblings: Sequence[str], free: bool = False) -> str:
-    """Returns the message for a key that does not exist. `free`: whether new keys may be added here."""
+def unknown_key(key: str, siblings: Sequence[str], node: Node | None = None, free: bool = False) -> str:
+    """Returns the message for a key that does not exist.
+
+    `siblings`: the keys in its place. `node`: of the configuration, in which the key that is meant is searched. `free`:
+    whether new keys may be added here.
+    """
     parent, dot, name = key.rpartition(".")
     if new := current_name(group_key(key), siblings):
         return f"{key} is now {parent}{dot}{new}: write {parent}{dot}{new}=…"
     if gone := removed(group_key(key), siblings):
         return f"{key} no longer exists: {gone.reason}; remove it"
     known = [sibling for sibling in siblings if sibling != "kind"]
+    close = did_you_mean(name, known)
+    root = None if node is None or close or parent in LIST_GROUPS else node._get_root()
+    elsewhere = meant(key, root) if isinstance(root, DictConfig) and OmegaConf.get_type(root) is not dict else ""
+    if elsewhere and not parent:
+        return f"{key} is not a key here: it is {elsewhere}"
     listed = ", ".join(known)
     if len(listed) > _LISTED:
         few = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or known[:3]
         group = parent.partition(".")[0]
         listed = f"{', '.join(few)} and {len(known) - len(few)} others, which --help {group} lists".replace("  ", " ")
-    rule = f"the keys are {listed}{did_you_mean(name, known)}" if known else "there are none yet"
-    fix = (
-        f"; choose options by {parent}=[…]"
-        if parent in LIST_GROUPS
-        else f"; add it by +{option_key(key)}=…"
-        if free
-        else ""
-    )
+    rule = f"the keys are {listed}{close}" if known else "there are none yet"
+    fix = ""
+    if parent in LIST_GROUPS:
+        fix = f"; choose options by {parent}=[…]"
+    elif free:
+        fix = f"; add it by +{option_key(key)}=…"
+    elif elsewhere:
+        fix = f"; or is it {elsewhere}?"
     return f"{key} is not a key here: {rule}{fix}"
 
 
@@ -214,11 +221,3 @@ def missing_value(key: str) -> str:
     if name == "kind":
         return f"{parent} has no kind: begin its YAML file with defaults: [/schema/{group}/KIND@_here_]"
     return f"{key} has no value: it is required, add {key}=…"
-
-
-def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Returns ` (did you mean NAME?)` with the known names that begin with `name`, else the closest, or an empty
-    string."""
-    longer = sorted(other for other in known if len(name) > 2 and other.startswith(name))
-    close = longer if 0 < len(longer) <= 3 else difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -29,6 +29,7 @@ from clipx.storage.url import is_secret
 
 __all__ = [
     "CONF_DIR",
+    "LIST_GROUPS",
     "MISSING",
     "NESTED_OPTIONS",
     "PACKAGE",
@@ -46,6 +47,7 @@ PACKAGE = Path(__file__).parents[1]
 # In a wheel the configuration is inside the package, in a checkout at the top level.
 CONF_DIR = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
 
+LIST_GROUPS = ("evaluator", "logger")  # groups of which a run selects any number of options
 NESTED_OPTIONS = {"model": {"text": "clip"}}
 """Options that an option of a group contains, with the kind that runs had before there was a choice."""
 

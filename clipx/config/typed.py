@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from clipx.config.messages import did_you_mean
 from clipx.config.open_clip_flags import FLAGS
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 
 _OVERRIDE = re.compile(r"(?:~|\+{0,2})([^=\s+~-][^=\s]*)=|~([^=\s]+)$")

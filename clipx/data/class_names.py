@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipx.config.lazy_torch import torch
-from clipx.config.messages import did_you_mean
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError, require
 from clipx.storage.text_file import filled_lines
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clipx.config.messages import did_you_mean
 from clipx.config.safe_yaml import plain_values
+from clipx.config.suggestions import did_you_mean
 from clipx.data.image_format import IMAGES
 from clipx.errors import DataError, require
 from clipx.storage.pattern import matcher

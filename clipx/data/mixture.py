@@ -19,9 +19,9 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clipx.config.messages import did_you_mean
 from clipx.config.names import check_metric_part
 from clipx.config.registry import option
+from clipx.config.suggestions import did_you_mean
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
 from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
 from clipx.errors import ClipxError, ConfigError, require, with_location

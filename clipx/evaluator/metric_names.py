@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from clipx.config.duration import Duration, Length
-from clipx.config.messages import did_you_mean
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 from clipx.evaluator.spec import EvaluatorSpec
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from clipx.config.messages import did_you_mean
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import require
 from clipx.logger import Row
 from clipx.report.console import count_of, format_value, is_share

@@ -72,12 +72,14 @@ def check_path(key: str, path: str) -> None:
     require("://" not in path, f"{key}={redacted(path)} is a URL: give a local path, and copy between it and the URL")
 
 
-def check_home(key: str, text: str) -> None:
-    """Raises ConfigError for a path in the home directory of a user who has none, such as `~nouser/x`."""
+def from_home(key: str, text: str) -> str:
+    """Returns a text with the home directory for `~` or `~user` at its start. Raises ConfigError if there is none."""
+    found = os.path.expanduser(text)  # noqa: PTH111  # also of texts that are no paths
     require(
-        re.match(r"~[\w.-]*(?:/|$)", text) is None or os.path.expanduser(text) != text,  # noqa: PTH111
+        re.match(r"~[\w.-]*(?:/|$)", text) is None or found != text,
         f"{key}={text} is in a home directory that is not known: write the path without ~, or correct the user's name",
     )
+    return found
 
 
 def check_environment(key: str, text: str) -> None:

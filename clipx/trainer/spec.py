@@ -12,8 +12,9 @@ import clipx.optimizer.spec
 import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
-from clipx.config.compose import checked, compose_config, hydra_override, prepare
+from clipx.config.compose import checked, compose_config, prepare
 from clipx.config.duration import Duration, Length
+from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
 from clipx.config.registry import MISSING, option

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from clipx.cli import print_error, with_output
-from clipx.config.compose import hydra_override
+from clipx.config.grammar import hydra_override
 from clipx.errors import ConfigError, require
 
 _LAUNCHERS = {"sbatch": "clipx_slurm", "torchrun": "clipx_torchrun"}

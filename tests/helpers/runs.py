@@ -17,8 +17,9 @@ from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.checkpoint.tensors import RankRows
-from clipx.config.compose import checked, hydra_override, prepare
+from clipx.config.compose import checked, prepare
 from clipx.config.composer import Composer
+from clipx.config.grammar import hydra_override
 from clipx.config.lazy_torch import torch
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.typed import last_of_each

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from clipx.bench.step import gathered
 from clipx.cli import _changes_of_run, _Command, _help
-from clipx.config.compose import hydra_override
+from clipx.config.grammar import hydra_override
 from clipx.config.typed import check_typed
 from clipx.errors import ClipxError
 from clipx_launch.__main__ import parser as sweep_parser

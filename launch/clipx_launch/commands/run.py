@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clipx.config.duration import Duration, Length
-from clipx.config.messages import did_you_mean
 from clipx.config.safe_yaml import read_saved
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 from clipx.logger import Row
 from clipx.report.console import format_score, is_headline

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from clipx.checkpoint.resume import CHECKPOINTS
-from clipx.config.messages import did_you_mean
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import ClipxError, ConfigError
 from clipx.escape import print_stderr
 from clipx_launch.commands.reader import read_run

@@ -10,8 +10,7 @@ import pytest
 
 from clipx.config.catalogue import folder_of, groups, load_all, options
 from clipx.config.entries import spec_entries
-from clipx.config.messages import LIST_GROUPS
-from clipx.config.registry import kinds
+from clipx.config.registry import LIST_GROUPS, kinds
 from reference_pages import pages
 
 

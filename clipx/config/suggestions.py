@@ -1,0 +1,86 @@
+"""Suggestions for keys and options that do not exist."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+from omegaconf import DictConfig
+
+from clipx.config.entries import Entry, entries, unselected_entries
+from clipx.config.open_clip_flags import FLAGS
+
+# Names in the trainers of transformers, Lightning and timm, and what to write here.
+ELSEWHERE = {
+    "learning_rate": "optimizer.lr=…",
+    "num_workers": "data.workers=…",
+    "bs": "data.batch_size=…",
+    "dataset": "data=…",
+    **dict.fromkeys(("num_epochs", "max_epochs", "num_train_epochs"), "duration=…ep"),
+    **dict.fromkeys(("steps", "max_steps"), "duration=…st"),
+    **dict.fromkeys(("warmup_steps", "warmup_iters"), "schedule.warmup=…st"),
+    **dict.fromkeys(("grad_accum", "gradient_accumulation_steps", "accumulate_grad_batches"), "data.micro_batches=…"),
+    **dict.fromkeys(("max_grad_norm", "gradient_clip_val", "clip_grad"), "optimizer.clip_norm=…"),
+    **dict.fromkeys(("output", "output_dir", "save_dir"), "run_dir=…"),
+    **dict.fromkeys(("fp16", "bf16"), "precision=amp_bf16"),
+}
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Returns ` (did you mean NAME?)` with the known names that `name` spells otherwise, begins, or resembles.
+
+    Empty: there is none.
+    """
+    same = [other for other in known if _letters(other) == _letters(name)]
+    longer = sorted(other for other in known if len(name) > 2 and other.startswith(name))
+    close = same or (longer if 0 < len(longer) <= 3 else difflib.get_close_matches(name, known, n=1, cutoff=0.7))
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()
+
+
+def meant(key: str, cfg: DictConfig) -> str:
+    """Returns what is meant by a key that does not exist, `optimizer.lr` by `lr`. Empty: that is not known."""
+    if found := meant_keys(key, cfg):
+        return " or ".join(_places(found, list(unselected_entries(map(str, cfg)))))
+    name = key.rpartition(".")[2].replace("-", "_")
+    flag = FLAGS.get(name.replace("_", "-"))
+    overrides = flag.overrides if flag else ELSEWHERE.get(name, "")
+    return overrides if overrides and re.split(r"[.=@]", overrides.lstrip("+"))[0] in cfg else ""
+
+
+def meant_keys(key: str, cfg: DictConfig) -> list[Entry]:
+    """Returns the keys that end in `key`, `optimizer.lr` for `lr`: of the selected options, else of all others.
+
+    If there are none, those whose letters end so, else those that resemble it. Of several only those with the fewest
+    parts. None in the items of lists.
+    """
+    known = [entry for entry in entries(cfg) if ".N." not in entry.key]
+    others = list(unselected_entries(map(str, cfg)))
+    name, letters = key.rpartition(".")[2], _letters(key)
+    close = difflib.get_close_matches(name, {entry.key.rpartition(".")[2] for entry in known}, n=1, cutoff=0.75)
+    tests: list[Callable[[str], bool]] = [
+        lambda other: other.endswith(f".{key}"),
+        lambda other: len(letters) > 4 and _letters(other).endswith(letters),  # shorter ones end many others
+        lambda other: other.endswith(f".{name}"),
+        lambda other: bool(close) and other.endswith(f".{close[0]}"),
+    ]
+    for test in tests:
+        for searched in (known, others):
+            if found := [entry for entry in searched if test(entry.key)]:
+                fewest = min(entry.key.count(".") for entry in found)
+                return [entry for entry in found if entry.key.count(".") == fewest]
+    return []
+
+
+def _places(found: Sequence[Entry], everywhere: Sequence[Entry]) -> Iterator[str]:
+    """Yields each key once, with the options that have it unless all of its group do."""
+    for key in dict.fromkeys(entry.key for entry in found):
+        group = key.partition(".")[0]
+        having = {entry.option for entry in found if entry.key == key}
+        lacking = {entry.option for entry in everywhere if entry.key.partition(".")[0] == group} - having
+        names = sorted(option.partition("=")[2] for option in having if option)
+        yield f"{key} (of {group}={', '.join(names)})" if names and lacking else key
