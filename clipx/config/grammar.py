@@ -55,10 +55,12 @@ def _quoted(text: str) -> str:
 
 
 def in_shell(word: str) -> str:
-    """Returns a word as it is typed in a shell, in the quotes that leave it most readable."""
-    if "'" in word and not re.search(r'["$`\\!]', word):
-        return f'"{word}"'
-    return shlex.quote(word)
+    """Returns a word as it is typed in a shell: of an override the value in quotes, those that leave it readable."""
+    key, equals, value = word.partition("=")
+    if not equals or key.startswith("-"):
+        return shlex.quote(word)
+    quoted = f'"{value}"' if "'" in value and not re.search(r'["$`\\!]', value) else shlex.quote(value)
+    return f"{shlex.quote(key) if key else ''}={quoted if value else ''}"
 
 
 def unreadable(override: str) -> str:

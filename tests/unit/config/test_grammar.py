@@ -59,7 +59,8 @@ def test_a_value_that_the_grammar_does_not_read_is_text(text: str) -> None:
 
 @given(TEXT)
 def test_advice_is_one_word_of_a_shell(text: str) -> None:
-    assert shlex.split(in_shell(text)) == [text]
+    for word in (text, f"name={text}"):
+        assert shlex.split(in_shell(word)) == [word]
 
 
 def test_a_shell_reads_the_words_of_advice() -> None:
@@ -82,5 +83,5 @@ def test_advice_for_what_cannot_be_read_can_be_typed(text: str, start: str) -> N
 
 
 def test_an_unreadable_value_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"write 'run_dir=\$\{name\}'"):
+    with pytest.raises(ConfigError, match=r"write run_dir='\$\{name\}'"):
         compose("run_dir=${name")
