@@ -22,7 +22,12 @@ LARGE = ["model=vit_l14", "data=laion400m", "--cfg", "job"]
 
 def test_commands_that_do_not_train_import_no_heavy_module() -> None:
     """None of the heavy modules, and fewer than 600 in total."""
-    lines = ["import sys", "from clipx.train import main"]
+    lines = [
+        "import sys",
+        "import clipx.__main__",
+        "assert not {'hydra', 'omegaconf', 'argparse'} & sys.modules.keys()",
+    ]
+    lines += ["from clipx.train import main"]
     for arguments in (["modl=x"], ["--help"], ["--help", "data.shuffle_window"], ["-sc", "install=bash"], LARGE):
         lines += [f"sys.argv = ['clipx-train', *{arguments}]", "try:", "    main()", "except SystemExit:", "    pass"]
         lines += [f"loaded = {{*{HEAVY}}} & sys.modules.keys()", "assert not loaded, (sys.argv, loaded)"]

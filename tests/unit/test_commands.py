@@ -1,18 +1,25 @@
-"""Every command that a message, a docstring or the documentation names exists."""
+"""The commands: `clipx COMMAND`, their scripts and their help. Every command that is named anywhere exists."""
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
+from helpers.runs import run
+
+from clipx.__main__ import COMMANDS, main, name_of
+from clipx.config.catalogue import commands
 from clipx.config.registry import CONF_DIR
 
 ROOT = CONF_DIR.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 PLACES = ("clipx/**/*.py", "launch/**/*", "conf/**/*.yaml", "docs/**/*.md", "*.md")
-# Names of threads, and of jobs in Hydra's logs.
-OTHERS = {f"clipx-{name}" for name in "cache read uploader bench index look prepare score select vocabulary".split()}
+# Names of threads.
+OTHERS = {f"clipx-{name}" for name in "cache read uploader".split()}
 
 
 def test_commands_that_are_named_exist() -> None:
@@ -28,3 +35,56 @@ def test_commands_that_are_named_exist() -> None:
         found = find_spec(module)
         assert found is not None and (not found.submodule_search_locations or find_spec(f"{module}.__main__")), module
     assert scripts - OTHERS <= SCRIPTS.keys()
+
+
+def test_every_module_that_composes_a_command_is_a_command_with_a_script() -> None:
+    assert {*COMMANDS} == {*(command.module for command in commands()), "clipx_launch"}
+    main_of = {module: module if is_module(module) else f"{module}.__main__" for module in COMMANDS}
+    assert {
+        "clipx": "clipx.__main__:main",
+        **{f"clipx-{name_of(module)}": f"{main}:main" for module, main in main_of.items()},
+    } == SCRIPTS
+
+
+def is_module(module: str) -> bool:
+    found = find_spec(module)
+    return found is not None and found.submodule_search_locations is None
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trian"], "trian is not a command (did you mean train?): clipx --help lists them"),
+        (["seed=1"], "seed=1 is not a command: write clipx COMMAND seed=1, for example clipx train seed=1"),
+        (["-m", "train"], "-m is not a command: write it after the command, clipx train -m"),
+        (["a\nb"], "a\\nb is not a command: clipx --help lists them"),
+    ],
+)
+def test_a_first_word_that_is_no_command_is_one_line(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["clipx", *words])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr() == ("", f"error: {says}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_the_commands_are_listed(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["clipx", *words])
+    main()
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in listed if line[:2] == "  "] == [[name_of(one), one] for one in COMMANDS]
+
+
+def test_a_command_runs_as_its_module_does(tmp_path: Path) -> None:
+    words = ("seed=0", f"run_dir={tmp_path}/run", "duration=0st")
+    by_name, by_module = (
+        run(sys.executable, "-m", *command, *words, check=False) for command in (("clipx", "train"), ("clipx.train",))
+    )
+    assert by_name.returncode == by_module.returncode == 2
+    assert by_name.stderr == by_module.stderr != ""
+    assert run(sys.executable, "-m", "clipx", "sweep", "status", str(tmp_path), check=False).returncode == 2
+    assert run(sys.executable, "-m", "clipx", "wise_ft", "--version").stdout.startswith("clipx ")

@@ -1,1 +1,1 @@
-"""`python -m clipx.data.look`: an HTML page about a data set as training reads it."""
+"""HTML pages about data sets as training reads them."""

@@ -1,4 +1,4 @@
-"""Entry point of `python -m clipx.data.look`."""
+"""`python -m clipx.data.look data=…`: writes an HTML page about a data set as training reads it."""
 
 from clipx.data.look.look import main
 

@@ -1,1 +1,1 @@
-"""`python -m clipx.data.prepare`: converts images and captions into WebDataset shards."""
+"""Conversion of images and captions into WebDataset shards."""

@@ -1,4 +1,4 @@
-"""Entry point of `python -m clipx.data.prepare`."""
+"""`python -m clipx.data.prepare source=… out=…`: converts images and captions into WebDataset shards."""
 
 from clipx.data.prepare.prepare import main
 
