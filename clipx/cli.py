@@ -155,9 +155,8 @@ def _run(command: _Command) -> list[ClipxError]:
         hydra = HydraConfig.get()
         sweep = hydra.mode == RunMode.MULTIRUN
         try:
-            for group in ("hydra/launcher", "hydra/sweeper"):
-                choice = hydra.runtime.choices.get(group, "basic")
-                require(sweep or choice == "basic", f"{group}={choice} has no effect without -m: add -m")
+            if not sweep:
+                _refuse_options_of_sweeps(hydra)
             for text in task_overrides(hydra):
                 group = re.split(r"[.=@]", text.lstrip("+~"))[0]
                 require(group not in command.unused, f"{text} has no effect on {hydra.job.name}: remove it")
@@ -212,6 +211,15 @@ def _run(command: _Command) -> list[ClipxError]:
             raise
         failed.append(found)
     return failed
+
+
+def _refuse_options_of_sweeps(hydra: Any) -> None:
+    """Raises ConfigError for what only a sweep uses: overrides, and a choice of a file of the user."""
+    chosen = [(group, hydra.runtime.choices.get(group)) for group in ("hydra/launcher", "hydra/sweeper")]
+    words = [f"{group}={choice}" for group, choice in chosen if choice not in ("basic", "clipx_local", None)]
+    for word in [*words, *hydra.overrides.hydra]:
+        of_sweeps = re.match(r"[+~]*hydra[./](launcher|sweep|sweeper)\b", word) is not None
+        require(not of_sweeps, f"{word} has no effect without -m: add -m")
 
 
 def check_working_directory() -> None:

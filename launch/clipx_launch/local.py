@@ -1,9 +1,10 @@
 """Runs a sweep on this machine: some points at a time, each in separate processes, with GPUs that no other point
-uses."""
+uses. The launcher of `-m` without another one."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -73,6 +74,7 @@ class _Running:
     devices: list[str]
     processes: list[subprocess.Popen[bytes]]
     port: socket.socket  # the reservation of MASTER_PORT
+    output: IO[bytes]  # log of rank 0, at the end of what has been printed
     failed_at: float | None = None  # when the first rank failed
 
 
@@ -87,7 +89,10 @@ class _Runner:
 
     def run(self) -> None:
         waiting = list(self._sweep.pending)
+        folder, points = self._sweep.folder, len(self._sweep.planned)
         with ProgressDisplay(self._sweep) as board, self._forward_signals():
+            if self._sweep.watcher is None:
+                board.print(f"sweep    {points} points: clipx-sweep status {shlex.quote(str(folder))}")
             for planned in self._sweep.planned:
                 if planned not in waiting:
                     board.show(planned.point.index, "finished before")
@@ -99,11 +104,9 @@ class _Runner:
                     self._poll(running, board)
                 self._sweep.watch()
         if self._signal is not None:
+            again = f"clipx-sweep resume {shlex.quote(str(folder))}, or the same command with hydra.sweep.dir={folder}"
             done = sum((result := p.point.result) is not None and result.done for p in self._sweep.planned)
-            raise Stopped(
-                f"{self._signal.name}: {done} of {len(self._sweep.planned)} points are finished; run the same command "
-                f"with hydra.sweep.dir={self._sweep.folder} to continue"
-            )
+            raise Stopped(f"{self._signal.name}: {done} of {points} points are finished; {again}, continues")
 
     def _start(self, planned: Planned, board: ProgressDisplay) -> None:
         point, tasks = planned.point, self._spec.tasks
@@ -116,6 +119,9 @@ class _Runner:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         port = _reserved_port()
         processes = []
+        with open_own(point.logs / "local.0.log", "ab"):
+            output = open_own(point.logs / "local.0.log", "rb")
+            output.seek(0, os.SEEK_END)  # after the lines of an earlier start
         with ExitStack() as logs:
             for rank in range(tasks):
                 log: IO[bytes] = logs.enter_context(open_own(point.logs / f"local.{rank}.log", "ab"))
@@ -131,14 +137,23 @@ class _Runner:
                         start_new_session=True,  # a terminal's signals reach the processes through this one, once
                     )
                 )
-        self._running.append(_Running(planned, devices, processes, port))
+        self._running.append(_Running(planned, devices, processes, port, output))
         if self._signal is not None:  # it arrived while they were started
             _forward(self._signal, processes)
         board.show(point.index, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
 
+    def _print_output(self, running: _Running, board: ProgressDisplay) -> None:
+        """Prints the new lines of rank 0, unless they would mix with those of other points."""
+        for line in running.output if self._spec.parallelism == 1 else ():
+            if not line.endswith(b"\n"):  # it is being written
+                running.output.seek(-len(line), os.SEEK_CUR)
+                return
+            board.print(line[:-1].decode(errors="replace"))
+
     def _poll(self, running: _Running, board: ProgressDisplay) -> None:
         point = running.planned.point
         codes = [process.poll() for process in running.processes]
+        self._print_output(running, board)
         if any(codes) and running.failed_at is None:
             running.failed_at = time.monotonic()
         if None in codes:
@@ -153,6 +168,7 @@ class _Runner:
             point.write_result(Result("failed", code, error=f"{how} without reporting an error: see {point.logs}"))
         board.show(point.index, summary(point.result or Result("failed", Exit.FAILED)))
         running.port.close()
+        running.output.close()
         self._free += running.devices
         self._running.remove(running)
 

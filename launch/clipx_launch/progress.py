@@ -51,6 +51,10 @@ class ProgressDisplay:
         rows = [(str(number), self._typed[number], self._states[number]) for number in sorted(self._states)]
         self._live.update(text_table(("point", "overrides", "state"), rows))
 
+    def print(self, line: str) -> None:
+        """Prints a line of a point, above the table."""
+        self._console.print(line)
+
 
 def summary(result: Result) -> str:
     """Formats a result: its state, its value and the first line of its error."""

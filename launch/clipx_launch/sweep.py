@@ -19,6 +19,7 @@ from clipx.config import plugins
 from clipx.config.compose import checked
 from clipx.config.composer import PointComposer
 from clipx.config.saved import to_dict
+from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, require
 from clipx.report.console import track
 from clipx.run.directory import RunDir
@@ -81,6 +82,12 @@ class Sweep:
         cls, context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
     ) -> Sweep:
         """Composes each point. Errors are collected, and raised by `check`."""
+        require(
+            rank_or_none() is None,
+            "-m on each of several ranks would start the sweep several times: start it once, without torchrun, and the "
+            "launcher starts the ranks of a point (hydra.launcher.tasks); or add hydra/launcher=basic, which trains "
+            "each point on these ranks",
+        )
         numbered = {index: list(typed) for index, typed in overrides.items()}
         sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered, watcher=watcher)
         _check_path(sweep.folder, "hydra.sweep.dir")

@@ -51,24 +51,6 @@ def is_module(module: str) -> bool:
     return found is not None and found.submodule_search_locations is None
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["trian"], "trian is not a command (did you mean train?): clipx --help lists them"),
-        (["seed=1"], "seed=1 is not a command: write clipx COMMAND seed=1, for example clipx train seed=1"),
-        (["-m", "train"], "-m is not a command: write it after the command, clipx train -m"),
-        (["a\nb"], "a\\nb is not a command: clipx --help lists them"),
-    ],
-)
-def test_a_first_word_that_is_no_command_is_one_line(
-    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["clipx", *words])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert capsys.readouterr() == ("", f"error: {says}\n")
-
-
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_the_commands_are_listed(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -95,9 +95,12 @@ def _without_job(run: Run, now: float) -> tuple[State, str]:
     launcher = launcher_of(run)
     if launcher is None:
         return State.waiting, "its script has not been submitted"
+    started = any(time_of(path) >= (run.point.submitted or 0) for path in run.point.logs.glob("local.*.log"))
+    if launcher.alive is False and not started:
+        return State.lost, f"not started: its launcher, {launcher}, has ended"
     if launcher.alive is False:
         return State.lost, f"its process and its launcher, {launcher}, have ended without a result"
-    if any(time_of(path) >= (run.point.submitted or 0) for path in run.point.logs.glob("local.*.log")):
+    if started:
         return State.starting, ""
     return State.waiting, f"in the queue of {launcher}"
 

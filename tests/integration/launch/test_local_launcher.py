@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers import PLUGINS
-from helpers.runs import SMALL, VIT, start
+from helpers.runs import SMALL, VIT, run, start
 from helpers.slurm_jobs import LOCAL, QUICK, held, launch, launch_json, logs, losses, release, rows, wait_for_steps
-from helpers.sweeps import idle_process, make_sweep, refused, set_launcher, write_lock
+from helpers.sweeps import idle_process, make_sweep, refused, set_launcher, states, write_lock
 
 from clipx_launch.__main__ import main
 
 PLUGIN = PLUGINS / "faults"
-LONG = (*LOCAL, *SMALL, *VIT, "duration=20st", "checkpoint.every=end")
+LONG = (*SMALL, *VIT, "duration=20st", "checkpoint.every=end")
 
 
 @pytest.mark.slow
@@ -42,22 +45,39 @@ def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: P
     assert said in other.stderr
 
 
-def test_an_interrupted_sweep_saves_starts_no_points_and_resumes(tmp_path: Path) -> None:
-    command = (*LONG, *held(tmp_path), "seed=0,1", f"hydra.sweep.dir={tmp_path}")
-    sweep = start(tmp_path / "command", "-m", "clipx.train", *command)
+def test_a_sweep_without_a_launcher_trains_a_point_after_the_other_and_resumes(tmp_path: Path) -> None:
+    sweep = start(
+        tmp_path / "command",
+        "-m",
+        "clipx.train",
+        "-m",
+        *LONG,
+        *held(tmp_path),
+        "seed=0,1",
+        f"hydra.sweep.dir={tmp_path}",
+    )
     wait_for_steps(tmp_path / "0")
     sweep.send_signal(signal.SIGINT)
-    _, errors = sweep.communicate(timeout=600)
+    out, errors = sweep.communicate(timeout=600)
     assert sweep.returncode == 75
     assert errors == (
-        "stopped: SIGINT: 0 of 2 points are finished; run the same command "
-        f"with hydra.sweep.dir={tmp_path} to continue\n"
-    )  # fmt: skip
-    assert launch_json(tmp_path / "0", "result")["state"] == "stopped"
-    assert not (tmp_path / "1/metrics.jsonl").exists()
+        f"stopped: SIGINT: 0 of 2 points are finished; clipx-sweep resume {tmp_path}, or the same command with "
+        f"hydra.sweep.dir={tmp_path}, continues\n"
+    )
+    assert f" in {tmp_path}/0\n" in out, "rank 0's output is not printed"
+    found = states(tmp_path)
+    assert found["0"][0] == "cancelled" and found["0"][1].startswith("SIGINT: stopped after step ")
+    assert found["1"][0] == "lost" and re.fullmatch(r"not started: its launcher, pid \d+ .*, has ended", found["1"][1])
     release(tmp_path)
-    launch(*LONG, *held(tmp_path), "seed=0", f"hydra.sweep.dir={tmp_path}")
-    assert [row["step"] for row in rows(tmp_path / "0")] == list(range(1, 21)), "a step was logged twice or not at all"
+    done = run(sys.executable, "-m", "clipx", "sweep", "resume", str(tmp_path))
+    assert done.stdout.count("finished") == 2
+    steps = list(range(1, 21))
+    assert [[row["step"] for row in rows(tmp_path / point)] for point in "01"] == [steps, steps], (
+        "a step was logged twice or not at all"
+    )
+    specs = [yaml.safe_load((tmp_path / point / "config.yaml").read_text()) for point in "01"]
+    assert [(spec["seed"], spec["run_dir"]) for spec in specs] == [(0, f"{tmp_path}/0"), (1, f"{tmp_path}/1")]
+    assert main(["best", str(tmp_path)]) == 0
 
 
 def test_cancelling_a_point_sends_sigterm_only_to_its_process(

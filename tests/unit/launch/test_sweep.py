@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+from helpers.slurm_jobs import refused
 from helpers.sweeps import make_sweep
 
 from clipx_launch import progress, sweep
@@ -41,3 +43,13 @@ def test_a_stopped_point_has_not_ended_while_its_job_is_requeued(tmp_path: Path)
     point.record_job("7", None)
     point.write_result(Result("stopped", 75, error="SIGUSR1: stopped after step 3"))
     assert not progress._ended(point, {"7": "PENDING"}, set(), board)
+
+
+def test_ranks_do_not_start_a_sweep_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    says = refused(monkeypatch, capsys, "-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep")
+    assert says.startswith("error (rank 1): -m on each of several ranks would start the sweep several times: ")
+    assert not (tmp_path / "sweep").exists()
