@@ -15,6 +15,17 @@ from clipx.config.registry import CONF_DIR
 from clipx.escape import print_stderr
 from clipx.output import open_output
 
+_OVERVIEW = """\
+clipx runs a benchmark, prints its results and writes them into a folder: python -m clipx.bench NAME [KEY=VALUE …]
+
+python -m clipx.bench loss batch=256 dim=64 repeats=2 # seconds
+python -m clipx.bench step model=vit_b32 batch=8
+python -m clipx.bench loss --help # the keys of a benchmark
+
+Benchmarks:
+
+{benchmarks}"""
+
 
 def bench(words: Sequence[str], spec: BenchSpec) -> None:
     """Runs a benchmark and publishes its results. `words` are the arguments of the command line."""
@@ -37,8 +48,7 @@ def overview() -> str:
     """Returns the usage and the list of benchmarks, each with the first line of its module's docstring."""
     about = {name: (importlib.import_module(f"clipx.bench.{name}").__doc__ or "").splitlines()[0] for name in names()}
     lines = [f"  {name:<14}{text}" for name, text in about.items()]
-    usage = "python -m clipx.bench NAME [KEY=VALUE …]"
-    return "\n".join([usage, "", *lines, "", "NAME --help shows the keys of a benchmark and their values."])
+    return _OVERVIEW.format(benchmarks="\n".join(lines))
 
 
 def main() -> None:

@@ -19,6 +19,10 @@ from clipx.config.registry import CONF_DIR, option_files
 from clipx.config.suggestions import meant, meant_keys
 from clipx.errors import ConfigError
 
+_FLAGS = """\
+--help KEY prints what a key means, --help GROUP all keys of a group. --cfg job prints all keys and values.
+-m sweeps over comma-separated values; --config-dir adds a folder with groups of your own."""
+
 
 def is_group(cfg: DictConfig, key: str) -> bool:
     """Returns whether a key is a group of which a composed configuration holds an option, such as `data`."""
@@ -26,9 +30,10 @@ def is_group(cfg: DictConfig, key: str) -> bool:
 
 
 def overview(cfg: DictConfig, folders: Sequence[Path]) -> str:
-    """Returns the help of a command: its template, with the options of its groups or with all of its keys.
+    """Returns the help of a command: its template, with the options of its groups, and its keys outside of them.
 
-    `cfg` is the composed configuration with Hydra's part, which is removed.
+    Of `clipx.plan` the keys that a run does not have. `cfg` is the composed configuration with Hydra's part, which is
+    removed.
     """
     named = {*cfg.hydra.runtime.choices, *map(str, cfg)}
     groups = [group for group in sorted(named) if group != "hydra" and option_files(group, folders)]
@@ -36,8 +41,20 @@ def overview(cfg: DictConfig, folders: Sequence[Path]) -> str:
     with open_dict(cfg):
         del cfg["hydra"]
     lines = [f"{group}: {', '.join(option_files(group, folders))}" for group in groups]
-    keys = "\n\n".join(entry.text(_width()) for entry in entries(cfg))
-    return template.safe_substitute(APP_CONFIG_GROUPS="\n".join([*lines, ""]), CONFIG=keys)
+    flags = f"\n\n{_FLAGS}" if "$GROUPS" in template.template else ""
+    elsewhere = {*groups, *(name for cls in kinds("").values() if _extends(cfg, cls) for name in _names(cls))}
+    keys = [entry for entry in entries(cfg) if "." not in entry.key and entry.key not in elsewhere]
+    texts = "\n\n".join(entry.text(_width()) for entry in keys)
+    return template.safe_substitute(GROUPS="\n".join(lines), KEYS=texts) + flags
+
+
+def _extends(cfg: DictConfig, cls: type) -> bool:
+    own = OmegaConf.get_type(cfg)
+    return own is not None and own is not cls and issubclass(own, cls)
+
+
+def _names(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
 
 
 def _width() -> int:

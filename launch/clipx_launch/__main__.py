@@ -19,6 +19,18 @@ from clipx_launch.commands.cancel import cancel
 from clipx_launch.commands.resume import resume
 
 
+_EXAMPLES = {
+    "status": ["status", "status outputs/sweep --watch"],
+    "logs": ["logs outputs/sweep", "logs outputs/sweep 0 --lines 5"],
+    "cancel": ["cancel outputs/sweep", "cancel outputs/sweep 1 --wait 0"],
+    "resume": ["resume outputs/sweep"],
+    "best": ["best outputs/sweep", "best outputs/sweep --metric train/loss --json"],
+    "results": ["results outputs/sweep --metric train/loss"],
+    "report": ["report outputs/sweep", "report outputs/RUN outputs/BASE --metric train/loss --out compared.html"],
+}
+"""Examples that `--help` of a command shows: what follows `clipx-sweep`."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: {self.prog} --help lists the commands and options")
@@ -46,10 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> _Parser:
-    parser = _Parser("clipx-sweep", description="Shows, cancels, resumes and compares the runs of sweeps.")
+    parser = _Parser(
+        "clipx-sweep",
+        description="Shows, cancels, resumes and compares the runs of sweeps. COMMAND --help explains a command.",
+        epilog=_examples(["best outputs/sweep", "resume outputs/sweep"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = commands.add_parser("status", help="a table of all runs under the folders, in a sweep or not")
-    command.add_argument("folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER")
+    command = _command(commands, "status", "prints a table of all runs under the folders, in a sweep or not")
+    command.add_argument(
+        "folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER", help="by default outputs"
+    )
     output = command.add_mutually_exclusive_group()
     output.add_argument(
         "--watch", action="store_true", help="refresh the table every few seconds until all runs have ended"
@@ -81,8 +100,18 @@ def parser() -> _Parser:
     return parser
 
 
+def _examples(lines: Sequence[str]) -> str:
+    return "\n".join(["examples:", *(f"  clipx-sweep {line}" for line in lines)])
+
+
+def _command(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
+    layout = argparse.RawDescriptionHelpFormatter
+    epilog = _examples(_EXAMPLES[name])
+    return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=layout)
+
+
 def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
-    command = commands.add_parser(name, help=text, description=text)
+    command = _command(commands, name, text)
     command.add_argument("sweep", type=Path, metavar="SWEEP", help="folder of the sweep, hydra.sweep.dir")
     return command
 
@@ -91,7 +120,7 @@ def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
     text = (
         "writes one page that compares the points of sweeps, or several runs: report.html or comparison.html, and .json"
     )
-    command = commands.add_parser("report", help=text, description=text)
+    command = _command(commands, "report", text)
     command.add_argument(
         "folders", type=Path, nargs="+", metavar="FOLDER", help="sweeps, compared together; or two or more "
         "runs, compared by the options that differ"

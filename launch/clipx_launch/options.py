@@ -268,7 +268,7 @@ class SlurmSpec(LaunchSpec):
 @option("launcher")
 @dataclass(kw_only=True, slots=True)
 class LocalSpec(LaunchSpec):
-    """`hydra/launcher=clipx_local`, the default: runs a sweep in processes on this machine. The command waits for them."""
+    """`hydra/launcher=clipx_local`: runs a sweep in processes on this machine, and waits for it. The default."""
 
     kind: str = "local"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
@@ -277,7 +277,7 @@ class LocalSpec(LaunchSpec):
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     parallelism: int = 1
-    """Number of points that run at the same time. At least 1; with 1 the command prints the output of rank 0 as well. On
+    """Number of points that run at the same time. At least 1; with 1 the command also prints the output of rank 0. On
     GPUs, `parallelism` times `tasks` is at most the number of visible GPUs."""
 
     tasks: int = 1

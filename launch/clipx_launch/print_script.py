@@ -3,6 +3,9 @@
 sbatch     script for `sbatch` on a cluster; the default. Keys of clipx_slurm: nodes=2 tasks_per_node=8 partition=gpu
 torchrun   script for each of several hosts without SLURM. Keys of clipx_torchrun: nodes=2 tasks_per_node=8 host=node1
 
+    clipx-sweep script nodes=2 tasks_per_node=8 partition=gpu -- model=vit_b32 data=cc12m name=large > job.sh
+    clipx-sweep script torchrun tasks_per_node=8 -- model=vit_b32 data=cc12m name=large > run.sh
+
 KEY is an option of hydra.launcher; OVERRIDE is an override of `python -m clipx.train`. launcher=NAME selects a site's
 launcher file: give its --config-dir among the overrides. The run is checked as by the launchers before the script is
 printed.
