@@ -18,7 +18,6 @@ from clipx_launch.commands.best import print_best
 from clipx_launch.commands.cancel import cancel
 from clipx_launch.commands.resume import resume
 
-
 _EXAMPLES = {
     "status": ["status", "status outputs/sweep --watch"],
     "logs": ["logs outputs/sweep", "logs outputs/sweep 0 --lines 5"],
