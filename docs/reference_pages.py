@@ -182,9 +182,10 @@ def _file(config: str) -> Path:
 def _commands_page() -> str:
     parts = [
         "# Commands",
-        "Each command is a Python module; some are also installed as a script. Commands with keys are configured by "
-        "overrides, `key=value`, and share these flags: `--help` prints the options of the groups, `--help KEY` the "
-        "description of a key or of all keys of a group, `--cfg job` the configuration without running the command, "
+        "Each command is a Python module, which `clipx NAME` and a script start as well. Commands with keys are "
+        "configured by overrides, `key=value`, and share these flags: `--help` prints examples, the options of the "
+        "groups and the keys, `--help KEY` the description of a key or of all keys of a group, "
+        "`--cfg job` the configuration without running the command, "
         "`--config-dir FOLDER` adds a folder of options, `-m` runs a sweep over comma-separated values, and "
         "`-sc install=bash` prints the code of tab completion. [Exit codes](exit_codes.md) are the same for all.",
     ]
@@ -245,6 +246,9 @@ def _parser_section(module: str, parser: argparse.ArgumentParser, script: str | 
             about = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, command in action.choices.items():
                 parts += [f"### {script or module} {name}", _paragraph(about[name]), *_arguments(command._actions)]
+                parts += (
+                    [f"```bash\n{inspect.cleandoc(command.epilog.partition(':')[2])}\n```"] if command.epilog else []
+                )
     return parts
 
 

@@ -18,7 +18,7 @@ from clipx.output import open_output
 _OVERVIEW = """\
 clipx runs a benchmark, prints its results and writes them into a folder: python -m clipx.bench NAME [KEY=VALUE …]
 
-python -m clipx.bench loss batch=256 dim=64 repeats=2 # seconds
+python -m clipx.bench loss # about three minutes on two CPU cores
 python -m clipx.bench step model=vit_b32 batch=8
 python -m clipx.bench loss --help # the keys of a benchmark
 

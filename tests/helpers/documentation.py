@@ -8,6 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from clipx.__main__ import COMMANDS, name_of
+from clipx.bench.__main__ import overview
+from clipx.config import catalogue
+from clipx.config.registry import CONF_DIR
+from clipx_launch import __main__ as sweep
+from clipx_launch import print_script
 from helpers import ROOT
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -81,6 +87,23 @@ def write_files(page: str, folder: Path) -> None:
         (folder / path).write_text(content, encoding="utf-8")
 
 
+def help_block(module: str) -> Block:
+    """Returns the examples in the help of a command, as a block of a page with the name of that command."""
+    if module == "clipx_launch":
+        parsers = sweep.parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+        text = "\n".join([*(str(parser.epilog) for parser in parsers.values()), str(print_script.__doc__)])  # type: ignore[union-attr]
+    elif module == "clipx.bench":
+        text = overview()
+    else:
+        (config,) = (command.config for command in catalogue.commands() if command.module == module)
+        text = catalogue.read_yaml(CONF_DIR / f"{config}.yaml")["hydra"]["help"]["template"]
+    lines = [line.strip() for _, line in shell_lines(text)]
+    examples = [
+        line for line in lines if line.startswith((f"python -m {module} ", "python -m clipx.train", "clipx-sweep "))
+    ]
+    return Block(f"python -m {module} --help", 1, "bash", "\n".join(examples))
+
+
 def shell_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yields the number, from 0, and the text of each logical line of a script, with the lines of a here-document."""
     lines = text.splitlines()
@@ -142,6 +165,7 @@ def _started(words: list[str]) -> list[str]:
 
 def clipx_words(command: Command) -> list[str] | None:
     """Returns `module, word, …` of a command that starts a module of clipx, under any launcher. None: another program."""
+    modules = {name_of(module): module for module in COMMANDS}
     words = list(command.words)
     if Path(words[0]).name in _LAUNCHERS:
         if "-m" in words:
@@ -156,11 +180,9 @@ def clipx_words(command: Command) -> list[str] | None:
         and words[2].partition(".")[0] in ("clipx", "clipx_launch")
     ):
         return words[2:]
-    if program == "clipx-sweep":
-        return ["clipx_launch", *words[1:]]
-    if re.fullmatch(r"clipx(-[a-z-]+)?", program):
-        return [program.replace("-", ".", 1).replace("-", "_"), *words[1:]]
-    return None
+    if program == "clipx":
+        return [modules[words[1]], *words[2:]] if words[1:] else ["clipx"]
+    return [modules[program.removeprefix("clipx-")], *words[1:]] if program.startswith("clipx-") else None
 
 
 def form(line: str) -> str:

@@ -1,4 +1,4 @@
-"""Every command that the documentation shows exists and composes. `test_docs_runs.py` runs those that this machine can run."""
+"""Every command that the documentation or `--help` shows exists and composes. `test_docs_runs.py` runs those that this machine can run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from helpers import ROOT, runs
 from helpers.cases import slow_except
-from helpers.documentation import Command, blocks, clipx_words, commands, pages
+from helpers.documentation import Command, blocks, clipx_words, commands, help_block, pages
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from clipx.__main__ import COMMANDS
 from clipx.bench.step import gathered
 from clipx.cli import _changes_of_run, _Command, _help
 from clipx.config.grammar import hydra_override
@@ -38,8 +39,7 @@ OF_RUN = {"evaluate": ("precision", "data", "evaluator"), "embed": ("data",)}
 SITES = ROOT / "launch/sites"
 SHELL = [
     (block, command)
-    for page in pages()
-    for block in blocks(page)
+    for block in [*(block for page in pages() for block in blocks(page)), *map(help_block, COMMANDS)]
     if block.language == "bash"
     for command in commands(block)
 ]
