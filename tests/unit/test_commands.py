@@ -9,10 +9,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from helpers.documentation import commands as shell_commands
+from helpers.documentation import help_block
 from helpers.runs import run
 
+import clipx.evaluate
+import clipx.plan.spec  # noqa: F401  # registers its options, as the one before
 from clipx.__main__ import COMMANDS, main, name_of
-from clipx.config.catalogue import commands
+from clipx.config.catalogue import commands, read_yaml
+from clipx.config.compose import compose_config
+from clipx.config.help import overview
 from clipx.config.registry import CONF_DIR
 
 ROOT = CONF_DIR.parent
@@ -70,3 +76,18 @@ def test_a_command_runs_as_its_module_does(tmp_path: Path) -> None:
     assert by_name.stderr == by_module.stderr != ""
     assert run(sys.executable, "-m", "clipx", "sweep", "status", str(tmp_path), check=False).returncode == 2
     assert run(sys.executable, "-m", "clipx", "wise_ft", "--version").stdout.startswith("clipx ")
+
+
+def test_the_help_of_each_command_has_examples_and_the_docs_of_its_keys() -> None:
+    for command in commands():
+        template = read_yaml(CONF_DIR / f"{command.config}.yaml")["hydra"]["help"]["template"]
+        assert "Keys" in template and template.rstrip().endswith("$KEYS"), command
+    without = [module for module in COMMANDS if not shell_commands(help_block(module))]
+    assert not without
+
+
+def test_help_shows_the_keys_of_a_command_but_not_those_of_its_groups_and_of_a_run() -> None:
+    shown = {name: overview(compose_config(name, [], [], with_hydra=True), []) for name in ("evaluate", "plan")}
+    assert re.findall(r"^(\w+)(?:=.*)?  \(", shown["evaluate"], re.MULTILINE) == ["run", "step", "weights", "out"]
+    assert re.findall(r"^(\w+)(?:=.*)?  \(", shown["plan"], re.MULTILINE)[:3] == ["json", "published", "ranks"]
+    assert "\nprecision: amp_bf16, " in shown["evaluate"]
