@@ -35,9 +35,10 @@ from clipx.config.compose import (
 from clipx.config.grammar import hydra_override
 from clipx.config.help import help_text, is_group, overview
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
+from clipx.config.open_clip_command import answer
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
-from clipx.distributed.launch_env import rank_or_none
+from clipx.distributed.launch_env import rank_or_none, world_or_one
 from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, disk_failure, exhausted, require
 from clipx.escape import EscapedLogRecord, escaped, is_text, print_stderr
 from clipx.output import flush_output, lose_output, open_output
@@ -179,7 +180,7 @@ def _run(command: _Command) -> list[ClipxError]:
         if "--version" in sys.argv[1:]:
             print(version_text())
             return []
-        arguments = _typed_arguments()  # options must be registered before Hydra composes
+        arguments = _typed_arguments(command.name)  # options must be registered before Hydra composes
         folders += [Path(arguments.config_dir)] if arguments.config_dir else []
         words = [] if arguments.shell_completion else arguments.overrides
         if arguments.help:
@@ -242,7 +243,7 @@ def _correctable(error: BaseException) -> ClipxError | None:
     return found
 
 
-def _typed_arguments() -> argparse.Namespace:
+def _typed_arguments(command: str) -> argparse.Namespace:
     """Parses and checks the command line, and reorders it for Hydra, which accepts no option between overrides."""
     for word in sys.argv[1:]:
         require(is_text(word), f"{escaped(word)} contains an unprintable character: remove it, or rename the file")
@@ -250,7 +251,8 @@ def _typed_arguments() -> argparse.Namespace:
     parser = get_args_parser()  # it has no public name
     parser.error = _refuse  # type: ignore[method-assign]
     if not {"-sc", "--shell-completion"} & set(words):
-        check_typed(words, parser)
+        typed = sys.argv[1:]
+        check_typed(words, parser, lambda flags: answer(typed, flags, command, _program(), world_or_one()))
     arguments = parser.parse_intermixed_args(words)
     for override in arguments.overrides:
         words.remove(override)

@@ -1,136 +1,157 @@
 """Flags of open_clip's trainer (open_clip_train.params of open_clip 3.3), and what to write instead.
 
-The command line answers a flag by this table. A test compares it with the parser of the installed open_clip.
+`open_clip_command.py` answers a command line by this table. Tests compare it with the parser of the installed open_clip
+and with the page docs/migrate/open_clip.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from clipx.config import open_clip_rules as rules
+from clipx.config.open_clip_rules import PLACE, Given, hydra_value
+
+MODELS = {
+    "RN50": "rn50", "RN101": "rn101", "ViT-S-32": "vit_s32", "ViT-S-16": "vit_s16", "ViT-M-16": "vit_m16",
+    "ViT-B-32": "vit_b32", "ViT-B-32-quickgelu": "vit_b32_quickgelu", "ViT-B-16": "vit_b16", "ViT-L-14": "vit_l14",
+    "ViT-H-14": "vit_h14", "ViT-g-14": "vit_g14", "ViT-bigG-14": "vit_bigg14", "convnext_base_w": "convnext_base_w",
+    "ViT-B-16-SigLIP": "vit_b16_siglip", "coca_ViT-B-32": "coca_vit_b32",
+}  # fmt: skip
+"""Options of clipx by open_clip's names of the models."""
+
+OPTIMIZERS = {f"{prefix}{name}": name for name in ("adamw", "lamb", "lion", "muon", "sgd") for prefix in ("", "timm/")}
+INTERPOLATIONS = {name: name for name in ("bicubic", "bilinear")}
+STRETCH = {"squash": "true", "shortest": "false"}
+NONE, ONE, NUMBERS, PAIRS = "none", "one", "numbers", "pairs"  # words that follow a flag
 
 
 @dataclass(frozen=True, slots=True)
-class Counterpart:
-    """Overrides that replace a flag. Empty: there is no counterpart, and `note` has the reason."""
+class Flag:
+    """Counterpart of a flag."""
 
-    overrides: str
-    note: str = ""
+    overrides: str | Callable[[Given], list[str]]
+    """Overrides, with {} for the value; or a function of all flags, for those that depend on several. Empty: none."""
 
-    @property
-    def answer(self) -> str:
-        """Text for an error message: what to write."""
-        if not self.overrides:
-            return f"it has no counterpart here, {self.note}: remove it"
-        return f"write {self.overrides}" + (f" ({self.note})" if self.note else "")
+    reason: str = ""
+    """Why there is no counterpart. With choices: what to do for a value that is none."""
+
+    takes: str = ONE
+    """What follows the flag: NONE, ONE word, NUMBERS, or PAIRS key=value."""
+
+    choices: Mapping[str, str] | None = None
+    """What {} stands for, by the value of the flag. None: for the value itself."""
+
+    def words(self, name: str, given: Given) -> list[str]:
+        """Returns the overrides for the flags of a command line, with a note if something has no counterpart."""
+        if callable(self.overrides):
+            return self.overrides(given)
+        if self.choices is not None:
+            return given.choose(name, self.overrides, self.choices, self.reason)
+        value = f"[{','.join(given.values[name]) or PLACE}]" if self.takes == NUMBERS else hydra_value(given.get(name))
+        return [word.replace("{}", value) for word in self.overrides.split()]
 
 
-_GLOBAL = "the batch of all ranks together: --batch-size x --accum-freq x ranks"
-_ALL_WITH_LOSS = "because each rank computes only its rows of the loss, with the exact gradient of all ranks"
-_BLOCKS = "the number of highest blocks that are trained: one less, because open_clip's own towers count the projection"
-_CACHE = "because HF_HOME and CLIPX_CACHE set the folders"
+_LOSS = "because each rank computes its rows of the loss, with the exact gradient of all ranks"
+_COMPILE = "because torch.compile replaces it: compile.towers=true"
+_UPLOAD = "because each checkpoint is uploaded when it is complete"
+_COUNT = "because samples are counted"
 
-FLAGS: dict[str, Counterpart] = {
+FLAGS: dict[str, Flag] = {
     # data
-    "train-data": Counterpart("data=webdataset data.shards='…'", "or data=csv data.path=…"),
-    "train-data-upsampling-factors": Counterpart(
-        "data=mixture +data@data.sources.NAME=webdataset data.sources.NAME.weight=…", "shares of each batch"
-    ),
-    "val-data": Counterpart("data.held_out_shards='…'", "or data.held_out_path=… of data=csv"),
-    "train-num-samples": Counterpart("data.samples=…", "reported only: the samples are counted"),
-    "val-num-samples": Counterpart("", "because the samples are counted"),
-    "dataset-type": Counterpart("data=…", "webdataset, csv, folder or shapes (synthetic)"),
-    "dataset-resampled": Counterpart("data.replacement=true"),
-    "csv-separator": Counterpart("data.separator=…"),
-    "csv-img-key": Counterpart("data.image_column=…"),
-    "csv-caption-key": Counterpart("data.caption_column=…"),
-    "imagenet-val": Counterpart(
-        "evaluator=[zeroshot] evaluator.zeroshot.classnames=imagenet +data@evaluator.zeroshot.sets.imagenet=folder "
-        "evaluator.zeroshot.sets.imagenet.path=…"
-    ),
-    "imagenet-v2": Counterpart(
-        "evaluator=[zeroshot] evaluator.zeroshot.classnames=imagenet +data@evaluator.zeroshot.sets.v2=folder "
-        "evaluator.zeroshot.sets.v2.path=…"
-    ),
-    "workers": Counterpart("data.workers=…", "for each rank"),
-    "batch-size": Counterpart("data.batch_size=…", _GLOBAL),
-    "aug-cfg": Counterpart("data.crop_scale=[0.9,1.0]", "and data.crop_ratio, data.augment"),
+    "train-data": Flag(rules.data),
+    "train-data-upsampling-factors": Flag(rules.data),
+    "val-data": Flag(rules.held_out),
+    "train-num-samples": Flag("", _COUNT),
+    "val-num-samples": Flag("", _COUNT),
+    "dataset-type": Flag(rules.data),
+    "dataset-resampled": Flag(rules.resampled, takes=NONE),
+    "csv-separator": Flag(rules.data),
+    "csv-img-key": Flag(rules.data),
+    "csv-caption-key": Flag(rules.data),
+    "imagenet-val": Flag(rules.evaluation),
+    "imagenet-v2": Flag(rules.evaluation),
+    "workers": Flag("data.workers={}"),
+    "batch-size": Flag(rules.batch),
+    "aug-cfg": Flag(rules.augmentation, takes=PAIRS),
     # model
-    "model": Counterpart("model=…", "ViT-B-32 is vit_b32, RN50 is rn50"),
-    "pretrained": Counterpart("model.weights=…", "a file, a folder, a URL or hf-hub:ORG/NAME"),
-    "pretrained-image": Counterpart("model.image.weights=timm", "the weights of timm"),
-    "lock-image": Counterpart("model.image.lock=all"),
-    "lock-image-unlocked-groups": Counterpart("model.image.lock=N", _BLOCKS),
-    "lock-image-freeze-bn-stats": Counterpart("model.image.lock_norms=true", "the default"),
-    "lock-text": Counterpart("model.text.lock=all"),
-    "lock-text-unlocked-layers": Counterpart("model.text.lock=N", _BLOCKS),
-    "lock-text-freeze-layer-norm": Counterpart("model.text.lock_norms=true", "the default"),
-    "image-mean": Counterpart("model.image.mean=[…,…,…]"),
-    "image-std": Counterpart("model.image.std=[…,…,…]"),
-    "image-interpolation": Counterpart("model.image.interpolation=bilinear", "bicubic is the default"),
-    "image-resize-mode": Counterpart("model.image.stretch=true", "for squash; shortest is the default"),
-    "grad-checkpointing": Counterpart("model.image.checkpointing=1 model.text.checkpointing=1", "every block"),
-    "force-context-length": Counterpart("model.text.context_length=…"),
-    "force-image-size": Counterpart("model.image.size=…"),
-    "force-quick-gelu": Counterpart("model.quick_gelu=true", "or model=vit_b32_quickgelu"),
-    "force-patch-dropout": Counterpart("model.patch_dropout=…"),
-    "force-custom-text": Counterpart("", "because every text tower is a module of its own"),
-    "torchscript": Counterpart("", "because torch.compile replaces it: compile.towers=true"),
-    "torchcompile": Counterpart("compile.towers=true", "the default on CUDA"),
-    "trace": Counterpart("", "because torch.compile replaces it: compile.towers=true"),
-    "use-bnb-linear": Counterpart("precision=int8"),
-    "cache-dir": Counterpart("", _CACHE),
+    "model": Flag("model={}", "; other towers of timm are model.image.timm=NAME", choices=MODELS),
+    "pretrained": Flag(rules.pretrained),
+    "pretrained-image": Flag("model.image.weights=timm", takes=NONE),
+    "lock-image": Flag(rules.lock("image", "lock-image-unlocked-groups"), takes=NONE),
+    "lock-image-unlocked-groups": Flag(rules.lock("image", "lock-image-unlocked-groups")),
+    "lock-image-freeze-bn-stats": Flag("model.image.lock_norms=true", takes=NONE),
+    "lock-text": Flag(rules.lock("text", "lock-text-unlocked-layers"), takes=NONE),
+    "lock-text-unlocked-layers": Flag(rules.lock("text", "lock-text-unlocked-layers")),
+    "lock-text-freeze-layer-norm": Flag("model.text.lock_norms=true", takes=NONE),
+    "image-mean": Flag("model.image.mean={}", takes=NUMBERS),
+    "image-std": Flag("model.image.std={}", takes=NUMBERS),
+    "image-interpolation": Flag("model.image.interpolation={}", choices=INTERPOLATIONS),
+    "image-resize-mode": Flag("model.image.stretch={}", choices=STRETCH),
+    "grad-checkpointing": Flag("model.image.checkpointing=1 model.text.checkpointing=1", takes=NONE),
+    "force-context-length": Flag("model.text.context_length={}"),
+    "force-image-size": Flag(rules.image_size, takes=NUMBERS),
+    "force-quick-gelu": Flag("model.quick_gelu=true", takes=NONE),
+    "force-patch-dropout": Flag("model.patch_dropout={}"),
+    "force-custom-text": Flag("", "because every text tower is a module of its own", NONE),
+    "torchscript": Flag("", _COMPILE, NONE),
+    "torchcompile": Flag("compile.towers=true", takes=NONE),
+    "trace": Flag("", _COMPILE, NONE),
+    "use-bnb-linear": Flag(rules.precision),
+    "cache-dir": Flag("", "because HF_HOME and CLIPX_CACHE set the folders"),
     # loss
-    "local-loss": Counterpart("", _ALL_WITH_LOSS),
-    "gather-with-grad": Counterpart("", _ALL_WITH_LOSS),
-    "loss-dist-impl": Counterpart("", _ALL_WITH_LOSS),
-    "siglip": Counterpart("objective=siglip model=vit_b16_siglip"),
-    "coca-caption-loss-weight": Counterpart("objective=coca objective.caption_weight=…"),
-    "coca-contrastive-loss-weight": Counterpart("objective=coca objective.contrastive_weight=…"),
-    "distill-model": Counterpart("objective=distillation teacher.weights=…"),
-    "distill-pretrained": Counterpart("objective=distillation teacher.weights=…"),
+    "local-loss": Flag("", _LOSS, NONE),
+    "gather-with-grad": Flag("", _LOSS, NONE),
+    "loss-dist-impl": Flag("", _LOSS),
+    "siglip": Flag("objective=siglip", takes=NONE),
+    "coca-caption-loss-weight": Flag("objective=coca objective.caption_weight={}"),
+    "coca-contrastive-loss-weight": Flag("objective=coca objective.contrastive_weight={}"),
+    "distill-model": Flag(rules.teacher),
+    "distill-pretrained": Flag(rules.teacher),
     # optimization
-    "accum-freq": Counterpart("data.micro_batches=…", "data.batch_size is divided by it, not multiplied"),
-    "epochs": Counterpart("duration=32ep"),
-    "epochs-cooldown": Counterpart("schedule=constant_cooldown schedule.cooldown=4ep"),
-    "lr": Counterpart("optimizer.lr=…"),
-    "beta1": Counterpart("optimizer.betas=[0.9,0.98]"),
-    "beta2": Counterpart("optimizer.betas=[0.9,0.98]"),
-    "eps": Counterpart("optimizer.eps=…"),
-    "wd": Counterpart("optimizer.weight_decay=…"),
-    "momentum": Counterpart("optimizer=sgd optimizer.momentum=…"),
-    "opt": Counterpart("optimizer=…", "adamw, lamb, lion, muon or sgd"),
-    "warmup": Counterpart("schedule.warmup=10000st"),
-    "skip-scheduler": Counterpart("schedule=constant schedule.warmup=0st"),
-    "lr-scheduler": Counterpart("schedule=…", "cosine, constant or constant_cooldown"),
-    "lr-cooldown-end": Counterpart("schedule=constant_cooldown schedule.min_lr=…"),
-    "lr-cooldown-power": Counterpart("schedule=constant_cooldown schedule.power=…"),
-    "grad-clip-norm": Counterpart("optimizer.clip_norm=…"),
-    "precision": Counterpart("precision=…", "amp is amp_fp16, pure_bf16 is bf16, pure_fp16 is fp16"),
-    "seed": Counterpart("seed=…"),
+    "accum-freq": Flag(rules.batch),
+    "epochs": Flag(rules.duration),
+    "epochs-cooldown": Flag(rules.schedule),
+    "lr": Flag("optimizer.lr={}"),
+    "beta1": Flag(rules.betas),
+    "beta2": Flag(rules.betas),
+    "eps": Flag("optimizer.eps={}"),
+    "wd": Flag("optimizer.weight_decay={} optimizer.decay_rule=published"),
+    "momentum": Flag(rules.momentum),
+    "opt": Flag("optimizer={}", choices=OPTIMIZERS),
+    "warmup": Flag(rules.schedule),
+    "skip-scheduler": Flag(rules.schedule, takes=NONE),
+    "lr-scheduler": Flag(rules.schedule),
+    "lr-cooldown-end": Flag(rules.schedule),
+    "lr-cooldown-power": Flag(rules.schedule),
+    "grad-clip-norm": Flag("optimizer.clip_norm={}"),
+    "precision": Flag(rules.precision),
+    "seed": Flag("seed={}"),
     # processes
-    "device": Counterpart("distributed.device=…"),
-    "dist-url": Counterpart("", "because MASTER_ADDR and MASTER_PORT name the rendezvous"),
-    "dist-backend": Counterpart("distributed.backend=…"),
-    "horovod": Counterpart("", "because torchrun, srun or mpirun start the ranks"),
-    "use-bn-sync": Counterpart("distributed.sync_batchnorm=true"),
-    "ddp-static-graph": Counterpart("distributed.static_graph=true"),
-    "no-set-device-rank": Counterpart("", "because a single visible device is found"),
+    "device": Flag("distributed.device={}"),
+    "dist-url": Flag("", "because MASTER_ADDR and MASTER_PORT name the rendezvous"),
+    "dist-backend": Flag("distributed.backend={}"),
+    "horovod": Flag("", "because torchrun, srun or mpirun start the ranks", NONE),
+    "use-bn-sync": Flag("distributed.sync_batchnorm=true", takes=NONE),
+    "ddp-static-graph": Flag("distributed.static_graph=true", takes=NONE),
+    "no-set-device-rank": Flag("", "because a single visible device is found", NONE),
     # run
-    "name": Counterpart("name=…"),
-    "logs": Counterpart("run_dir=…", "outputs/NAME by default"),
-    "log-local": Counterpart("", "because rank 0 logs for all ranks"),
-    "log-every-n-steps": Counterpart("log_every=100st"),
-    "report-to": Counterpart("logger=[tensorboard,wandb]", "also mlflow and trackio"),
-    "wandb-notes": Counterpart("logger=[wandb] logger.wandb.notes='…'"),
-    "wandb-project-name": Counterpart("logger=[wandb] logger.wandb.project=…"),
-    "debug": Counterpart("", "because events.jsonl and HYDRA_FULL_ERROR=1 have the details"),
-    "copy-codebase": Counterpart("", "because the launchers of clipx-sweep run a snapshot of the code"),
-    "resume": Counterpart("resume=auto", "or latest, step:N, a run directory, or open_clip's epoch_N.pt"),
-    "save-frequency": Counterpart("checkpoint.every=1ep checkpoint.keep_every=1ep"),
-    "save-most-recent": Counterpart("checkpoint.keep_last=1"),
-    "delete-previous-checkpoint": Counterpart("checkpoint.keep_last=1"),
-    "zeroshot-frequency": Counterpart("evaluator.zeroshot.every=2ep"),
-    "val-frequency": Counterpart("evaluator.retrieval.every=1ep"),
-    "remote-sync": Counterpart("checkpoint.remote=s3://…"),
-    "remote-sync-frequency": Counterpart("checkpoint.every=30min", "each checkpoint is uploaded"),
-    "remote-sync-protocol": Counterpart("checkpoint.remote=s3://…", "the protocol is a part of the URL"),
+    "name": Flag("name={}"),
+    "logs": Flag(rules.logs),
+    "log-local": Flag("", "because rank 0 logs for all ranks", NONE),
+    "log-every-n-steps": Flag("log_every={}st"),
+    "report-to": Flag(rules.logger),
+    "wandb-notes": Flag(rules.logger),
+    "wandb-project-name": Flag(rules.logger),
+    "debug": Flag("", "because events.jsonl and HYDRA_FULL_ERROR=1 have the details", NONE),
+    "copy-codebase": Flag("", "because the launchers of clipx-sweep run a snapshot of the code", NONE),
+    "resume": Flag("resume={}"),
+    "save-frequency": Flag(rules.saving),
+    "save-most-recent": Flag(rules.saving, takes=NONE),
+    "delete-previous-checkpoint": Flag(rules.saving, takes=NONE),
+    "zeroshot-frequency": Flag(rules.evaluation),
+    "val-frequency": Flag(rules.evaluation),
+    "remote-sync": Flag("checkpoint.remote={}"),
+    "remote-sync-frequency": Flag("", _UPLOAD),
+    "remote-sync-protocol": Flag("", "because the URL names the protocol"),
 }

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from clipx.config.open_clip_flags import FLAGS
+from clipx.config.open_clip_command import answer, flag_name
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 
@@ -35,8 +35,13 @@ def last_of_each(words: Sequence[str]) -> list[str]:
     return list(last.values())
 
 
-def check_typed(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Raises ConfigError for flags that do not exist, such as open_clip's, and for a key or a flag given twice."""
+def check_typed(
+    words: Sequence[str], parser: argparse.ArgumentParser, translated: Callable[[Sequence[str]], str] | None = None
+) -> None:
+    """Raises ConfigError for flags that do not exist, such as open_clip's, and for a key or a flag given twice.
+
+    `translated` returns the message for words with flags of open_clip; it receives the flags that exist.
+    """
     flags = parser._option_string_actions
     seen: dict[str, list[str]] = {}
     for word in words:
@@ -46,6 +51,8 @@ def check_typed(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
         elif name in flags:
             name = flags[name].dest if flags[name].nargs != 0 else ""  # flags without a value may be repeated
         elif word.startswith("--") and not any(flag.startswith(name) for flag in flags):
+            if any(map(flag_name, words)):
+                raise ConfigError(translated(list(flags)) if translated else answer(words, list(flags)))
             raise ConfigError(_unknown_flag(name, list(flags)))
         if name:
             seen.setdefault(name, []).append(word)
@@ -55,9 +62,6 @@ def check_typed(words: Sequence[str], parser: argparse.ArgumentParser) -> None:
 
 
 def _unknown_flag(flag: str, known: Sequence[str]) -> str:
-    name = flag.removeprefix("--").replace("_", "-")
-    if name in FLAGS:
-        return f"{flag} is a flag of open_clip 3.3: {FLAGS[name].answer}"
     hint = did_you_mean(flag, known)
     rule = f"{flag} is neither a flag of this command nor of open_clip 3.3{hint}"
     return f"{rule}: options are written key=value, --hydra-help lists the flags"

@@ -113,11 +113,21 @@ def read_launch_env(env: Mapping[str, str] = os.environ) -> LaunchEnv:
 
 def rank_or_none(env: Mapping[str, str] = os.environ) -> int | None:
     """Returns this process's rank for log lines, or None for a single process or an invalid environment."""
+    found = _detect_or_none(env)
+    return None if found is None else found[1]
+
+
+def world_or_one(env: Mapping[str, str] = os.environ) -> int:
+    """Returns the number of ranks, or 1 for a single process or an invalid environment."""
+    found = _detect_or_none(env)
+    return 1 if found is None else found[2]
+
+
+def _detect_or_none(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
     try:
-        found = _detect(env)
+        return _detect(env)
     except ConfigError:
         return None
-    return None if found is None else found[1]
 
 
 def _detect(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
