@@ -24,7 +24,7 @@ from clipx.errors import ConfigError, DataError, require
 class FolderSpec(SelectionSpec):
     """A folder of class folders, path/CLASS/*.jpg: labelled images. Their captions are templates with the class name.
 
-    Label i is the i-th class folder in the order of names.
+    Label i is the i-th class folder in the order of names; folders that are all numbers are in the order of these.
     """
 
     kind: str = "folder"
@@ -100,7 +100,10 @@ class FolderSpec(SelectionSpec):
 
 
 def class_folders(path: str, key: str) -> Sequence[str]:
-    """Returns the sorted names of the class folders in `path`, the value of the option `key`. Raises ConfigError."""
+    """Returns the names of the class folders in `path` in the order of the labels. Raises ConfigError.
+
+    `key`: the option that has the path. Numbers are ordered by value, all other names as texts.
+    """
     root = Path(path).expanduser()
     require(root.is_dir(), f"{key}={path} is not a folder: give one that contains a folder per class")
     found = [entry for entry in os.scandir(root) if not is_hidden(entry.name)]
@@ -111,7 +114,7 @@ def class_folders(path: str, key: str) -> Sequence[str]:
         )
     names = sorted(entry.name for entry in found if entry.is_dir())
     require(bool(names), f"{key}={path} contains no folders: put the images of each class into a folder named after it")
-    return names
+    return sorted(names, key=int) if all(map(str.isdecimal, names)) else names  # as in ImageNetV2: 0, 1, 2, … 10
 
 
 @dataclass(frozen=True, slots=True)

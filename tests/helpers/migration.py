@@ -1,7 +1,8 @@
-"""The pages for users of open_clip and of FastCLIP: their tables, and toys in the place of what their rows name."""
+"""The pages for users of open_clip and of FastCLIP: their tables, and the overrides in them."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from helpers.runs import compose
 OPEN_CLIP = ROOT / "docs/migrate/open_clip.md"
 FASTCLIP = ROOT / "docs/migrate/fastclip.md"
 BASE = ("model=vit_b32", "data=webdataset")  # the command that the pages name: each entry composes if it is added
+SETTING = re.compile(r"[+~]{0,2}[a-z][\w.@]*=(?!NAME|$)[^…]*")
 
 
 def tables(page: Path) -> dict[str, list[list[str]]]:
@@ -34,6 +36,12 @@ def counterparts(page: Path) -> list[tuple[list[str], list[str]]]:
     return [
         (shlex.split(row[0].strip("`")), [] if row[1] == "none" else shlex.split(row[1].strip("`"))) for row in rows
     ]
+
+
+def settings(cells: Sequence[str]) -> list[list[str]]:
+    """Returns the overrides of each code in cells, without codes that are something else."""
+    codes = [shlex.split(code) for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+    return [words for words in codes if all(map(SETTING.fullmatch, words))]
 
 
 def translated(overrides: Sequence[str]) -> RunSpec:

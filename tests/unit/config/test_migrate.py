@@ -133,11 +133,10 @@ def formats() -> list[list[list[str]]]:
 
 
 def test_the_documented_command_is_translated_as_the_page_shows_it() -> None:
-    theirs, ours = (
-        " ".join(block.text.replace("\\\n", " ").split())
-        for block in blocks("docs/migrate/open_clip.md")
-        if block.section == "A translated command"
-    )
+    lines = [" ".join(block.text.replace("\\\n", " ").split()) for block in blocks("docs/migrate/open_clip.md")]
+    example, theirs, ours = lines[:3]
+    typed, _, shown = example.partition(" error: ")
+    assert answer(shlex.split(typed.removeprefix("$ python -m clipx.train"))) == shown
     start, module, words = theirs.partition(" -m open_clip_train.main ")
     assert module
     message = answer(shlex.split(words), program=[*start.split(), "-m"], world=8)

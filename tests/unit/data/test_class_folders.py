@@ -32,6 +32,15 @@ def test_labels_index_the_sorted_class_folders_and_captions_use_their_names(tmp_
     assert data.train.key(2) == str(tmp_path / "zebra" / "000.jpg")
 
 
+def test_class_folders_that_are_numbers_have_the_labels_of_imagenetv2(tmp_path: Path) -> None:
+    for i in range(12):
+        write_class_folders(tmp_path, **{str(i): 1})
+    data = FolderSpec(name="v2", path=str(tmp_path), held_out_share=0.0).open()
+    assert [(Path(data.train.key(i)).parent.name, data.train.read(i).label) for i in range(12)] == [
+        (str(i), i) for i in range(12)
+    ]
+
+
 def test_a_held_out_folder_without_some_classes_keeps_the_training_labels(tmp_path: Path) -> None:
     write_class_folders(tmp_path / "train", a=3, b=3, c=3)
     write_class_folders(tmp_path / "test", c=2, b=1)
