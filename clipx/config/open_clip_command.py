@@ -65,8 +65,8 @@ def answer(
     `known`: the flags of clipx's commands. `program`: the words before the module. `world`: the number of ranks.
     """
     given = read(words, world)
-    strange = [word for word in given.typed if word.startswith("--") and not _is_known(word, known)]
-    given.notes += [f"{word.partition('=')[0]} is a flag of neither and left out" for word in strange]
+    kept, strange = _kept(given.typed, known)
+    given.notes += [f"{flag} is a flag of neither and left out" for flag in strange]
     evaluates = (
         {"imagenet-val", "val-data"} & given.values.keys() and "pretrained" in given and "train-data" not in given
     )
@@ -77,20 +77,26 @@ def answer(
     rule = f"{_list([f'--{name}' for name in given.values])} of open_clip 3.3"
     if not overrides:
         return f"{rule}: remove {'it' if len(given.values) == 1 else 'them'} ({'; '.join(given.notes)})"
-    typed = {word.partition("=")[0] for word in given.typed}
+    typed = {word.partition("=")[0] for word in kept}
     overrides = [word for word in overrides if word.partition("=")[0] not in typed]
     notes = f" ({'; '.join(dict.fromkeys(given.notes))})" if given.notes else ""
     if command not in ("train", "evaluate"):
         line = " ".join(map(_quoted, overrides))
         return f"{rule}'s trainer: clipx.train has {line}{notes}, --help lists the keys of this command"
-    line = " ".join(
-        map(_quoted, [*program, f"clipx.{command}", *overrides, *(w for w in given.typed if w not in strange)])
-    )
+    line = " ".join(map(_quoted, [*program, f"clipx.{command}", *overrides, *kept]))
     return f"{rule}: write {line}{notes}"
 
 
-def _is_known(word: str, known: Sequence[str]) -> bool:
-    return any(flag.startswith(word.partition("=")[0]) for flag in known)
+def _kept(typed: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words to keep, and the flags that nothing knows; the words after these are kept by neither."""
+    kept, strange, dropping = [], [], False
+    for word in typed:
+        flag = word.partition("=")[0]
+        if word.startswith("-") or "=" in word:
+            dropping = word.startswith("--") and not any(name.startswith(flag) for name in known)
+            strange += [flag] * dropping
+        kept += [] if dropping else [word]
+    return kept, strange
 
 
 def _quoted(word: str) -> str:

@@ -95,7 +95,7 @@ NOTES = {
     "--batch-size 64 --accum-freq 2": "data.batch_size is the batch of all ranks together: 64 x 2 micro-batches x 8 ranks",
     "--local-loss --gather-with-grad": "--local-loss and --gather-with-grad are flags of open_clip 3.3: remove them (",
     "--lr": "--lr is a flag of open_clip 3.3: write START clipx.train optimizer.lr=…",
-    "--lr 1 --fastclip -m seed=1,2": "optimizer.lr=1 -m seed=1,2 (--fastclip is a flag of neither and left out)",
+    "--lr 1 --fastclip --gamma 0.2 -m seed=1,2": "optimizer.lr=1 -m seed=1,2 (--fastclip is a flag of neither and left out; --gamma is a",
     "--zeroshot-frequency 1": "remove it (--zeroshot-frequency has no effect without --imagenet-val)",
     "--imagenet-val /in --model ViT-B-32 --pretrained w.pt --workers 2": (
         "write START clipx.evaluate run=w.pt data=folder data.path=/in evaluator='[zeroshot]' "
