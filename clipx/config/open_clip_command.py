@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 
+from clipx.config.grammar import in_shell
 from clipx.config.open_clip_flags import FLAGS, NONE, NUMBERS, PAIRS
 from clipx.config.open_clip_rules import AUGMENTATIONS, PLACE, Given, evaluated
 
@@ -100,10 +100,7 @@ def _kept(typed: Sequence[str], known: Sequence[str]) -> tuple[list[str], list[s
 
 
 def _quoted(word: str) -> str:
-    """Returns a word for a shell, of an override the value alone in quotes."""
-    key, equals, value = word.partition("=") if "=" in word[1:] else ("", "", word)
-    quoted = f'"{value}"' if "'" in value and not re.search(r'["$`\\!]', value) else shlex.quote(value)
-    return (shlex.quote(key) if key else "") + equals + quoted.replace(f"'{PLACE}'", PLACE)
+    return in_shell(word).replace(f"'{PLACE}'", PLACE)
 
 
 def _list(flags: Sequence[str]) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from omegaconf import DictConfig
 
 from clipx.config.entries import Entry, entries, unselected_entries
+from clipx.config.open_clip_command import translate
 from clipx.config.open_clip_flags import FLAGS
+from clipx.config.open_clip_rules import Given
 
 # Names in the trainers of transformers, Lightning and timm, and what to write here.
 ELSEWHERE = {
@@ -46,10 +48,11 @@ def meant(key: str, cfg: DictConfig) -> str:
     """Returns what is meant by a key that does not exist, `optimizer.lr` by `lr`. Empty: that is not known."""
     if found := meant_keys(key, cfg):
         return " or ".join(_places(found, list(unselected_entries(map(str, cfg)))))
-    name = key.rpartition(".")[2].replace("-", "_")
-    flag = FLAGS.get(name.replace("_", "-"))
-    overrides = flag.overrides if flag else ELSEWHERE.get(name, "")
-    return overrides if overrides and re.split(r"[.=@]", overrides.lstrip("+"))[0] in cfg else ""
+    name = key.rpartition(".")[2].replace("_", "-")
+    words = (
+        translate(Given({name: []}, ["model="])) if name in FLAGS else ELSEWHERE.get(name.replace("-", "_"), "").split()
+    )
+    return " ".join(words) if words and re.split(r"[.=@]", words[0].lstrip("+"))[0] in cfg else ""
 
 
 def meant_keys(key: str, cfg: DictConfig) -> list[Entry]:
