@@ -75,7 +75,7 @@ def _line(module: str) -> str:
 
 
 def _refuse(words: list[str]) -> NoReturn:
-    from clipx.config.messages import did_you_mean
+    from clipx.config.suggestions import did_you_mean
     from clipx.escape import print_stderr
 
     word = words[0]

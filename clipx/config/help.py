@@ -15,7 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from clipx.config.entries import Entry, entries, unselected_entries
-from clipx.config.registry import CONF_DIR, option_files
+from clipx.config.registry import CONF_DIR, kinds, option_files
 from clipx.config.suggestions import meant, meant_keys
 from clipx.errors import ConfigError
 
