@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,9 @@ _CONVERT = (
     "'weights.safetensors')"
 )
 _SPARE = 1 << 24  # values that a described model may have beyond twice those of its file
-_WRAPPERS = ("module.", "_orig_mod.")  # prefixes of all names from data parallelism and torch.compile
+_WRAPPER = "module."  # of data parallelism, which wraps a whole model
+# Of torch.compile, FSDP and activation checkpointing, which wrap any module. No module of a model has such a name.
+_INNER_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 def read_tensors(path: Path, keys: Sequence[str] = ("state_dict",)) -> tuple[dict[str, Tensor], str | None]:
@@ -38,6 +41,14 @@ def read_tensors(path: Path, keys: Sequence[str] = ("state_dict",)) -> tuple[dic
     state = next((loaded[key] for key in keys if key in loaded), loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, Mapping) or not state:
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a state_dict: save the model's state_dict")
+    return plain_state(path, state), None
+
+
+def plain_state(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Returns the tensors of a state_dict that `unpickled` read, by their `bare_names`.
+
+    Raises CheckpointError for other values than tensors with values in memory.
+    """
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             named = name if isinstance(name, str) and name.isprintable() else shown(name)
@@ -46,7 +57,7 @@ def read_tensors(path: Path, keys: Sequence[str] = ("state_dict",)) -> tuple[dic
                 "model's state_dict"
             )
         _check_plain(path, name, value)
-    return _bare(dict(state)), None
+    return bare_names(path, state)
 
 
 def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
@@ -55,7 +66,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     try:
         file: Any = safe_open(path, "pt")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-        return _bare(tensors), (file.metadata() or {}).get(METADATA)
+        return bare_names(path, tensors), (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file ({error_text(error)}): get it again") from None
 
@@ -111,11 +122,20 @@ def _check_plain(path: Path, name: str, tensor: Tensor) -> None:
         )
 
 
-def _bare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    for wrapper in _WRAPPERS:
-        if all(name.startswith(wrapper) for name in tensors):
-            tensors = {name.removeprefix(wrapper): tensor for name, tensor in tensors.items()}
-    return tensors
+def bare_names(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors by the names in the model itself, without those of the modules that wrapped it in training.
+
+    Raises CheckpointError for two tensors with one name then.
+    """
+    names = {name: _INNER_WRAPPERS.sub("", name) for name in tensors}
+    while names and all(bare.startswith(_WRAPPER) for bare in names.values()):
+        names = {name: bare.removeprefix(_WRAPPER) for name, bare in names.items()}
+    found: dict[str, Tensor] = {}
+    for name, bare in names.items():
+        if bare in found:
+            raise CheckpointError(f"{path} has {shown(bare)} twice, once as {shown(name)}: remove one of them")
+        found[bare] = tensors[name]
+    return found
 
 
 def read_json(path: Path) -> dict[str, Any]:

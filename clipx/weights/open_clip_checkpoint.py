@@ -24,7 +24,7 @@ from clipx.optimizer.adamw import AdamWSpec
 from clipx.optimizer.spec import OptimizerSpec
 from clipx.storage.remote import is_local, local_path
 from clipx.weights.download import fetched
-from clipx.weights.files import unpickled
+from clipx.weights.files import plain_state, unpickled
 from clipx.weights.key_mapping import Tie
 from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import from_open_clip, temperature_of, ties, to_open_clip
@@ -207,7 +207,7 @@ def read(place: str, spec: ModelSpec, learned: Collection[str]) -> Training:
     Raises CheckpointError for another file, or a checkpoint of another model, objective or optimizer.
     """
     saved = _loaded(place)
-    named = {name.removeprefix("module."): tensor for name, tensor in saved["state_dict"].items()}
+    named = saved["state_dict"]
     model = from_open_clip(spec, named, place)
     temperature_of(named)  # raises for others than one number each
     states, options = _states_by_name(place, saved["optimizer"], spec, named)
@@ -288,23 +288,12 @@ def _loaded(place: str) -> dict[str, Any]:
     saved = unpickled(path)
     wanted = {"epoch": int, "state_dict": dict, "optimizer": dict}
     right = isinstance(saved, dict) and all(isinstance(saved.get(key), kind) for key, kind in wanted.items())
-    if (
-        not right
-        or saved["epoch"] is True
-        or saved["epoch"] < 0
-        or not all(map(_is_named_tensor, saved["state_dict"].items()))
-    ):
+    if not right or saved["epoch"] is True or saved["epoch"] < 0:
         raise CheckpointError(
             f"resume={place} is not a checkpoint of open_clip's trainer with epoch, state_dict and optimizer: for "
             f"weights only, give model.weights={place}"
         )
-    found: dict[str, Any] = saved
-    return found
-
-
-def _is_named_tensor(item: tuple[Any, Any]) -> bool:
-    name, value = item
-    return isinstance(name, str) and torch.is_tensor(value)
+    return {**saved, "state_dict": plain_state(path, saved["state_dict"])}
 
 
 def _float32(tensor: Tensor) -> Tensor:

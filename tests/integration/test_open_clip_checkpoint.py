@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from clipx.data.batch import Batch
 from clipx.export import export
+from clipx.trainer.saved_run import open_run
 from clipx.trainer.trainer import Trainer
 from clipx.weights.open_clip import to_open_clip
-from clipx.weights.open_clip_checkpoint import is_gain_or_bias
+from clipx.weights.open_clip_checkpoint import is_gain_or_bias, read
 
 # open_clip's rules of weight decay, at a rate at which 1e-5 is a small part of a step.
 SAME = ("optimizer.decay_rule=published", "optimizer.lr=1e-3", "checkpoint.every=2st", "data.samples=64")
@@ -167,3 +168,16 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
         trainer.step(batch(trainer))
     assert_same(trainer, theirs.model)
     trainer.close()
+
+
+def test_a_checkpoint_of_a_wrapped_model_is_read_as_that_of_the_model(
+    runs: dict[str, Exported], tmp_path: Path
+) -> None:
+    saved = torch.load(runs["vit"].checkpoint, weights_only=True)
+    saved["state_dict"] = {f"_orig_mod.module.{name}": tensor for name, tensor in saved["state_dict"].items()}
+    torch.save(saved, tmp_path / "epoch_2.pt")
+    model = open_run(str(runs["vit"].run_dir)).spec.model
+    places = (runs["vit"].checkpoint, tmp_path / "epoch_2.pt")
+    expected, found = (read(str(place), model, ["temperature.log_scale"]) for place in places)
+    assert expected.tensors.keys() == found.tensors.keys()
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in expected.tensors.items())

@@ -14,13 +14,15 @@ import torch
 from helpers.open_clip_models import SMALL, trained
 from helpers.payloads import Flag
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
 from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
+from clipx.weights.files import bare_names
 from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import from_open_clip, spec_of
 
@@ -81,6 +83,20 @@ def test_a_file_without_a_configuration_loads_into_the_composed_model(
         found = check_filled(str(tmp_path / name), spec, wanted)
         assert found.spec is None
         assert found.log_scale == pytest.approx(state["logit_scale"].item())
+
+
+def test_names_are_read_without_those_of_modules_that_wrapped_the_model(
+    state: State, spec: ModelSpec, wanted: State, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.pt"
+    for wrapped in ("_orig_mod.{}", "module._orig_mod.{}", "_orig_mod.module.{}", "module.module.{}"):
+        torch.save({wrapped.format(name): tensor for name, tensor in state.items()}, path)
+        check_filled(str(path), spec, wanted)
+    inner = nn.ModuleDict({"visual": torch.compile(nn.Sequential(CheckpointWrapper(nn.Linear(1, 1))))})
+    assert bare_names(path, inner.state_dict()).keys() == {"visual.0.weight", "visual.0.bias"}
+    torch.save({**state, "_orig_mod.positional_embedding": state["positional_embedding"]}, path)
+    with pytest.raises(CheckpointError, match=r"has 'positional_embedding' twice, once as '_orig_mod\.positional"):
+        load_weights(str(path))
 
 
 @pytest.mark.parametrize("prefix", ["", "local-dir:", "file://"])
