@@ -22,15 +22,16 @@ def hub_files(location: str, *names: str) -> list[Path]:
 
     Raises DataError if none of them is available because the repository or the hub cannot be reached.
     """
-    return list(_existing(location, names))
+    return list(each_hub_file(location, *names))
 
 
 def first_hub_file(location: str, names: Sequence[str]) -> Path | None:
     """Returns the first of the named files that the repository has, or None. Raises DataError as `hub_files`."""
-    return next(_existing(location, names), None)
+    return next(each_hub_file(location, *names), None)
 
 
-def _existing(location: str, names: Sequence[str]) -> Iterator[Path]:
+def each_hub_file(location: str, *names: str) -> Iterator[Path]:
+    """Yields the local path of each of the named files that a repository has. Raises DataError as `hub_files`."""
     found, fault = False, None
     for name in names:
         path = _hub_file(location, name)

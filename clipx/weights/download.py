@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,6 +19,7 @@ from clipx.errors import CheckpointError, ClipxError
 from clipx.escape import print_stderr
 from clipx.storage.local import cache_folder, open_own
 from clipx.storage.remote import ask, download, errors_as, file_system, read_file, retry
+from clipx.weights.json_files import INDEX, parts_of
 
 
 def fetched(url: str) -> Path:
@@ -47,6 +48,15 @@ def fetched_folder(url: str, names: Sequence[str]) -> Path:
             if not (folder / name).exists():
                 _download(place, folder / name, size)
     return folder
+
+
+def fetched_model(url: str, names: Collection[str], descriptions: Sequence[str], weights: Sequence[str]) -> Path:
+    """Downloads a model's folder at `url` as `fetched_folder` does: those of its files `descriptions` that are in
+    `names`, and the first one of `weights`, with the files that it lists if it is an index."""
+    chosen = [name for name in weights if name in names][:1]
+    for index in [name for name in chosen if name.endswith(INDEX)]:
+        chosen += parts_of(fetched(f"{url}/{index}"))
+    return fetched_folder(url, [*(name for name in descriptions if name in names), *chosen])
 
 
 def _version(url: str) -> tuple[int, str]:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from clipx.errors import CheckpointError
 from clipx.storage.failure import error_text
-from clipx.storage.safe_json import check_sizes, parse_json, read_regular, shown
+from clipx.storage.safe_json import shown
+from clipx.weights.json_files import INDEX, parts_of
 from clipx.weights.spec import SUFFIXES
 
 METADATA = "clipx"  # metadata key of clipx's description of the model in a safetensors file
@@ -30,9 +31,17 @@ _INNER_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_check
 def read_tensors(path: Path, keys: Sequence[str] = ("state_dict",)) -> tuple[dict[str, Tensor], str | None]:
     """Returns (tensors by name, clipx's description of the model in the file). Tensors stay on disk until accessed.
 
-    From a training checkpoint, reads only its state_dict, which is under the first of the `keys` that exists. Raises
-    CheckpointError for an incomplete file, or one with other values than tensors.
+    From a training checkpoint, reads only its state_dict, which is under the first of the `keys` that exists. A file
+    named *.index.json stands for the parts next to it that it lists. Raises CheckpointError for an incomplete file, or
+    one with other values than tensors.
     """
+    if path.name.endswith(INDEX):
+        return bare_names(path, _joined(path, keys)), None
+    tensors, description = _tensors_of(path, keys)
+    return bare_names(path, tensors), description
+
+
+def _tensors_of(path: Path, keys: Sequence[str]) -> tuple[Mapping[str, Tensor], str | None]:
     if path.suffix == ".safetensors":
         return _safetensors(path)
     if path.suffix not in SUFFIXES:
@@ -41,11 +50,12 @@ def read_tensors(path: Path, keys: Sequence[str] = ("state_dict",)) -> tuple[dic
     state = next((loaded[key] for key in keys if key in loaded), loaded) if isinstance(loaded, dict) else loaded
     if not isinstance(state, Mapping) or not state:
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a state_dict: save the model's state_dict")
-    return plain_state(path, state), None
+    check_state(path, state)
+    return state, None
 
 
-def plain_state(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Returns the tensors of a state_dict that `unpickled` read, by their `bare_names`.
+def check_state(path: Path, state: Mapping[Any, Any]) -> None:
+    """Checks a state_dict that `unpickled` read.
 
     Raises CheckpointError for other values than tensors with values in memory.
     """
@@ -57,7 +67,23 @@ def plain_state(path: Path, state: Mapping[Any, Any]) -> dict[str, Tensor]:
                 "model's state_dict"
             )
         _check_plain(path, name, value)
-    return bare_names(path, state)
+
+
+def _joined(index: Path, keys: Sequence[str]) -> dict[str, Tensor]:
+    """Returns the tensors of all parts of a model's weights. Raises CheckpointError for others than `index` lists."""
+    found: dict[str, Tensor] = {}
+    for part, names in parts_of(index).items():
+        path = index.with_name(part)
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing, which {index.name} lists: get this part of the weights again")
+        tensors, _ = _tensors_of(path, keys)
+        if different := sorted(tensors.keys() ^ names):
+            holds = "lacks" if different[0] in names else "holds"
+            raise CheckpointError(
+                f"{path} {holds} {shown(different[0])}, which is not what {index.name} lists: get both again"
+            )
+        found |= tensors
+    return found
 
 
 def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
@@ -66,7 +92,7 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], str | None]:
     try:
         file: Any = safe_open(path, "pt")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
-        return bare_names(path, tensors), (file.metadata() or {}).get(METADATA)
+        return tensors, (file.metadata() or {}).get(METADATA)
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a valid safetensors file ({error_text(error)}): get it again") from None
 
@@ -136,18 +162,6 @@ def bare_names(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise CheckpointError(f"{path} has {shown(bare)} twice, once as {shown(name)}: remove one of them")
         found[bare] = tensors[name]
     return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object. Raises CheckpointError for any other file, and for sizes that no model has."""
-    try:
-        values = parse_json(read_regular(path))
-        check_sizes(values)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error_text(error)}): restore it") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} is not a JSON object: restore it")
-    return values
 
 
 def check_described(described: Mapping[str, Tensor], tensors: Mapping[str, Tensor], what: str) -> None:

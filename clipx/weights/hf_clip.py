@@ -15,7 +15,8 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.storage.safe_json import shown
-from clipx.weights.files import check_described, read_json
+from clipx.weights.files import check_described
+from clipx.weights.json_files import read_json
 from clipx.weights.key_mapping import Rule, tied
 from clipx.weights.open_clip import spec_of, ties
 

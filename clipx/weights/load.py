@@ -38,8 +38,9 @@ from clipx.storage.safe_json import check_sizes, read_as
 from clipx.storage.url import check_url
 from clipx.weights import hf_clip, siglip2
 from clipx.weights.compare import check_same
-from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_folder, files_at
-from clipx.weights.files import METADATA, check_described, read_json, read_tensors
+from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_model, files_at
+from clipx.weights.files import METADATA, check_described, read_tensors
+from clipx.weights.json_files import INDEX, parts_of, read_json
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
 from clipx.weights.spec import SUFFIXES, WeightsChoice
 from clipx.weights.stretch import stretch_text_positions, with_context
@@ -48,7 +49,8 @@ CONFIG = "open_clip_config.json"
 # In the order of open_clip's search in a folder.
 _IN_FOLDER = tuple(
     """open_clip_model.safetensors open_clip_pytorch_model.safetensors open_clip_pytorch_model.bin
-    open_clip_pytorch_model.pth model.safetensors pytorch_model.bin pytorch_model.pth model.pth""".split()
+    open_clip_pytorch_model.pth model.safetensors pytorch_model.bin pytorch_model.pth model.pth
+    model.safetensors.index.json pytorch_model.bin.index.json""".split()
 )
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _DESCRIPTIONS = (CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)
@@ -109,7 +111,10 @@ def load_weights(location: str) -> LoadedWeights:
     check_url("model.weights", location)
     if location.startswith(HUB):
         paths = {path.name: path for path in hub_files(location, *_DESCRIPTIONS)}
-        return _of_folder(location, paths, first_hub_file(location, _IN_FOLDER))
+        weights = first_hub_file(location, _IN_FOLDER)
+        if weights is not None and weights.name.endswith(INDEX):
+            hub_files(location, *parts_of(weights))
+        return _of_folder(location, paths, weights)
     path = local_path_of(location)
     if path.is_file():
         return _of_file(location, path)
@@ -136,10 +141,9 @@ def local_path_of(location: str) -> Path:
     url = location.rstrip("/")
     if url.endswith(SUFFIXES):
         return fetched(url)
-    if CONFIG not in (names := files_at(url)):
+    if not {CONFIG, hf_clip.CONFIG} & (names := files_at(url)):
         return fetched_checkpoint(url)
-    weights = [name for name in _IN_FOLDER if name in names][:1]
-    return fetched_folder(url, [name for name in (CONFIG, *_TOKENIZER, *weights) if name in names])
+    return fetched_model(url, names, _DESCRIPTIONS, _IN_FOLDER)
 
 
 # ------------------------------------------------------------------------------------------------ kinds of locations

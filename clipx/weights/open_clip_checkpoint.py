@@ -24,7 +24,7 @@ from clipx.optimizer.adamw import AdamWSpec
 from clipx.optimizer.spec import OptimizerSpec
 from clipx.storage.remote import is_local, local_path
 from clipx.weights.download import fetched
-from clipx.weights.files import plain_state, unpickled
+from clipx.weights.files import bare_names, check_state, unpickled
 from clipx.weights.key_mapping import Tie
 from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import from_open_clip, temperature_of, ties, to_open_clip
@@ -293,7 +293,8 @@ def _loaded(place: str) -> dict[str, Any]:
             f"resume={place} is not a checkpoint of open_clip's trainer with epoch, state_dict and optimizer: for "
             f"weights only, give model.weights={place}"
         )
-    return {**saved, "state_dict": plain_state(path, saved["state_dict"])}
+    check_state(path, saved["state_dict"])
+    return {**saved, "state_dict": bare_names(path, saved["state_dict"])}
 
 
 def _float32(tensor: Tensor) -> Tensor:

@@ -201,7 +201,7 @@ def from_siglip2(spec: ClipSpec, tensors: Mapping[str, Tensor], what: str) -> di
     if missing or extra:
         raise CheckpointError(
             f"{what} does not fit its config.json: {len(missing)} tensors are missing {missing[:3]}, {len(extra)} "
-            f"unexpected {extra[:3]}: give the weights of Siglip2Model, in one file"
+            f"unexpected {extra[:3]}: give the weights of Siglip2Model"
         )
     check_described(expected, tensors, what)
     try:

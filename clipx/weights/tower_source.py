@@ -8,8 +8,9 @@ Files of others are read without executing code in them: see files.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,28 @@ from torch import Tensor
 
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model.tower_spec import timm_weights_of
-from clipx.storage.hub import HUB, hub_files
+from clipx.storage.hub import HUB, each_hub_file
 from clipx.storage.remote import is_local
 from clipx.storage.safe_json import shown
-from clipx.weights.download import errors_of, fetched, fetched_folder, files_at
-from clipx.weights.files import read_json, read_tensors
+from clipx.weights.download import errors_of, fetched, fetched_model, files_at
+from clipx.weights.files import read_tensors
 from clipx.weights.hf_clip import is_clip_model
+from clipx.weights.json_files import INDEX, parts_of, read_json
 from clipx.weights.load import CONFIG, LoadedWeights, load_weights, local_path_of
 from clipx.weights.open_clip import is_clip
 from clipx.weights.spec import SUFFIXES
 
 _CONFIG = "config.json"  # of models of timm and transformers
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+_INDICES = tuple(f"{name}{INDEX}" for name in _WEIGHTS[:2])
 # Keys of a training checkpoint, in timm's order: an average of the weights first.
 _STATES = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "teacher")
-
-_MOST_PARTS = 1000  # files of a model; the largest have some 200
 
 INPUT = ("mean", "std", "interpolation", "stretch")
 """Options of model.image for the images that a tower reads."""
 
-Files = Callable[..., list[Path]]
-"""Local paths of those of the named files that a folder has."""
+Files = Callable[..., Iterator[Path]]
+"""Yields the local paths of those of the named files that a folder has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def find_timm(location: str, architecture: str = "") -> TimmWeights | None:
     name = timm_weights_of(location)
     if name is not None:
         return _of_timm(location, name or architecture)
-    files = _files_of(location, _WEIGHTS)
+    files = _files_of(location)
     config = _config(files)
     if files is None or "architecture" not in config:
         return None
@@ -117,24 +118,26 @@ def find_timm(location: str, architecture: str = "") -> TimmWeights | None:
 def text_source(location: str) -> HfWeights | LoadedWeights:
     """Loads the weights at `location`: any value of model.text.weights. Raises ClipxError as `image_source`."""
     with errors_of("model.text.weights"):
-        files = _files_of(location, _WEIGHTS)
+        files = _files_of(location)
         config = _config(files)
-        if files is not None and "model_type" in config and not files(CONFIG) and not is_clip_model(config):
-            _with_shards(location, files)
-            return HfWeights(location, files(_CONFIG)[0].parent, config)
+        if files is not None and "model_type" in config and not is_clip_model(config):
+            described = {path.name: path for path in files(_CONFIG, CONFIG)}
+            if CONFIG not in described:
+                _with_shards(location, files)
+                return HfWeights(location, described[_CONFIG].parent, config)
         return load_weights(location)
 
 
 # ------------------------------------------------------------------------------------------------------- folders
 
 
-def _files_of(location: str, weights: tuple[str, ...]) -> Files | None:
+def _files_of(location: str) -> Files | None:
     """Returns the files of a folder or repository with config.json. None for other locations.
 
-    A URL is fetched with its config.json and the first of `weights` that it has.
+    A URL is fetched with its config.json and its weights.
     """
     if location.startswith(HUB):
-        return lambda *names: hub_files(location, *names)
+        return partial(each_hub_file, location)
     if location.endswith(SUFFIXES):
         return None
     if is_local(location):
@@ -144,14 +147,14 @@ def _files_of(location: str, weights: tuple[str, ...]) -> Files | None:
         names = files_at(url)
         if _CONFIG not in names:
             return None
-        folder = fetched_folder(url, [_CONFIG, *[name for name in weights if name in names][:1]])
-    return lambda *names: [folder / name for name in names if (folder / name).is_file()]
+        folder = fetched_model(url, names, (_CONFIG,), (*_WEIGHTS, *_INDICES))
+    return lambda *names: (folder / name for name in names if (folder / name).is_file())
 
 
 def _config(files: Files | None) -> dict[str, Any]:
     """Returns the content of config.json. Empty without one."""
-    found = [] if files is None else files(_CONFIG)
-    return read_json(found[0]) if found else {}
+    found = None if files is None else next(files(_CONFIG), None)
+    return {} if found is None else read_json(found)
 
 
 def _file_of(location: str) -> Path | None:
@@ -162,7 +165,7 @@ def _file_of(location: str) -> Path | None:
 
 
 def _first(location: str, files: Files, names: tuple[str, ...]) -> Path:
-    found = next((path for name in names for path in files(name)), None)
+    found = next(files(*names), None)
     if found is None:
         raise CheckpointError(f"model.weights={location} has no file of weights: give one with {' or '.join(names)}")
     return found
@@ -170,17 +173,10 @@ def _first(location: str, files: Files, names: tuple[str, ...]) -> Path:
 
 def _with_shards(location: str, files: Files) -> None:
     """Gets the files of a model of transformers, which may be in parts. Raises CheckpointError without them."""
-    if any(files(name) for name in _WEIGHTS[:2]):
-        return
-    index = _first(location, files, tuple(f"{name}.index.json" for name in _WEIGHTS[:2]))
-    parts = read_json(index).get("weight_map")
-    if not isinstance(parts, dict) or not all(isinstance(name, str) and "/" not in name for name in parts.values()):
-        raise CheckpointError(f"{index} does not list the files of the weights: restore it")
-    names = sorted(set(parts.values()))
-    if len(names) > _MOST_PARTS:
-        raise CheckpointError(f"{index} lists {len(names):,} files of weights, more than {_MOST_PARTS:,}: restore it")
-    if len(files(*names)) < len(names):
-        raise CheckpointError(f"model.weights={location} lacks parts of its weights: get {', '.join(names)} again")
+    found = _first(location, files, (*_WEIGHTS[:2], *_INDICES))
+    parts = parts_of(found) if found.name.endswith(INDEX) else {}
+    if len([*files(*parts)]) < len(parts):
+        raise CheckpointError(f"model.weights={location} lacks parts of its weights: get {', '.join(parts)} again")
 
 
 # ---------------------------------------------------------------------------------------------------------- timm
@@ -202,7 +198,7 @@ def _of_timm(location: str, name: str) -> TimmWeights:
         raise ConfigError(f"{key}: {name} has weights of another library, which only timm reads: save them with timm")
     if cfg.hf_hub_id is not None:
         place = HUB + cfg.hf_hub_id
-        path = _first(location, lambda *names: hub_files(place, *names), _hub_names(cfg.hf_hub_filename))
+        path = _first(location, partial(each_hub_file, place), _hub_names(cfg.hf_hub_filename))
     else:
         url = cfg.url if isinstance(cfg.url, str) else cfg.url[0]
         path = fetched(url)
