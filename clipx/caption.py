@@ -23,6 +23,7 @@ from clipx.errors import DataError, require
 from clipx.escape import json_text, print_stderr
 from clipx.output import lose_output
 from clipx.precision.spec import PrecisionSpec
+from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 
 if TYPE_CHECKING:
     from clipx.evaluator.captioner import Line
@@ -47,7 +48,7 @@ class DecodingMethod(StrEnum):
 
 @option("")
 @dataclass(kw_only=True, slots=True)
-class CaptionSpec:
+class CaptionSpec(WeightsModelSpec):
     """Options of clipx.caption.
 
     Images are preprocessed as in evaluation: resized by the shorter side and cropped to the centre.
@@ -114,6 +115,7 @@ class CaptionSpec:
     """Processes and devices. The ranks share the images."""
 
     def __post_init__(self) -> None:
+        WeightsModelSpec.__post_init__(self)
         beam = {"beams": self.beams, "length_penalty": self.length_penalty}
         sample = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": self.seed}
         for method, given in ((DecodingMethod.beam, beam), (DecodingMethod.sample, sample)):
@@ -209,7 +211,7 @@ def caption(spec: CaptionSpec) -> None:
 
     with spec.distributed.joined() as comm:
         precision = spec.precision.build(comm.device)
-        _, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
+        _, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype, spec)
         require(
             model_spec.captions,
             f"run={spec.run} cannot caption (its model is {model_spec.name}): give a captioning model, e.g. of "
@@ -255,7 +257,7 @@ def _write(lines: Iterator[Line], to: Sequence[TextIO]) -> int:
     return bad
 
 
-main = cli(caption, "caption", prints=True)
+main = cli(caption, "caption", unused=UNUSED, prints=True)
 
 if __name__ == "__main__":
     main()

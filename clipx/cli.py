@@ -282,7 +282,7 @@ def _help(command: _Command, words: Sequence[str], folders: Sequence[Path]) -> s
     prepare(overrides, folders)
     cfg = compose_config(command.base(command.name, overrides, folders), overrides, folders, with_hydra=True)
     keys = keys or [key for key in (word.partition("=")[0] for word in overrides) if is_group(cfg, key)]
-    return help_text(cfg, keys, folders) if keys else overview(cfg, folders)
+    return help_text(cfg, keys, folders) if keys else overview(cfg, folders, command.unused)
 
 
 def _worded(error: Exception, message: str) -> ConfigError:

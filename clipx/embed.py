@@ -20,6 +20,7 @@ from clipx.model.tower_spec import timm_weights_of
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.url import check_folder_url
 from clipx.trainer.saved_run import find_run
+from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 
 
 class EmbedSplit(StrEnum):
@@ -70,7 +71,7 @@ class EmbeddingDtype(StrEnum):
 
 @option("")
 @dataclass(kw_only=True, slots=True)
-class EmbedSpec:
+class EmbedSpec(WeightsModelSpec):
     """Options of clipx.embed.
 
     Images are preprocessed as in evaluation: usually resized by the shorter side and cropped to the centre. With
@@ -136,6 +137,7 @@ class EmbedSpec:
     """Unused: options of the group data select evaluators. Setting it is an error."""
 
     def __post_init__(self) -> None:
+        WeightsModelSpec.__post_init__(self)
         require(bool(self.out), "out= is empty: give a folder, or a URL of one")
         if "://" in self.out:
             check_folder_url("out", self.out)
@@ -207,7 +209,7 @@ def embed(spec: EmbedSpec, changes: Sequence[str] = ()) -> None:
         write_embeddings(spec, data, seed, comm)
 
 
-main = cli(embed, "embed", unused=("evaluator",), of_run=("data",))
+main = cli(embed, "embed", unused=("evaluator", *UNUSED), of_run=("data",))
 
 if __name__ == "__main__":
     main()

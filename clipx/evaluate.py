@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +16,14 @@ from clipx.errors import CheckpointError, require
 from clipx.evaluator.spec import EvaluatorSpec, check_set
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.remote import is_local, local_path
-from clipx.trainer.saved_run import SavedRun, check_no_changes, find_runs, holds_run, open_run
+from clipx.trainer.saved_run import SavedRun, check_no_changes, check_only_of_runs, find_runs, holds_run
+from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 from clipx.weights.spec import ALL_STEPS, WeightsChoice
 
 
 @option("")
 @dataclass(kw_only=True, slots=True)
-class EvaluateSpec:
+class EvaluateSpec(WeightsModelSpec):
     """Options of clipx.evaluate. A group that is not given is that of the run, with the keys that are given."""
 
     kind: str = "evaluate"
@@ -58,6 +58,7 @@ class EvaluateSpec:
     weights."""
 
     def __post_init__(self) -> None:
+        WeightsModelSpec.__post_init__(self)
         require(
             self.step is None or self.step == ALL_STEPS or self.step.isdecimal(),
             f"step={self.step} is not a step: give the number of a checkpoint, or all",
@@ -111,9 +112,6 @@ def runs_and_steps(spec: EvaluateSpec, changes: Sequence[str] = ()) -> tuple[lis
     if name == CHECKPOINTS and holds_run(parent or "."):
         location, steps = parent or ".", steps or ALL_STEPS
     runs = find_runs(location, changes)
-    is_path = re.match(r"[\w-]+:", location) is None
-    if not runs and is_path and not Path(local_path(location)).exists():
-        runs = [open_run(location)]  # raises the error
     if runs and runs[0].step is not None:
         steps = str(runs[0].the_step(steps))
     _check_effect(spec, runs, changes)
@@ -122,9 +120,9 @@ def runs_and_steps(spec: EvaluateSpec, changes: Sequence[str] = ()) -> tuple[lis
 
 def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun], changes: Sequence[str]) -> None:
     if runs:
+        spec.check_unused(f"run={spec.run}")
         return
-    for key, value, default in (("step", spec.step, None), ("weights", spec.weights, WeightsChoice.auto)):
-        require(value == default, f"{key}={value} has no effect on run={spec.run}, which is not a run: remove it")
+    check_only_of_runs(spec.run, step=spec.step, weights=spec.weights)
     check_no_changes(spec.run, changes)
     require(
         bool(spec.evaluator),
@@ -133,7 +131,7 @@ def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun], changes: Sequenc
     )
 
 
-main = cli(evaluate, "evaluate", of_run=("precision", "data", "evaluator"))
+main = cli(evaluate, "evaluate", unused=UNUSED, of_run=("precision", "data", "evaluator"))
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""`python -m clipx.export run=outputs/… format=open_clip out=…`: exports a checkpoint of a run for other libraries."""
+"""`python -m clipx.export run=outputs/… format=open_clip out=…`: exports weights for other libraries."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from pathlib import Path
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
 from clipx.errors import CheckpointError, require
-from clipx.trainer.saved_run import open_run
+from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
+from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 from clipx.weights.spec import ExportFormat, WeightsChoice
 
 
 @option("")
 @dataclass(kw_only=True, slots=True)
-class ExportSpec:
+class ExportSpec(WeightsModelSpec):
     """Options of clipx.export."""
 
     kind: str = "export"
     """Name of this command's options. The key itself cannot be set."""
 
     run: str = MISSING
-    """Run: a run directory, or one of its checkpoints; a path or a URL."""
+    """Weights to export: a run directory or one of its checkpoints, each a path or a URL; or any other value of
+    model.weights."""
 
     step: int | None = None
-    """Checkpoint of the run, by its number of steps. null: the newest one."""
+    """Checkpoint of the run, by its number of steps. null: the newest one. Only for runs."""
 
     weights: WeightsChoice = WeightsChoice.auto
     """Weights of the checkpoint: `auto` (the moving average if the run has one), `trained` or `average` (the moving
-    average). format=open_clip_checkpoint exports the trained weights, to which the optimizer's moments belong."""
+    average). format=open_clip_checkpoint exports the trained weights, to which the optimizer's moments belong. Only for
+    runs."""
 
     format: ExportFormat = MISSING
     """Format of the output. `open_clip`: a folder for
     open_clip.create_model_and_transforms("local-dir:FOLDER"). `hf`: a folder for transformers'
     CLIPModel.from_pretrained. `safetensors`: a file with clipx's parameter names and the model's configuration.
-    `open_clip_checkpoint`: a .pt file from which open_clip's trainer resumes."""
+    `open_clip_checkpoint`: a .pt file from which open_clip's trainer resumes, of a run only."""
 
     out: str = MISSING
     """Path of the output. A folder, or a file: *.safetensors for format=safetensors, *.pt for
     format=open_clip_checkpoint. It must not exist, or be an empty folder."""
 
     def __post_init__(self) -> None:
+        WeightsModelSpec.__post_init__(self)
         suffix = ExportFormat(self.format).suffix
         require(
             self.out.endswith(suffix),
@@ -53,30 +57,48 @@ class ExportSpec:
 
 
 def export(spec: ExportSpec) -> None:
-    """Writes the checkpoint and prints how to load it. Raises CheckpointError."""
-    run = open_run(spec.run)  # before torch is loaded
-    step = run.the_step(spec.step)
+    """Writes the weights and prints how to load them. Raises ClipxError."""
+    run = find_run(spec.run)  # before torch is loaded
+    step = None if run is None else run.the_step(spec.step)
+    _check_effect(spec, run)
     out = Path(spec.out)
     if out.exists() and (spec.format.suffix or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
     with imports():
         from clipx.report.console import Screen
-        from clipx.weights.export import write_export
+        from clipx.weights.export import Exported, write_export
         from clipx.weights.load import weights_part
 
-    checkpoint = run.load(step)
-    if checkpoint is None:
-        raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
-    choice = WeightsChoice.trained if spec.format is ExportFormat.open_clip_checkpoint else spec.weights
-    prefix = weights_part(checkpoint, choice, spec.run)
+    if run is None:
+        what, exported = spec.run, Exported.of_weights(spec.run, spec)
+    else:
+        checkpoint = run.load(step)
+        if checkpoint is None:
+            raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
+        choice = WeightsChoice.trained if spec.format is ExportFormat.open_clip_checkpoint else spec.weights
+        prefix = weights_part(checkpoint, choice, spec.run)
+        which = ", the moving average of its weights," if prefix == "average" else ""
+        what, exported = f"{spec.run}, step {checkpoint.step:,}{which}", Exported.of_run(run.spec, checkpoint, prefix)
     screen = Screen(True)
-    for note in write_export(spec.format, out, run.spec, checkpoint, prefix):
+    for note in write_export(spec.format, out, exported):
         screen.print(f"note     {note}")
-    which = "the moving average of its weights, " if prefix == "average" else ""
-    screen.print(f"written  {spec.run}, step {checkpoint.step:,}, {which}to {out}: {spec.format.usage(spec.out)}")
+    screen.print(f"written  {what} to {out}: {spec.format.usage(spec.out)}")
 
 
-main = cli(export, "export")
+def _check_effect(spec: ExportSpec, run: SavedRun | None) -> None:
+    """Raises ConfigError for options that do not apply to this kind of weights."""
+    if run is not None:
+        spec.check_unused(f"run={spec.run}")
+        return
+    check_only_of_runs(spec.run, step=spec.step, weights=spec.weights)
+    require(
+        spec.format is not ExportFormat.open_clip_checkpoint,
+        f"format=open_clip_checkpoint needs the optimizer's state of a run, and run={spec.run} is not a run of clipx: "
+        "give a run, or choose format=open_clip",
+    )
+
+
+main = cli(export, "export", unused=UNUSED)
 
 if __name__ == "__main__":
     main()

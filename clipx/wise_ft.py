@@ -19,6 +19,7 @@ from clipx.errors import CheckpointError, require
 from clipx.evaluator.spec import EvaluatorSpec, check_set
 from clipx.precision.spec import PrecisionSpec
 from clipx.report.console import Screen, of_samples
+from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 
 if TYPE_CHECKING:
     from clipx.weights.interpolation import ScoredMixture
@@ -43,7 +44,7 @@ class Soup(StrEnum):
 
 @option("")
 @dataclass(kw_only=True, slots=True)
-class WiseFtSpec:
+class WiseFtSpec(WeightsModelSpec):
     """Options of clipx.wise_ft: models of one architecture, and two data sets to evaluate their mixtures."""
 
     kind: str = "wise_ft"
@@ -126,6 +127,7 @@ class WiseFtSpec:
             self.alphas = [1.0]
 
     def __post_init__(self) -> None:
+        WeightsModelSpec.__post_init__(self)
         self._check_soup()
         require(
             len(self.alphas) > 0 and all(0 <= alpha <= 1 for alpha in self.alphas),
@@ -157,13 +159,14 @@ def wise_ft(spec: WiseFtSpec) -> None:
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
     with imports():
         from clipx.weights.interpolation import check_mixable, choose_mixture, score_mixtures, write_mixture
-        from clipx.weights.load import load_with_spec
+        from clipx.weights.load import load_all_with_specs
         from clipx.weights.soup import mix
 
     with spec.distributed.joined() as comm:
-        models = [load_with_spec(location, "finetuned") for location in spec.members]
+        places = [("finetuned", location) for location in spec.members]
+        models = load_all_with_specs([*places, *([] if spec.base is None else [("base", spec.base)])], spec)
         finetuned, model = models[0]
-        base = finetuned if spec.base is None else load_with_spec(spec.base, "base")[0]
+        base = finetuned if spec.base is None else models.pop()[0]
         for member, _ in models:
             check_mixable(base, member)
         soup = mix(spec, model, [member for member, _ in models], comm)
@@ -197,7 +200,7 @@ def _show(screen: Screen, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], c
         screen.print(f"{mixture.alpha:5g}  {numbers}{'  <' if mixture is chosen else ''}")
 
 
-main = cli(wise_ft, "wise_ft")
+main = cli(wise_ft, "wise_ft", unused=UNUSED)
 
 if __name__ == "__main__":
     main()

@@ -29,20 +29,20 @@ def is_group(cfg: DictConfig, key: str) -> bool:
     return key in cfg.hydra.runtime.choices and OmegaConf.select(cfg, key.replace("/", ".")) is not None
 
 
-def overview(cfg: DictConfig, folders: Sequence[Path]) -> str:
+def overview(cfg: DictConfig, folders: Sequence[Path], unused: Sequence[str] = ()) -> str:
     """Returns the help of a command: its template, with the options of its groups, and its keys outside of them.
 
     Of `clipx.plan` the keys that a run does not have. `cfg` is the composed configuration with Hydra's part, which is
-    removed.
+    removed. `unused`: groups that are left out.
     """
-    named = {*cfg.hydra.runtime.choices, *map(str, cfg)}
+    named = {*cfg.hydra.runtime.choices, *map(str, cfg)} - {*unused}
     groups = [group for group in sorted(named) if group != "hydra" and option_files(group, folders)]
     template = Template(cfg.hydra.help.template)
     with open_dict(cfg):
         del cfg["hydra"]
     lines = [f"{group}: {', '.join(option_files(group, folders))}" for group in groups]
     flags = f"\n\n{_FLAGS}" if "$GROUPS" in template.template else ""
-    elsewhere = {*groups, *(name for cls in kinds("").values() if _extends(cfg, cls) for name in _names(cls))}
+    elsewhere = {*groups, *unused, *(name for cls in kinds("").values() if _extends(cfg, cls) for name in _names(cls))}
     keys = [entry for entry in entries(cfg) if "." not in entry.key and entry.key not in elsewhere]
     texts = "\n\n".join(entry.text(_width()) for entry in keys)
     return template.safe_substitute(GROUPS="\n".join(lines), KEYS=texts) + flags

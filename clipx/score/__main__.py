@@ -8,6 +8,7 @@ from __future__ import annotations
 from clipx.cli import cli, imports
 from clipx.errors import ConfigError
 from clipx.score.spec import ScoreSpec
+from clipx.weights.model_spec import UNUSED
 
 
 def score(spec: ScoreSpec) -> None:
@@ -21,7 +22,7 @@ def score(spec: ScoreSpec) -> None:
         write_scores(spec, spec.data, comm)
 
 
-main = cli(score, "score", unused=("evaluator",))
+main = cli(score, "score", unused=("evaluator", *UNUSED))
 
 if __name__ == "__main__":  # loader processes import this module again
     main()

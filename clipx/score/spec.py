@@ -13,6 +13,7 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.url import check_folder_url
+from clipx.weights.model_spec import WeightsModelSpec
 
 _MOST_BITS = 16  # of 64: pictures with more differences have nothing in common
 
@@ -48,7 +49,7 @@ OF_MODEL = (Score.similarity, Score.aesthetic, Score.semantic)
 
 @option("")
 @dataclass(kw_only=True, slots=True)
-class ScoreSpec:
+class ScoreSpec(WeightsModelSpec):
     """`python -m clipx.score`: writes a table of scores with a row for each training sample of a data set.
 
     Images are preprocessed as in evaluation: usually resized by the shorter side and cropped to the centre.
@@ -107,6 +108,7 @@ class ScoreSpec:
     """Unused: options of the group data select evaluators. Setting it is an error."""
 
     def __post_init__(self) -> None:
+        WeightsModelSpec.__post_init__(self)
         require(bool(self.out), "out= is empty: give a folder, or a URL of one")
         if "://" in self.out:
             check_folder_url("out", self.out)
@@ -131,6 +133,7 @@ class ScoreSpec:
             require(
                 self.run is None, f"run={self.run} has no effect without {', '.join(OF_MODEL)} in scores: remove it"
             )
+            require(self.model is None, "model=… has no effect without run=…: remove it")
         for key, value, default, score in (
             ("head", self.head, None, Score.aesthetic),
             ("entries", self.entries, None, Score.entries),

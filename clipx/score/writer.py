@@ -140,7 +140,7 @@ def _encoder(spec: ScoreSpec, data: DataSpec, comm: Comm) -> tuple[Encoder | Non
     if spec.run is None:
         return None, {}
     precision = spec.precision.build(comm.device)
-    weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype)
+    weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype, spec)
     head = None if spec.head is None else load_head(spec.head, model.embed_dim)
     view = view_of(model_spec.image, data)
     tokenizer = model_spec.text.build_tokenizer()

@@ -113,13 +113,14 @@ def _load(spec: EmbedSpec, device: torch.device, dtype: torch.dtype) -> tuple[Lo
     if spec.format == "webdataset":
         found = load_image_model(spec.run, "run", spec.image_size, device, dtype)
         if found is not None:
+            spec.check_unused(f"run={spec.run}")
             return found
     require(
         spec.image_size is None,
         f"image_size={spec.image_size} has no effect on run={spec.run}, which is not an image tower of timm alone: "
         "remove it",
     )
-    return load_model(spec.run, "run", device, dtype)
+    return load_model(spec.run, "run", device, dtype, spec)
 
 
 def _views(crops: Crops | None, data: DataSpec) -> dict[str, Any]:

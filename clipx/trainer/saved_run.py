@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from clipx.storage.remote import is_local, local_path
 from clipx.storage.url import check_url
 from clipx.trainer.spec import RunSpec, compose
 from clipx.weights.download import errors_of, fetched_checkpoint, fetched_run, files_at
-from clipx.weights.spec import SUFFIXES
+from clipx.weights.spec import SUFFIXES, WeightsChoice
 
 if TYPE_CHECKING:
     from clipx.checkpoint.manager import CheckpointManager
@@ -105,10 +106,21 @@ def holds_run(location: str) -> bool:
 def find_run(location: str, changes: Sequence[str] = ()) -> SavedRun | None:
     """Opens the run of `run=`, which may also be other weights: None. Raises as `open_run`."""
     check_url("run", location)
-    if holds_run(split_checkpoint(location)[0]):
+    if holds_run(split_checkpoint(location)[0]) or _is_missing(location):
         return open_run(location, changes=changes)
     check_no_changes(location, changes)
     return None
+
+
+def _is_missing(location: str) -> bool:
+    """Returns whether there is nothing at a path. False for other locations."""
+    return re.match(r"[\w-]+:", location) is None and not Path(local_path(location)).exists()
+
+
+def check_only_of_runs(location: str, step: Any, weights: WeightsChoice) -> None:
+    """Raises ConfigError for options that select a run's weights, for weights that are no run's."""
+    for key, value, default in (("step", step, None), ("weights", weights, WeightsChoice.auto)):
+        require(value == default, f"{key}={value} has no effect on run={location}, which is not a run: remove it")
 
 
 def check_no_changes(location: str, changes: Sequence[str]) -> None:
@@ -123,7 +135,7 @@ def check_no_changes(location: str, changes: Sequence[str]) -> None:
 def find_runs(location: str, changes: Sequence[str] = ()) -> list[SavedRun]:
     """Opens the run of `run=`, or the runs in a folder. Empty for other weights. Raises as `open_run`."""
     check_url("run", location)
-    if holds_run(split_checkpoint(location)[0]):
+    if holds_run(split_checkpoint(location)[0]) or _is_missing(location):
         return [open_run(location, changes=changes)]
     folder = location.rstrip("/")
     if is_local(location):

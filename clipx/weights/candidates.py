@@ -80,7 +80,7 @@ def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Ev
     suite: Suite | None = None  # opened after the first weights are loaded, because data takes longer
     precision: PrecisionSpec = spec.precision or option_from_dict("precision", {"kind": "fp32"})
     for location in _locations(spec.run):
-        weights, model = load_with_spec(location, "run")
+        weights, model = load_with_spec(location, "run", spec)
         suite = suite or Suite.open(spec.evaluator, spec.data, None, comm)
         fill = partial(load_into, weights=weights)
         embedder = Embedder.of_weights(model, fill, precision, suite.tasks[0].data, comm, _print_bad)

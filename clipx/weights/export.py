@@ -1,16 +1,18 @@
-"""Export of a checkpoint of a run to the formats of other libraries."""
+"""Export of a checkpoint of a run, or of other weights, to the formats of other libraries."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import torch
 from safetensors.torch import save_file
 
 from clipx.checkpoint.format import Checkpoint
@@ -21,45 +23,78 @@ from clipx.model.hf_tokenizer import read_tokenizer, tokenizer_files
 from clipx.model.lora import merged, without_adapters
 from clipx.model.text_spec import TextTowerSpec
 from clipx.weights import huggingface, open_clip_checkpoint
-from clipx.weights.load import LoadedWeights, learned_temperature, save_weights
+from clipx.weights.load import LoadedWeights, learned_temperature, load_model, save_weights
+from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import config_of
 from clipx.weights.spec import ExportFormat
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
 
+_CLIPS_LOG_SCALE = math.log(1 / 0.07)
 
-def write_export(format: ExportFormat, out: Path, run: RunSpec, checkpoint: Checkpoint, prefix: str) -> list[str]:
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Weights to export, with the checkpoint and the run that they are of, if any, and notes for the user."""
+
+    weights: LoadedWeights
+    run: RunSpec | None = None
+    checkpoint: Checkpoint | None = None
+    notes: Sequence[str] = ()
+
+    @classmethod
+    def of_run(cls, run: RunSpec, checkpoint: Checkpoint, prefix: str) -> Exported:
+        """`prefix`: prefix of the exported weights in the checkpoint."""
+        log_scale, bias = learned_temperature(checkpoint)
+        notes: list[str] = []
+        if log_scale is None:
+            tau, origin = run.objective.fixed_temperature()
+            notes = [f"logit_scale is {1 / tau:.4g}: {origin}"]
+            log_scale = -math.log(tau)
+        place = str(checkpoint.folder)
+        tensors = dict(merged(select_prefix(prefix, checkpoint.tensors), run.model, place))
+        weights = LoadedWeights(place, tensors, without_adapters(run.model), log_scale, bias)
+        return cls(weights, run, checkpoint, notes)
+
+    @classmethod
+    def of_weights(cls, location: str, given: WeightsModelSpec) -> Exported:
+        """Loads weights that are no run's, in float32. Raises ClipxError as `load_model`."""
+        found, spec, model = load_model(location, "run", torch.device("cpu"), torch.float32, given)
+        notes: list[str] = []
+        if found.log_scale is None:
+            found = replace(found, log_scale=_CLIPS_LOG_SCALE)
+            notes = [
+                f"logit_scale is {math.exp(_CLIPS_LOG_SCALE):.4g}, where CLIP's training starts: {location} has none"
+            ]
+        return cls(replace(found, model=model.state_dict(), spec=spec), notes=notes)
+
+
+def write_export(format: ExportFormat, out: Path, exported: Exported) -> list[str]:
     """Writes a file or a folder atomically. Returns notes for the user.
 
-    `prefix`: prefix of the exported weights in the checkpoint. Raises CheckpointError if the format does not support
-    the model.
+    Raises CheckpointError if the format does not support the model.
     """
-    log_scale, bias = learned_temperature(checkpoint)
-    notes: list[str] = []
-    if log_scale is None:
-        tau, origin = run.objective.fixed_temperature()
-        notes = [f"logit_scale is {1 / tau:.4g}: {origin}"]
-        log_scale = -math.log(tau)
-    place = str(checkpoint.folder)
-    tensors = dict(merged(select_prefix(prefix, checkpoint.tensors), run.model, place))
-    weights = LoadedWeights(place, tensors, without_adapters(run.model), log_scale, bias)
+    weights, run, checkpoint = exported.weights, exported.run, exported.checkpoint
+    notes = [*exported.notes]
     with atomic_output(out) as path:
         match format:
             case ExportFormat.open_clip:
-                _write_open_clip(path, weights, run)
+                _write_open_clip(path, weights)
             case ExportFormat.hf:
                 notes += huggingface.write(path, weights)
             case ExportFormat.safetensors:
-                save_weights(path, weights, checkpoint.step)
+                save_weights(path, weights, None if checkpoint is None else checkpoint.step)
             case ExportFormat.open_clip_checkpoint:
+                assert run is not None and checkpoint is not None
                 notes += open_clip_checkpoint.write(path, weights, run.name, run.optimizer, checkpoint)
     return notes
 
 
-def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None:
-    image = run.model.image
-    model = config_of(run.model)
+def _write_open_clip(folder: Path, weights: LoadedWeights) -> None:
+    spec = weights.spec
+    assert spec is not None
+    image, model = spec.image, config_of(spec)
     if weights.bias is not None:
         model["init_logit_bias"] = weights.bias  # without this key, open_clip's model has no bias
     # Resize and crop as in clipx's evaluation. open_clip takes the size from the model.
@@ -67,8 +102,8 @@ def _write_open_clip(folder: Path, weights: LoadedWeights, run: RunSpec) -> None
     resizing = {"interpolation": str(image.interpolation), "resize_mode": mode}
     preprocess = {**image.normalization, **resizing}
     folder.mkdir()
-    if run.model.text.tokenizer_place != "clip":
-        _copy_tokenizer(run.model.text, folder)
+    if spec.text.tokenizer_place != "clip":
+        _copy_tokenizer(spec.text, folder)
         model["text_cfg"]["hf_tokenizer_name"] = "tokenizer.json"  # any name: open_clip looks in the folder
     config = json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}, indent=1)
     (folder / "open_clip_config.json").write_text(config + "\n", encoding="utf-8")

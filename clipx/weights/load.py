@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,9 @@ from clipx.weights import hf_clip, siglip2
 from clipx.weights.compare import check_same
 from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_model, files_at
 from clipx.weights.files import METADATA, check_described, read_tensors
+from clipx.weights.fitting import fitting_options
 from clipx.weights.json_files import INDEX, parts_of, read_json
+from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
 from clipx.weights.spec import SUFFIXES, WeightsChoice
 from clipx.weights.stretch import stretch_text_positions, with_context
@@ -225,17 +227,19 @@ def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None
     if tokenizer is not None and tokenizer.is_file() and spec.text.tokenizer_place != "clip":
         spec.text = replace(spec.text, tokenizer=str(tokenizer))  # type: ignore[call-arg]  # of every kind
     tensors, _ = read_tensors(weights)
-    return LoadedWeights(location, from_open_clip(spec, tensors, location), spec, *temperature_of(tensors))
+    found = from_open_clip(spec, tensors, location)
+    check_described(spec.build(torch.device("meta"), torch.float32).state_dict(), tensors, location)
+    return LoadedWeights(location, found, spec, *temperature_of(tensors))
 
 
 # -------------------------------------------------------------------------------------------------------- loading
 
 
 def load_model(
-    location: str, key: str, device: torch.device, dtype: torch.dtype
+    location: str, key: str, device: torch.device, dtype: torch.dtype, given: WeightsModelSpec | None = None
 ) -> tuple[LoadedWeights, ModelSpec, CLIP]:
     """Builds a trained model in evaluation mode, without gradients. Raises ClipxError as `load_with_spec` does."""
-    weights, spec = load_with_spec(location, key)
+    weights, spec = load_with_spec(location, key, given)
     with SkipDraws():
         model = spec.build(device, dtype)
     load_into(model, weights)
@@ -243,19 +247,43 @@ def load_model(
     return weights, spec, model
 
 
-def load_with_spec(location: str, key: str) -> tuple[LoadedWeights, ModelSpec]:
-    """Loads weights with their configuration. `key`: the option that names the location.
+def load_with_spec(location: str, key: str, given: WeightsModelSpec | None = None) -> tuple[LoadedWeights, ModelSpec]:
+    """Loads the weights at `location`, the value of the option `key`. See `load_all_with_specs`."""
+    return load_all_with_specs([(key, location)], given)[0]
 
-    Raises ClipxError if they cannot be read, or have no configuration.
+
+def load_all_with_specs(
+    places: Sequence[tuple[str, str]], given: WeightsModelSpec | None = None
+) -> list[tuple[LoadedWeights, ModelSpec]]:
+    """Loads weights with their configurations.
+
+    Args:
+        places: (option, its value: any value of model.weights) of each.
+        given: options of the command, whose model is that of the weights without a configuration. None: it has none.
+
+    Raises ClipxError if some cannot be read, or have neither a configuration nor a given model, or if all have a
+    configuration and a model is given.
     """
-    with errors_of(key):
-        weights = load_weights(location)
-    if weights.spec is None:
+    loaded = []
+    for key, location in places:
+        with errors_of(key):
+            loaded.append((f"{key}={location}", load_weights(location)))
+    if given is not None and all(weights.spec is not None for _, weights in loaded):
+        given.check_unused(loaded[0][0])
+    return [(weights, weights.spec) if weights.spec else _described(weights, place, given) for place, weights in loaded]
+
+
+def _described(weights: LoadedWeights, place: str, given: WeightsModelSpec | None) -> tuple[LoadedWeights, ModelSpec]:
+    """Returns weights without a configuration as those of the given model. Raises CheckpointError without one."""
+    spec = None if given is None else given.model
+    if spec is None:
+        fix = "give the output of python -m clipx.export format=safetensors model=… for them"
+        if given is not None:
+            fix = f"give model={' or model='.join(fitting_options(weights.model)) or '…'}, that of the training"
         raise CheckpointError(
-            f"{key}={location} holds weights without a configuration, so towers, tokenizer and image size are unknown: "
-            f"give a run directory, a folder with {CONFIG}, or hf-hub:ORG/NAME"
+            f"{place} holds weights without a configuration, so towers, tokenizer and image size are unknown: {fix}"
         )
-    return weights, weights.spec
+    return replace(weights, model=from_open_clip(spec, weights.model, place), spec=spec), spec
 
 
 def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> list[str]:

@@ -17,7 +17,6 @@ from torch import Tensor
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model.spec import ClipSpec, CoCaSpec, ModelSpec
 from clipx.weights import clip_config, clip_layout, coca
-from clipx.weights.files import check_described
 from clipx.weights.key_mapping import Rule, Tie, tied
 
 NOT_IN_MODEL = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
@@ -79,8 +78,7 @@ def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "
 
     Raises CheckpointError for missing and unexpected tensors, by their names in `tensors`.
     """
-    described = spec.build(torch.device("meta"), torch.float32).state_dict()
-    found = ties(spec, described, tensors)
+    found = ties(spec, spec.build(torch.device("meta"), torch.float32).state_dict(), tensors)
     wanted = {tie.theirs for tie in found}
     missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted - set(NOT_IN_MODEL))
     if missing or extra:
@@ -88,7 +86,6 @@ def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "
             f"{what} do not fit model {spec.name}: missing {_some(missing)}; unexpected {_some(extra)}: choose the "
             "model of these weights"
         )
-    check_described(described, tensors, what)
     return {tie.ours: tie.to_ours(tensors[tie.theirs]) for tie in found}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 import pyarrow
 import timm
+import torch
 import transformers
 from pyarrow import parquet
 
@@ -16,6 +17,7 @@ from clipx.data.vocabulary import vocabulary
 from clipx.embed import embed
 from clipx.export import export
 from clipx.trainer.trainer import Trainer
+from clipx.weights.open_clip import to_open_clip
 from helpers.dino_txt import save_head
 from helpers.hf_models import CONFIGS, save_config, save_tokenizer
 from helpers.open_clip_models import filled
@@ -121,6 +123,13 @@ def _open_clip_checkpoint(folder: Path, inputs: Inputs) -> str:
     return f"{folder}/epoch_2.pt"
 
 
+def _bare(folder: Path, inputs: Inputs) -> str:
+    """Weights of model=tiny by open_clip's names, without a configuration."""
+    spec = compose("model=tiny").model
+    torch.save(to_open_clip(spec, spec.build(torch.device("cpu"), torch.float32).state_dict()), folder / "bare.pt")
+    return f"{folder}/bare.pt"
+
+
 def _aspects(folder: Path, inputs: Inputs) -> str:
     """95 pictures of many aspect ratios, with a caption each."""
     drawn, members = random.Random(0), []
@@ -191,6 +200,7 @@ MAKE = {
     "resnet": _resnet,
     "short": _short,
     "open_clip_checkpoint": _open_clip_checkpoint,
+    "bare": _bare,
     "aspects": _aspects,
     "table": _table,
     "parquet": _parquet,

@@ -13,6 +13,7 @@ import open_clip
 import pytest
 import torch
 from helpers.benchmark_set import write_set
+from helpers.open_clip_models import filled
 from helpers.runs import VIT, compose, run, small
 from helpers.samples import jpeg
 from PIL import Image
@@ -154,6 +155,27 @@ def test_transformers_loads_an_export_with_equal_embeddings(runs: dict[str, Path
     assert (fast - exact["pixel_values"]).abs().max() < 1.01 * level, (
         "differs by more than the rounding of torchvision's resize"
     )
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_weights_that_are_no_runs_are_exported(runs: dict[str, Path], tmp_path: Path) -> None:
+    """A file of open_clip's trainer with the model from the command line, then the result, back to open_clip."""
+    exported(runs["vit"], tmp_path / "model", "format=open_clip")
+    theirs = filled(open_clip.create_model(f"local-dir:{tmp_path}/model")).eval()
+    theirs.logit_scale.fill_(3.3)
+    state = {f"_orig_mod.{name}": tensor for name, tensor in theirs.state_dict().items()}
+    torch.save({"epoch": 3, "state_dict": state, "optimizer": {"state": {}}}, tmp_path / "epoch_3.pt")
+    model = [word for word in OPTIONS["vit"] if word.startswith("model.")]
+    hf = exported(tmp_path / "epoch_3.pt", tmp_path / "hf", "format=hf", "model=tiny", *model)
+    twin = CLIPModel.from_pretrained(hf).eval()
+    inputs = torch.rand(1, 3, 32, 32), tokens(runs["vit"])[:1]
+    both = twin(pixel_values=inputs[0], input_ids=inputs[1])
+    torch.testing.assert_close(both.image_embeds, theirs.encode_image(inputs[0], normalize=True), atol=1e-5, rtol=0)
+    torch.testing.assert_close(both.text_embeds, theirs.encode_text(inputs[1], normalize=True), atol=1e-5, rtol=0)
+    assert twin.logit_scale.item() == theirs.logit_scale.item()
+    back = open_clip.create_model(f"local-dir:{exported(hf, tmp_path / 'back', 'format=open_clip')}").state_dict()
+    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.state_dict().items())
 
 
 def test_a_failed_export_leaves_no_incomplete_folder(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.benchmark_set import write_set
 from helpers.ranks import Ranks
 from helpers.runs import VIT, compose, rows, small
 from helpers.samples import jpeg
 from PIL import Image
+from safetensors.torch import load_file
 
 from clipx.evaluate import evaluate
 from clipx.export import export
@@ -103,7 +105,10 @@ def test_run_accepts_a_folder_of_checkpoints_or_a_single_checkpoint(trained: Pat
 
 
 def test_exported_models_and_their_run_have_equal_results(trained: Path, sets: tuple[str, ...], tmp_path: Path) -> None:
-    """An open_clip folder, and a folder of files. Without a run only the sets are evaluated."""
+    """An open_clip folder, a folder of files, and a file of open_clip's trainer with the model from the command line.
+
+    Without a run only the sets are evaluated.
+    """
     (tmp_path / "files").mkdir()
     for form, out in (("open_clip", "model"), ("safetensors", "files/a.safetensors")):
         export(compose(f"run={trained}", f"format={form}", f"out={tmp_path}/{out}", config_name="export"))  # type: ignore[arg-type]
@@ -115,6 +120,11 @@ def test_exported_models_and_their_run_have_equal_results(trained: Path, sets: t
     numbers = {name: value for name, value in found.items() if name.startswith("eval/")}
     assert numbers == pytest.approx({name: own[name] for name in numbers})
     assert len(numbers) == 15
+    state = load_file(tmp_path / "model" / "open_clip_model.safetensors")
+    torch.save({"epoch": 4, "state_dict": {f"module.{n}": tensor for n, tensor in state.items()}}, tmp_path / "e.pt")
+    evaluation(f"run={tmp_path}/e.pt", "model=tiny", *VIT, *sets, f"out={tmp_path}/bare")
+    bare = evaluated(tmp_path / "bare" / "evaluation-sets.json")
+    assert {name: bare[name] for name in numbers} == pytest.approx(numbers)
     evaluation(f"run={tmp_path}/files", *sets, f"out={tmp_path}/out")
     models = evaluated(tmp_path / "out" / "evaluation-sets.json")["models"]
     assert [model["model"] for model in models] == ["a.safetensors", "b.safetensors"]
