@@ -9,7 +9,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from clipx.config.registry import CONF_DIR, LIST_GROUPS, NESTED_OPTIONS, SAVED
+from clipx.config.registry import CONF_DIR, DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED
 
 
 def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) -> str:
@@ -45,6 +45,25 @@ def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) ->
     return SAVED
 
 
+_NO_MODEL = {  # its name raises the error
+    "kind": "clip",
+    "name": "${no_sizes:}",
+    "image": {"timm": "vit_base_patch16_clip_224"},
+    "text": {"kind": "clip"},
+}
+
+
+def describe_model(model: DictConfig | None) -> None:
+    """Registers the model that the option `weights` of the group model composes. None: an error."""
+    option = OmegaConf.create(_NO_MODEL) if model is None else model
+    text = option.text
+    values = {key: text._get_node(key) for key in map(str, text) if key != "kind"}
+    _store("model/text", {"defaults": [f"/schema/text/{text.kind}@_here_", "_self_"], **values}, name=DESCRIBED)
+    values = {key: option._get_node(key) for key in map(str, option) if key not in ("kind", "text", "weights")}
+    defaults = [f"/schema/model/{option.kind}@_here_", "_self_"]
+    _store(f"model/{DESCRIBED}", {"defaults": defaults, **values}, name="sizes")
+
+
 def _chosen_in(path: Path, read: set[Path]) -> Iterator[str]:
     """Yields the groups of which a file chooses an option, or one that it extends. `read`: files read before."""
     if path in read or not path.is_file():
@@ -68,5 +87,8 @@ def _store_option(group: str, option: DictConfig, nested: Any = ()) -> None:
     _store(group, {"defaults": [*defaults, "_self_"], **values})
 
 
-def _store(group: str | None, values: dict[str, Any], package: str | None = None) -> None:
-    ConfigStore.instance().store(SAVED, OmegaConf.create(values), group=group, package=package)
+def _store(group: str | None, values: dict[str, Any], package: str | None = None, name: str = SAVED) -> None:
+    ConfigStore.instance().store(name, OmegaConf.create(values), group=group, package=package)
+
+
+describe_model(None)

@@ -20,7 +20,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from clipx.config import source
 from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
-from clipx.config.registry import LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, option_files
+from clipx.config.registry import DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, option_files
 from clipx.config.renamed import current_name, group_key, removed
 from clipx.config.suggestions import did_you_mean, meant
 from clipx.errors import ClipxError
@@ -52,7 +52,7 @@ def one_line(error: BaseException) -> str:
         if not _options(group) and option_files(group.partition("/")[0]):  # an option's name with a slash, as ViT-B/32
             group, _, name = f"{group}/{name}".partition("/")
         if group:
-            hidden = (SAVED, *NESTED_OPTIONS.get(group, ()))  # no options that can be typed
+            hidden = (SAVED, DESCRIBED, *NESTED_OPTIONS.get(group, ()))  # no options that can be typed
             named = [option for option in error.options or () if option not in hidden]
             return unknown_option(group, name, named or _options(group)) + _file(text)
     cause = _root(error)

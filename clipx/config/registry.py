@@ -29,6 +29,7 @@ from clipx.storage.url import is_secret
 
 __all__ = [
     "CONF_DIR",
+    "DESCRIBED",
     "LIST_GROUPS",
     "MISSING",
     "NESTED_OPTIONS",
@@ -53,6 +54,9 @@ NESTED_OPTIONS = {"model": {"text": "clip"}}
 
 SAVED = "saved"
 """Option of each group, and group of all other keys, that `base.based_on` makes of a saved configuration."""
+
+DESCRIBED = "described"
+"""Text tower, and group of all other keys, that `base.describe_model` makes of the configuration of weights."""
 
 Spec = TypeVar("Spec")
 
@@ -100,6 +104,15 @@ def env(variable: str, *default: Any, _node_: Node) -> Any:
     return oc.env(variable, *default)
 
 
+def no_sizes() -> None:
+    """Raises the error of model=weights without weights, which replace the value of model.name that calls this."""
+    raise ConfigError(
+        "model=weights takes the sizes of a new run from the configuration that comes with model.weights=…, which the "
+        "command line of clipx.train or clipx.plan must give: add it, or choose another model"
+    )
+
+
+OmegaConf.register_new_resolver("no_sizes", no_sizes, replace=True)  # in `base`
 OmegaConf.register_new_resolver("oc.env", env, replace=True)
 OmegaConf.register_new_resolver("recipe_precision", recipe_precision, replace=True)  # in conf/train.yaml
 OmegaConf.register_new_resolver("choose", choose, replace=True)  # in conf/experiment

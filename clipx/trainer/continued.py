@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, QuotedString
 from omegaconf import OmegaConf
 
 from clipx.checkpoint.resume import Resume
-from clipx.config.base import based_on
+from clipx.config.base import based_on, describe_model
 from clipx.config.registry import option_files, spec_class
 from clipx.config.saved import saved_config
 from clipx.errors import CheckpointError, ConfigError, require
@@ -22,11 +22,14 @@ def composition_base(config_name: str, words: Sequence[str], folders: Sequence[P
     """Returns the primary configuration for the overrides `words` of a command that trains or plans a run.
 
     If resume= names a run or one of its checkpoints, it is the run's saved configuration with the keys of
-    `config_name`, which the words then change; else `config_name`. `folders`: of --config-dir. Raises ClipxError.
+    `config_name`, which the words then change; else `config_name`. Reads the configuration of the weights for
+    model=weights. `folders`: of --config-dir. Raises ClipxError.
     """
     typed = {}
     for override in OverridesParser.create().parse_overrides(list(words)):
         typed[override.get_key_element().lstrip("+~")] = override
+    if "weights" in _texts(typed.get("model")):
+        _describe_model(typed.get("model.weights"))
     parsed = [(text, Resume.parse(text)) for text in _texts(typed.get("resume"))]
     text, place, is_local_run = next(((t, r.place, r.url is None) for t, r in parsed if r.place), ("", None, False))
     if place is None:
@@ -50,6 +53,22 @@ def composition_base(config_name: str, words: Sequence[str], folders: Sequence[P
         return based_on(saved_config(spec_class("", "run"), values), config_name, files)
     except ConfigError as error:
         raise CheckpointError(f"{place} cannot be resumed ({error}): restore its config.yaml") from error
+
+
+def _describe_model(typed: Override | None) -> None:
+    """Registers the model of the weights at the typed model.weights, for model=weights. Raises ClipxError."""
+    locations = _texts(typed)
+    if typed is None or not locations:
+        describe_model(None)
+        return
+    from clipx.trainer.described import described_model
+
+    require(
+        len(locations) == 1,
+        f"{typed.input_line} names several models, and model=weights takes the sizes of one: give one value, or choose "
+        "the model of all",
+    )
+    describe_model(OmegaConf.structured(described_model(locations[0])))
 
 
 def _texts(override: Override | None) -> list[str]:

@@ -95,11 +95,14 @@ def open_run(location: str, key: str = "run", changes: Sequence[str] = (), files
         return SavedRun(place, folder, _spec(saved_values(folder, f"{key}={location}"), changes), step)
 
 
-def holds_run(location: str) -> bool:
-    """Returns whether there is a run at a path or URL. Raises ClipxError for a URL that cannot be read."""
+def holds_run(location: str, key: str = "run") -> bool:
+    """Returns whether there is a run at a path or URL. Raises ClipxError for a URL that cannot be read.
+
+    `key`: the option that names the location.
+    """
     if is_local(location):
         return RunDir(Path(local_path(location))).holds_run
-    with errors_of("run"):
+    with errors_of(key):
         return not location.endswith(SUFFIXES) and CONFIG in files_at(location.rstrip("/"))
 
 

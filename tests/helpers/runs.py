@@ -62,6 +62,7 @@ NEEDED = {
     "coca": ("model=coca_tiny",),
     "distillation": ("teacher.weights=outputs/teacher",),
     "drrho_clip": ("teacher.embeddings=outputs/embeddings",),
+    "weights": (f"model.weights={Path(__file__).parents[1] / 'integration' / 'stored_run'}",),
     "finetune": ("model.weights=outputs/zero",),
 }
 # Metrics that depend on the clock, the device, or what the machine's cache holds of remote shards.
@@ -82,7 +83,7 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
 
     Choices of groups are composed once.
     """
-    if config_dir is not None:
+    if config_dir is not None or "model=weights" in overrides:
         return clipx.compose(*overrides, config_name=config_name, config_dir=config_dir)
     lines = list(map(hydra_override, overrides))
     try:

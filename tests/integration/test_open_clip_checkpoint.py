@@ -170,6 +170,7 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
     trainer.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_wrapped_model_is_read_as_that_of_the_model(
     runs: dict[str, Exported], tmp_path: Path
 ) -> None:

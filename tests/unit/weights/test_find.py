@@ -14,8 +14,7 @@ import torch
 from helpers.open_clip_models import SMALL, trained
 from helpers.payloads import Flag
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch import Tensor
 
 from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError, ClipxError
@@ -89,11 +88,19 @@ def test_names_are_read_without_those_of_modules_that_wrapped_the_model(
     state: State, spec: ModelSpec, wanted: State, tmp_path: Path
 ) -> None:
     path = tmp_path / "weights.pt"
-    for wrapped in ("_orig_mod.{}", "module._orig_mod.{}", "_orig_mod.module.{}", "module.module.{}"):
-        torch.save({wrapped.format(name): tensor for name, tensor in state.items()}, path)
-        check_filled(str(path), spec, wanted)
-    inner = nn.ModuleDict({"visual": torch.compile(nn.Sequential(CheckpointWrapper(nn.Linear(1, 1))))})
-    assert bare_names(path, inner.state_dict()).keys() == {"visual.0.weight", "visual.0.bias"}
+    torch.save({f"_orig_mod.module.{name}": tensor for name, tensor in state.items()}, path)
+    check_filled(str(path), spec, wanted)
+    wrapped = {
+        "module._orig_mod.a.b": "a.b",
+        "module.module.a": "a",
+        "a._orig_mod.0._checkpoint_wrapped_module.b": "a.0.b",
+    }
+    for name, bare in {
+        **wrapped,
+        "module.a._fsdp_wrapped_module.module.b": "a.module.b",
+        "a.module.b": "a.module.b",
+    }.items():
+        assert list(bare_names(path, {name: torch.ones(1)})) == [bare]
     torch.save({**state, "_orig_mod.positional_embedding": state["positional_embedding"]}, path)
     with pytest.raises(CheckpointError, match=r"has 'positional_embedding' twice, once as '_orig_mod\.positional"):
         load_weights(str(path))

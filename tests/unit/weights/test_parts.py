@@ -72,6 +72,7 @@ def test_a_model_in_parts_equals_that_in_one_file(clip: Path, tmp_path: Path, mo
         assert equal(tower.model, wanted.model)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_siglip2_model_in_parts_equals_that_in_one_file(tmp_path: Path) -> None:
     vision, text = {**TOWER, "patch_size": 8, "num_patches": 16}, {**TOWER, "vocab_size": 64, "projection_size": 16}
     model = transformers.Siglip2Model(transformers.Siglip2Config(vision_config=vision, text_config=text))
