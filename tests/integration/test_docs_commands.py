@@ -126,6 +126,7 @@ def check_clipx(module: str, words: Sequence[str]) -> None:
         assert _help(_Command(print, config_name, (), lambda name, *_: name, (), True), arguments.overrides, folders)
         return
     words = given(arguments.overrides)
+    words += runs.NEEDED["weights"] if "model=weights" in words else ()  # their configuration is read
     changes = _changes_of_run(words, OF_RUN.get(config_name, ()))
     runs.compose(*changes)
     words = [word for word in words if word not in changes]
