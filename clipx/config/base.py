@@ -45,23 +45,16 @@ def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) ->
     return SAVED
 
 
-_NO_MODEL = {  # its name raises the error
-    "kind": "clip",
-    "name": "${no_sizes:}",
-    "image": {"timm": "vit_base_patch16_clip_224"},
-    "text": {"kind": "clip"},
-}
-
-
 def describe_model(model: DictConfig | None) -> None:
-    """Registers the model that the option `weights` of the group model composes. None: an error."""
-    option = OmegaConf.create(_NO_MODEL) if model is None else model
-    text = option.text
-    values = {key: text._get_node(key) for key in map(str, text) if key != "kind"}
-    _store("model/text", {"defaults": [f"/schema/text/{text.kind}@_here_", "_self_"], **values}, name=DESCRIBED)
-    values = {key: option._get_node(key) for key in map(str, option) if key not in ("kind", "text", "weights")}
-    defaults = [f"/schema/model/{option.kind}@_here_", "_self_"]
-    _store(f"model/{DESCRIBED}", {"defaults": defaults, **values}, name="sizes")
+    """Registers the model that the option `weights` of the group model composes. None: there is no description."""
+    values, kind, text, text_kind = {}, "clip", {}, "clip"
+    if model is not None:
+        values = {key: model._get_node(key) for key in map(str, model) if key not in ("kind", "text", "weights")}
+        text = {key: model.text._get_node(key) for key in map(str, model.text) if key != "kind"}
+        kind, text_kind = model.kind, model.text.kind
+    schemas = f"/schema/model/{kind}@_here_", f"/schema/text/{text_kind}@_here_"
+    _store(f"model/{DESCRIBED}", {"defaults": [schemas[0], "_self_"], **values} if model else {}, name="sizes")
+    _store("model/text", {"defaults": [schemas[1], "_self_"], **text}, name=DESCRIBED)
 
 
 def _chosen_in(path: Path, read: set[Path]) -> Iterator[str]:

@@ -112,7 +112,7 @@ def no_sizes() -> None:
     )
 
 
-OmegaConf.register_new_resolver("no_sizes", no_sizes, replace=True)  # in `base`
+OmegaConf.register_new_resolver("no_sizes", no_sizes, replace=True)  # in conf/model/weights.yaml
 OmegaConf.register_new_resolver("oc.env", env, replace=True)
 OmegaConf.register_new_resolver("recipe_precision", recipe_precision, replace=True)  # in conf/train.yaml
 OmegaConf.register_new_resolver("choose", choose, replace=True)  # in conf/experiment

@@ -10,10 +10,20 @@ from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
 from clipx.trainer.saved_run import holds_run, open_run
 
-_OF_TRAINING = (
-    *("weights", "head_weights", "head_drop_path", "checkpointing", "lock", "lock_norms", "lora", "stretch_keep"),
-    *("patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"),
-)
+_OF_TRAINING = {
+    "weights",
+    "head_weights",
+    "head_drop_path",
+    "checkpointing",
+    "lock",
+    "lock_norms",
+    "lora",
+    "stretch_keep",
+    "patch_dropout",
+    "patch_dropout_schedule",
+    "patch_dropout_end",
+    "patch_dropout_final",
+}
 """Options that are not part of a model, but of the training in which it was saved."""
 
 

@@ -57,7 +57,7 @@ def test_a_run_starts_from_them_with_changes_and_continues_without_them(run: Pat
 
 @pytest.mark.parametrize("words", [("model=coca_tiny", "objective=coca"), ("model=vit_b16_siglip",)])
 def test_any_kind_of_model_comes_from_a_run(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Without options of its training: those of its initialization, locks, adapters and dropped patches."""
+    """The options of its training are not taken."""
     saved = compose(*words)
     trained = replace(saved.model.image, lock="2", checkpointing="tower")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
