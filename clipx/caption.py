@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -207,6 +206,7 @@ def caption(spec: CaptionSpec) -> None:
     require(out is None or not Path(out).exists(), f"out={out} exists already: give another file, or remove it")
     with imports():
         from clipx.evaluator.captioner import Captioner
+        from clipx.report.console import Progress
         from clipx.weights.load import load_model
 
     with spec.distributed.joined() as comm:
@@ -227,9 +227,10 @@ def caption(spec: CaptionSpec) -> None:
             precision=precision,
             batch_size=spec.batch_size,
             max_pixels=spec.max_pixels,
+            progress=Progress(shown=comm.is_main, name="captioning"),
         )
         with contextlib.ExitStack() as stack:
-            to = [sys.stdout] if comm.is_main else []
+            to: list[TextIO | None] = [None] if comm.is_main else []
             if comm.is_main and out is not None:
                 lose_output()
                 Path(out).parent.mkdir(parents=True, exist_ok=True)
@@ -243,8 +244,8 @@ def caption(spec: CaptionSpec) -> None:
             raise DataError(f"{bad} of {len(files)} images are bad{share}: the lines above name the reasons")
 
 
-def _write(lines: Iterator[Line], to: Sequence[TextIO]) -> int:
-    """Writes captions to `to` and bad images to stderr. Returns the number of bad images."""
+def _write(lines: Iterator[Line], to: Sequence[TextIO | None]) -> int:
+    """Writes captions to `to`, None for standard output, and bad images to stderr. Returns the number of bad images."""
     bad = 0
     for line in lines:
         if "bad" in line:

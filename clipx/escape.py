@@ -7,6 +7,7 @@ import logging
 import sys
 from typing import Any
 
+_LARGE = 1_000_000_000  # bytes
 _BYTE = 0xDC00  # what Python adds to a byte of a file name that is not UTF-8 (PEP 383)
 
 
@@ -43,6 +44,12 @@ def json_text(value: Any, **options: Any) -> str:
 def print_stderr(text: str) -> None:
     """Prints a line on stderr, escaped."""
     print(escaped(text), file=sys.stderr, flush=True)
+
+
+def announce(what: str, size: int) -> None:
+    """Prints on stderr that `size` bytes are read or written at once, if there are more than a second takes."""
+    if size >= _LARGE:
+        print_stderr(f"{what}: {size / 1e9:,.1f} GB")
 
 
 class EscapedLogRecord(logging.LogRecord):

@@ -35,6 +35,7 @@ from clipx.checkpoint.tensors import CheckpointTensors, RankRows, kind_of, slice
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
+from clipx.escape import announce
 from clipx.storage.local import sync
 from clipx.storage.safe_json import read_regular
 
@@ -114,6 +115,9 @@ class CheckpointDir:
         )
         damaged: dict[Path, str] = {}
         for folder in folders:
+            with suppress(OSError):  # as its verification says
+                size = sum(file.stat().st_size for file in folder.iterdir()) if comm.is_main else 0
+                announce(f"reading {folder}", size)
             found = _verified(folder, comm.rank, comm.world)
             own = found if isinstance(found, str) else None
             damage = next(filter(None, comm.gather_objects(own)), None)

@@ -126,9 +126,11 @@ def word_tokenizer(counts: Counter[str], size: int) -> Tokenizer:
 def _texts(dataset: Dataset, max_bad_share: float) -> Iterator[str]:
     """Yields the captions of the training samples, and each prompt of the classes. Raises DataError for too many bad
     samples."""
+    from clipx.report.console import track
+
     source, bad = dataset.train, list[BadRecord]()
     total = sum(source.sizes)
-    for index in range(total):
+    for index in track(range(total), "reading captions", total, "samples"):
         captions: Sequence[str] = ()
         try:
             captions = source.read(index).captions

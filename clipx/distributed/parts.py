@@ -54,29 +54,23 @@ def check_plan(store: PartStore, name: str, plan: dict[str, Any], what: str) -> 
 def write_missing(
     store: PartStore,
     total: int,
-    write: Callable[[Sequence[int]], Iterable[tuple[int, Record]]],
+    write: Callable[[Sequence[int], Sequence[int]], Iterable[tuple[int, Record]]],
     comm: Comm,
     what: str,
 ) -> list[Record]:
     """Writes the missing ones of `total` parts, distributed over the ranks. Returns the records of all. Collective.
 
     Args:
-        write: writes the parts of these numbers, and yields (number, record) of each when it is complete.
+        write: writes the parts of these numbers, among those that all ranks write now, and yields (number, record) of
+            each when it is complete.
         what: name of the parts, for messages.
     """
-    console = stdout_console()
     found: dict[int, Record] = {}
     for part in comm.gather_objects(store.finished(range(comm.rank, total, comm.world))):
         found |= part
     if found and comm.is_main:
-        console.print(f"{len(found):,} of {total:,} {what} exist from an earlier run")
+        stdout_console().print(f"{len(found):,} of {total:,} {what} exist from an earlier run")
     missing = [number for number in range(total) if number not in found]
-    assigned = missing[comm.rank :: comm.world]
-    written = {}
-    for number, record in write(assigned):
-        written[number] = record
-        if comm.is_main:
-            console.print(f"{len(written):,} of {len(assigned):,} {what} written by this rank")
-    for part in comm.gather_objects(written):
+    for part in comm.gather_objects(dict(write(missing[comm.rank :: comm.world], missing))):
         found |= part
     return [found[number] for number in range(total)]

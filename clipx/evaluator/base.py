@@ -31,6 +31,7 @@ from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.transfer import moved
 from clipx.precision.spec import Precision, PrecisionSpec
+from clipx.report.console import Progress
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,9 @@ class Embedder:
     pool: LoaderPool | None = None
     """Loader processes of the run, which make the batches. None: new ones for each source."""
 
+    progress: Progress = field(default_factory=lambda: Progress(shown=False))
+    """Shows how many images and texts of a source are embedded."""
+
     compared: Callable[[Compared], None] = lambda _: None
     """Called by an evaluator that compares images with texts, for the samples in the report of a run."""
 
@@ -93,6 +97,7 @@ class Embedder:
         report_bad: Callable[[Sequence[BadRecord]], None],
         heartbeat: Callable[[], None] = lambda: None,
         pool: LoaderPool | None = None,
+        progress: Progress | None = None,
     ) -> Embedder:
         """Builds an embedder for a model and its evaluation data.
 
@@ -100,6 +105,7 @@ class Embedder:
             report_bad: called with the bad samples of this rank.
             heartbeat: called for each batch.
             pool: loader processes. None: new ones for each source.
+            progress: shows how far it is. None: nothing does.
         """
         return cls(
             model=model,
@@ -113,6 +119,7 @@ class Embedder:
             report_bad=report_bad,
             heartbeat=heartbeat,
             pool=pool,
+            progress=progress or Progress(shown=False),
         )
 
     @classmethod
@@ -124,6 +131,7 @@ class Embedder:
         data: DataSpec,
         comm: Comm,
         report_bad: Callable[[Sequence[BadRecord]], None],
+        progress: Progress,
     ) -> Embedder:
         """Builds a model, loads its weights by `fill(model)`, and builds an embedder for it."""
         compute = precision.build(comm.device)
@@ -131,16 +139,20 @@ class Embedder:
             model = spec.build(comm.device, compute.dtype)
         precision.convert(named_blocks(model))
         fill(model)
-        return cls.build(model, spec, data, comm, compute, report_bad)
+        return cls.build(model, spec, data, comm, compute, report_bad, progress=progress)
 
-    def for_data(self, data: DataSpec) -> Embedder:
-        """Returns an embedder with the loader options of other data. It shares the cache of this one."""
+    def for_data(self, data: DataSpec, name: str) -> Embedder:
+        """Returns an embedder with the loader options of other data. It shares the cache of this one.
+
+        `name`: what it is for, which its progress shows.
+        """
         return replace(
             self,
             view=self.view.for_data(data),
             workers=data.loader_processes(self.comm.sharing),
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
+            progress=self.progress.named(name),
         )
 
     def images(self, source: Source, batch: int) -> Embedded:
@@ -167,16 +179,17 @@ class Embedder:
         mine: list[tuple[int, Sequence[str], int | str | None]] = []
         bad: list[BadRecord] = []
         passes = -(-total // (batch * self.comm.world))
-        for loaded in eval_loader(
+        batches = eval_loader(
             source,
             self.view,
             batch=batch,
             rank=self.comm.rank,
             world=self.comm.world,
-            workers=min(self.workers, -(-total // (batch * self.comm.world))),
+            workers=min(self.workers, passes),
             prefetch=self.prefetch,
             pool=self.pool,
-        ):
+        )
+        for loaded in self.progress.track(batches, total, "images", lambda _: batch * self.comm.world):
             bad += loaded.bad
             if loaded.index:
                 passes -= 1
@@ -220,7 +233,8 @@ class Embedder:
         passes = -(-len(texts) // (batch * self.comm.world))
         assigned = list(rank_blocks(len(texts), batch, self.comm))
         # All ranks run the same number of forward passes, as for images.
-        for block in [*assigned, *[slice(0, 0)] * (passes - len(assigned))]:
+        blocks = [*assigned, *[slice(0, 0)] * (passes - len(assigned))]
+        for block in self.progress.track(blocks, len(texts), "texts", lambda _: batch * self.comm.world):
             # On the host, where the model packs them without waiting for the device.
             x_mD = self._call(self.model.encode_text, self.tokenizer(texts[block] or [""]))
             rows = x_mD.new_zeros(len(texts), x_mD.shape[1]) if rows is None else rows

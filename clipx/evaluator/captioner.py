@@ -17,6 +17,7 @@ from clipx.model.coca import CoCa
 from clipx.model.generate import LengthBounds, Method, generate_captions
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
+from clipx.report.console import Progress
 
 Line = dict[str, str | float]
 """Result of a file: `image` and either `caption` and `log_p`, or `bad`, the reason why it cannot be captioned."""
@@ -34,10 +35,12 @@ class Captioner:
     precision: Precision
     batch_size: int
     max_pixels: int
+    progress: Progress
 
     def lines(self, files: Sequence[str]) -> Iterator[Line]:
         """Yields the result of each file, in order, on all ranks. Collective."""
-        for first in range(0, len(files), self.batch_size * self.comm.world):
+        size = self.batch_size * self.comm.world
+        for first in self.progress.track(range(0, len(files), size), len(files), "images", lambda _: size):
             start = first + self.batch_size * self.comm.rank
             for lines in self.comm.gather_objects(self._batch(start, files[start : start + self.batch_size])):
                 yield from lines

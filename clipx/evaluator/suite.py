@@ -132,7 +132,8 @@ class Suite:
         for task in self.tasks:
             if task.evaluator in names:
                 with task.named():
-                    found = self.evaluators[task.evaluator].evaluate(embedder.for_data(task.data), task.dataset)
+                    of_task = embedder.for_data(task.data, f"{task.evaluator} {task.label}")
+                    found = self.evaluators[task.evaluator].evaluate(of_task, task.dataset)
                 numbers |= {f"{task.prefix}{metric}": value for metric, value in found.items()}
         return numbers
 

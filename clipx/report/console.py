@@ -6,24 +6,29 @@ markup: here text of users, such as `evaluator=[zeroshot]`, is printed as it is.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from copy import copy
 from types import TracebackType
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task
+from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-from clipx.escape import escaped, print_stderr
+from clipx.escape import escaped
 from clipx.logger import Row
 from clipx.output import lose_output
 
 Item = TypeVar("Item")
-_REPORT_EVERY_S = 30.0
+_REPORT_EVERY_S = 60.0
+_RECENT_S = 30.0  # of which a rate is measured
 
 
 def stdout_console(quiet: bool = False) -> Console:
@@ -32,10 +37,10 @@ def stdout_console(quiet: bool = False) -> Console:
     In a file or a pipe, lines are not wrapped at 80 columns.
     """
     width = None if sys.stdout.isatty() else 200
-    return _Stdout(markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=quiet, width=width)
+    return _Plain(markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=quiet, width=width)
 
 
-class _Stdout(Console):
+class _Plain(Console):
     """Console that prints strings, also those of tables, as they are: escaped, without markup and emoji codes."""
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -62,21 +67,121 @@ def _plain(text: str) -> Text:
     return Text(escaped(text, "\n"))
 
 
-def track(items: Iterable[Item], what: str, total: int, unit: str) -> Iterator[Item]:
-    """Yields the items. Shows their progress on stderr: a bar on a terminal, else a line every 30 seconds."""
-    if sys.stderr.isatty():
-        console = Console(stderr=True, markup=False, emoji=False, highlight=False)
-        columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-        with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
-            yield from bar.track(items, total, description=escaped(what))
-        return
-    reported = time.monotonic()
-    print_stderr(f"{what}: {total:,} {unit}")
-    for count, item in enumerate(items, start=1):
-        if time.monotonic() - reported > _REPORT_EVERY_S:
-            reported = time.monotonic()
-            print_stderr(f"{what}: {count:,} of {total:,} {unit}")
-        yield item
+def stderr_console() -> Console:
+    """Returns a console on standard error like `stdout_console`: for progress, where standard output is the result."""
+    width = None if sys.stderr.isatty() else 200
+    return _Plain(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
+
+
+class _Rate:
+    """Units per second of the recent time; the first item, in which a model may be compiled, counts at first only."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._marks = clock, deque([(clock(), 0.0)])
+
+    def add(self, done: float) -> None:
+        """Notes the number of units that are done now."""
+        now = self._clock()
+        if len(self._marks) > 2 and now - self._marks[-2][0] < _RECENT_S / 60:
+            self._marks.pop()
+        self._marks.append((now, done))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= _RECENT_S:
+            self._marks.popleft()
+
+    def read(self) -> float:
+        """Returns the rate, 0 before the first unit."""
+        (start, before), (end, done) = self._marks[0], self._marks[-1]
+        return (done - before) / max(end - start, 1e-9)
+
+
+class _State(ProgressColumn):
+    """What a bar says beside it, which its task computes when it is drawn."""
+
+    def render(self, task: Task) -> Text:
+        return Text(escaped(task.fields["state"]()))
+
+
+class Progress:
+    """Shows how far loops are: live bars on a terminal, else a line a minute of loops that take longer.
+
+    `console`: standard error by default. With shown=False, on ranks other than 0, it shows nothing. `clock`: seconds.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        shown: bool = True,
+        name: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._shown, self._name, self._clock = console or stderr_console(), shown, name, clock
+        self.live = shown and self._console.is_interactive and self._console.file.isatty()
+        redirected = {f"redirect_{stream}": getattr(sys, stream).isatty() for stream in ("stdout", "stderr")}
+        self.bars = Bars(BarColumn(20), _State(), console=self._console, transient=True, **redirected)
+
+    def named(self, name: str) -> Progress:
+        """Returns the same display for loops of this name, which follows that of this display."""
+        other = copy(self)
+        other._name = f"{self._name}, {name}" if self._name else name
+        return other
+
+    def numbered(self, items: Sequence[Item], what: str) -> Iterator[tuple[Progress, Item]]:
+        """Yields each item with the display for its loops. Of several items, its name has `what` and their number."""
+        for number, item in enumerate(items, start=1):
+            yield self.named(f"{what} {number} of {len(items)}") if len(items) > 1 else self, item
+
+    def track(
+        self, items: Iterable[Item], total: int, unit: str, size: Callable[[Item], float] = lambda _: 1
+    ) -> Generator[Item]:
+        """Yields the items. Shows how many of `total` are done, their rate and the time left.
+
+        `unit`: plural of what is counted. `size`: number of them in an item, with those that other ranks do meanwhile.
+        """
+        if not self._shown:
+            yield from items
+            return
+        rate, done, reported = _Rate(self._clock), 0.0, self._clock()
+        with contextlib.ExitStack() as stack:
+            if self.live:
+                if not self.bars.live.is_started:
+                    stack.enter_context(self.bars)
+                bar = self.bars.add_task("", total=total, state=lambda: self._state(rate, done, total, unit))
+                stack.callback(self.bars.remove_task, bar)
+            for item in items:
+                yield item
+                done = min(total, done + size(item))
+                rate.add(done)
+                if self.live:
+                    self.bars.update(bar, completed=done)
+                elif self._clock() - reported >= _REPORT_EVERY_S:
+                    reported = self._clock()
+                    self._console.print(self._state(rate, done, total, unit))
+
+    def share(
+        self, items: Iterable[Item], batches: Sequence[Sized], total: int, unit: str
+    ) -> contextlib.closing[Generator[Item]]:
+        """Returns a context of the items, one for each of this rank's batches, of a loop in which the ranks do `total`.
+
+        The other ranks count as being as far as this one.
+        """
+        sizes, own = iter(batches), sum(map(len, batches))
+        return contextlib.closing(self.track(items, total, unit, lambda _: len(next(sizes)) * total / own))
+
+    def _state(self, rate: _Rate, done: float, total: int, unit: str) -> str:
+        """Returns for example `zeroshot imagenet: 12,800 of 50,000 images, 410 images/s, 01:30 left`."""
+        speed = rate.read()
+        shown = f"{self._name}: {done:,.0f} of {total:,} {unit}"
+        if not speed:
+            return shown
+        number = f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+        return f"{shown}, {number} {unit}/s, {format_clock((total - done) / speed)} left"
+
+
+def track(
+    items: Iterable[Item], what: str, total: int, unit: str, size: Callable[[Item], float] = lambda _: 1
+) -> Iterator[Item]:
+    """Yields the items, and shows their progress on stderr. See `Progress.track`."""
+    return Progress(name=what).track(items, total, unit, size)
 
 
 class Screen:
@@ -86,20 +191,19 @@ class Screen:
         if shown:
             lose_output()
         self.console = stdout_console(quiet=not shown)
-        self._live = shown and self.console.is_terminal
-        text = TextColumn("{task.description}", markup=False)
-        self._progress = Progress(BarColumn(20), text, console=self.console, transient=True)
+        self.loops = Progress(self.console, shown)
+        self._line = ""
         self._start = time.monotonic()
 
     def __enter__(self) -> Screen:
         self._start = time.monotonic()
-        if self._live:
-            self._progress.start()
+        if self.loops.live:
+            self.loops.bars.start()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._live:
-            self._progress.stop()
+        if self.loops.live:
+            self.loops.bars.stop()
 
     def print(self, text: str) -> None:
         self.console.print(text)
@@ -108,12 +212,14 @@ class Screen:
         """Shows the newest metrics and the time left, estimated from the steps since the start."""
         step = int(row["step"])
         eta = (time.monotonic() - self._start) / max(1, step - first_step) * (total_steps - step)
-        if not self._live:
-            self.print(_line(row, total_steps, eta))
+        self._line = _line(row, total_steps, eta)
+        if not self.loops.live:
+            self.print(self._line)
             return
-        if not self._progress.tasks:
-            self._progress.add_task("", total=total_steps)
-        self._progress.update(self._progress.tasks[0].id, completed=step, description=_line(row, total_steps, eta))
+        bars = self.loops.bars
+        if not bars.tasks:
+            bars.add_task("", total=total_steps, state=lambda: self._line)
+        bars.update(bars.tasks[0].id, completed=step)
 
     def evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
         """Prints the headline metrics of an evaluation during training as one line."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipx.data.duplicates import exact_duplicates, near_duplicates
+from clipx.report.console import track
 
 _ROUNDS = 20  # of k-means
 _OF_CLUSTER = 256  # embeddings of each cluster with which k-means is computed, at most
@@ -58,7 +59,8 @@ def semantic_columns(
         cluster_N[rows], central_N[rows] = cluster.cpu().numpy(), cosine.cpu().numpy()
     ordered = usable[np.lexsort((usable, central_N[usable], cluster_N[usable]))]
     ends = np.flatnonzero(np.diff(cluster_N[ordered])) + 1
-    for members in np.split(ordered, ends):
+    groups = np.split(ordered, ends)
+    for members in track(groups, "comparing the samples of clusters", len(usable), "samples", len):
         near_N[members] = _earlier(_rows(image_ND[members], device))
     return {
         "cluster": pa.array(cluster_N, mask=missing_N),
@@ -73,7 +75,7 @@ def k_means(image_ND: NDArray[np.float16], clusters: int, seed: int, device: tor
     drawn = np.sort(generator.permutation(len(image_ND))[: clusters * _OF_CLUSTER])
     sample_ND = _rows(image_ND[drawn], device)
     centre_KD = sample_ND[np.sort(generator.permutation(len(drawn))[:clusters])]
-    for _ in range(_ROUNDS):
+    for _ in track(range(_ROUNDS), "clustering", _ROUNDS, "rounds"):
         cluster_N = torch.cat([(rows @ centre_KD.T).argmax(1) for rows in sample_ND.split(_ROWS)])
         sum_KD = torch.zeros_like(centre_KD).index_add_(0, cluster_N, sample_ND)
         empty_K = torch.bincount(cluster_N, minlength=clusters) == 0

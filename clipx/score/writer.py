@@ -39,7 +39,7 @@ from clipx.errors import DataError
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
-from clipx.report.console import stdout_console
+from clipx.report.console import Progress, stdout_console
 from clipx.score.entries import Entries, read_entries
 from clipx.score.head import LinearHead, load_head
 from clipx.score.samples import SIGNATURE, Row, ScoredBatch, read_scored
@@ -130,7 +130,8 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
     comm.require_equal(scores=plan)
     with locked(writer.store, comm):
         comm.run_on_main(lambda: check_plan(writer.store, PLAN, plan, "scores"))
-        write = partial(writer.write, workers=workers)
+        progress = Progress(shown=comm.is_main, name=f"scoring {data.name}")
+        write = partial(writer.write, workers=workers, progress=progress)
         records = write_missing(writer.store, writer.parts(), write, comm, "parts")
         comm.run_on_main(lambda: _finish(writer, plan, records, comm.device))
 
@@ -182,17 +183,21 @@ class ScoreWriter:
         """Returns the number of parts."""
         return -(-sum(self.source.sizes) // self.spec.samples_per_part)
 
-    def write(self, numbers: Sequence[int], workers: int) -> Iterator[tuple[int, Record]]:
-        """Writes these parts. Yields (number, record) of each part when it is complete."""
+    def write(
+        self, numbers: Sequence[int], of: Sequence[int], workers: int, progress: Progress
+    ) -> Iterator[tuple[int, Record]]:
+        """Writes these parts, among those `of` that all ranks write. Yields (number, record) of each complete one."""
         batches = [batch for number in numbers for batch in self._batches(number)]
         view = None if self.encoder is None else self.encoder.view
         scores, data, entries = self.spec.scores, self.data, self.entries
         loaded = read_scored(self.source, view, entries, scores, data.max_pixels, batches, workers, data.prefetch)
-        for number in numbers:
-            part = _Part(self._samples(number))
-            for _ in self._batches(number):
-                self._add(next(loaded), part)
-            yield number, self._put(number, part)
+        total = sum(len(self._samples(number)) for number in of)
+        with progress.share(loaded, batches, total, "samples") as scored:
+            for number in numbers:
+                part = _Part(self._samples(number))
+                for _ in self._batches(number):
+                    self._add(next(scored), part)
+                yield number, self._put(number, part)
 
     def _samples(self, number: int) -> range:
         start = number * self.spec.samples_per_part

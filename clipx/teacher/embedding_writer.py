@@ -26,7 +26,7 @@ from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
-from clipx.report.console import stdout_console
+from clipx.report.console import Progress, stdout_console
 from clipx.storage.part_store import PartStore, Record, record_file
 from clipx.teacher.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.teacher.live import weights_digest
@@ -102,7 +102,11 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     comm.require_equal(embeddings=plan)
     with locked(store, comm):
         comm.run_on_main(lambda: check_plan(store, PLAN, plan, "embeddings"))
-        write = partial(writer.write, workers=data.loader_processes(comm.sharing), prefetch=data.prefetch)
+        workers, progress = (
+            data.loader_processes(comm.sharing),
+            Progress(shown=comm.is_main, name=f"embedding {data.name}"),
+        )
+        write = partial(writer.write, workers=workers, prefetch=data.prefetch, progress=progress)
         records = write_missing(store, writer.shards(), write, comm, "shards")
         classes = dataset.classes if spec.format == "webdataset" else None
         comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))
@@ -226,15 +230,19 @@ class EmbeddingWriter:
         """Returns the number of shards."""
         return -(-sum(self.source.sizes) // self.samples_per_shard)
 
-    def write(self, numbers: Sequence[int], workers: int, prefetch: int) -> Iterator[tuple[int, Record]]:
-        """Writes these shards. Yields (number, record) of each shard when it is complete."""
+    def write(
+        self, numbers: Sequence[int], of: Sequence[int], workers: int, prefetch: int, progress: Progress
+    ) -> Iterator[tuple[int, Record]]:
+        """Writes these shards, among those `of` that all ranks write. Yields (number, record) of each complete one."""
         batches = [part for number in numbers for part in self._batches(number)]
-        loaded = iter(eval_batch_loader(self.source, self.view, batches, workers, prefetch, crops=self.crops))
-        for number in numbers:
-            shard = ShardEmbeddings(self._samples(number))
-            for _ in self._batches(number):
-                self._embed(next(loaded), shard)
-            yield number, self._put(number, shard)
+        loaded = eval_batch_loader(self.source, self.view, batches, workers, prefetch, crops=self.crops)
+        total = sum(len(self._samples(number)) for number in of)
+        with progress.share(loaded, batches, total, "samples") as embedded:
+            for number in numbers:
+                shard = ShardEmbeddings(self._samples(number))
+                for _ in self._batches(number):
+                    self._embed(next(embedded), shard)
+                yield number, self._put(number, shard)
 
     def _samples(self, number: int) -> range:
         start = number * self.samples_per_shard

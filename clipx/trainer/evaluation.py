@@ -12,6 +12,7 @@ from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.predictions import PredictionWriter
 from clipx.evaluator.suite import Suite
+from clipx.report.console import Progress
 from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec
 
@@ -49,7 +50,11 @@ class PeriodicEvaluation:
         self.overdue = [name for name, cadence in self._cadences.items() if cadence.at_end and name not in ran]
 
     def run(
-        self, learner: Learner, quarantine: Callable[[Sequence[BadRecord]], None], heartbeat: Callable[[], None]
+        self,
+        learner: Learner,
+        quarantine: Callable[[Sequence[BadRecord]], None],
+        heartbeat: Callable[[], None],
+        progress: Progress,
     ) -> dict[str, float]:
         """Runs the overdue evaluators, with the average of the weights if there is one. Returns metrics by name.
         Collective."""
@@ -57,7 +62,7 @@ class PeriodicEvaluation:
         model = learner.model if learner.average is None else learner.average.model
         spec = self.spec
         embedder = Embedder.build(
-            model, spec.model, spec.data, self.comm, learner.precision, quarantine, heartbeat, self.pool
+            model, spec.model, spec.data, self.comm, learner.precision, quarantine, heartbeat, self.pool, progress
         )
         embedder.compared = PredictionWriter(Path(spec.run_dir), spec.seed, spec.report and self.comm.is_main)
         numbers = self.suite.evaluate(names, embedder)

@@ -275,7 +275,7 @@ class Trainer:
     def _loop(self, screen: Screen) -> dict[str, float]:
         """Trains to the end. Returns the metrics of the evaluation after the last step, if it has run already."""
         first, started = self.steps_done, self.samples_seen
-        if numbers := self._evaluate():
+        if numbers := self._evaluate(screen):
             screen.evaluation(first, numbers)
         if self.early_stopping.ends_after(numbers, logged=True):
             return numbers
@@ -329,7 +329,7 @@ class Trainer:
             self._stop(signal)
         numbers: dict[str, float] = {}
         if self.evaluation.overdue:
-            numbers = self._evaluate()
+            numbers = self._evaluate(screen)
             screen.evaluation(self.steps_done, numbers)
         if self.early_stopping.ends_after(numbers, self._is_logged(before)):
             return numbers
@@ -369,7 +369,7 @@ class Trainer:
         self.stop.finish()
         self.early_stopping.announce(screen.print, self.rundir.event, self.steps_done)
         self.evaluation.add_at_end(numbers)
-        numbers = numbers | self._evaluate()
+        numbers = numbers | self._evaluate(screen)
         bad = BadSampleCounter.sum(self.comm.gather_objects(self.bad_samples))
         if self.checkpoints.at_end:
             self._save(numbers)
@@ -379,13 +379,14 @@ class Trainer:
         self.comm.run_on_main(self.rundir.check)
         return check_final_loss(self, self.comm.broadcast_object(numbers))
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self, screen: Screen) -> dict[str, float]:
         """Runs the evaluators that are due and logs their metrics. Returns the metrics by name."""
         if not self.evaluation.overdue:
             return {}
         start = time.perf_counter()
         self.learner.settle()
-        numbers = self.evaluation.run(self.learner, self.rundir.quarantine, lambda: self.watchdog.beat(self.steps_done))
+        beat, progress = lambda: self.watchdog.beat(self.steps_done), screen.loops.named("evaluation")
+        numbers = self.evaluation.run(self.learner, self.rundir.quarantine, beat, progress)
         seconds = {"evaluation_s": time.perf_counter() - start}
         self._log({**metrics_row(self, seconds, self.samples_seen), **numbers})
         return numbers

@@ -23,6 +23,7 @@ from clipx.evaluator.tables import Evaluated
 from clipx.model.clip import CLIP
 from clipx.model.lora import merged
 from clipx.precision.spec import PrecisionSpec
+from clipx.report.console import Progress
 from clipx.run.directory import RunDir
 from clipx.weights.load import load_into, load_with_spec, weights_part
 from clipx.weights.spec import ALL_STEPS, SUFFIXES
@@ -41,16 +42,16 @@ def evaluate_runs(
 ) -> Iterator[tuple[Suite, Evaluated]]:
     """Evaluates checkpoints of runs. `steps`: a number, `all`, or None for the newest checkpoint. Collective."""
     suites: dict[str, Suite] = {}
-    for saved in runs:
+    for of_run, saved in Progress(shown=comm.is_main).numbered(runs, "run"):
         run, quarantine = saved.spec, _print_bad if saved.is_remote else RunDir(saved.folder).quarantine
         suite = _suite(spec, run, comm, suites)
         wanted = comm.run_on_main(saved.steps) if steps == ALL_STEPS else [None if steps is None else int(steps)]
-        for step in wanted:
+        for progress, step in of_run.numbered(wanted, "checkpoint"):
             checkpoint = saved.load(step, comm)
             if checkpoint is not None:
                 fill = partial(_fill, checkpoint, spec, run)
                 precision, data = spec.precision or run.precision, suite.tasks[0].data
-                embedder = Embedder.of_weights(run.model, fill, precision, data, comm, quarantine)
+                embedder = Embedder.of_weights(run.model, fill, precision, data, comm, quarantine, progress)
                 yield suite, Evaluated(run.name, checkpoint.step, suite.evaluate(list(suite.evaluators), embedder))
 
 
@@ -79,11 +80,11 @@ def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Ev
     """Evaluates the weights of a file or a model's folder, or of each file in a folder. Collective."""
     suite: Suite | None = None  # opened after the first weights are loaded, because data takes longer
     precision: PrecisionSpec = spec.precision or option_from_dict("precision", {"kind": "fp32"})
-    for location in _locations(spec.run):
+    for progress, location in Progress(shown=comm.is_main).numbered(_locations(spec.run), "weights"):
         weights, model = load_with_spec(location, "run", spec)
         suite = suite or Suite.open(spec.evaluator, spec.data, None, comm)
         fill = partial(load_into, weights=weights)
-        embedder = Embedder.of_weights(model, fill, precision, suite.tasks[0].data, comm, _print_bad)
+        embedder = Embedder.of_weights(model, fill, precision, suite.tasks[0].data, comm, _print_bad, progress)
         yield suite, Evaluated(name_of(location), None, suite.evaluate(list(suite.evaluators), embedder))
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import select_prefix
 from clipx.errors import CheckpointError, disk_failure
+from clipx.escape import announce
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.hf_tokenizer import read_tokenizer, tokenizer_files
 from clipx.model.lora import merged, without_adapters
@@ -77,6 +78,7 @@ def write_export(format: ExportFormat, out: Path, exported: Exported) -> list[st
     """
     weights, run, checkpoint = exported.weights, exported.run, exported.checkpoint
     notes = [*exported.notes]
+    announce(f"writing {out}", sum(tensor.nbytes for tensor in weights.model.values()))
     with atomic_output(out) as path:
         match format:
             case ExportFormat.open_clip:

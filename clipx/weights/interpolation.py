@@ -17,7 +17,7 @@ from clipx.errors import CheckpointError, ConfigError, require
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.suite import Suite
 from clipx.model.spec import ModelSpec
-from clipx.report.console import of_samples
+from clipx.report.console import Progress, of_samples
 from clipx.report.figure import COLOURS, INK, MUTED, attempt, new_figure, style_axes, to_png
 from clipx.weights.compare import check_same
 from clipx.weights.export import atomic_output
@@ -99,16 +99,18 @@ def score_mixtures(
     """Evaluates the mixture of each alpha, in ascending order. Collective."""
     sets = (spec.data, spec.reference)
     suites = [Suite.open(spec.evaluator, data, None, comm) for data in sets]
-    for alpha in sorted(spec.alphas):
+    for progress, alpha in Progress(shown=comm.is_main).numbered(sorted(spec.alphas), "mixture"):
         mixture = interpolate(base, finetuned, alpha)
-        target, reference = (evaluate(spec, model, mixture, suite, comm) for suite in suites)
+        target, reference = (evaluate(spec, model, mixture, suite, comm, progress) for suite in suites)
         yield ScoredMixture(alpha, target, reference, spec.metric)
 
 
-def evaluate(spec: WiseFtSpec, model: ModelSpec, weights: LoadedWeights, suite: Suite, comm: Comm) -> dict[str, float]:
+def evaluate(
+    spec: WiseFtSpec, model: ModelSpec, weights: LoadedWeights, suite: Suite, comm: Comm, progress: Progress
+) -> dict[str, float]:
     """Returns the metrics of weights on the data of `suite`. Raises ConfigError without `metric`. Collective."""
     fill = partial(load_into, weights=weights)
-    embedder = Embedder.of_weights(model, fill, spec.precision, spec.data, comm, lambda bad: None)
+    embedder = Embedder.of_weights(model, fill, spec.precision, spec.data, comm, lambda bad: None, progress)
     numbers = suite.evaluate(list(spec.evaluator), embedder)
     require(
         f"eval/{spec.metric}" in numbers,

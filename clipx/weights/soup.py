@@ -13,7 +13,7 @@ from torch import Tensor
 from clipx.distributed.comm import Comm
 from clipx.evaluator.suite import Suite
 from clipx.model.spec import ModelSpec
-from clipx.report.console import count_of
+from clipx.report.console import Progress, count_of
 from clipx.weights.interpolation import evaluate
 from clipx.weights.load import LoadedWeights
 
@@ -88,14 +88,15 @@ def _greedy(spec: WiseFtSpec, model: ModelSpec, models: Sequence[LoadedWeights],
     Of equal models the one that was named first comes first.
     """
     suite, metric = Suite.open(spec.evaluator, spec.data, None, comm), f"eval/{spec.metric}"
-    numbers = [evaluate(spec, model, one, suite, comm) for one in models]
+    progress = Progress(shown=comm.is_main)
+    numbers = [evaluate(spec, model, one, suite, comm, of) for of, one in progress.numbered(models, "model")]
     samples = numbers[0].get(count_of(metric))
     alone = [found[metric] for found in numbers]
     order = sorted(range(len(models)), key=lambda i: -alone[i])
     kept, best = [models[order[0]]], alone[order[0]]
     members = [Member(kept[0].location, True, best, samples=samples)]
-    for i in order[1:]:
-        mixed = evaluate(spec, model, mean_of([*kept, models[i]]), suite, comm)[metric]
+    for of, i in progress.numbered(order[1:], "soup"):
+        mixed = evaluate(spec, model, mean_of([*kept, models[i]]), suite, comm, of)[metric]
         members.append(Member(models[i].location, mixed >= best, alone[i], mixed, samples))
         if mixed >= best:
             kept, best = [*kept, models[i]], mixed

@@ -95,7 +95,7 @@ def measure(stream: TrainBatches, max_pixels: int, positions: range, workers: in
     chunks: Iterable[Measured] = ProcessLoader(_Chunks(stream, max_pixels), items, workers, prefetch=2)
     samples, captions = [np.empty(0, SAMPLE)], list[Caption]()
     labels, bad = Counter[int | str | None](), list[BadRecord]()
-    for chunk in track(chunks, f"reading {len(places):,} samples", len(items), f"chunks of {_CHUNK} samples"):
+    for chunk in track(chunks, "reading", len(places), "samples", lambda chunk: len(chunk.samples) + len(chunk.bad)):
         samples.append(chunk.samples)
         captions += chunk.captions
         labels.update(chunk.labels)

@@ -38,6 +38,7 @@ from clipx.data.selection.tables import JsonTables, ShardSamples, SidecarTables,
 from clipx.data.shards.index import key_digests
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source, Split
+from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import cache_folder, open_own, write_text
 
@@ -236,7 +237,7 @@ class _Chooser:
             self.tables.prepare()
 
     def _parts(self) -> Iterator[tuple[int, _Part]]:
-        from clipx.report.console import track
+        from clipx.report.console import Progress
 
         def parts() -> Iterator[tuple[int, _Part]]:
             with ThreadPoolExecutor(_THREADS) as pool:
@@ -244,7 +245,7 @@ class _Chooser:
                     group = range(first, min(first + _TOGETHER, len(self.samples.urls)))
                     yield from zip(group, pool.map(self._part, group), strict=True)
 
-        return track(parts(), "selecting samples", len(self.samples.urls), "shards")
+        return Progress(shown=not rank_or_none(), name="selecting").track(parts(), len(self.samples.urls), "shards")
 
     def _part(self, shard: int) -> _Part:
         start, size = self.starts[shard], self.samples.sizes[shard]

@@ -74,7 +74,7 @@ def readers(folder: Path) -> dict[str, Callable[[bytes], Any]]:
     image, patches = ImageView(24, [0.5, 1.0], LIMIT), PatchView(8, 64, [0.5, 1.0], LIMIT)
     device = ImageView(24, [0.5, 1.0], LIMIT, on_device=True)
     tower = SimpleNamespace(size=24, stretch=False, interpolation=Interpolation.bicubic)
-    captioner = Captioner(cast(Any, SimpleNamespace(spec=SimpleNamespace(image=tower))), *[cast(Any, None)] * 5, 1, LIMIT)  # fmt: skip
+    captioner = Captioner(cast(Any, SimpleNamespace(spec=SimpleNamespace(image=tower))), *[cast(Any, None)] * 5, 1, LIMIT, cast(Any, None))  # fmt: skip
 
     def load(view: ImageView | PatchView, encoded: bytes) -> None:
         view.load(encoded, random.Random(0), view.allocate(1)[0][0])

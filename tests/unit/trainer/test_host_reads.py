@@ -17,6 +17,7 @@ from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.spec import Varying
 from clipx.model.transfer import HostCopy
+from clipx.report.console import Progress
 from clipx.trainer.learner import Learner, StepPosition
 from clipx.trainer.metrics import Meter
 from clipx.trainer.trainer import Trainer
@@ -87,7 +88,7 @@ def test_a_batch_of_an_evaluation_reads_nothing(tmp_path: Path, reads_of_copies:
             evaluator.batch_size = size
         with HostReads([trainer.learner.model]) as reads:
             trainer.evaluation.overdue = list(trainer.spec.evaluator)
-            trainer.evaluation.run(trainer.learner, lambda bad: None, lambda: None)
+            trainer.evaluation.run(trainer.learner, lambda bad: None, lambda: None, Progress(shown=False))
         counts.append(len(reads.found))
     trainer.close()
     assert counts[0] == counts[1] < 20
