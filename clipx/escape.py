@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 _LARGE = 1_000_000_000  # bytes
 _BYTE = 0xDC00  # what Python adds to a byte of a file name that is not UTF-8 (PEP 383)
@@ -57,6 +57,20 @@ class EscapedLogRecord(logging.LogRecord):
 
     def getMessage(self) -> str:
         return escaped(super().getMessage(), "" if self.name.partition(".")[0] == "clipx" else "\n\t")
+
+
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Prints log lines on standard error, of which standard output is free: it may be a command's result.
+
+    The stream is that at the time of the line, in place of which a live bar may have put another one.
+    """
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
 
 
 def _escape(character: str) -> str:

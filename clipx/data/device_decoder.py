@@ -46,11 +46,11 @@ def check_device_decoding(device: torch.device) -> None:
         ) from None
 
 
-def warn_of_few(batch: Batch, rank: int) -> None:
-    """Logs a warning on rank 0 if the device decodes less than half of the images of a batch."""
+def note_few(batch: Batch, rank: int) -> None:
+    """Logs on rank 0 if the device decodes less than half of the images of a batch."""
     count, total = sum(len(images.table_m11) for images in batch.encoded), len(batch.index)
     if rank == 0 and 2 * count < total:
-        log.warning(
+        log.info(
             "data.decode=gpu: the device decodes %d of the %d images of a batch; loader processes decode the others, "
             "which are no upright baseline JPEGs of at most %d pixels",
             count,

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Sampler, default_collate
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange, caption_digests
 from clipx.data.caption_mask import check_tagger, masked
 from clipx.data.caption_mask_spec import CaptionMaskSpec
-from clipx.data.device_decoder import DeviceDecoder, warn_of_few
+from clipx.data.device_decoder import DeviceDecoder, note_few
 from clipx.data.encoded import DeviceCrop, EncodedImages, Place
 from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import SampleOrder
@@ -246,7 +246,7 @@ class TrainLoader:
                 batch = replace(joined.take(), decoder=self.decoder)
                 if self.decoder is not None and not warned:
                     warned = True
-                    warn_of_few(batch, self.sampler.rank)
+                    note_few(batch, self.sampler.rank)
                 yield batch
                 del batch
 

@@ -391,7 +391,7 @@ def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec],
 
     first = comm.run_on_main(open_first)
     for note in opened[0].notes if opened else ():
-        log.warning("%s: %s", data.name, note)
+        log.info("%s: %s", data.name, note)
     return opened[0] if opened else open_one(data.pinned(first))
 
 

@@ -64,7 +64,7 @@ class MlflowSpec(LoggerSpec):
         id_file = run_dir / ID_FILES["mlflow"]
         known = id_file.is_file()
         if known and self.tracking_uri is None and not own.is_file():  # resumed from a URL, which lacks the file
-            log.warning("%s is missing, which contains the run of %s: a new run begins in MLflow", own, id_file.name)
+            log.info("%s is missing, which contains the run of %s: a new run begins in MLflow", own, id_file.name)
             known = False
         client = MlflowClient(self.tracking_uri or f"sqlite:///{own.absolute()}")
         if not known:

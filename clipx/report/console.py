@@ -95,7 +95,7 @@ class _Rate:
 
 
 class _State(ProgressColumn):
-    """What a bar says beside it, which its task computes when it is drawn."""
+    """Text beside a bar, which its task computes when it is drawn."""
 
     def render(self, task: Task) -> Text:
         return Text(escaped(task.fields["state"]()))

@@ -19,6 +19,9 @@ Event = Mapping[str, Any]
 FINISHED = "finished"
 """Reason of the end of a start that trained to the end of the run."""
 
+NOTES = frozenset({"checkpoint_left", "requeued", "retried"})
+"""Kinds of events whose message is a fact. The messages of the others are warnings."""
+
 PACKAGES = ("clipx", "torch", "timm", "python")
 """Packages whose versions the starts of a run record."""
 
@@ -93,7 +96,7 @@ class History:
         return sum(min(max(now - float(start.event["time"]), 0.0), start.seconds) for start in self.starts)
 
     def marks(self) -> list[tuple[float, str]]:
-        """Returns (samples, text) of resumes, stops and warnings, for the curves."""
+        """Returns (samples, text) of resumes, stops, warnings and notes, for the curves."""
         if not self.rows:
             return []
         found = [(event, words) for event in self.events if (words := _words(event))]

@@ -16,7 +16,7 @@ from clipx.report.console import format_clock, format_score, format_value, is_he
 from clipx.report.figure import COLOURS, INK, MUTED, new_figure, style_axes, to_png
 from clipx.report.page import Cell, command, details, facts, listing, page, paragraph, section, table, text, tiles
 from clipx.report.predictions import section_of
-from clipx.report.run_history import FINISHED, Event, History, date
+from clipx.report.run_history import FINISHED, NOTES, Event, History, date
 from clipx.report.run_panels import panels
 from clipx.storage.local import write_bytes, write_text
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # a higher package
 
 _MOST_PAGE_POINTS = 24_000  # of all series: about 30 bytes each
 _MOST_TILES = 4  # of headline metrics
-_MOST_WARNINGS = 200
+_MOST_MESSAGES = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ def _page(record: RunRecord, main: Sequence[Chart], further: Sequence[Chart], pr
     charts = Charts("run", history.axes(most), history.marks(), most)
     body = [_early_end(history), _tiles(record, history), _facts(record, history), _repeat(history)]
     body += [_curves(charts, main, further), _evaluations(record.final, history), predictions, _bad(record.bad)]
-    body += [_warnings(history), _starts(history)]
+    body += [_messages(history, "Warnings", False), _messages(history, "Notes", True), _starts(history)]
     body += [section("Configuration", details("config.yaml", listing(record.config.split("\n")))), charts.script()]
     styles = [name for name, used in {"chart.css": main, "predictions.css": predictions}.items() if used]
     return page(record.name, "".join(body), ("chart_tools.js", "chart.js") if main else (), styles)
@@ -150,7 +150,7 @@ def _curves(charts: Charts, main: Sequence[Chart], further: Sequence[Chart]) -> 
         f'<div class="charts">{"".join(map(charts.figure, main))}</div>',
     ]
     if charts.marks:
-        parts.append('<p class="muted">Dashed lines: resumes, stops and warnings.</p>')
+        parts.append('<p class="muted">Dashed lines: resumes, stops, warnings and notes.</p>')
     if further:
         drawn = "".join(map(charts.figure, further))
         parts.append(details(f"{len(further)} further metrics", f'<div class="charts">{drawn}</div>'))
@@ -184,17 +184,17 @@ def _bad(bad: Sequence[BadCount]) -> str:
     return section("Bad samples", table(["reason", "samples", "draws"], rows, numbers=2)) if rows else ""
 
 
-def _warnings(history: History) -> str:
-    """Returns the events with a message, such as non-finite values and failed uploads."""
+def _messages(history: History, title: str, notes: bool) -> str:
+    """Returns the events with a message: warnings, such as non-finite values and failed uploads, or notes of facts."""
     rows = [
         [date(event["time"]), f"{event['step']:,}" if "step" in event else "", event["event"], event["message"]]
         for event in history.events
-        if isinstance(event.get("message"), str)
+        if isinstance(event.get("message"), str) and (event["event"] in NOTES) == notes
     ]
-    more = len(rows) - _MOST_WARNINGS
-    note = [paragraph(f"{more:,} further warnings are in events.jsonl.")] if more > 0 else []
-    shown = table(["time", "step", "kind", "message"], rows[:_MOST_WARNINGS])
-    return section("Warnings", shown, *note) if rows else ""
+    more = len(rows) - _MOST_MESSAGES
+    note = [paragraph(f"{more:,} further {title.lower()} are in events.jsonl.")] if more > 0 else []
+    shown = table(["time", "step", "kind", "message"], rows[:_MOST_MESSAGES])
+    return section(title, shown, *note) if rows else ""
 
 
 def _starts(history: History) -> str:

@@ -159,7 +159,7 @@ class RunLock:
                 f"{self.path.parent} is in use by {holder or 'an unknown job'}: wait until it ends, or give this run "
                 f"another name=; if that job is certainly dead, delete {self.path}"
             )
-        log.warning("took over the stale run.lock of %s", holder or "an unknown job")
+        log.info("took over the stale run.lock of %s", holder or "an unknown job")
         self._event("lock_taken_over", of=asdict(holder) if holder else None, silent_s=round(age_s))
 
     @contextlib.contextmanager

@@ -74,7 +74,7 @@ def shown_of(seconds: Sequence[float], capsys: pytest.CaptureFixture[str], **opt
 
 
 def test_progress_in_a_file_is_a_line_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the rate of the last half minute, in which no model is compiled, and the time left at that rate."""
+    """The rate is that of the last half minute, in which no model is compiled; the time left is that at this rate."""
     assert shown_of([50, *[4] * 10], capsys, name="zeroshot [b]pets[/b]\n") == [
         "zeroshot [b]pets[/b]\\n: 400 of 1,050 images, 6.45 images/s, 01:41 left",
     ]
