@@ -56,7 +56,8 @@ class MlflowSpec(LoggerSpec):
 
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
         require_package("mlflow", "mlflow")
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when mlflow is imported
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # these are read when mlflow is imported
+        os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 

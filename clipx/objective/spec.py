@@ -135,7 +135,7 @@ class ObjectiveSpec:
         return None
 
     def caution(self, length: Length) -> str | None:
-        """Returns a warning for the start of a run of `length` that lacks what the objective's name promises."""
+        """Returns a note for the start of a run of `length` that lacks what the objective's name promises."""
         return None
 
     def fixed_temperature(self) -> tuple[float, str]:

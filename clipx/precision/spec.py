@@ -6,7 +6,6 @@ docs/guides/precision.md describes the requirements, the cost and the rounding o
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -18,8 +17,6 @@ from clipx.precision.loss_scaler import LossScaling
 
 if TYPE_CHECKING:
     from torch import nn
-
-log = logging.getLogger(__name__)
 
 Capability = tuple[int, int]
 VOLTA, AMPERE, ADA = (7, 0), (8, 0), (8, 9)
@@ -292,14 +289,8 @@ class Fp16Spec(_ScaledSpec):
     def build(self, device: torch.device) -> Precision:
         require_capability(device, VOLTA, "precision=fp16", "fp32")
         scale = LossScaling(self.loss_scale, self.loss_scale_growth) if self.master_weights else None
-        if scale is None:
-            log.warning(
-                "precision=fp16 with precision.master_weights=false: gradients and moments below 6e-8 become 0, and "
-                "training may diverge; precision.master_weights=true or precision=bf16 avoids it"
-            )
-        description = (
-            f"float16 weights{describe_masters(self.master_weights)}; needs float16 (NVIDIA: compute capability 7.0)"
-        )
+        masters = describe_masters(self.master_weights) or ", gradients and moments, of which those below 6e-8 become 0"
+        description = f"float16 weights{masters}; needs float16 (NVIDIA: compute capability 7.0)"
         return Precision(torch.float16, None, device.type, description, self.master_weights, scale)
 
 

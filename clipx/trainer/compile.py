@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -206,6 +207,7 @@ class CompileSpec:
 
         dynamo.optimize_ddp = False  # else each block, smaller than a bucket of DDP, is split further
         dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # on a CPU it says that there is no GPU
         if hasattr(inductor, "deterministic"):
             inductor.deterministic = deterministic  # no choice of kernels by measurement
 

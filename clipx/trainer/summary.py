@@ -60,8 +60,8 @@ def facts(trainer: Trainer) -> dict[str, str]:
     }
     if computed := spec.objective.describe(trainer.length):
         lines["objective"] = f"{spec.objective.kind}: {computed}"
-    if caution := spec.objective.caution(trainer.length):
-        lines["warning"] = caution
+    if note := spec.objective.caution(trainer.length):
+        lines["note"] = note
     if norm := batchnorm_line(trainer.learner.model, spec, comm.world):
         lines["norm"] = norm
     if locked := frozen_count(trainer.learner.model):

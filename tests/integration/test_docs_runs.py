@@ -117,7 +117,9 @@ def output(command: Command, session: Session) -> str:
         shell = ["bash", "-c", command.text]
         done = subprocess.run(shell, env=environment(), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return f"{done.stdout}\n{done.stderr}".replace(str(Path.cwd()), "/home/me")
+    found = f"{done.stdout}\n{done.stderr}".replace(str(Path.cwd()), "/home/me")
+    assert not re.search(r"(?i)\bwarning\b", found), f"{command}: {found}"
+    return found
 
 
 def environment() -> dict[str, str]:

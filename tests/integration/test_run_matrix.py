@@ -7,6 +7,7 @@ must give their own tensors bit for bit. The exported weights must be those of t
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,7 @@ def train(spec: RunSpec) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(ROWS, *(name for name, row in ROWS.items() if not row.slow)))
-def test_row(name: str, two_ranks: Ranks, inputs: Inputs, tmp_path: Path) -> None:
+def test_row(name: str, two_ranks: Ranks, inputs: Inputs, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     row = ROWS[name]
     words = [Template(word).substitute(inputs) for word in f"{row.base} {row.words}".split()]
     spread = [*words, "data.micro_batches=2", *row.on_ranks.split()]
@@ -240,6 +241,7 @@ def test_row(name: str, two_ranks: Ranks, inputs: Inputs, tmp_path: Path) -> Non
     assert exported.bias == whole.bias, f"exported: {row.proves}"
     if whole.log_scale is not None:  # this run learns one
         assert exported.log_scale == whole.log_scale, f"exported: {row.proves}"
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def _assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], proves: str) -> None:
