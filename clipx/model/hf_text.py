@@ -6,6 +6,7 @@ embedding.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from clipx.model.varlen import is_supported, varlen_attention
 from clipx.storage.hub import HUB, hub_files
 from clipx.storage.safe_json import check_sizes, parse_json, read_regular
 
+# transformers imports torchao, whose calls torch deprecates: nothing that a user of clipx could change.
+logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
 try:
     import transformers
     from transformers import AttentionInterface, AttentionMaskInterface

@@ -88,13 +88,17 @@ def test_a_resumed_run_shows_its_starts_commands_and_time(tmp_path: Path) -> Non
         {"time": 10.0, "event": "stopped", "step": 10, "signal": "SIGTERM"},
         {"time": 1010.0, "event": "start", "step": 10, "world": 2, "command": "python -m clipx.train resume=auto", **versions},
         {"time": 1015.0, "event": "non_finite", "step": 15, "message": "a step is nan"},
+        {"time": 1016.0, "event": "checkpoint_left", "step": 16, "message": "step-00000020 is renamed"},
         {"event": "no time"}, {"time": "x", "event": "start"}, {"time": 5.0, "event": "start", "step": "a"},
     ]  # fmt: skip
     text, page = written(tmp_path, record(rows=rows, events=events, facts={"device": "cpu"}))
     data = page.data["charts-run"]
     assert [(at, words.split(",")[0]) for at, words in data["marks"]] == [
         (10, "stopped by SIGTERM at step 10"), (10, "resumed at step 10"), (15, "non_finite: a step is nan"),
+        (16, "checkpoint_left: step-00000020 is renamed"),
     ]  # fmt: skip
+    warnings = text.partition(">Warnings<")[2].partition(">Notes<")[0]
+    assert "a step is nan" in warnings and "step-00000020" not in warnings, "a fact is no warning"
     assert data["axes"]["seconds"] == list(range(30)), "the time between the starts counts"
     assert data["axes"]["step"] == data["axes"]["samples"] == list(range(30))
     for shown in ("python -m clipx.train data=digits", "python -m clipx.train resume=auto", "resumed1 time", "00:29",
