@@ -11,7 +11,7 @@ from rich.console import Console
 
 from clipx.cli import print_error
 from clipx.errors import DataError
-from clipx.escape import EscapedLogRecord, escaped, json_text
+from clipx.escape import EscapedLogRecord, announce, escaped, json_text
 from clipx.report.console import text_table
 
 NAME = b"caf\xe9\n\x1b[31m".decode("utf-8", "surrogateescape")
@@ -55,3 +55,9 @@ def test_a_table_is_literal_on_any_console() -> None:
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for text in ("[/a]", "[/t]", "[/x] [bold]", r"line\x1b[2J\r\x07\xff"):
         assert text in shown
+
+
+def test_only_large_files_are_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    announce("reading step-00000001", 999_999_999)
+    announce("reading step-\n", 12_340_000_000)
+    assert capsys.readouterr().err == "reading step-\\n: 12.3 GB\n"
