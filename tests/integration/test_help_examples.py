@@ -45,7 +45,7 @@ ENDS_WITH_1 = "clipx.check"  # the run misses its expected results
 
 def make_inputs() -> None:
     """Writes what the examples name into the current folder: images, tables, shards, runs and a sweep."""
-    for name in ("images", "pictures", "data"):
+    for name in ("images", "pictures", "data", "results"):
         Path(name).mkdir()
     captions = [f"picture number {i}" for i in range(40)]
     for i, caption in enumerate(captions):
@@ -60,7 +60,7 @@ def make_inputs() -> None:
         members = [((f"{i:05}.jpg", jpeg(i)), (f"{i:05}.txt", captions[i].encode())) for i in range(20)]
         write_tar(Path(f"data/{shard:04}.tar"), [member for sample in members for member in sample])
     Path("shards.txt").write_text("data/0000.tar\ndata/0001.tar\n")
-    Path("eval_results.jsonl").write_text('{"key": "imagenet1k", "metrics": {"main_metric": 0.1}}\n')
+    Path("results/eval_results.jsonl").write_text('{"key": "imagenet1k", "metrics": {"main_metric": 0.1}}\n')
     one_step = ("duration=1st", "schedule.warmup=0st")
     Trainer(small(Path("outputs/COCA"), "model=coca_tiny", *FEW, *one_step)).fit()
     common = (*VIT, *FEW, *one_step, "evaluator=[zeroshot]")
