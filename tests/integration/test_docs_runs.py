@@ -118,7 +118,7 @@ def output(command: Command, session: Session) -> str:
         done = subprocess.run(shell, env=environment(), capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     found = f"{done.stdout}\n{done.stderr}".replace(str(Path.cwd()), "/home/me")
-    assert not re.search(r"(?i)\bwarning\b", found), f"{command}: {found}"
+    assert not re.search(r"(?m)^warning\b|WARNING: |Warning: ", found), f"{command}: {found}"
     return found
 
 
