@@ -55,13 +55,12 @@ def test_a_run_starts_from_them_with_changes_and_continues_without_them(run: Pat
     assert continued == trainer.spec.model and continued.image.lock == "1"
 
 
-@pytest.mark.parametrize("words", [("model=coca_tiny", "objective=coca"), ("model=vit_b16_siglip",)])
-def test_any_kind_of_model_comes_from_a_run(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_any_kind_of_model_comes_from_a_run(tmp_path: Path) -> None:
     """The options of its training are not taken."""
-    saved = compose(*words)
+    saved = compose("model=coca_tiny", "objective=coca")
     trained = replace(saved.model.image, lock="2", checkpointing="tower")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     whole = replace(saved, model=replace(saved.model, image=trained, weights="elsewhere"))
     save(whole, tmp_path / "run" / "config.yaml", "")
-    found = described(tmp_path / "run", *(word for word in words if "objective" in word)).model
+    found = described(tmp_path / "run", "objective=coca").model
     assert found == replace(saved.model, weights=f"{tmp_path}/run")

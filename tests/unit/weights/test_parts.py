@@ -12,6 +12,7 @@ import fsspec
 import pytest
 import torch
 import transformers
+from helpers.cases import slow_except
 from helpers.hf_models import save_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -43,32 +44,41 @@ def equal(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
     return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
-def pickled(folder: Path) -> None:
-    """Replaces the parts by files of torch.save, as transformers wrote them before version 5."""
-    for path in folder.glob("model-*.safetensors"):
+def pickled(clip: Path, tmp_path: Path) -> str:
+    """Parts of torch.save, as transformers wrote them before version 5."""
+    shutil.copytree(clip / "parts", tmp_path / "pickled")
+    for path in (tmp_path / "pickled").glob("model-*.safetensors"):
         torch.save(load_file(path), path.with_suffix(".bin"))
         path.unlink()
-    index = (folder / INDEX).read_text().replace(".safetensors", ".bin")
-    (folder / INDEX).unlink()
-    (folder / "pytorch_model.bin.index.json").write_text(index)
+    index = tmp_path / "pickled" / INDEX
+    index.with_name("pytorch_model.bin.index.json").write_text(index.read_text().replace(".safetensors", ".bin"))
+    index.unlink()
+    return str(tmp_path / "pickled")
 
 
-def test_a_model_in_parts_equals_that_in_one_file(clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = load_weights(str(clip / "whole"))
-    places = [str(clip / "parts"), str(tmp_path / "pickled"), "memory://parts/model", "hf-hub:org/clip"]
-    shutil.copytree(clip / "parts", tmp_path / "pickled")
-    pickled(tmp_path / "pickled")
+def at_a_url(clip: Path, tmp_path: Path) -> str:
     fsspec.filesystem("memory").put(f"{clip}/parts/", "/parts/model/", recursive=True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return "memory://parts/model"
+
+
+def on_the_hub(clip: Path, tmp_path: Path) -> str:
     shutil.copytree(clip / "parts", tmp_path / "models--org--clip" / "snapshots" / ("0" * 40))
     (tmp_path / "models--org--clip" / "refs").mkdir()
     (tmp_path / "models--org--clip" / "refs" / "main").write_text("0" * 40)
-    for place in places:
-        found = load_weights(place)
-        assert found.spec is not None and found.log_scale == wanted.log_scale
-        assert equal(found.model, wanted.model), place
-    for tower in (image_source("hf-hub:org/clip", ""), text_source("hf-hub:org/clip")):
+    return "hf-hub:org/clip"
+
+
+@pytest.mark.parametrize("place_of", slow_except([on_the_hub, pickled, at_a_url], on_the_hub))
+def test_a_model_in_parts_equals_that_in_one_file(
+    place_of: Callable[[Path, Path], str], clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    wanted, place = load_weights(str(clip / "whole")), place_of(clip, tmp_path)
+    found = load_weights(place)
+    assert found.spec is not None and found.log_scale == wanted.log_scale
+    assert equal(found.model, wanted.model)
+    for tower in (image_source(place, ""), text_source(place)):
         assert equal(tower.model, wanted.model)  # type: ignore[union-attr]
 
 
