@@ -23,6 +23,7 @@ from clipx.escape import json_text, print_stderr
 from clipx.output import lose_output
 from clipx.precision.spec import PrecisionSpec
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec
+from clipx.weights.spec import check_exists
 
 if TYPE_CHECKING:
     from clipx.evaluator.captioner import Line
@@ -204,6 +205,8 @@ def caption(spec: CaptionSpec) -> None:
     files = spec.files()  # before torch is loaded, so that a mistyped path fails immediately
     out = spec.out
     require(out is None or not Path(out).exists(), f"out={out} exists already: give another file, or remove it")
+    spec.distributed.check_launch()
+    check_exists(spec.run, "run")
     with imports():
         from clipx.evaluator.captioner import Captioner
         from clipx.report.console import Progress

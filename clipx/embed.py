@@ -15,12 +15,13 @@ from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
-from clipx.evaluator.spec import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec, check_data
 from clipx.model.tower_spec import timm_weights_of
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.url import check_folder_url
 from clipx.trainer.saved_run import find_run
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec
+from clipx.weights.spec import check_exists
 
 
 class EmbedSplit(StrEnum):
@@ -202,6 +203,8 @@ def embed(spec: EmbedSpec, changes: Sequence[str] = ()) -> None:
             f"data.mismatched={data.mismatched} is a function of the seed of a run: remove it, or embed the data of a "
             "run by run=… without data=…",
         )
+    check_data(data, {}, files=spec.distributed.check_launch().world == 1, trains=True)
+    check_exists(spec.run, "run")
     with imports():
         from clipx.teacher.embedding_writer import write_embeddings
 

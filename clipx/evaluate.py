@@ -13,7 +13,7 @@ from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
-from clipx.evaluator.spec import EvaluatorSpec, check_set
+from clipx.evaluator.spec import EvaluatorSpec, check_data, check_set
 from clipx.precision.spec import PrecisionSpec
 from clipx.storage.remote import is_local, local_path
 from clipx.trainer.saved_run import SavedRun, check_no_changes, check_only_of_runs, find_runs, holds_run
@@ -77,6 +77,7 @@ def evaluate(spec: EvaluateSpec, changes: Sequence[str] = ()) -> None:
     `changes`: overrides of the configurations of the runs.
     """
     runs, steps = runs_and_steps(spec, changes)  # before torch is loaded, so that a mistyped path fails immediately
+    check_data(spec.data, spec.evaluator, files=spec.distributed.check_launch().world == 1)
     with imports():
         from clipx.distributed.launch_env import warn_of_few_cores
         from clipx.evaluator.results import report_results

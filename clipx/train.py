@@ -19,8 +19,10 @@ def train(spec: RunSpec) -> float | None:
     """Trains a run. Returns its first headline metric for a sweeper to maximize; None if there is none."""
     from clipx.cli import imports
     from clipx.errors import NotSynced, Stopped
+    from clipx.trainer.start import check_start
 
     begin_run()
+    check_start(spec)  # before torch is imported
 
     with imports():
         from clipx.report.console import is_headline

@@ -16,10 +16,11 @@ from clipx.config.registry import MISSING, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
-from clipx.evaluator.spec import EvaluatorSpec, check_set
+from clipx.evaluator.spec import EvaluatorSpec, check_data, check_set
 from clipx.precision.spec import PrecisionSpec
 from clipx.report.console import Screen, of_samples
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec
+from clipx.weights.spec import check_exists
 
 if TYPE_CHECKING:
     from clipx.weights.interpolation import ScoredMixture
@@ -157,6 +158,12 @@ def wise_ft(spec: WiseFtSpec) -> None:
     out = None if spec.out is None else Path(spec.out)
     if out is not None and out.exists():
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
+    files = spec.distributed.check_launch().world == 1
+    for data in (spec.data, spec.reference):
+        check_data(data, spec.evaluator, files)
+    for key, location in [("base", spec.base), *(("finetuned", member) for member in spec.members)]:
+        if location is not None:
+            check_exists(location, key)
     with imports():
         from clipx.weights.interpolation import check_mixable, choose_mixture, score_mixtures, write_mixture
         from clipx.weights.load import load_all_with_specs

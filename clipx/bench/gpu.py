@@ -102,12 +102,12 @@ class GpuSpec(BenchSpec):
 
     def _cuda(self) -> str:
         """Returns cuda. Raises ConfigError without a CUDA device."""
-        import torch
-
         require(
             self.device != "cpu",
             "device=cpu: this benchmark measures a GPU: use clipx.bench step, or tiny=true for a dry run",
         )
+        import torch
+
         require(
             torch.cuda.device_count() > 0,
             "this benchmark measures a GPU, and no CUDA device is visible: check the driver and CUDA_VISIBLE_DEVICES, "

@@ -96,11 +96,12 @@ class LoaderSpec(BenchSpec):
         return rates
 
     def _of_a_run(self, location: str, log: Callable[[str], None]) -> Findings:
-        from clipx.bench.loader_advice import PARTS, changes, microseconds_of_run, verdict
-        from clipx.bench.pipelines import rate_of_run
         from clipx.trainer.saved_run import open_run
 
         run = open_run(location, "of", files=("metrics.jsonl",))
+        from clipx.bench.loader_advice import PARTS, changes, microseconds_of_run, verdict
+        from clipx.bench.pipelines import rate_of_run
+
         spec, run_dir = run.spec, str(run.folder)
         rows, phases = _logged(run.folder, location)
         processes = Processes("cpu", self.threads)

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 from clipx.config.registry import option
 from clipx.data.class_names import fill, parse_templates
@@ -20,7 +21,7 @@ from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
-from clipx.errors import ConfigError, DataError, require
+from clipx.errors import DataError, require
 from clipx.storage.remote import errors_as, is_local, local_path, read_file
 from clipx.storage.text_file import decode
 from clipx.storage.url import check_url
@@ -71,6 +72,15 @@ class BenchmarkSpec(DataSpec):
         for key, name in (("split", self.split), ("held_out_split", self.held_out_split)):
             require(name != "", f"data.{key}= is empty: give the name of a folder of the set, such as test")
 
+    def check_complete(self) -> None:
+        fix = "give the folder of the set, e.g. data.path=/data/wds_cars"
+        require(self.path is not None, f"data.path has no value: {fix}")
+
+    def check_files(self) -> None:
+        if self.path is not None and is_local(self.path):
+            root = Path(local_path(self.path))
+            require(root.is_dir(), f"data.path={self.path} is not a folder: check the path")
+
     def open(self) -> Dataset:
         layout = self._layout()
         train = layout.source(self.split, trained_on=True)
@@ -84,8 +94,8 @@ class BenchmarkSpec(DataSpec):
         return Dataset(source, source, layout.classes)
 
     def _layout(self) -> _BenchmarkSet:
-        if self.path is None:
-            raise ConfigError("data.path has no value: give the folder of the set, e.g. data.path=/data/wds_cars")
+        self.check_complete()
+        assert self.path is not None
         root = local_path(self.path) if is_local(self.path) else self.path
         return _BenchmarkSet(root.rstrip("/"), Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir))
 

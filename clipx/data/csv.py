@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from clipx.config.registry import option
 from clipx.data.image_format import ENDING_UNREAD, ending_unread
@@ -27,6 +28,7 @@ from clipx.data.source import (
 from clipx.data.spec import Dataset, all_held_out
 from clipx.data.text_table import TextTable
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.local import check_file
 from clipx.storage.text_file import decode
 
 Columns = tuple[str, str, str | None]
@@ -79,21 +81,44 @@ class CsvSpec(SelectionSpec):
     def count(self) -> int | None:
         return None if self.path is None else sum(self.open().train.sizes)
 
+    def check_complete(self) -> None:
+        fix = "give the table of images and captions, e.g. data.path=train.csv"
+        require(self.path is not None, f"data.path has no value: {fix}")
+
+    def check_files(self) -> None:
+        SelectionSpec.check_files(self)
+        for key, path in (("data.path", self.path), ("data.held_out_path", self.held_out_path)):
+            if path is not None:
+                with _readable(path, key):
+                    check_file(Path(path).expanduser())
+
     def open(self) -> Dataset:
-        if self.path is None:
-            raise ConfigError("data.path has no value: give the table of images and captions, e.g. data.path=train.csv")
+        self.check_complete()
+        assert self.path is not None
         train = self._open(self.path, "data.path")
         if self.held_out_path is None:
             return self.select_files(Dataset(*split(train, self.held_out_share), notes=train.notes))
         held_out = self._open(self.held_out_path, "data.held_out_path")
         return self.select_files(Dataset(train, held_out, notes=[*train.notes, *held_out.notes]))
 
-    def open_for_evaluation(self) -> Dataset:
+    def evaluated(self) -> Self:
         path = self.held_out_path or self.path
-        return all_held_out(replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0).open())
+        return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
+
+    def open_for_evaluation(self) -> Dataset:
+        return all_held_out(self.evaluated().open())
 
     def _open(self, path: str, key: str) -> CaptionTable:
         return CaptionTable.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))
+
+
+@contextlib.contextmanager
+def _readable(path: str, key: str) -> Iterator[None]:
+    """Context of a read of a table, the value of the option `key`, whose errors are of the user."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{key}={path} cannot be read ({error.strerror}): give the path of a table") from None
 
 
 def is_separator(text: str) -> bool:
@@ -119,10 +144,8 @@ class CaptionTable(ImageFiles):
     def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> CaptionTable:
         """Opens the table at `path`, the value of the option `key`. Raises ConfigError or DataError."""
         place = Path(path).expanduser()
-        try:
+        with _readable(path, key):
             encoded = place.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{key}={path} cannot be read ({error.strerror}): give the path of a table") from None
         return cls.parse(place, encoded, _character(separator, path), columns, key.rpartition(".")[0])
 
     @classmethod

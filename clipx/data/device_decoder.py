@@ -16,7 +16,8 @@ from torch import Tensor
 
 from clipx.data.batch import Batch
 from clipx.data.encoded import LARGEST, EncodedImage
-from clipx.errors import ConfigError, DataError, require
+from clipx.data.spec import check_decodes
+from clipx.errors import ConfigError, DataError
 from clipx.model.tower_spec import Interpolation
 
 if TYPE_CHECKING:
@@ -32,10 +33,7 @@ _MANY = 16  # images of which damage does not explain that none is decoded
 
 def check_device_decoding(device: torch.device) -> None:
     """Raises ConfigError if the device does not decode JPEGs."""
-    require(
-        device.type == "cuda",
-        f"data.decode=gpu decodes by nvJPEG, and this run is on {device.type}: use data.decode=cpu, or train on cuda",
-    )
+    check_decodes(device.type)
     file = simplejpeg.encode_jpeg(torch.full((32, 32, 3), 128, dtype=torch.uint8).numpy())
     try:
         _decode([torch.frombuffer(bytearray(file), dtype=torch.uint8)], device)

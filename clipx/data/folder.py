@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from clipx.config.registry import option
 from clipx.data.class_names import fill, read_names, read_templates
@@ -16,7 +17,7 @@ from clipx.data.shards.packed import Packed
 from clipx.data.source import ImageFiles, Sample, check_held_out_share, read_bounded, split
 from clipx.data.spec import Classes, Dataset, all_held_out
 from clipx.data.walk import is_hidden, walk
-from clipx.errors import ConfigError, DataError, require
+from clipx.errors import DataError, require
 
 
 @option("data")
@@ -56,9 +57,19 @@ class FolderSpec(SelectionSpec):
     def count(self) -> int | None:
         return None if self.path is None else sum(self.open().train.sizes)
 
+    def check_complete(self) -> None:
+        fix = "give a folder of class folders, e.g. data.path=/data/train"
+        require(self.path is not None, f"data.path has no value: {fix}")
+
+    def check_files(self) -> None:
+        SelectionSpec.check_files(self)
+        for key, path in (("data.path", self.path), ("data.held_out_path", self.held_out_path)):
+            if path is not None:
+                class_folders(path, key)
+
     def open(self) -> Dataset:
-        if self.path is None:
-            raise ConfigError("data.path has no value: give a folder of class folders, e.g. data.path=/data/train")
+        self.check_complete()
+        assert self.path is not None
         folders = class_folders(self.path, "data.path")
         classes = self._classes(folders)
         train = ImageFolder.open(self.path, "data.path", folders, classes)
@@ -68,9 +79,12 @@ class FolderSpec(SelectionSpec):
         held_out = ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes)
         return self.select_files(Dataset(train, held_out, classes, notes=[*train.notes, *held_out.notes]))
 
-    def open_for_evaluation(self) -> Dataset:
+    def evaluated(self) -> Self:
         path = self.held_out_path or self.path
-        return all_held_out(replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0).open())
+        return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
+
+    def open_for_evaluation(self) -> Dataset:
+        return all_held_out(self.evaluated().open())
 
     def _classes(self, folders: Sequence[str]) -> Classes:
         names = [name.replace("_", " ") for name in folders]

@@ -27,7 +27,7 @@ from clipx.data.source import check_held_out_share
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.walk import walk
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ClipxError, ConfigError, DataError, require
+from clipx.errors import ClipxError, DataError, require
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, read_range, retry
 from clipx.storage.url import check_folder_url, check_url
@@ -146,6 +146,15 @@ class HfSpec(SelectionSpec):
         log.info("%s: %s is commit %s", self.name, self.path, commit)
         return commit
 
+    def check_complete(self) -> None:
+        fix = "give the folder of a data set or its repository on the hub, e.g. data.path=hf://datasets/OWNER/NAME"
+        require(self.path is not None, f"data.path has no value: {fix}")
+
+    def check_files(self) -> None:
+        SelectionSpec.check_files(self)
+        if self.path is not None and self._hub is None and is_local(self.path):
+            self._root(self.path)
+
     def open(self) -> Dataset:
         repository = self._repository()
         splits = repository.splits(self.config)
@@ -170,11 +179,8 @@ class HfSpec(SelectionSpec):
 
     def _repository(self) -> Repository:
         """Lists the files of the data set, and reads its card."""
-        if self.path is None:
-            raise ConfigError(
-                "data.path has no value: give the folder of a data set or its repository on the hub, e.g. "
-                "data.path=hf://datasets/OWNER/NAME"
-            )
+        self.check_complete()
+        assert self.path is not None
         root, found = self._listed(self.path) if self._hub is None else self._listed_on_hub(self._hub)
         card, size = None, min(found.get(CARD, 0), _CARD_BYTES)
         if size:
@@ -184,12 +190,16 @@ class HfSpec(SelectionSpec):
 
     def _listed(self, path: str) -> tuple[str, Mapping[str, int]]:
         """Returns the root of a folder, and the size of each file by its path below it."""
-        root = (local_path(path) if is_local(path) else path).rstrip("/") or "/"
-        require(not is_local(path) or Path(root).is_dir(), f"data.path={path} is no folder: check the path")
+        root = self._root(path)
         with errors_as(DataError, f"data.path={path} cannot be listed", "check the path and the permission to read it"):
             found = _local_files(root) if is_local(root) else retry(root, self.retry_s, StorageFolder(root).files)
         require(bool(found), f"data.path={path} is no folder with files: check the path")
         return root, found
+
+    def _root(self, path: str) -> str:
+        root = (local_path(path) if is_local(path) else path).rstrip("/") or "/"
+        require(not is_local(path) or Path(root).is_dir(), f"data.path={path} is no folder: check the path")
+        return root
 
     def _listed_on_hub(self, hub: HubFile) -> tuple[str, Mapping[str, int]]:
         """Returns the URL of a commit, and the size of each of its files by path."""

@@ -96,11 +96,20 @@ class MixtureSpec(DataSpec):
     def count(self) -> int | None:
         return _sum([_of(name, source, lambda data: data.count()) for name, source in self._sorted()])
 
-    def open(self) -> Dataset:
+    def check_complete(self) -> None:
         require(
             bool(self.sources),
             "data.sources is empty: add each source by +data@data.sources.NAME=OPTION, e.g. +data@data.sources.cc=cc3m",
         )
+        for name, source in self._sorted():
+            _of(name, source, lambda data: data.check_complete())
+
+    def check_files(self) -> None:
+        for name, source in self._sorted():
+            _of(name, source, lambda data: data.check_files())
+
+    def open(self) -> Dataset:
+        self.check_complete()
         opened = {name: _of(name, source, open_data) for name, source in self._sorted()}
         held_out = {name: data.held_out for name, data in opened.items() if data.held_out is not None}
         if self.held_out is not None:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from clipx.config.registry import option
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
-from clipx.data.shards.urls import expand
+from clipx.data.shards.urls import expand, first_local
 from clipx.data.source import Source, check_caption_weights, check_held_out_share, split
 from clipx.data.spec import Dataset, all_held_out
 from clipx.data.webdataset import check_cache
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, DataError, require
+from clipx.storage.local import check_file
+from clipx.storage.remote import errors_as, local_path
 
 if TYPE_CHECKING:
     from clipx.data.shards.row_groups import RowColumns, RowGroups
@@ -73,11 +76,20 @@ class ParquetSpec(SelectionSpec):
         check_access(self.retry_s, self.cache_gb)
         caption_columns(self.caption_column)
 
+    def check_complete(self) -> None:
+        fix = "give the Parquet files with images, e.g. data.path='train-*.parquet'"
+        require(self.path is not None, f"data.path has no value: {fix}")
+
+    def check_files(self) -> None:
+        SelectionSpec.check_files(self)
+        for key, path in (("data.path", self.path), ("data.held_out_path", self.held_out_path)):
+            for url in first_local(path, key, "file"):
+                with errors_as(DataError, f"{url} cannot be read", "check the path"):
+                    check_file(Path(local_path(url)))
+
     def open(self) -> Dataset:
-        if self.path is None:
-            raise ConfigError(
-                "data.path has no value: give the Parquet files with images, e.g. data.path='train-*.parquet'"
-            )
+        self.check_complete()
+        assert self.path is not None
         held_out = None
         if self.held_out_path is not None:
             held_out = expand(self.held_out_path, "data.held_out_path", "file")
@@ -111,9 +123,12 @@ class ParquetSpec(SelectionSpec):
         whole = groups.open(self._access)
         return self.select(dataset, NamedSamples(whole.urls, whole.sizes), train.urls, self.retry_s)
 
-    def open_for_evaluation(self) -> Dataset:
+    def evaluated(self) -> Self:
         path = self.held_out_path or self.path
-        return all_held_out(replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0).open())
+        return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
+
+    def open_for_evaluation(self) -> Dataset:
+        return all_held_out(self.evaluated().open())
 
     @property
     def _access(self) -> Access:

@@ -119,7 +119,8 @@ class ShapesSpec(DataSpec):
         require(self.held_out_samples >= 1, f"data.held_out_samples={self.held_out_samples} must be at least 1")
         require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must be in [16, 512]")
 
-    def count(self) -> int | None:
+    @property
+    def generated(self) -> int | None:
         return self.samples
 
     def open(self) -> Dataset:

@@ -218,6 +218,11 @@ class DataSpec:
         # An estimated 11 feed ViT-B/32 on an H200 with images of 512 pixels. Each takes memory for its batches.
         return min(max(cores() // sharing - 1, 2), 16)
 
+    def check_device_type(self, device_type: str) -> None:
+        """Raises ConfigError if no device of this type, such as cpu, decodes the training images."""
+        if self.decode == Decoder.gpu:
+            check_decodes(device_type)
+
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if the batch cannot be split evenly over `ranks` ranks and the micro-batches."""
         split = f"{ranks} ranks" + (f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else "")
@@ -232,12 +237,24 @@ class DataSpec:
         """Number of samples according to the publication of the data; None if unknown before it is opened."""
         return None
 
+    @property
+    def generated(self) -> int | None:
+        """Number of training samples of data that clipx generates; None of other data."""
+        return None
+
     def count(self) -> int | None:
         """Returns the number of training samples if it is known without opening a sample, else None.
 
         Reads a table or lists a folder. Raises ConfigError or DataError.
         """
-        return self.published
+        return self.published if self.generated is None else self.generated
+
+    def check_complete(self) -> None:
+        """Raises ConfigError if an option that is needed to open the data has no value. Reads no file."""
+
+    def check_files(self) -> None:
+        """Raises ClipxError if local files do not exist, as opening them does later. Looks only at a few of many, and
+        at no URL."""
 
     def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
         """Returns the options with names that may move, such as a branch, replaced by what they mean now.
@@ -254,6 +271,10 @@ class DataSpec:
     def open_for_evaluation(self) -> Dataset:
         """Opens the data as an evaluation set: its held-out part if one is given explicitly, else all of it."""
         return self.open()
+
+    def evaluated(self) -> DataSpec:
+        """Returns the options that `open_for_evaluation` opens."""
+        return self
 
     def set_options(self, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
         """Yields (key, value) of the options among `keys` that are set, those of the sources of a mixture too."""
@@ -343,6 +364,14 @@ def check_effect(data: DataSpec | None, keys: Sequence[str], result: str) -> Non
     """Raises ConfigError if one of the options `keys` is set, none of which has an effect on `result`."""
     for name, value in () if data is None else non_default_values(data, keys):
         raise ConfigError(f"data.{name}={value} has no effect on {result}: remove it")
+
+
+def check_decodes(device_type: str) -> None:
+    """Raises ConfigError if no device of this type, such as cpu, decodes JPEGs."""
+    require(
+        device_type == "cuda",
+        f"data.decode=gpu decodes by nvJPEG, and this run is on {device_type}: use data.decode=cpu, or train on cuda",
+    )
 
 
 def check_takes_features(data: DataSpec, key: str = "data") -> None:

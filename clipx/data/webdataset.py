@@ -11,12 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from clipx.config.registry import option
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
-from clipx.data.shards.urls import expand
+from clipx.data.shards.urls import expand, first_local
 from clipx.data.source import (
     TABLE,
     Source,
@@ -29,7 +29,7 @@ from clipx.data.source import (
     split,
 )
 from clipx.data.spec import Dataset, all_held_out
-from clipx.errors import ConfigError, require
+from clipx.errors import require
 from clipx.storage.remote import is_local
 from clipx.storage.url import check_path
 
@@ -175,9 +175,8 @@ class WebDatasetSpec(SelectionSpec):
         """Returns the shards to train on, and the manifest that lists them, if there is one."""
         from clipx.data.shards.counts import Manifest
 
+        self.check_complete()
         manifest = None if self.manifest is None else Manifest.read(self.manifest, self.retry_s)
-        if self.shards is None and manifest is None:
-            raise ConfigError(self._missing_shards())
         urls = list(manifest.shards if manifest else ()) if self.shards is None else expand(self.shards, "data.shards")
         return urls, manifest
 
@@ -221,6 +220,17 @@ class WebDatasetSpec(SelectionSpec):
         samples = ShardSamples(urls, sizes, shards.columns, shards.access, shards.indices)
         return self.select(dataset, samples, shards.urls, self.retry_s)
 
+    def check_complete(self) -> None:
+        require(self.shards is not None or self.manifest is not None, self._missing_shards())
+
+    def check_files(self) -> None:
+        from clipx.data.shards.index import shard_info
+
+        SelectionSpec.check_files(self)
+        for key, pattern in (("data.shards", self.shards), ("data.held_out_shards", self.held_out_shards)):
+            for url in first_local(pattern, key):
+                shard_info(url, self.retry_s)
+
     def _missing_shards(self) -> str:
         example = "e.g. data.shards='/data/{00000..01242}.tar'"
         if self.samples is None:  # not a published data set
@@ -234,12 +244,15 @@ class WebDatasetSpec(SelectionSpec):
             f"img2dataset --output_format=webdataset writes them (docs/guides/data.md){usual}"
         )
 
-    def open_for_evaluation(self) -> Dataset:
+    def evaluated(self) -> Self:
         chosen = replace(self.unselected(), held_out_shards=None, held_out_share=0.0, read="range")
         chosen = replace(chosen, caption_key=self.own_captions, caption_table=None)
         if self.held_out_shards is not None:  # which the manifest need not list
             chosen = replace(chosen, shards=self.held_out_shards, manifest=None)
-        return all_held_out(chosen.open())
+        return chosen
+
+    def open_for_evaluation(self) -> Dataset:
+        return all_held_out(self.evaluated().open())
 
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
         """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""

@@ -77,8 +77,8 @@ class DistributedSpec:
     shards_parameters: ClassVar[bool] = False
     """Declares that a rank holds only a shard of each parameter and of the optimizer's state."""
 
-    need_ranks: ClassVar[tuple[str, ...]] = ("backend",)
-    """Options without effect on one rank, where other values than the defaults are errors."""
+    need_ranks: ClassVar[tuple[str, ...]] = ()
+    """Options without effect on one rank, where other values than the defaults are errors, as is one of backend."""
 
     def __post_init__(self) -> None:
         require(
@@ -158,12 +158,13 @@ class DistributedSpec:
         invalid, the device or the backend is not available, or the ranks run different code or devices; PeerLost,
         which names the missing ranks, if some do not join.
         """
-        launch = read_launch_env()
+        launch = self.check_launch()
         device = self._device(launch.local_rank)
         if device.type != "cpu":
             torch.accelerator.set_device_index(device)
         if launch.world == 1:
-            self._check_one_rank(device)
+            self._backend(device)
+            self._check_one_rank("backend")
         sharing, heartbeats = 1, None
         if launch.world > 1:
             sharing, heartbeats = self._join(launch, device)
@@ -174,11 +175,17 @@ class DistributedSpec:
             torch.set_num_threads(max(1, cores() // sharing))
         return Comm(launch.rank, launch.world, launch.local_rank, device, sharing, heartbeats)
 
-    def _check_one_rank(self, device: torch.device) -> None:
-        """Raises ConfigError for options that have an effect only between ranks, and for unknown backends."""
-        self._backend(device)
+    def check_launch(self) -> LaunchEnv:
+        """Returns what the launcher's environment says. Raises ConfigError if it is invalid, and on one rank for
+        options that have an effect only between ranks. Imports no torch."""
+        launch = read_launch_env()
+        if launch.world == 1:
+            self._check_one_rank(*self.need_ranks)
+        return launch
+
+    def _check_one_rank(self, *names: str) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        for name in self.need_ranks:
+        for name in names:
             value = getattr(self, name)
             require(
                 value == defaults[name],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -9,7 +11,7 @@ from clipx.config.duration import check_cadence
 from clipx.config.names import check_metric_part
 from clipx.config.registry import MISSING
 from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, non_default_values
-from clipx.errors import ConfigError, require
+from clipx.errors import ClipxError, ConfigError, require, with_location
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics
@@ -33,6 +35,41 @@ def check_set(key: str, data: DataSpec, learns: bool) -> None:
     options = _TRAINING_OPTIONS if learns else (*_TRAINING_OPTIONS, "held_out_share")
     for option, value in non_default_values(data, options):
         raise ConfigError(f"{key}.{option}={value} has no effect on a set, which is evaluated as a whole: drop it")
+
+
+def error_at(error: ClipxError, evaluator: str, name: str | None, data: DataSpec) -> ClipxError:
+    """Returns an error of a set with its key, and with the full keys of its options. `name`: None for no set."""
+    if name is None:
+        return error
+    place = f"evaluator.{evaluator}.sets.{name}"
+    there = with_location(error, place, [f.name for f in dataclasses.fields(data)])
+    return there if place in str(there) else type(there)(f"{place}: {there}")
+
+
+def check_data(
+    data: DataSpec | None, evaluators: Mapping[str, EvaluatorSpec], files: bool, trains: bool = False
+) -> None:
+    """Raises ClipxError for data, or a set of an evaluator, that has no location, and for files that do not exist.
+
+    Args:
+        data: data of a command, if any.
+        evaluators: {name: evaluator} of the command.
+        files: whether this process looks for local files: others of the command may see them where it does not.
+        trains: whether the command reads the training samples of `data`.
+    """
+    given: list[tuple[str, str | None, DataSpec, bool]] = [] if data is None else [("", None, data, trains)]
+    for name, one in evaluators.items():
+        given += [(name, key, sets, one.learns) for key, sets in one.sets.items()]
+    for evaluator, key, spec, whole in given:
+        opened = spec if whole else spec.evaluated()
+        try:
+            opened.check_complete()
+            if files:
+                opened.check_files()
+        except ClipxError as error:
+            raise error_at(error, evaluator, key, spec) from None
+    for one in evaluators.values() if files else ():
+        one.check_files()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,6 +116,9 @@ class EvaluatorSpec:
         for name, data in self.sets.items():
             check_metric_part(f"{key}.sets.{name}", name)
             check_set(f"{key}.sets.{name}", data, self.learns)
+
+    def check_files(self) -> None:
+        """Raises ConfigError for a file of an option that cannot be read."""
 
     def check(self, data: Dataset) -> None:
         """Raises ConfigError or DataError if the data does not fit this evaluator. Called before training starts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from clipx.data.bad_samples import check_opened
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, DataSpec, open_on_all_ranks
 from clipx.distributed.comm import Comm
-from clipx.errors import ClipxError, ConfigError, DataError, with_location
+from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.evaluator.base import Embedder, Metrics
-from clipx.evaluator.spec import EvaluatorSpec
+from clipx.evaluator.spec import EvaluatorSpec, error_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Task:
         try:
             yield
         except ClipxError as error:
-            raise _at(error, self.evaluator, self.name, self.data) from None
+            raise error_at(error, self.evaluator, self.name, self.data) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +160,5 @@ def _open(
             raise DataError("no held-out samples: raise data.held_out_share, or give held-out data")
         check_opened(held_out.bad, sum(held_out.sizes), data.max_bad_share)
     except ClipxError as error:
-        raise _at(error, evaluator, name, data) from None
+        raise error_at(error, evaluator, name, data) from None
     return opened[key]
-
-
-def _at(error: ClipxError, evaluator: str, name: str | None, data: DataSpec) -> ClipxError:
-    """Returns the error with the key of the set and the full keys of its options."""
-    if name is None:
-        return error
-    place = f"evaluator.{evaluator}.sets.{name}"
-    there = with_location(error, place, [f.name for f in dataclasses.fields(data)])
-    return there if place in str(there) else type(there)(f"{place}: {there}")

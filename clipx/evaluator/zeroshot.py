@@ -40,6 +40,10 @@ class ZeroShotSpec(EvaluatorSpec):
     template per line, with {} for the class name. null: the templates of each data set, or "a photo of a {}." if it
     has no classes."""
 
+    def check_files(self) -> None:
+        self._given_names()
+        self._given_templates()
+
     def check(self, data: Dataset) -> None:
         """Raises ConfigError or DataError if class names, templates or labels are missing or do not match."""
         from clipx.evaluator.base import preview
@@ -75,7 +79,7 @@ class ZeroShotSpec(EvaluatorSpec):
 
     def _classes(self, data: Dataset) -> Classes:
         data_classes = data.classes
-        names = read_names(self.classnames, "evaluator.zeroshot.classnames") if self.classnames else None
+        names = self._given_names()
         if names is not None and data_classes is not None:
             require(
                 len(names) == len(data_classes.names),
@@ -90,9 +94,15 @@ class ZeroShotSpec(EvaluatorSpec):
         subsets = data_classes.subsets if data_classes and not self.classnames else {}
         return Classes(names or (data_classes.names if data_classes else ()), self._templates(data_classes), subsets)
 
+    def _given_names(self) -> Sequence[str] | None:
+        return read_names(self.classnames, "evaluator.zeroshot.classnames") if self.classnames else None
+
+    def _given_templates(self) -> Sequence[str] | None:
+        return read_templates(self.templates, "evaluator.zeroshot.templates") if self.templates else None
+
     def _templates(self, data_classes: Classes | None) -> Sequence[str]:
-        if self.templates:
-            return read_templates(self.templates, "evaluator.zeroshot.templates")
+        if (given := self._given_templates()) is not None:
+            return given
         require(
             data_classes is None or bool(data_classes.templates),
             "evaluator.zeroshot.templates has no value, and the data has no templates: give openai_imagenet, simple, "

@@ -146,6 +146,9 @@ class ObjectiveSpec:
         """Raises ConfigError where the options do not fit the batch size or the data's number of samples (None:
         unknown)."""
 
+    def check_device_type(self, device_type: str) -> None:
+        """Raises ConfigError if no device of this type, such as cpu, computes the loss."""
+
     def check_teacher(self, widths: Sequence[int], width: int) -> None:
         """Raises ConfigError where the embeddings of the teachers do not fit. `widths`: theirs; `width`: the
         model's."""
@@ -204,6 +207,14 @@ class TiledSpec(ObjectiveSpec):
             "temperature for all pairs: use split_fp16",
         )
 
+    def check_device_type(self, device_type: str) -> None:
+        require(
+            self.products is not ProductFormat.fused
+            or (device_type == "cuda" and importlib.util.find_spec("triton") is not None),
+            f"objective.products=fused needs a CUDA device and triton, this run has {device_type}: use auto, or pip "
+            "install triton",
+        )
+
     def tile_size(self, comm: Comm, length: Length) -> int:
         """Returns the edge of a tile. On a CPU tiles stay in the cache; a GPU needs larger tiles to be fully used."""
         if self.tile != "auto":
@@ -217,11 +228,7 @@ class TiledSpec(ObjectiveSpec):
 
         products = SplitProducts() if self.splits(comm, length) else EXACT
         if self.products is ProductFormat.fused:
-            require(
-                comm.device.type == "cuda" and importlib.util.find_spec("triton") is not None,
-                f"objective.products=fused needs a CUDA device and triton, this run has {comm.device.type}: use "
-                "auto, or pip install triton",
-            )
+            self.check_device_type(comm.device.type)
             from clipx.objective.losses.fused import FusedProducts
 
             products = FusedProducts()

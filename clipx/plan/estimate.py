@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from clipx.config.duration import Duration, Length
 from clipx.distributed.ddp import Compression, DdpSpec
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.freeze import frozen_count
@@ -86,9 +86,6 @@ class Plan:
 
 def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Plan:
     """Plans a run. Raises ConfigError. `largest` also finds the largest micro-batch, which takes two more dry runs."""
-    require(
-        not spec.stages, f"stages={spec.stages}: a plan covers one stage: plan each with its values and with stages=[]"
-    )
     log("dry runs of the model")
     model_memory = MemoryModel(spec)
     limit = 1e9 * (spec.memory_gb - spec.reserve_gb)

@@ -83,6 +83,11 @@ class PlanSpec(RunSpec):
         require(
             self.ranks is None or self.ranks >= 1, f"ranks={self.ranks} must be at least 1, or null to find the number"
         )
+        require(
+            not self.stages,
+            f"stages={self.stages}: a plan covers one stage: plan each with its values and with stages=[]",
+        )
+        self.data.check_ranks(self.ranks or 1)
         self._check_samples()
         require(
             not self.objective.taught,

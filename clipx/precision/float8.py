@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
-from clipx.precision.spec import ADA, Precision
+from clipx.precision.spec import ADA, Capability, Precision
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,13 +28,13 @@ class Float8Spec(QuantizedSpec):
     """Name of this number format, selected by precision=float8. The key itself cannot be set."""
 
     autocasts: ClassVar[bool] = True
+    least: ClassVar[Capability] = ADA
     weight_format: ClassVar[str | None] = "float32"
 
     def build(self, device: torch.device) -> Precision:
-        self.check_device(device, ADA)
-        description = (
-            f"float32 weights, bfloat16 products, float8 linear layers; {describe_requirement(self.emulate, ADA)}"
-        )
+        self.check_device(device)
+        needs = describe_requirement(self.emulate, self.least)
+        description = f"float32 weights, bfloat16 products, float8 linear layers; {needs}"
         return Precision(torch.float32, torch.bfloat16, device.type, description)
 
     def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:

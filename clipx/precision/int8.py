@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
 from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
-from clipx.precision.spec import AMPERE, Precision, check_16_bit, describe_masters
+from clipx.precision.spec import AMPERE, Capability, Precision, check_16_bit, describe_masters
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +27,7 @@ class Int8Spec(QuantizedSpec):
     kind: str = "int8"
     """Name of this number format, selected by precision=int8. The key itself cannot be set."""
 
+    least: ClassVar[Capability] = AMPERE
     weight_format: ClassVar[str | None] = "bfloat16"
     tunes_shapes: ClassVar[bool] = True
 
@@ -34,8 +35,8 @@ class Int8Spec(QuantizedSpec):
         check_16_bit(self.kind, True, ema_decay, shards_parameters)
 
     def build(self, device: torch.device) -> Precision:
-        self.check_device(device, AMPERE)
-        needs = describe_requirement(self.emulate, AMPERE)
+        self.check_device(device)
+        needs = describe_requirement(self.emulate, self.least)
         description = f"bfloat16 weights{describe_masters(True)}, int8 linear layers; {needs}"
         return Precision(torch.bfloat16, None, device.type, description, master_weights=True)
 

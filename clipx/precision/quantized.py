@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.errors import ConfigError, require
@@ -35,20 +35,25 @@ class QuantizedSpec(PrecisionSpec):
     def product_format(self) -> str:
         return "half"  # only linear layers of blocks compute in fewer bits
 
-    def check_device(self, device: torch.device, least: Capability) -> None:
+    least: ClassVar[Capability]
+    """Compute capability that the products need."""
+
+    def check_device_type(self, device_type: str) -> None:
         if importlib.util.find_spec("torchao") is None:
             raise ConfigError(
                 f"precision={self.kind} needs torchao, which is not installed: pip install 'clipx[quantized]', or use "
                 "precision=amp_bf16"
             )
-        if self.emulate:
-            return
         require(
-            device.type == "cuda",
-            f"precision={self.kind} needs an NVIDIA device of compute capability {dotted(least)}, not {device.type}: "
-            "use amp_bf16, or precision.emulate=true to check numerics",
+            self.emulate or device_type == "cuda",
+            f"precision={self.kind} needs an NVIDIA device of compute capability {dotted(self.least)}, not "
+            f"{device_type}: use amp_bf16, or precision.emulate=true to check numerics",
         )
-        require_capability(device, least, f"precision={self.kind}", "amp_bf16")
+
+    def check_device(self, device: torch.device) -> None:
+        self.check_device_type(device.type)
+        if not self.emulate:
+            require_capability(device, self.least, f"precision={self.kind}", "amp_bf16")
 
 
 def linears_to_convert(blocks: Mapping[str, nn.Module], min_width: int) -> list[str]:

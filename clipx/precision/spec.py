@@ -99,6 +99,9 @@ class PrecisionSpec:
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         """Raises ConfigError for options of other groups that are incompatible with the format."""
 
+    def check_device_type(self, device_type: str) -> None:
+        """Raises ConfigError if no device of this type, such as cpu, supports the format."""
+
     def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
         """Replaces linear layers inside the towers' blocks in place, keeping their parameters. Returns their names."""
         return []
@@ -122,9 +125,14 @@ class Fp32Spec(PrecisionSpec):
     def product_format(self) -> str:
         return "tf32" if self.tf32 else "fp32"
 
+    def check_device_type(self, device_type: str) -> None:
+        require(
+            not self.tf32 or device_type == "cuda",
+            f"precision.tf32=true has no effect on {device_type}: set it to false, or train on cuda",
+        )
+
     def build(self, device: torch.device) -> Precision:
-        if self.tf32 and device.type != "cuda":
-            raise ConfigError(f"precision.tf32=true has no effect on {device.type}: set it to false, or train on cuda")
+        self.check_device_type(device.type)
         if self.tf32:
             require_capability(device, AMPERE, "precision.tf32=true", "precision.tf32=false")
         torch.backends.cuda.matmul.allow_tf32 = self.tf32
@@ -147,8 +155,11 @@ class Fp64Spec(PrecisionSpec):
     def product_format(self) -> str:
         return "fp64"
 
+    def check_device_type(self, device_type: str) -> None:
+        require(device_type != "mps", "precision=fp64 needs float64, which mps does not have: use fp32")
+
     def build(self, device: torch.device) -> Precision:
-        require(device.type != "mps", "precision=fp64 needs float64, which mps does not have: use fp32")
+        self.check_device_type(device.type)
         return Precision(torch.float64, None, device.type, "float64 weights; on any device but mps")
 
 

@@ -152,15 +152,18 @@ class RunDir:
         Writes nothing: see `save_config`. Raises CheckpointError if the directory holds another run, or no run although
         `resume` requires one.
         """
-        resume = Resume.parse(spec.resume)
+        return self._differences(spec) if self.check_state(Resume.parse(spec.resume), spec.resume) else []
+
+    def check_state(self, resume: Resume, typed: str) -> bool:
+        """Returns whether the directory holds a run. Raises CheckpointError if `resume`, as typed, contradicts it."""
         exists = self.has_begun
         if resume.required and not exists:
-            raise CheckpointError(f"resume={spec.resume}: {self.path} holds no run: check the name, or use resume=none")
+            raise CheckpointError(f"resume={typed}: {self.path} holds no run: check the name, or use resume=none")
         if exists and not resume.enabled:
             raise CheckpointError(
                 f"{self.path} already holds a run: continue it with resume=auto, or give this run another name="
             )
-        return self._differences(spec) if exists else []
+        return exists
 
     @property
     def gone(self) -> bool:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from clipx.cli import cli, imports
 from clipx.errors import ConfigError
+from clipx.evaluator.spec import check_data
 from clipx.score.spec import ScoreSpec
 from clipx.weights.model_spec import UNUSED
+from clipx.weights.spec import check_exists
 
 
 def score(spec: ScoreSpec) -> None:
     """Writes the scores. Collective. Raises ConfigError if `out` contains scores of other options."""
     if spec.data is None:
         raise ConfigError("data has no value: give the data whose samples are scored, e.g. data=shapes")
+    check_data(spec.data, {}, files=spec.distributed.check_launch().world == 1, trains=True)
+    if spec.run is not None:
+        check_exists(spec.run, "run")
     with imports():
         from clipx.score.writer import write_scores
 

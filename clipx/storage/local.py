@@ -33,6 +33,12 @@ def ensure_folder(folder: Path, named: str, fix: str) -> Path:
     return folder
 
 
+def check_file(path: Path) -> None:
+    """Raises the OSError that reading a file raises if it does not exist, or is a folder. Opens nothing."""
+    if stat.S_ISDIR(path.stat().st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+
+
 def _cache_root() -> Path:
     try:
         if root := os.environ.get("CLIPX_CACHE"):

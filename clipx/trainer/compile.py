@@ -157,12 +157,19 @@ class CompileSpec:
                 return replace(self, towers=TRUE).on_device(device, blocks)[0], "compile.towers=auto chose true"
             except ConfigError as error:
                 reason = f", as {str(error).partition(': ')[0]}"
-        self._check_effect(
-            self.objective or self.optimizer, f", as compile.towers=auto chose false on {device.type}{reason}"
-        )
+        self.check_device_type(device.type, reason)
         chosen = replace(self, towers=FALSE)
         chosen.check_device(device)
         return chosen, f"compile.towers=auto chose false{reason}"
+
+    def check_device_type(self, device_type: str, reason: str = "") -> None:
+        """Raises ConfigError for options without effect because towers=auto compiles nothing on devices of this type.
+
+        `reason`: of that on cuda, as text to append; empty if it does.
+        """
+        if self.towers == AUTO and (device_type != "cuda" or reason):
+            on = self.objective or self.optimizer
+            self._check_effect(on, f", as compile.towers=auto chose false on {device_type}{reason}")
 
     def check_device(self, device: torch.device) -> None:
         """Raises ConfigError for a device that inductor does not support, and without the compilers that it uses."""

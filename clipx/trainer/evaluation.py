@@ -37,7 +37,6 @@ class PeriodicEvaluation:
             name: Cadence.parse(evaluator.every, f"evaluator.{name}.every", length)
             for name, evaluator in spec.active_evaluators.items()
         }
-        spec.early_stopping.check(spec.active_evaluators, spec.objective.has_head, spec.duration, length)
 
     def add_due(self, before: int, after: int) -> None:
         """Adds the evaluators that are due between two numbers of samples seen."""

@@ -19,7 +19,7 @@ from clipx.data.order import SampleOrder
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.spec import Dataset, exchange_captions, training_order
 from clipx.distributed.comm import Comm
-from clipx.errors import Stopped, require
+from clipx.errors import Stopped
 from clipx.evaluator.suite import Suite
 from clipx.logger import Row, Sinks, open_sinks
 from clipx.model.flops import Utilisation
@@ -49,6 +49,7 @@ from clipx.trainer.profiler import Profiler
 from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data, pin_normalization
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.stages import StagePlan, check_ranks
+from clipx.trainer.start import plan_run
 from clipx.trainer.summary import (
     check_final_loss,
     end_for_lost_peer,
@@ -117,7 +118,7 @@ class Trainer:
             self._open = self._open.pop_all()
 
     def _build_data(self) -> None:
-        spec, comm, batch = self.spec, self.comm, self.spec.data.batch_size
+        spec, comm = self.spec, self.comm
         check_ranks(spec.stages, spec.data, comm.world)
         check_loading(spec, comm)
         pin_normalization(spec, comm)
@@ -129,23 +130,15 @@ class Trainer:
         comm.require_equal(config=dict(flatten(same)), data=train.fingerprint, precision=precision)
         n = sum(train.sizes)
         check_opened(train.bad, n, spec.data.max_bad_share)
-        require(
-            batch <= n,
-            f"data.batch_size={batch} is larger than the data set of {n:,} samples: use at most {n} or more data",
-        )
+        self.plan, self.length = plan_run(spec, n)
+        self.total = self.plan.total
         suite = Suite.open(spec.active_evaluators, spec.data, self.dataset, comm)
         self.order = training_order(spec.data, self.dataset, spec.seed, comm.world)
         self.dataset = exchange_captions(self.dataset, spec.data, spec.seed)
         self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world, comm.world)
-        total = Duration.parse(spec.duration, "duration").samples(Length(n, batch))
-        require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
-        self.plan = StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(n, batch, total))
-        self.total = self.plan.total
-        self.length = length = Length(n, batch, self.total)
-        spec.schedule.check_fits(spec.duration, length)
-        self.learning_rate = self.plan.scaled(spec.schedule.build(spec.optimizer.lr, length))
-        self.evaluation = PeriodicEvaluation(spec, suite, self.dataset.held_out, length, comm)
-        self._log_period = max(1, Duration.parse(spec.log_every, "log_every").samples(length))
+        self.learning_rate = self.plan.scaled(spec.schedule.build(spec.optimizer.lr, self.length))
+        self.evaluation = PeriodicEvaluation(spec, suite, self.dataset.held_out, self.length, comm)
+        self._log_period = max(1, Duration.parse(spec.log_every, "log_every").samples(self.length))
 
     def _build_model(self) -> None:
         spec, comm = self.spec, self.comm
@@ -186,7 +179,6 @@ class Trainer:
         self.notes = comm.run_on_main(lambda: self.rundir.claim(spec))
         self.resumed = self._resume(resume)
         self.loaded_weights = [] if self.resumed else self._begin(resume.open_clip)
-        spec.profiler.check_fits(self.steps_total)
         self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
         self._open.callback(self.profiler.close)
         comm.run_on_main(lambda: self.rundir.save_config(spec))

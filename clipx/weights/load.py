@@ -44,10 +44,9 @@ from clipx.weights.fitting import fitting_options
 from clipx.weights.json_files import INDEX, parts_of, read_json
 from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
-from clipx.weights.spec import SUFFIXES, WeightsChoice
+from clipx.weights.spec import CONFIG, LOCAL, SUFFIXES, WeightsChoice, no_weights
 from clipx.weights.stretch import stretch_text_positions, with_context
 
-CONFIG = "open_clip_config.json"
 # In the order of open_clip's search in a folder.
 _IN_FOLDER = tuple(
     """open_clip_model.safetensors open_clip_pytorch_model.safetensors open_clip_pytorch_model.bin
@@ -56,7 +55,6 @@ _IN_FOLDER = tuple(
 )
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _DESCRIPTIONS = (CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)
-_LOCAL = "local-dir:"  # open_clip's prefix of a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +126,12 @@ def load_weights(location: str) -> LoadedWeights:
         return _of_folder(location, paths, weights)
     if (path / CHECKPOINTS).is_dir():
         return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
-    found = "holds no weights" if path.exists() else "does not exist"
-    raise CheckpointError(
-        f"model.weights={location} {found}: give a run directory, a folder with {CONFIG}, or a file that "
-        f"ends in {', '.join(SUFFIXES)}"
-    )
+    raise no_weights(location, "holds no weights" if path.exists() else "does not exist")
 
 
 def local_path_of(location: str) -> Path:
     """Returns the local path of a location that is not on the hub. Downloads a URL."""
-    location = location.removeprefix(_LOCAL)
+    location = location.removeprefix(LOCAL)
     if is_local(location):
         return Path(local_path(location))
     url = location.rstrip("/")

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
+
+from clipx.errors import CheckpointError
+from clipx.model.tower_spec import timm_weights_of
+from clipx.storage.hub import HUB
+from clipx.storage.remote import is_local, local_path
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of the files of weights."""
+
+CONFIG = "open_clip_config.json"
+"""File of a folder of open_clip's weights with the configuration of the model."""
+
+LOCAL = "local-dir:"
+"""open_clip's prefix of a folder."""
 
 ALL_STEPS = "all"
 """Value of the option `step` that selects every checkpoint of a run."""
@@ -52,3 +64,20 @@ class ExportFormat(StrEnum):
             ExportFormat.safetensors: f"model.weights={out}",
             ExportFormat.open_clip_checkpoint: f"python -m open_clip_train.main --resume {out}",
         }[self]
+
+
+def check_exists(location: str, key: str = "model.weights") -> None:
+    """Raises CheckpointError for weights at a local path that does not exist. `key`: the option that names them."""
+    path = location.removeprefix(LOCAL)
+    if path.startswith(HUB) or timm_weights_of(path) is not None or not is_local(path):
+        return
+    if not os.path.exists(local_path(path)):  # noqa: PTH110  # Path raises an error for a name that is too long
+        raise no_weights(location, "does not exist", key)
+
+
+def no_weights(location: str, found: str, key: str = "model.weights") -> CheckpointError:
+    """Returns the error for a location without weights. `found`: what is there instead, as text."""
+    return CheckpointError(
+        f"{key}={location} {found}: give a run directory, a folder with {CONFIG}, or a file that ends in "
+        f"{', '.join(SUFFIXES)}"
+    )

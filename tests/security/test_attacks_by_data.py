@@ -29,7 +29,7 @@ from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.index import IndexSpec, index
-from clipx.data.look.look import look
+from clipx.data.look.__main__ import look
 from clipx.data.prepare.prepare import prepare
 from clipx.data.prepare.spec import PrepareSpec
 from clipx.data.source import BadSample, Source

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from clipx.cli import cli, imports
 from clipx.config.saved import to_dict
+from clipx.data.duplicates import Numbers, exact_duplicates, groups_of, near_duplicates
+from clipx.data.loader import TrainBatches, used_mask
+from clipx.data.look.bars import bars, histogram, percent
+from clipx.data.look.measure import measure
+from clipx.data.look.pictures import Pictures, user_text
 from clipx.data.look.spec import UNUSED, LookSpec
-from clipx.data.spec import Dataset, exchange_captions, non_default_values, open_data, training_order
-from clipx.distributed.launch_env import warn_of_few_cores
-from clipx.errors import ConfigError
-from clipx.escape import print_stderr
-from clipx.storage.local import ensure_folder, write_text
-
-with imports():
-    import numpy as np
-
-    from clipx.data.duplicates import Numbers, exact_duplicates, groups_of, near_duplicates
-    from clipx.data.loader import TrainBatches, used_mask
-    from clipx.data.look.bars import bars, histogram, percent
-    from clipx.data.look.measure import measure
-    from clipx.data.look.pictures import Pictures, user_text
-    from clipx.data.order import SourceCount
-    from clipx.data.source import count_reasons
-    from clipx.data.views import view_of
-    from clipx.report.console import stdout_console, text_table
-    from clipx.report.page import Cell, details, facts, listing, page, paragraph, section, table, text
+from clipx.data.order import SourceCount
+from clipx.data.source import count_reasons
+from clipx.data.spec import Dataset, non_default_values, training_order
+from clipx.data.views import view_of
+from clipx.report.page import Cell, details, facts, listing, page, paragraph, section, table, text
 
 _DRAWN, _REPEATED, _LONGEST, _CLASSES, _MORE_CLASSES = 3, 15, 5, 20, 1000  # most samples, captions and classes shown
 _GROUPS, _MEMBERS = 12, 6  # groups of duplicates of each kind, and members of each, that are shown
@@ -262,23 +252,6 @@ class LookPage:
         return section("Unusable samples", paragraph(about), *parts)
 
 
-def look(spec: LookSpec) -> None:
-    """Reads the samples, writes the page, and prints a summary and the findings."""
-    if spec.data is None:
-        raise ConfigError("data has no value: give the data to look at, e.g. data=shapes")
-    warn_of_few_cores("data.workers", spec.data.loader_processes())
-    path = Path(spec.out).expanduser()
-    ensure_folder(path.parent, f"the folder of out={spec.out}", "give out in")
-    found = LookPage(spec, exchange_captions(open_data(spec.data), spec.data, spec.seed))
-    fix = "make room, or give another file with out=…"
-    write_text(path, found.html, fix)
-    console = stdout_console()
-    console.print(text_table(("", "number", "share"), found.rows, found.title, right=("number", "share")))
-    for what, fix in found.findings:
-        print_stderr(f"warning: {what}: {fix}")
-    console.print(f"written to {spec.out}")
-
-
 def _quantiles(rows: Mapping[str, Numbers]) -> str:
     """Returns a table of quantiles by name."""
     levels = [*_QUANTILES.values()]
@@ -293,6 +266,3 @@ def _number(value: int) -> Cell:
 def _set(options: Mapping[str, Any]) -> str:
     """Returns options of the data as on the command line."""
     return "".join(f", data.{key}={value}" for key, value in options.items())
-
-
-main = cli(look, "look", unused=UNUSED)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from clipx.data.selection.expression import Condition
 from clipx.data.source import ImageFiles, Split
 from clipx.data.spec import Dataset, DataSpec
-from clipx.errors import require
+from clipx.errors import ConfigError, require
+from clipx.storage.local import check_file
+from clipx.storage.remote import errors_as, is_local, local_path
 
 if TYPE_CHECKING:
     from clipx.data.selection.choose import Samples
@@ -67,6 +70,13 @@ class SelectionSpec(DataSpec):
             self.shards_have_tables or self.where is None or self.table is not None,
             f"data.where={self.where} names columns of a table: give data.table=…, such as one of clipx.score",
         )
+
+    def check_files(self) -> None:
+        tables = () if self.table == "shards" else (("data.table", self.table),)
+        for key, path in (("data.keep", self.keep), ("data.weights", self.weights), *tables):
+            if path is not None and is_local(path):
+                with errors_as(ConfigError, f"{key}={path} cannot be read", "check the path"):
+                    check_file(Path(local_path(path)))
 
     @property
     def selects(self) -> bool:

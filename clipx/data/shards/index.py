@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -196,6 +196,16 @@ class FoundShard:
 
 def find_shard(captions: Sequence[int], retry_s: float, url: str, patient: bool = False) -> FoundShard:
     """Looks up a shard's size and version. Raises DataError, and MissingShard if it does not exist."""
+    info = shard_info(url, retry_s, patient)
+    version = next((info[key] for key in _VERSIONS if info.get(key)), None)
+    location = url if "://" in url else Path(url).resolve()
+    identity = f"{_VERSION} {'+'.join(map(str, captions))} {location} {info['size']} {version}"
+    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return FoundShard(url, cache_folder("index") / f"{digest}.npy", int(info["size"]))
+
+
+def shard_info(url: str, retry_s: float, patient: bool = False) -> Mapping[str, Any]:
+    """Returns what the storage knows of a shard, its size among it. Raises as `find_shard`. Writes nothing."""
     try:
         with errors_as(DataError, f"shard {url} cannot be opened", _FIX, FileNotFoundError):
             info = file_info(url, retry_s, patient)
@@ -207,11 +217,7 @@ def find_shard(captions: Sequence[int], retry_s: float, url: str, patient: bool 
         raise DataError(
             f"shard {url} has no known size, which random access needs: copy it to a storage that reports sizes"
         )
-    version = next((info[key] for key in _VERSIONS if info.get(key)), None)
-    location = url if "://" in url else Path(url).resolve()
-    identity = f"{_VERSION} {'+'.join(map(str, captions))} {location} {info['size']} {version}"
-    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return FoundShard(url, cache_folder("index") / f"{digest}.npy", int(info["size"]))
+    return info
 
 
 def make_index(

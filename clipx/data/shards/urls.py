@@ -40,6 +40,19 @@ def expand(pattern: str, key: str, what: str = "shard") -> list[str]:
     return urls
 
 
+def first_local(pattern: str | None, key: str, what: str = "shard") -> list[str]:
+    """Returns the first path of a pattern that names no URL, nothing of another. Raises as `expand`.
+
+    Of lists, which may name URLs, it only reads the lines.
+    """
+    if pattern is None or "://" in pattern:
+        return []
+    lists = [part for part in map(str.strip, pattern.split("::")) if part.startswith("@")]
+    for part in lists:
+        _lines(part[1:], key)
+    return [] if lists else expand(pattern, key, what)[:1]
+
+
 def _part(part: str, key: str, what: str, have: int) -> list[str]:
     """Returns the URLs of a part. `have`: number of those before it."""
     check_length(part, key)

@@ -1,0 +1,75 @@
+"""What is known of the start of a run before torch is imported, which takes seconds: see `check_start`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clipx.checkpoint.resume import Resume
+from clipx.config.duration import Cadence, Duration, Length
+from clipx.errors import require
+from clipx.evaluator.spec import check_data
+from clipx.trainer.spec import RunSpec
+from clipx.trainer.stages import StagePlan, check_ranks
+
+
+def check_start(spec: RunSpec) -> None:
+    """Raises ClipxError for what a start needs beyond a complete configuration, as far as it is known at once.
+
+    The environment of the launcher, the location of the data, the device's type if an option names it, the length of
+    generated data; and files, if there is one rank: several must not end one by one, and may see different files. The
+    trainer finds each of these errors too, with others. Writes nothing.
+    """
+    ranks = spec.distributed.check_launch().world
+    check_plan(spec, ranks)
+    if ranks == 1:
+        _check_files(spec)
+
+
+def check_plan(spec: RunSpec, ranks: int) -> None:
+    """Raises ConfigError for what `check_start` knows of a run on so many ranks without its environment and files."""
+    check_ranks(spec.stages, spec.data, ranks)
+    check_data(spec.data, spec.active_evaluators, files=False, trains=True)
+    if (device := spec.distributed.device) != "auto":
+        for group in (spec.data, spec.precision, spec.objective, spec.compile):
+            group.check_device_type(device)
+    if spec.data.generated is not None:
+        plan_run(spec, spec.data.generated)
+
+
+def plan_run(spec: RunSpec, samples: int) -> tuple[StagePlan, Length]:
+    """Returns the stages and the length of a run on so many training samples. Raises ConfigError if it is too short."""
+    batch = spec.data.batch_size
+    require(
+        batch <= samples,
+        f"data.batch_size={batch} is larger than the data set of {samples:,} samples: use at most {samples} or more "
+        "data",
+    )
+    total = Duration.parse(spec.duration, "duration").samples(Length(samples, batch))
+    require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
+    plan = StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(samples, batch, total))
+    length = Length(samples, batch, plan.total)
+    spec.schedule.check_fits(spec.duration, length)
+    for name, evaluator in spec.active_evaluators.items():
+        Cadence.parse(evaluator.every, f"evaluator.{name}.every", length)
+    spec.early_stopping.check(spec.active_evaluators, spec.objective.has_head, spec.duration, length)
+    spec.profiler.check_fits(plan.steps(plan.total))
+    return plan, length
+
+
+def _check_files(spec: RunSpec) -> None:
+    from clipx.run.directory import RunDir
+    from clipx.weights.spec import check_exists
+
+    run, resume = RunDir(Path(spec.run_dir)), Resume.parse(spec.resume)
+    run.check_files()
+    if spec.checkpoint.remote is None and resume.url is None:  # else a run may be there alone
+        run.check_state(resume, spec.resume)
+    check_data(spec.data, spec.active_evaluators, files=True, trains=True)
+    if resume.enabled:  # a run that continues loads no initial weights
+        return
+    image, text = spec.model.image, spec.model.text
+    locations = {"model.weights": spec.model.weights, "model.image.weights": image.weights}
+    locations |= {"model.text.weights": text.weights, "teacher.weights": spec.teacher.weights}
+    for key, location in locations.items():
+        if location is not None:
+            check_exists(location, key)
