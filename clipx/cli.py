@@ -40,7 +40,7 @@ from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none, world_or_one
 from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, disk_failure, exhausted, require
-from clipx.escape import EscapedLogRecord, escaped, is_text, print_stderr
+from clipx.escape import EscapedLogRecord, escaped, is_text, print_stderr, shortened
 from clipx.output import flush_output, lose_output, open_output
 from clipx.storage.url import redacted
 from clipx.version import version_text
@@ -327,6 +327,6 @@ def print_error(error: ClipxError, full: bool) -> None:
     if not isinstance(error, Stopped):
         place = "" if rank is None else f" (rank {rank})"
         for number, line in enumerate(error.args):
-            print_stderr(redacted(str(line) if number else f"error{place}: {line}"))
+            print_stderr(shortened(redacted(str(line) if number else f"error{place}: {line}")))
     elif not rank:  # all ranks stop together: rank 0 reports it
         print_stderr(f"stopped: {error}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from typing import Any, TextIO
 
 _LARGE = 1_000_000_000  # bytes
 _BYTE = 0xDC00  # what Python adds to a byte of a file name that is not UTF-8 (PEP 383)
+_LONGEST = 2_000  # characters of a message
 
 
 def escaped(text: str, keep: str = "") -> str:
@@ -39,6 +41,15 @@ def json_text(value: Any, **options: Any) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else _escape_in_json(c) for c in text)
+
+
+def shortened(text: str) -> str:
+    """Returns a message without the middle of words of more than 500 characters, and with at most 2,000 in total.
+
+    A value of the user may be of any length, and a message contains its value, rule and fix.
+    """
+    text = re.sub(r"\S{501,}", lambda word: f"{word[0][:200]}…{word[0][-100:]}", text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 + 1 :]}"
 
 
 def print_stderr(text: str) -> None:

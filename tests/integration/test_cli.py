@@ -36,6 +36,42 @@ def test_commands_that_do_not_train_import_no_heavy_module() -> None:
         assert part in printed
 
 
+EARLY = {
+    "train model=vit_l14 data=laion400m": "data.shards has no value: give the shards of laion400m",
+    "train data=csv +data@evaluator.retrieval.sets.a=folder data.path=none.csv": "sets.a.path has no value: give a folder",
+    "train data.batch_size=50000": "data.batch_size=50000 is larger than the data set of 12,000 samples",
+    "train distributed=cpu precision=fp32 precision.tf32=true": "precision.tf32=true has no effect on cpu",
+    "train distributed.bucket_mb=50": "distributed.bucket_mb=50.0 has no effect on one rank",
+    "train model.weights=nowhere": "model.weights=nowhere does not exist: give a run directory",
+    "train resume=latest run_dir=here": "resume=latest: here holds no run",
+    "train resume=latest run_dir=here RANKS=3": "data.batch_size=256 is not divisible by 3 ranks",
+    "embed data=hf run=w.pt out=out": "data.path has no value: give the folder of a data set",
+}
+
+
+def test_what_is_known_without_torch_is_said_before_it_is_imported(tmp_path: Path) -> None:
+    """Of three ranks no files are looked for: they need not see the same."""
+    lines = ["import importlib, os, sys", f"os.chdir({str(tmp_path)!r})"]
+    for typed in EARLY:
+        command, *words = typed.split()
+        if words[-1] == "RANKS=3":
+            lines += ["os.environ |= dict(RANK='0', WORLD_SIZE='3', MASTER_ADDR='localhost', MASTER_PORT='29500')"]
+            words.pop()
+        lines += [f"sys.argv = ['clipx', *{words}]", "try:", f"    importlib.import_module('clipx.{command}').main()"]
+        lines += [
+            "except SystemExit as end:",
+            "    assert end.code in (1, 2), end.code",
+            "assert 'torch' not in sys.modules",
+        ]
+        if command == "train":
+            lines += ["for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'): os.environ.pop(name, None)"]
+    said = run(sys.executable, "-c", "\n".join(lines)).stderr.splitlines()
+    assert len(said) == len(EARLY), said
+    for line, part in zip(said, EARLY.values(), strict=True):
+        assert line.startswith("error") and part in line, line
+    assert not list(tmp_path.iterdir())
+
+
 TINY = (*SMALL, *VIT, "duration=2st", "schedule.warmup=1st", "checkpoint=none")
 
 
