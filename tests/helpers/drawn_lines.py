@@ -71,44 +71,18 @@ MODULES = (*(command.module for command in commands()), "clipx_launch", "clipx")
 _ODD_NUMBERS = (
     "1e400 -1e400 nan inf -inf 10**30 1000000000000000000000000000000 -0 0x10 1_000 ٣ 1e-400 -1 1.5.2".split()
 )
-_ODD_TEXTS = (
-    "naïve",
-    "漢字",
-    "\u202egpj",
-    "🙂",
-    "a b",
-    "a\\",
-    "a'b",
-    'a"b',
-    "%s",
-    "~",
-    "*",
-    "-",
-    "--",
-    "a,b",
-    "a:b",
-    "!!python",
-)
-_UNBALANCED = (
-    "'abc",
-    '"abc',
-    "[1,2",
-    "1,2]",
-    "{a:1",
-    "{a:1}}",
-    "[[]",
-    "(1",
-    "${a",
-    "f(",
-    "choice(1",
-    "[a,,b]",
-    "{:1}",
-    "'",
-)
+_ODD_TEXTS = r"""naïve|漢字|Ugpj|🙂|a b|a\|a'b|a"b|%s|~|*|-|--|a,b|a:b|!!python""".replace("U", "\u202e").split("|")
+_UNBALANCED = """'abc "abc [1,2 1,2] {a:1 {a:1}} [[] (1 ${a f( choice(1 [a,,b] {:1} '""".split()
 _INTERPOLATIONS = (
     *("${nothing}", "${model.nothing}", "${oc.env:NOTHING_SET}", "${oc.env:AWS_SECRET_ACCESS_KEY}", "${", "${}"),
     *("${oc.decode:1}", "${hydra:job.name}", "${seed}${seed}", "${.kind}", "${..seed}", "${oc.nothing:1}", "???"),
 )
+
+
+_OF_TRAIN = """data=csv data.path={}|data=webdataset data.shards={}|data=folder data.path={}|model.weights={}|data=parquet data.path={}|
+resume={}|data=hf data.path={}|data=csv data.path=t.csv data.held_out_path={}|model.image.weights={}|data=benchmark data.path={}|evaluator=[zeroshot] evaluator.zeroshot.classnames={}""".replace(
+    "\n", ""
+).split("|")
 
 
 @dataclass(frozen=True)
@@ -250,34 +224,10 @@ class Draw:
         )
         return [*words, f"{key.name}={self.rng.choice(('-1', '-7', '-1e9' if key.plain is float else '-1000000000'))}"]
 
-    def _value(self, values: Sequence[str], numbers: bool = True) -> Callable[[list[str], str], list[str]]:
-        def put(words: list[str], module: str) -> list[str]:
-            key = self.key(module, words, (lambda key: key.plain in (int, float)) if numbers else lambda key: True)
-            return [*words, f"{key.name}={self.rng.choice(values)}"]
-
-        return put
-
     def _odd_word(self, word: str) -> str:
         name, _, value = word.partition("=")
-        return self.rng.choice(
-            (
-                f"{name} = {value}",
-                f"{name}= {value}",
-                f" {word}",
-                f"{name}",
-                f"={value}",
-                f"{name}=={value}",
-                f"{name}:{value}",
-                f"+{word}",
-                f"~{name}",
-                f"~~{name}",
-                f"+++{word}",
-                f"-{word}",
-                f"--{word}",
-                f"{name}.={value}",
-                f".{word}",
-            )
-        )
+        forms = "N = V|N= V| N=V|N|=V|N==V|N:V|+N=V|~N|~~N|+++N=V|-N=V|--N=V|N.=V|.N=V"
+        return self.rng.choice(forms.split("|")).replace("N", name).replace("V", value)
 
 
 def _is_enum(kind: Any) -> bool:
@@ -326,20 +276,8 @@ def _unknown_option(draw: Draw, module: str, words: list[str]) -> list[str]:
 
 
 def _packages(draw: Draw, module: str, words: list[str]) -> list[str]:
-    odd = (
-        "+data@evaluator.nothing.sets.a=csv",
-        "data@=csv",
-        "@data=csv",
-        "data@data@x=csv",
-        "+data@nowhere=shapes",
-        "model@objective=tiny",
-        "+evaluator@x=zeroshot",
-        "+logger@logger=tensorboard",
-        "data@_global_=shapes",
-        "optimizer@a.b=sgd",
-        "+data@evaluator.retrieval.sets.=csv",
-        "~data@nothing",
-    )
+    odd = """+data@evaluator.nothing.sets.a=csv data@=csv @data=csv data@data@x=csv +data@nowhere=shapes model@objective=tiny
+    +evaluator@x=zeroshot +logger@logger=tensorboard data@_global_=shapes optimizer@a.b=sgd +data@evaluator.retrieval.sets.=csv ~data@nothing""".split()
     return [*words, draw.rng.choice(odd)]
 
 
@@ -355,31 +293,13 @@ def _missing(draw: Draw, module: str, words: list[str]) -> list[str]:
 
 def _paths(draw: Draw, module: str, words: list[str]) -> list[str]:
     odd = (
-        "nowhere",
-        "/nowhere/a.pt",
-        "set/nowhere.tar",
-        "a.tar/b",
+        "nowhere /nowhere/a.pt set/nowhere.tar a.tar/b",
         "x" * 300,
-        "~nobody/x",
-        "nowhere/{0..9}.tar",
-        "@nowhere.txt",
-        "*.nope",
+        "~nobody/x nowhere/{0..9}.tar @nowhere.txt *.nope",
     )
-    path = draw.rng.choice(odd)
+    path = draw.rng.choice(" ".join(odd).split())
     of = {
-        "clipx.train": (
-            "data=csv data.path={}",
-            "data=webdataset data.shards={}",
-            "data=folder data.path={}",
-            "model.weights={}",
-            "data=parquet data.path={}",
-            "resume={}",
-            "data=hf data.path={}",
-            "data=csv data.path=t.csv data.held_out_path={}",
-            "model.image.weights={}",
-            "data=benchmark data.path={}",
-            "evaluator=[zeroshot] evaluator.zeroshot.classnames={}",
-        ),
+        "clipx.train": _OF_TRAIN,
         "clipx.data.prepare": ("source={} out=out",),
         "clipx.data.index": ("shards={}",),
         "clipx.check": ("run={} expected=cc3m_rn50_openclip",),
@@ -394,23 +314,8 @@ def _paths(draw: Draw, module: str, words: list[str]) -> list[str]:
 
 
 def _sweeps(draw: Draw, module: str, words: list[str]) -> list[str]:
-    odd = (
-        "optimizer.lr=-1,-2",
-        "seed=-1,-2",
-        "seed=a,b",
-        "model=a,b",
-        "optimizer.lr=choice(",
-        "seed=range(1,",
-        "seed=range(0)",
-        "data.batch_size=1,0",
-        "nothing=1,2",
-        "seed=glob(x)",
-        "seed=interval(0,1)",
-        "hydra.sweep.dir=",
-        "hydra/launcher=nope",
-        "hydra/sweeper=nope seed=1,2",
-    )
-    return ["-m", *draw.rng.choice(odd).split()]
+    odd = """optimizer.lr=-1,-2|seed=-1,-2|seed=a,b|model=a,b|optimizer.lr=choice(|seed=range(1,|seed=range(0)|data.batch_size=1,0|nothing=1,2|seed=glob(x)|seed=interval(0,1)|hydra.sweep.dir=|hydra/launcher=nope|hydra/sweeper=nope seed=1,2"""
+    return ["-m", *draw.rng.choice(odd.split("|")).split()]
 
 
 def _several(draw: Draw, module: str, words: list[str]) -> list[str]:

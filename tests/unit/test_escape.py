@@ -11,7 +11,7 @@ from rich.console import Console
 
 from clipx.cli import print_error
 from clipx.errors import DataError
-from clipx.escape import EscapedLogRecord, announce, escaped, json_text
+from clipx.escape import EscapedLogRecord, announce, escaped, json_text, shortened
 from clipx.report.console import text_table
 
 NAME = b"caf\xe9\n\x1b[31m".decode("utf-8", "surrogateescape")
@@ -61,3 +61,11 @@ def test_only_large_files_are_announced(capsys: pytest.CaptureFixture[str]) -> N
     announce("reading step-00000001", 999_999_999)
     announce("reading step-\n", 12_340_000_000)
     assert capsys.readouterr().err == "reading step-\\n: 12.3 GB\n"
+
+
+def test_a_message_repeats_no_long_value() -> None:
+    rule = "must be in [0, 2^63): give 0 or more"
+    assert shortened(f"seed=-1 {rule}") == f"seed=-1 {rule}"
+    for value in ("9" * 100_000, "[" + "1, " * 30_000 + "1]"):
+        said = shortened(f"seed={value} {rule}")
+        assert said.startswith(f"seed={value[:100]}") and said.endswith(rule) and len(said) <= 2_000
