@@ -116,6 +116,8 @@ class Key:
             return draw.choice(list(kind.__members__))
         if kind in (int, float):
             return self._number(draw, kind)
+        if typing.get_origin(kind) is list and not isinstance(self.default, list):
+            return "null" if self.optional else "[a]"
         if self.default in (None, MISSING, ""):
             return draw.choice(("w.pt", "set", "a", "10st"))
         text = ",".join(map(str, self.default)) if isinstance(self.default, list) else str(self.default)
@@ -181,7 +183,7 @@ class Draw:
         for key in _keys(_spec(module), ""):
             if key.name not in groups():
                 found.append(key)
-            elif key.name in _DEFAULTS and key.name not in LIST_GROUPS:
+            elif key.name in _DEFAULTS and key.name in _fields(module) and key.name not in LIST_GROUPS:
                 kind = _kind(key.name, chosen.get(key.name, "")) or _kind(key.name, _DEFAULTS[key.name])
                 found += _keys(kinds(key.name)[kind], f"{key.name}.")
         return found
@@ -396,7 +398,9 @@ def _kind(group: str, name: str) -> str:
 
 @functools.cache
 def _fields(module: str) -> set[str]:
-    return {field.name for field in dataclasses.fields(_spec(module))} if module != "clipx.bench" else set()
+    """Returns the keys of a command that have an effect."""
+    docs = {} if module == "clipx.bench" else field_docs(_spec(module))
+    return {name for name, doc in docs.items() if not doc.startswith("Unused")}
 
 
 @functools.cache
