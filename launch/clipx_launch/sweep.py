@@ -26,6 +26,7 @@ from clipx.run.directory import RunDir
 from clipx.run.lock import Holder
 from clipx.storage.local import ensure_folder
 from clipx.trainer.spec import RunSpec
+from clipx.trainer.start import check_plan
 from clipx_launch.files import ListedPoint, SweepFile, launch_dir, read_item, read_sweep, write_json
 from clipx_launch.options import LaunchSpec, LocalSpec
 from clipx_launch.point import Point, Result, config_hash
@@ -129,7 +130,7 @@ class Sweep:
         for planned in self.pending:
             try:
                 spec.check(planned.spec.distributed)
-                planned.spec.data.check_ranks(spec.world)
+                check_plan(planned.spec, spec.world)
                 RunDir(planned.point.folder).claim(planned.spec)
             except ClipxError as error:
                 self.errors[planned.point.index] = error
