@@ -159,8 +159,9 @@ def _run(command: _Command) -> list[ClipxError]:
             if not sweep:
                 _refuse_options_of_sweeps(hydra)
             for text in task_overrides(hydra):
-                group = re.split(r"[.=@]", text.lstrip("+~"))[0]
-                require(group not in command.unused, f"{text} has no effect on {hydra.job.name}: remove it")
+                places = text.lstrip("+~").partition("=")[0].split("@")  # of a group, and of the package that it fills
+                unused = any(place.partition(".")[0] in command.unused for place in places)
+                require(not unused, f"{text} has no effect on {hydra.job.name}: remove it")
             record_command(command.name, [*task_overrides(hydra), *changes], folders)
             if not command.prints:
                 lose_output()
@@ -181,6 +182,7 @@ def _run(command: _Command) -> list[ClipxError]:
             print(version_text())
             return []
         arguments = _typed_arguments(command.name)  # options must be registered before Hydra composes
+        require(arguments.config_dir != "", "--config-dir= is empty: give a folder that contains config groups")
         folders += [Path(arguments.config_dir)] if arguments.config_dir else []
         words = [] if arguments.shell_completion else arguments.overrides
         if arguments.help:

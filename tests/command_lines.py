@@ -17,6 +17,7 @@ import argparse
 import importlib
 import os
 import random
+import re
 import resource
 import shlex
 import shutil
@@ -50,6 +51,7 @@ _HUNG = -int(signal.SIGKILL)
 _LIMIT_S = 120.0  # on a busy machine
 _CPU_S = 3.0
 _REFUSED = {Exit.FAILED, Exit.CONFIGURATION}
+_HYDRAS = re.compile(r"(multirun|outputs)(/[\w.-]+){0,2}(/multirun\.yaml)?$")
 _FILES = {
     "t.csv": "filepath,caption\nset/a/0.jpg,a cat\n",
     "names.txt": "cat\ndog\n",
@@ -101,12 +103,14 @@ class End:
         if self.code not in _REFUSED:
             return f"exit code {self.code}: {self.stderr[-300:]}"
         points = "-m" in self.line.words or "--multirun" in self.line.words  # of a sweep, which may all be refused
-        if not lines or (len(lines) > 1 and not points) or not lines[0].startswith("error: "):
+        # Hydra writes the overrides of a sweep to a file, and a line about a point that ends with an error.
+        said = [line for line in lines if line.startswith("error: ")]
+        if not said or (len(lines) > 1 and not points):
             return f"{len(lines)} lines: {self.stderr[:600]}"
-        if len(self.stderr) > 2000:
+        if max(map(len, lines)) > 2000:
             return f"{len(self.stderr):,} characters: {self.stderr[:300]}"
-        # Hydra writes the overrides of a sweep before it starts the points
-        return None if not self.changed or (points and self.changed.startswith("multirun")) else f"wrote {self.changed}"
+        written = [name for name in self.changed.split(", ") if name and not (points and _HYDRAS.match(name))]
+        return f"wrote {', '.join(written)}" if written else None
 
 
 def lines(sort: str, begin: int = 0, every: int = 1) -> Iterator[Line]:

@@ -36,7 +36,7 @@ class BenchSpec:
     """Number of CPU threads that all concurrent processes share. 0 or more. 0: the number of available cores."""
 
     seed: int = 0
-    """Seed of the random weights and inputs."""
+    """Seed of the random weights and inputs, at least 0."""
 
     resumable: ClassVar[bool] = False
     """Declares that a second call with the same run_dir continues."""
@@ -46,6 +46,7 @@ class BenchSpec:
             self.device in ("auto", "cpu", "cuda"),
             f"device={self.device} is not a device: choose from auto, cpu, cuda",
         )
+        require(self.seed >= 0, f"seed={self.seed} is negative: give 0 or more")
         require(self.threads >= 0, f"threads={self.threads} must be 0, for all cores, or more")
 
     def check_counts(self, *keys: str) -> None:

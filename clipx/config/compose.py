@@ -16,7 +16,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -100,6 +100,7 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             raise ConfigError(unreadable(str(override.input_line)))
         if override.is_delete() and group in LIST_GROUPS and value is None:
             raise ConfigError(f"~{group} cannot delete a list of options: write {group}=[] for none")
+        _check_sweep(override, known)
         if override.is_delete() or not known:
             continue
         if override.is_add() and override.package is None and group not in LIST_GROUPS and (CONF_DIR / group).is_dir():
@@ -109,6 +110,15 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             names = choice if isinstance(choice, list) and group in LIST_GROUPS else [choice]
             if any(isinstance(name, (NoneType, int, float, list, dict)) for name in names):
                 raise ConfigError(unknown_option(group, str(override.input_line).partition("=")[2], known))
+
+
+def _check_sweep(override: Override, known: Sequence[str]) -> None:
+    """Raises ConfigError for a range or a pattern of options without a value, with which a sweep has no point."""
+    value, typed = override.value(), override.input_line
+    empty = isinstance(value, RangeSweep) and not any(True for _ in value.range())
+    require(not empty, f"{typed} is an empty range, so nothing would run: give start and stop, as range(0,3)")
+    matches = not isinstance(value, Glob) or value.filter(list(known))
+    require(bool(matches), f"{typed} matches no option of a group, so nothing would run: correct the pattern")
 
 
 def config_folders() -> list[Path]:
