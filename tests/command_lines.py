@@ -102,8 +102,8 @@ class End:
             return None
         if self.code not in _REFUSED:
             return f"exit code {self.code}: {self.stderr[-300:]}"
-        points = "-m" in self.line.words or "--multirun" in self.line.words  # of a sweep, which may all be refused
-        # Hydra writes the overrides of a sweep to a file, and a line about a point that ends with an error.
+        # Hydra's own launcher writes the overrides of a sweep to a file, and a line about a point that is refused.
+        points = self.line.module != "clipx.train" and {"-m", "--multirun"} & {*self.line.words}
         said = [line for line in lines if line.startswith("error: ")]
         if not said or (len(lines) > 1 and not points):
             return f"{len(lines)} lines: {self.stderr[:600]}"

@@ -12,14 +12,16 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 from clipx.config.registry import LIST_GROUPS, option_files
+from clipx.errors import require
 
 FREE_KEYS = ("model.image.options", "model.text.options")  # dictionaries of other libraries' keys, set without +
 _STARTS = "'\"[{"  # of values that the user wrote in the grammar
+_MOST = 1000  # values of an override: each takes a millisecond to read, and brackets that nest more than that
 _COMMA = re.compile(r",(?![^{}]*})")  # between values, not inside a brace pattern
 
 
 def hydra_override(typed: str) -> str:
-    """Returns a typed override in Hydra's grammar.
+    """Returns a typed override in Hydra's grammar. Raises ConfigError for one that would take many seconds to read.
 
     Quotes each value that the grammar does not read and that is no list, dictionary, quotation or interpolation, such
     as the path `captions (1).csv` or the pattern `/data/{0000..0123}.tar`: the shell removes the quotes that were
@@ -29,6 +31,11 @@ def hydra_override(typed: str) -> str:
     key, equals, value = typed.partition("=")
     if typed.startswith("-") or not equals:
         return typed
+    require(
+        len(re.findall(r"[\[({,]", value)) <= _MOST,
+        f"{key}={value[:40]}… has more than {_MOST:,} values or brackets, too many for a command line: write them to a "
+        "file, or as a pattern",
+    )
     plus = "++" if f"{key}.".startswith(tuple(f"{free}." for free in FREE_KEYS)) else ""
     if not _is_readable(value) and value[0] not in _STARTS and "${" not in value:
         value = _quoted_parts(value)

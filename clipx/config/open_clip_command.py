@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from clipx.config.grammar import in_shell
 from clipx.config.open_clip_flags import FLAGS, NONE, NUMBERS, PAIRS
-from clipx.config.open_clip_rules import AUGMENTATIONS, PLACE, Given, evaluated
+from clipx.config.open_clip_rules import AUGMENTATIONS, PLACE, PLACES, Given, evaluated
 
 _NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?")
 
@@ -67,9 +67,8 @@ def answer(
     given = read(words, world)
     kept, strange = _kept(given.typed, known)
     given.notes += [f"{flag} is a flag of neither and left out" for flag in strange]
-    evaluates = (
-        {"imagenet-val", "val-data"} & given.values.keys() and "pretrained" in given and "train-data" not in given
-    )
+    has_weights = "pretrained" in given or given.get("model").startswith(PLACES)
+    evaluates = {"imagenet-val", "val-data"} & given.values.keys() and has_weights and "train-data" not in given
     if evaluates or command == "evaluate":
         command, overrides = "evaluate", evaluated(given)
     else:

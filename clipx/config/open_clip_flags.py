@@ -12,14 +12,6 @@ from dataclasses import dataclass
 from clipx.config import open_clip_rules as rules
 from clipx.config.open_clip_rules import PLACE, Given, hydra_value
 
-MODELS = {
-    "RN50": "rn50", "RN101": "rn101", "ViT-S-32": "vit_s32", "ViT-S-16": "vit_s16", "ViT-M-16": "vit_m16",
-    "ViT-B-32": "vit_b32", "ViT-B-32-quickgelu": "vit_b32_quickgelu", "ViT-B-16": "vit_b16", "ViT-L-14": "vit_l14",
-    "ViT-H-14": "vit_h14", "ViT-g-14": "vit_g14", "ViT-bigG-14": "vit_bigg14", "convnext_base_w": "convnext_base_w",
-    "ViT-B-16-SigLIP": "vit_b16_siglip", "coca_ViT-B-32": "coca_vit_b32",
-}  # fmt: skip
-"""Options of clipx by open_clip's names of the models."""
-
 OPTIMIZERS = {f"{prefix}{name}": name for name in ("adamw", "lamb", "lion", "muon", "sgd") for prefix in ("", "timm/")}
 INTERPOLATIONS = {name: name for name in ("bicubic", "bilinear")}
 STRETCH = {"squash": "true", "shortest": "false"}
@@ -75,7 +67,7 @@ FLAGS: dict[str, Flag] = {
     "batch-size": Flag(rules.batch),
     "aug-cfg": Flag(rules.augmentation, takes=PAIRS),
     # model
-    "model": Flag("model={}", "; other towers of timm are model.image.timm=NAME", choices=MODELS),
+    "model": Flag(rules.model),
     "pretrained": Flag(rules.pretrained),
     "pretrained-image": Flag("model.image.weights=timm", takes=NONE),
     "lock-image": Flag(rules.lock("image", "lock-image-unlocked-groups"), takes=NONE),

@@ -8,6 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 PLACE = "…"  # where a value is to be written
+PLACES = ("hf-hub:", "local-dir:")  # starts of names of models that come with their configuration
+
+MODELS = {
+    "RN50": "rn50", "RN101": "rn101", "ViT-S-32": "vit_s32", "ViT-S-16": "vit_s16", "ViT-M-16": "vit_m16",
+    "ViT-B-32": "vit_b32", "ViT-B-32-quickgelu": "vit_b32_quickgelu", "ViT-B-16": "vit_b16", "ViT-L-14": "vit_l14",
+    "ViT-H-14": "vit_h14", "ViT-g-14": "vit_g14", "ViT-bigG-14": "vit_bigg14", "convnext_base_w": "convnext_base_w",
+    "ViT-B-16-SigLIP": "vit_b16_siglip", "coca_ViT-B-32": "coca_vit_b32",
+}  # fmt: skip
+"""Options of clipx by open_clip's names of the models."""
 
 WEIGHTS = {
     ("ViT-B-32", "laion2b_s34b_b79k"): "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
@@ -206,6 +215,13 @@ def batch(given: Given) -> list[str]:
     return words + ([f"data.micro_batches={micro}"] if micro else [])
 
 
+def model(given: Given) -> list[str]:
+    name = given.get("model")
+    if name.startswith(PLACES):
+        return ["model=weights", f"model.weights={hydra_value(name)}"]
+    return given.choose("model", "model={}", MODELS, "; other towers of timm are model.image.timm=NAME")
+
+
 def _weights(given: Given, tag: str, model: str) -> str:
     """Returns where the weights are that --pretrained names: a file, a URL, or a tag of open_clip."""
     if re.search(r"[/.:]", tag) or tag == PLACE:
@@ -315,7 +331,9 @@ def saving(given: Given) -> list[str]:
 
 def evaluated(given: Given) -> list[str]:
     """Returns the overrides of clipx.evaluate for a command that only evaluates: weights, and one set."""
-    words = [f"run={_weights(given, given.get('pretrained', PLACE), given.get('model', 'RN50'))}"]
+    name = given.get("model", "RN50")
+    run = name if name.startswith(PLACES) else _weights(given, given.get("pretrained", PLACE), name)
+    words = [f"run={run}"] + (model(given) if run.endswith((".pt", ".bin", ".safetensors")) else [])
     sets = list(imagenet_sets(given).values())
     if sets:
         words += ["data=folder", f"data.path={hydra_value(sets[0])}", "evaluator=[zeroshot]", *IMAGENET]

@@ -377,7 +377,7 @@ _WRONG: dict[str, Callable[[Draw, str, list[str]], list[str]]] = {
         ("[1,2]", "{a:1}", "[[1]]", "[{a:[1]}]", "{a:{b:1}}"), lambda key: key.plain in (int, float, bool)
     ),
     "interpolation": _put(_INTERPOLATIONS, _typed),
-    "long": _put(("x" * 100_000, "[" + "1," * 2_000 + "1]", "9" * 100_000, "[" * 20_000), _typed),
+    "long": _put(("x" * 100_000, "[" + "1," * 40_000 + "1]", "9" * 100_000, "[" * 20_000), _typed),
     "control": _put(("a\nb", "a\x1b[31m", "\x7f", "a\tb", "\r", "\x01", "a\u2028b"), _any),
     "package": _packages,
     "several": _several,

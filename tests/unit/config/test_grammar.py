@@ -82,6 +82,13 @@ def test_advice_for_what_cannot_be_read_can_be_typed(text: str, start: str) -> N
             value_of(typed)
 
 
+@pytest.mark.parametrize("value", ["[" + "1," * 40_000 + "1]", "[" * 20_000, "{a:" * 20_000, "a," * 40_000])
+def test_a_value_that_takes_minutes_to_read_is_an_error(value: str) -> None:
+    with pytest.raises(ConfigError, match="has more than 1,000 values or brackets"):
+        hydra_override(f"optimizer.betas={value}")
+    assert hydra_override(f"name={value.translate({ord(c): '' for c in '[{,'})}")
+
+
 def test_an_unreadable_value_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"write run_dir='\$\{name\}'"):
         compose("run_dir=${name")

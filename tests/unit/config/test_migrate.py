@@ -13,8 +13,8 @@ from helpers.open_clip_parser import open_clip_actions, open_clip_parser
 from open_clip.pretrained import get_pretrained_cfg
 
 from clipx.config.open_clip_command import answer, read, translate
-from clipx.config.open_clip_flags import FLAGS, MODELS, NONE, NUMBERS, ONE, PAIRS
-from clipx.config.open_clip_rules import WEIGHTS
+from clipx.config.open_clip_flags import FLAGS, NONE, NUMBERS, ONE, PAIRS
+from clipx.config.open_clip_rules import MODELS, WEIGHTS
 
 # FastCLIP's code is no package that an index has. These are the flags that src/training/params.py of
 # https://github.com/Optimization-AI/fast_clip at commit 6394f928765770dbf9ba33333ca09b9edbb73e3a adds to open_clip's,
@@ -98,9 +98,13 @@ NOTES = {
     "--lr 1 --fastclip --gamma 0.2 -m seed=1,2": "optimizer.lr=1 -m seed=1,2 (--fastclip is a flag of neither and left out; --gamma is a",
     "--zeroshot-frequency 1": "remove it (--zeroshot-frequency has no effect without --imagenet-val)",
     "--imagenet-val /in --model ViT-B-32 --pretrained w.pt --workers 2": (
-        "write START clipx.evaluate run=w.pt data=folder data.path=/in evaluator='[zeroshot]' "
+        "write START clipx.evaluate run=w.pt model=vit_b32 data=folder data.path=/in evaluator='[zeroshot]' "
         "evaluator.zeroshot.classnames=imagenet evaluator.zeroshot.templates=openai_imagenet data.workers=2"
     ),
+    "--val-data v.tar --model hf-hub:org/name": (
+        "write START clipx.evaluate run=hf-hub:org/name data=webdataset data.shards=v.tar evaluator='[retrieval]'"
+    ),
+    "--model hf-hub:org/name": "write START clipx.train model=weights model.weights=hf-hub:org/name",
 }
 
 
