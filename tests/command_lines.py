@@ -78,7 +78,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class End:
-    """How a command line ended."""
+    """End of a command line."""
 
     line: Line
     code: int
@@ -92,7 +92,7 @@ class End:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with the end; None: nothing."""
+        """Fault of the end; None: there is none."""
         lines = self.stderr.splitlines()
         if self.code == _HUNG:
             return f"ran for more than {_LIMIT_S:g} s"

@@ -6,6 +6,7 @@ options, missing values and overrides that cannot be parsed, where the libraries
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 import typing
@@ -22,7 +23,7 @@ from clipx.config import source
 from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
 from clipx.config.registry import DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, option_files
 from clipx.config.renamed import current_name, group_key, removed
-from clipx.config.suggestions import did_you_mean, meant
+from clipx.config.suggestions import did_you_mean, meant, settable_keys
 from clipx.errors import ClipxError
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
@@ -169,10 +170,12 @@ def unknown_key(key: str, siblings: Sequence[str], node: Node | None = None, fre
         return f"{key} is now {parent}{dot}{new}: write {parent}{dot}{new}=…"
     if gone := removed(group_key(key), siblings):
         return f"{key} no longer exists: {gone.reason}; remove it"
-    known = [sibling for sibling in siblings if sibling != "kind"]
+    root = None if node is None else node._get_root()
+    command = root if isinstance(root, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(root)) else None
+    settable = siblings if command is None or parent else settable_keys(command)
+    known = [sibling for sibling in siblings if sibling != "kind" and sibling in settable]
     close = did_you_mean(name, known)
-    root = None if node is None or close or parent in LIST_GROUPS else node._get_root()
-    elsewhere = meant(key, root) if isinstance(root, DictConfig) and OmegaConf.get_type(root) is not dict else ""
+    elsewhere = "" if command is None or close or parent in LIST_GROUPS else meant(key, command)
     if elsewhere and not parent:
         return f"{key} is not a key here: it is {elsewhere}"
     listed = ", ".join(known)

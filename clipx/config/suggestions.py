@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import typing
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.entries import Entry, entries, unselected_entries
 from clipx.config.open_clip_command import translate
@@ -44,15 +46,21 @@ def _letters(name: str) -> str:
     return re.sub(r"[\W_]", "", name).lower()
 
 
+def settable_keys(cfg: DictConfig) -> list[str]:
+    """Returns the keys of a command that a user sets: those without a type are there for Hydra alone."""
+    hints = typing.get_type_hints(OmegaConf.get_type(cfg))
+    return [name for name, hint in hints.items() if hint is not Any and name != "kind"]
+
+
 def meant(key: str, cfg: DictConfig) -> str:
     """Returns what is meant by a key that does not exist, `optimizer.lr` by `lr`. Empty: that is not known."""
     if found := meant_keys(key, cfg):
-        return " or ".join(_places(found, list(unselected_entries(map(str, cfg)))))
+        return " or ".join(_places(found, list(unselected_entries(settable_keys(cfg)))))
     name = key.rpartition(".")[2].replace("_", "-")
     words = (
         translate(Given({name: []}, ["model="])) if name in FLAGS else ELSEWHERE.get(name.replace("-", "_"), "").split()
     )
-    return " ".join(words) if words and re.split(r"[.=@]", words[0].lstrip("+"))[0] in cfg else ""
+    return " ".join(words) if words and re.split(r"[.=@]", words[0].lstrip("+"))[0] in settable_keys(cfg) else ""
 
 
 def meant_keys(key: str, cfg: DictConfig) -> list[Entry]:
@@ -62,7 +70,7 @@ def meant_keys(key: str, cfg: DictConfig) -> list[Entry]:
     parts. None in the items of lists.
     """
     known = [entry for entry in entries(cfg) if ".N." not in entry.key]
-    others = list(unselected_entries(map(str, cfg)))
+    others = list(unselected_entries(settable_keys(cfg)))
     name, letters = key.rpartition(".")[2], _letters(key)
     close = difflib.get_close_matches(name, {entry.key.rpartition(".")[2] for entry in known}, n=1, cutoff=0.75)
     tests: list[Callable[[str], bool]] = [

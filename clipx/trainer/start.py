@@ -1,4 +1,4 @@
-"""What is known of the start of a run before torch is imported, which takes seconds: see `check_start`."""
+"""Checks of the start of a run before torch is imported, which takes seconds: see `check_start`."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ EARLY = {
 
 
 def test_what_is_known_without_torch_is_said_before_it_is_imported(tmp_path: Path) -> None:
-    """Of three ranks no files are looked for: they need not see the same."""
+    """Three ranks look for no files, of which they need not see the same."""
     lines = ["import importlib, os, sys", f"os.chdir({str(tmp_path)!r})"]
     for typed in EARLY:
         command, *words = typed.split()
