@@ -179,9 +179,11 @@ def clipx_words(command: Command) -> list[str] | None:
         and words[1:2] == ["-m"]
         and words[2].partition(".")[0] in ("clipx", "clipx_launch")
     ):
-        return words[2:]
+        words = words[2:]
+        if (program := words[0]) != "clipx":
+            return words
     if program == "clipx":
-        return [modules[words[1]], *words[2:]] if words[1:] else ["clipx"]
+        return [modules[words[1]], *words[2:]] if set(words[1:2]) & modules.keys() else ["clipx", *words[1:]]
     return [modules[program.removeprefix("clipx-")], *words[1:]] if program.startswith("clipx-") else None
 
 

@@ -22,7 +22,7 @@ from clipx_launch.__main__ import main as sweep_main
 
 # Need published models, take long, or vary another example. `test_docs_commands.py` composes them.
 ELSEWHERE = re.compile(
-    r"clipx\.train -m|run=MODEL|format=hf|clipx\.bench (loss|step) ?(?!--help)|vit_l14|published|soup=|step=all|method=sample|s3://.*tar|mine\.yaml"
+    r"clipx\.train -m|run=MODEL|format=hf|clipx\.bench (loss|step) ?(?!--help)|vit_l14|published|soup=|epoch_32|step=all|method=sample|s3://.*tar|mine\.yaml"
 )
 NAMES = {"/data/{0000..0123}": "data/{0000..0001}", "s3://bucket": "bucket", "step=1000": "step=1"}
 TRAINED = (*SMALL, *VIT, "duration=1st", "schedule.warmup=0st")
@@ -74,6 +74,7 @@ def make_inputs() -> None:
 @pytest.mark.long
 def test_the_examples_in_the_help_of_each_command_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLIPX_CC12M", "data/{0000..0001}.tar")
     make_inputs()
     wrong = []
     for module in COMMANDS:
