@@ -51,7 +51,7 @@ _HUNG = -int(signal.SIGKILL)
 _LIMIT_S = 120.0  # on a busy machine
 _CPU_S = 3.0
 _REFUSED = {Exit.FAILED, Exit.CONFIGURATION}
-_HYDRAS = re.compile(r"(multirun|outputs)(/[\w.-]+){0,2}(/multirun\.yaml)?$")
+_HYDRAS = re.compile(r"(multirun|outputs)(/[\w.-]+){0,3}(/multirun\.yaml)?$")
 _FILES = {
     "t.csv": "filepath,caption\nset/a/0.jpg,a cat\n",
     "names.txt": "cat\ndog\n",
@@ -102,14 +102,14 @@ class End:
             return None
         if self.code not in _REFUSED:
             return f"exit code {self.code}: {self.stderr[-300:]}"
-        # Hydra's own launcher writes the overrides of a sweep to a file, and a line about a point that is refused.
-        points = self.line.module != "clipx.train" and {"-m", "--multirun"} & {*self.line.words}
+        points = {"-m", "--multirun"} & {*self.line.words}  # of a sweep, which is refused with a line for each
         said = [line for line in lines if line.startswith("error: ")]
         if not said or (len(lines) > 1 and not points):
             return f"{len(lines)} lines: {self.stderr[:600]}"
         if max(map(len, lines)) > 2000:
             return f"{len(self.stderr):,} characters: {self.stderr[:300]}"
-        written = [name for name in self.changed.split(", ") if name and not (points and _HYDRAS.match(name))]
+        by_hydra = points and self.line.module != "clipx.train"  # its own launcher writes before it starts a point
+        written = [name for name in self.changed.split(", ") if name and not (by_hydra and _HYDRAS.match(name))]
         return f"wrote {', '.join(written)}" if written else None
 
 

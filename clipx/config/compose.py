@@ -113,8 +113,10 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
 
 
 def _check_sweep(override: Override, known: Sequence[str]) -> None:
-    """Raises ConfigError for a range or a pattern of options without a value, with which a sweep has no point."""
+    """Raises ConfigError for a range or a pattern without a value, with which a sweep has no point, or no folder."""
     value, typed = override.value(), override.input_line
+    is_folder = override.key_or_group in ("hydra.sweep.dir", "hydra.run.dir")
+    require(not is_folder or value not in ("", None), f"{typed} is empty: give a folder, or remove it")
     empty = isinstance(value, RangeSweep) and not any(True for _ in value.range())
     require(not empty, f"{typed} is an empty range, so nothing would run: give start and stop, as range(0,3)")
     matches = not isinstance(value, Glob) or value.filter(list(known))

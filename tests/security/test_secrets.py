@@ -75,6 +75,11 @@ def test_a_key_from_the_environment_is_rejected_as_a_value(key: str, monkeypatch
     with pytest.raises(ConfigError, match=named) as raised:
         compose("data=webdataset", "logger=[wandb]", f"{key}={value}")
     assert KEYS["WANDB_API_KEY"] not in str(raised.value)
+    typed = value.replace("${oc.env:WANDB_API_KEY}", KEYS["WANDB_API_KEY"])
+    named = f"^{key} contains the value of the environment variable WANDB_API_KEY, which the run would save: remove it"
+    with pytest.raises(ConfigError, match=named) as raised:
+        compose("data=webdataset", "logger=[wandb]", f"{key}={typed}")
+    assert KEYS["WANDB_API_KEY"] not in str(raised.value)
 
 
 # ---------------------------------------------------------------------------------------------- secrets in a URL

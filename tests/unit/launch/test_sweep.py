@@ -50,6 +50,6 @@ def test_ranks_do_not_start_a_sweep_each(
 ) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    says = refused(monkeypatch, capsys, "-m", "seed=0,1", f"hydra.sweep.dir={tmp_path}/sweep")
+    says = refused(monkeypatch, capsys, "-m", "seed=0,1", "data=csv", f"hydra.sweep.dir={tmp_path}/sweep")
     assert says.startswith("error (rank 1): -m on each of several ranks would start the sweep several times: ")
     assert not (tmp_path / "sweep").exists()
