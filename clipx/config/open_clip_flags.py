@@ -29,10 +29,10 @@ class Flag:
     """Why there is no counterpart. With choices: what to do for a value that is none."""
 
     takes: str = ONE
-    """What follows the flag: NONE, ONE word, NUMBERS, or PAIRS key=value."""
+    """Words that follow the flag: NONE, ONE, NUMBERS, or PAIRS, which are key=value."""
 
     choices: Mapping[str, str] | None = None
-    """What {} stands for, by the value of the flag. None: for the value itself."""
+    """Text that replaces {}, by the value of the flag. None: the value itself replaces it."""
 
     def words(self, name: str, given: Given) -> list[str]:
         """Returns the overrides for the flags of a command line, with a note if something has no counterpart."""

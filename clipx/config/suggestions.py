@@ -55,11 +55,11 @@ def settable_keys(cfg: DictConfig) -> list[str]:
 def meant(key: str, cfg: DictConfig) -> str:
     """Returns what is meant by a key that does not exist, `optimizer.lr` by `lr`. Empty: that is not known."""
     if found := meant_keys(key, cfg):
-        return " or ".join(_places(found, list(unselected_entries(settable_keys(cfg)))))
-    name = key.rpartition(".")[2].replace("_", "-")
-    words = (
-        translate(Given({name: []}, ["model="])) if name in FLAGS else ELSEWHERE.get(name.replace("-", "_"), "").split()
-    )
+        return " or ".join(_places(found))
+    name = key.rpartition(".")[2].replace("-", "_")
+    words = ELSEWHERE.get(name, "").split()
+    if (flag := name.replace("_", "-")) in FLAGS:
+        words = translate(Given({flag: []}, ["model="]))
     return " ".join(words) if words and re.split(r"[.=@]", words[0].lstrip("+"))[0] in settable_keys(cfg) else ""
 
 
@@ -87,11 +87,11 @@ def meant_keys(key: str, cfg: DictConfig) -> list[Entry]:
     return []
 
 
-def _places(found: Sequence[Entry], everywhere: Sequence[Entry]) -> Iterator[str]:
+def _places(found: Sequence[Entry]) -> Iterator[str]:
     """Yields each key once, with the options that have it unless all of its group do."""
     for key in dict.fromkeys(entry.key for entry in found):
         group = key.partition(".")[0]
         having = {entry.option for entry in found if entry.key == key}
-        lacking = {entry.option for entry in everywhere if entry.key.partition(".")[0] == group} - having
+        lacking = {entry.option for entry in unselected_entries([group])} - having
         names = sorted(option.partition("=")[2] for option in having if option)
         yield f"{key} (of {group}={', '.join(names)})" if names and lacking else key

@@ -25,7 +25,7 @@ from clipx.data.source import (
     read_bounded,
     split,
 )
-from clipx.data.spec import Dataset, all_held_out
+from clipx.data.spec import Dataset
 from clipx.data.text_table import TextTable
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import check_file
@@ -104,9 +104,6 @@ class CsvSpec(SelectionSpec):
     def evaluated(self) -> Self:
         path = self.held_out_path or self.path
         return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
-
-    def open_for_evaluation(self) -> Dataset:
-        return all_held_out(self.evaluated().open())
 
     def _open(self, path: str, key: str) -> CaptionTable:
         return CaptionTable.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))

@@ -15,7 +15,7 @@ from clipx.data.image_format import IMAGES, READ, ending_unread
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
 from clipx.data.source import ImageFiles, Sample, check_held_out_share, read_bounded, split
-from clipx.data.spec import Classes, Dataset, all_held_out
+from clipx.data.spec import Classes, Dataset
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 
@@ -82,9 +82,6 @@ class FolderSpec(SelectionSpec):
     def evaluated(self) -> Self:
         path = self.held_out_path or self.path
         return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
-
-    def open_for_evaluation(self) -> Dataset:
-        return all_held_out(self.evaluated().open())
 
     def _classes(self, folders: Sequence[str]) -> Classes:
         names = [name.replace("_", " ") for name in folders]

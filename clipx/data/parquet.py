@@ -15,7 +15,7 @@ from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand, first_local
 from clipx.data.source import Source, check_caption_weights, check_held_out_share, split
-from clipx.data.spec import Dataset, all_held_out
+from clipx.data.spec import Dataset
 from clipx.data.webdataset import check_cache
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import check_file
@@ -126,9 +126,6 @@ class ParquetSpec(SelectionSpec):
     def evaluated(self) -> Self:
         path = self.held_out_path or self.path
         return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
-
-    def open_for_evaluation(self) -> Dataset:
-        return all_held_out(self.evaluated().open())
 
     @property
     def _access(self) -> Access:

@@ -28,7 +28,7 @@ from clipx.data.source import (
     kept_samples,
     split,
 )
-from clipx.data.spec import Dataset, all_held_out
+from clipx.data.spec import Dataset
 from clipx.errors import require
 from clipx.storage.remote import is_local
 from clipx.storage.url import check_path
@@ -250,9 +250,6 @@ class WebDatasetSpec(SelectionSpec):
         if self.held_out_shards is not None:  # which the manifest need not list
             chosen = replace(chosen, shards=self.held_out_shards, manifest=None)
         return chosen
-
-    def open_for_evaluation(self) -> Dataset:
-        return all_held_out(self.evaluated().open())
 
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
         """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""

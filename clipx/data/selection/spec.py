@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from clipx.data.selection.expression import Condition
 from clipx.data.source import ImageFiles, Split
-from clipx.data.spec import Dataset, DataSpec
+from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, require
 from clipx.storage.local import check_file
 from clipx.storage.remote import errors_as, is_local, local_path
@@ -111,6 +111,9 @@ class SelectionSpec(DataSpec):
         files = train.source if isinstance(train, Split) else train
         assert isinstance(files, ImageFiles)
         return self.select(dataset, NamedSamples([""], [len(files.images)], files.images), [""], _RETRY_S)
+
+    def open_for_evaluation(self) -> Dataset:
+        return all_held_out(self.evaluated().open())
 
     def unselected(self) -> Self:
         """Returns the options without a selection, as evaluation data are read."""
