@@ -27,9 +27,11 @@ from clipx.distributed.comm import Comm
 from clipx.model.clip import empty_input
 from clipx.model.spec import ModelSpec, Varying
 from clipx.model.tokenizer import Tokenizer
+from clipx.objective.base import Metrics
 from clipx.trainer.backends import Backends
-from clipx.trainer.learner import Learner, StepPosition
+from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec, compose
+from clipx.trainer.stages import Step
 
 HOST_BATCHES = 3  # of different lengths, so that a packed text tower does not see one number of tokens only
 
@@ -149,16 +151,18 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
     learner = Learner(
         spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
     )
-    learner.model.image.set_patch_dropout(spec.model.patch_dropout)
     packers = Packers(learner.model.packer, None, spec.data.micro_batches, learner.model.image_packer)
     host = host_batches(spec, size, comm.device, seed, packers)
     batches = DevicePrefetcher(itertools.cycle(host), comm.device)
     steps = itertools.count()
 
     def lap(number: int) -> float:
-        metrics = {}
+        metrics: Metrics = {}
         for step in itertools.islice(steps, number):
-            metrics = learner.step(next(batches), StepPosition(step, step * size, (step + 1) * size))
+            now = Step(step, step * size, (step + 1) * size, size, None, spec.model.patch_dropout, spec.optimizer.lr)
+            metrics = learner.backward(next(batches), now)
+            learner.settle()
+            learner.update(now)
             batches.start_next()
         return metrics["loss"].item()
 

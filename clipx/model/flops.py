@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from clipx.config.lazy_torch import torch
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
+
+if TYPE_CHECKING:
+    from clipx.model.packer import ImagePacker
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +98,47 @@ class Utilisation:
     image_passes: int  # forward and backward of the image tower, in forward passes
     text_passes: int
     context_length: int
+    image_size: int  # for which `forward` counts
+    image_tokens: int | None  # of an image with all patches; None for images of one size
     peak: float  # FLOP/s of one device
 
     @classmethod
     def build(
-        cls, model: ModelSpec, precision: PrecisionSpec, device: torch.device, peak: float | None
+        cls,
+        model: ModelSpec,
+        precision: PrecisionSpec,
+        device: torch.device,
+        peak: float | None,
+        packer: ImagePacker | None = None,
     ) -> Utilisation | None:
-        """Returns None if the peak is unknown. `peak`: in TFLOP/s; None: looked up by the name of the device."""
+        """Returns None if the peak is unknown.
+
+        `peak`: in TFLOP/s; None: looked up by the name of the device. `packer`: of images at their own aspect ratio.
+        """
         peak = known_peak(precision, device, peak)
         if peak is None:
             return None
         image, text = (1 if tower.frozen else 2 if tower.lora.rank else 3 for tower in (model.image, model.text))
-        return cls(ForwardFlops.of(model), image, text, model.text.context_length, 1e12 * peak)
+        tokens = None if packer is None else model.image.max_tokens + packer.prefix
+        size, length = model.image.size, model.text.context_length
+        return cls(ForwardFlops.of(model), image, text, length, size, tokens, 1e12 * peak)
 
-    def of(self, samples_per_second: float, tokens_per_second: float, devices: int) -> float:
-        """Returns the utilization as a share of the peak of all devices."""
-        texts = tokens_per_second / self.context_length
-        image = self.image_passes * self.forward.image * samples_per_second
-        return (image + self.text_passes * self.forward.text * texts) / (self.peak * devices)
+    def metrics(
+        self, measured: Mapping[str, float], devices: int, image_size: int | None, patch_dropout: float
+    ) -> dict[str, float]:
+        """Returns {"mfu": the utilization as a share of the peak of all devices}.
+
+        Args:
+            measured: `samples_per_second`, `tokens_per_second`, `image_tokens_per_second` of all devices.
+            devices: their number.
+            image_size: size of the images, None for those without.
+            patch_dropout: share of an image's patches that is dropped.
+        """
+        if self.image_tokens is not None:
+            images = measured.get("image_tokens_per_second", 0.0) / self.image_tokens
+        else:
+            pixels = ((image_size or self.image_size) / self.image_size) ** 2
+            images = pixels * (1 - patch_dropout) * measured["samples_per_second"]
+        texts = measured["tokens_per_second"] / self.context_length
+        done = self.image_passes * self.forward.image * images + self.text_passes * self.forward.text * texts
+        return {"mfu": done / (self.peak * devices)}

@@ -192,7 +192,7 @@ class _ScaledSpec(PrecisionSpec):
     """Base of the number formats with float16 gradients."""
 
     loss_scale: float = 65536.0
-    """Initial factor of the loss, at least 1. Each overflow halves the factor and repeats the step on the same batch.
+    """Initial factor of the loss, at least 1. A step whose gradients overflow is skipped and halves the factor.
     precision=fp16 has it with precision.master_weights=true only."""
 
     loss_scale_growth: int = 2000

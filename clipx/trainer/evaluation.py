@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from clipx.config.duration import Cadence, Length
-from clipx.data.loader_pool import LoaderPool
-from clipx.data.source import BadRecord, Source
-from clipx.distributed.comm import Comm
+from clipx.data.source import BadRecord
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.predictions import PredictionWriter
 from clipx.evaluator.suite import Suite
 from clipx.report.console import Progress
+from clipx.trainer.data_side import DataSide
+from clipx.trainer.early_stopping import EarlyStopping
 from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec
 
@@ -22,16 +22,17 @@ _IMAGES = 256  # images embedded at a time, for an objective with a head
 class PeriodicEvaluation:
     """Evaluates at the cadence of each evaluator.
 
-    `overdue` names the evaluators that are due and have not run; a checkpoint stores it.
+    `overdue` names the evaluators that are due and have not run; a checkpoint stores it. `early_stopping` decides by
+    their metrics whether the run ends.
     """
 
     overdue: list[str]
-    pool: LoaderPool | None = None
-    """Loader processes of the run. None: each evaluation starts its own."""
 
-    def __init__(self, spec: RunSpec, suite: Suite, held_out: Source | None, length: Length, comm: Comm) -> None:
-        """Parses the cadences. `held_out`: the run's held-out data, on which the head of an objective is scored."""
-        self.spec, self.suite, self.held_out, self.comm = spec, suite, held_out, comm
+    def __init__(self, spec: RunSpec, data: DataSide, length: Length) -> None:
+        """Opens the sets of the evaluators. Collective. Raises ConfigError and DataError."""
+        self.spec, self.data, self.comm = spec, data, data.comm
+        self.suite = Suite.open(spec.active_evaluators, spec.data, data.opened, data.comm)
+        self.early_stopping = EarlyStopping(spec.early_stopping, Path(spec.run_dir), data.comm)
         self.overdue = []
         self._cadences = {
             name: Cadence.parse(evaluator.every, f"evaluator.{name}.every", length)
@@ -61,12 +62,13 @@ class PeriodicEvaluation:
         model = learner.model if learner.average is None else learner.average.model
         spec = self.spec
         embedder = Embedder.build(
-            model, spec.model, spec.data, self.comm, learner.precision, quarantine, heartbeat, self.pool, progress
+            model, spec.model, spec.data, self.comm, learner.precision, quarantine, heartbeat, self.data.pool, progress
         )
         embedder.compared = PredictionWriter(Path(spec.run_dir), spec.seed, spec.report and self.comm.is_main)
         numbers = self.suite.evaluate(names, embedder)
-        if spec.objective.has_head and self.held_out is not None:
-            images = embedder.images(self.held_out, _IMAGES)
+        held_out = self.data.opened.held_out
+        if spec.objective.has_head and held_out is not None:
+            images = embedder.images(held_out, _IMAGES)
             scores = learner.objective.score(images.image, images.labels)
             numbers |= {f"eval/head/{name}": score for name, score in scores.items()}
         return numbers

@@ -5,11 +5,11 @@ from __future__ import annotations
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.optimizer.adamw import AdamWSpec
 from clipx.trainer.learner import Learner
-from clipx.trainer.stages import StagePlan
+from clipx.trainer.stages import Stages
 from clipx.weights.open_clip_checkpoint import Training, read
 
 
-def resume_from_open_clip(place: str, learner: Learner, plan: StagePlan, epoch_samples: int) -> tuple[int, list[str]]:
+def resume_from_open_clip(place: str, learner: Learner, stages: Stages, epoch_samples: int) -> tuple[int, list[str]]:
     """Loads a checkpoint of open_clip's trainer into the learner.
 
     `epoch_samples`: samples per epoch of this run. Returns the samples seen, in whole steps, and lines for the log.
@@ -28,15 +28,13 @@ def resume_from_open_clip(place: str, learner: Learner, plan: StagePlan, epoch_s
     )
     found = read(place, spec.model, [name for name, _ in learner.objective.named_parameters()])
     learner.state.restore_learned(found.tensors)
-    seen = found.epoch * epoch_samples
-    stage = plan.at(seen)
-    seen -= (seen - stage.start) % stage.batch_size
-    if seen >= plan.total:
+    seen = stages.last_step(found.epoch * epoch_samples)
+    if seen >= stages.total:
         raise CheckpointError(
             f"resume={place} is of epoch {found.epoch}, {seen:,} samples in this run, but duration={spec.duration} is "
-            f"{plan.total:,}: train longer"
+            f"{stages.total:,}: train longer"
         )
-    return seen, [_describe(place, found, seen, plan.steps(seen)), *_other_options(found, spec.optimizer)]
+    return seen, [_describe(place, found, seen, stages.steps(seen)), *_other_options(found, spec.optimizer)]
 
 
 def _describe(place: str, found: Training, seen: int, steps: int) -> str:

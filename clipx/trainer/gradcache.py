@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,96 +20,123 @@ from torch.nn.parallel import DistributedDataParallel
 from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.batchnorm import frozen_statistics
-from clipx.model.image_packing import PackedImages
 from clipx.objective.base import Metrics, Objective, StepInputs
-from clipx.precision.loss_scaler import LossScale
 from clipx.precision.spec import Precision
-from clipx.trainer.nonfinite import NonFiniteSteps
 from clipx.trainer.rng import TorchRng
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
+Outputs = tuple[Tensor, ...]
+"""Outputs of the model for a micro-batch: embeddings of images and texts, and a captioner's losses."""
 
-def forward_backward(
-    model: nn.Module,
-    objective: Objective,
-    batch: Batch,
-    micro_batches: int,
-    comm: Comm,
-    precision: Precision,
-    loss_scale: LossScale | None = None,
-    non_finite: NonFiniteSteps | None = None,
-) -> tuple[Tensor, Metrics]:
-    """Returns the loss (0-dim, global, detached) and metrics of a step. Stores its gradients in `.grad`. Collective.
 
-    Data parallelism averages over the ranks, and each rank holds only its share of the gradient: hence the factor
-    `comm.world`. A loss scale multiplies all gradients, including those of the objective. `non_finite` observes the
-    model's outputs. Nothing is read by the host.
+@dataclass(frozen=True, slots=True)
+class GradCache:
+    """Forward and backward of a step in micro-batches, whose gradients are those of the whole batch.
 
-    Only the model's outputs are differentiated: (image, text), and a captioner's losses. A frozen tower has no graph.
+    `model`: the model, or its data-parallel wrapper. `scaler`: scales the loss, so all gradients; None: not.
     """
-    chunks = list(zip(batch.image_inputs(micro_batches), batch.texts(micro_batches), strict=True))
-    embedded: list[tuple[Tensor, ...]] = []
-    states: list[TorchRng] = []
-    with _no_sync(model, comm, len(chunks) > 1):
-        with torch.no_grad(), frozen_statistics(model):
-            for chunk in chunks[:-1]:
-                states.append(TorchRng.get(comm.device))
-                embedded.append(_embed(model, *chunk, precision))
-        kept = _embed(model, *chunks[-1], precision)
-    after = TorchRng.get(comm.device)
-    embedded.append(kept)
 
-    rows = [torch.cat(parts).detach() for parts in zip(*embedded, strict=True)]
-    outputs = [x.requires_grad_(last.requires_grad) for x, last in zip(rows, kept, strict=True)]
-    image, text, *more = outputs
-    loss, metrics = objective(StepInputs(image, text, batch.index, tuple(more), batch.targets, batch.captions))
-    whole = loss * comm.world
-    (whole if loss_scale is None else loss_scale.scaled(whole)).backward()
-    comm.average_gradients(objective)
+    model: nn.Module
+    objective: Objective
+    comm: Comm
+    precision: Precision
+    micro_batches: int = 1
+    scaler: torch.amp.GradScaler | None = None
 
-    sizes = [[len(part) for part in parts] for parts in zip(*embedded, strict=True)]
-    learned = [(output, each) for output, each in zip(outputs, sizes, strict=True) if output.requires_grad]
-    grads = list(zip(*(_gradient(output).split(each) for output, each in learned), strict=True))
-    if grads:
-        with _no_sync(model, comm, len(chunks) > 1):
-            torch.autograd.backward(_learning(kept), grads[-1])
-        del kept, embedded
-        for i, (chunk, state) in enumerate(zip(chunks[:-1], states, strict=True)):
-            state.set(comm.device)
-            with _no_sync(model, comm, i < len(states) - 1):
-                torch.autograd.backward(_learning(_embed(model, *chunk, precision)), grads[i])
-        after.set(comm.device)
-    if non_finite is not None:
-        non_finite.observe(outputs)
-    return loss.detach(), metrics
+    def forward_backward(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
+        """Adds the gradients of a step to `.grad`, and reads nothing on the host. Collective.
+
+        Only the model's outputs are differentiated. A frozen tower has no graph.
+
+        Returns:
+            The loss (0-dim, global, detached), the objective's metrics, and whether the model's outputs on this rank
+            are finite (0-dim).
+        """
+        device = self.comm.device
+        inputs = list(zip(batch.image_inputs(self.micro_batches), batch.texts(self.micro_batches), strict=True))
+        embedded: list[Outputs] = []  # of each micro-batch, without graph but for the last
+        states: list[TorchRng] = []  # before each micro-batch but the last
+        with self._no_sync(len(inputs) > 1):
+            with torch.no_grad(), frozen_statistics(self.model):
+                for micro_batch in inputs[:-1]:
+                    states.append(TorchRng.get(device))
+                    embedded.append(self._embed(*micro_batch))
+            embedded.append(self._embed(*inputs[-1]))
+        after = TorchRng.get(device)
+
+        outputs = _leaves(embedded)
+        loss, metrics = self._backward_to(outputs, batch)
+        gradients = _split_gradients(outputs, embedded)
+        if gradients[-1]:
+            kept = _with_graph(embedded[-1])
+            embedded.clear()  # their memory is free for the second pass
+            with self._no_sync(len(inputs) > 1):
+                torch.autograd.backward(kept, gradients[-1])
+            del kept
+            for i, state in enumerate(states):
+                state.set(device)
+                with self._no_sync(i < len(states) - 1):
+                    torch.autograd.backward(_with_graph(self._embed(*inputs[i])), gradients[i])
+            after.set(device)
+        return loss.detach(), metrics, torch.stack([output.detach().isfinite().all() for output in outputs]).all()
+
+    def _embed(self, image: Any, texts: Any) -> Outputs:
+        with self.precision.autocast():
+            outputs: Outputs = self.model(image, texts)
+        return outputs
+
+    def _backward_to(self, outputs: Sequence[Tensor], batch: Batch) -> tuple[Tensor, Metrics]:
+        """Computes the loss, its gradients with respect to the outputs, and those of the objective's parameters.
+
+        Data parallelism averages the model's gradients over the ranks, and each rank holds only its share of the
+        gradient: hence the factor `comm.world`.
+        """
+        image, text, *more = outputs
+        loss, metrics = self.objective(StepInputs(image, text, batch.index, tuple(more), batch.targets, batch.captions))
+        whole = loss * self.comm.world
+        (whole if self.scaler is None else self.scaler.scale(whole)).backward()
+        self.comm.average_gradients(self.objective)
+        return loss, metrics
+
+    def _no_sync(self, on: bool) -> contextlib.AbstractContextManager[object]:
+        """Disables the reduction of the model's gradients, which the last backward of the step performs."""
+        model = self.model
+        if not on or self.comm.world == 1:
+            return contextlib.nullcontext()
+        if isinstance(model, DistributedDataParallel):
+            return model.no_sync()
+        from torch.distributed.fsdp import FSDPModule
+
+        return _unreduced_gradients(model) if isinstance(model, FSDPModule) else contextlib.nullcontext()
 
 
-def _learning(outputs: Sequence[Tensor]) -> list[Tensor]:
+def _leaves(embedded: Sequence[Outputs]) -> list[Tensor]:
+    """Joins the outputs of the micro-batches. The joined ones are leaves, at which the backward of the loss ends."""
+    leaves = []
+    for parts in zip(*embedded, strict=True):  # one output in each micro-batch
+        leaf = torch.cat(parts).detach()
+        leaf.requires_grad_(parts[-1].requires_grad)  # only the last micro-batch has a graph
+        leaves.append(leaf)
+    return leaves
+
+
+def _split_gradients(outputs: Sequence[Tensor], embedded: Sequence[Outputs]) -> list[list[Tensor]]:
+    """Returns the gradients of each micro-batch's outputs, without those of a frozen tower."""
+    gradients: list[list[Tensor]] = [[] for _ in embedded]
+    for output, parts in zip(outputs, zip(*embedded, strict=True), strict=True):
+        if not output.requires_grad:
+            continue
+        assert output.grad is not None
+        sizes = [len(part) for part in parts]
+        for of_micro_batch, gradient in zip(gradients, output.grad.split(sizes), strict=True):
+            of_micro_batch.append(gradient)
+    return gradients
+
+
+def _with_graph(outputs: Outputs) -> list[Tensor]:
     return [output for output in outputs if output.requires_grad]
-
-
-def _gradient(output: Tensor) -> Tensor:
-    assert output.grad is not None
-    return output.grad
-
-
-def _embed(model: nn.Module, image: Tensor | PackedImages, texts: object, precision: Precision) -> tuple[Tensor, ...]:
-    with precision.autocast():
-        outputs: tuple[Tensor, ...] = model(image, texts)
-    return outputs
-
-
-def _no_sync(model: nn.Module, comm: Comm, on: bool) -> contextlib.AbstractContextManager[object]:
-    """Disables the reduction of the model's gradients, which the last backward of the step performs."""
-    if not on or comm.world == 1:
-        return contextlib.nullcontext()
-    if isinstance(model, DistributedDataParallel):
-        return model.no_sync()
-    from torch.distributed.fsdp import FSDPModule
-
-    return _unreduced_gradients(model) if isinstance(model, FSDPModule) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

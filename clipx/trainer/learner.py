@@ -2,56 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from clipx.checkpoint.format import Checkpoint
+from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
+from clipx.model.flops import Utilisation
 from clipx.model.freeze import freeze
 from clipx.model.lora import add_adapters
 from clipx.model.spec import Varying
 from clipx.objective.base import Metrics, Objective
-from clipx.optimizer.groups import parameter_groups
+from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.master import MasterWeights
 from clipx.optimizer.skippable import SkippableStep
-from clipx.optimizer.spec import NonFinite
-from clipx.precision.loss_scaler import LossScale
+from clipx.precision.loss_scaler import build_scaler, restore_scaler, scaler_state
 from clipx.precision.spec import Precision, PrecisionSpec
-from clipx.teacher.live import Teacher
+from clipx.trainer.backends import Backends
 from clipx.trainer.compile import CompileSpec
 from clipx.trainer.ema import WeightAverage
-from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.gradcache import GradCache
 from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
-from clipx.trainer.nonfinite import NonFiniteSteps, Outcome
-from clipx.trainer.rng import TorchRng, seed_all
+from clipx.trainer.nonfinite import NonFiniteSteps, Skipped
+from clipx.trainer.rng import seed_all
+from clipx.trainer.saved_run import check_same_teacher
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.state import TrainState
-from clipx.weights.load import load_into, load_weights
-from clipx.weights.tower import load_towers
+
+if TYPE_CHECKING:
+    from clipx.teacher.live import Teacher
+    from clipx.teacher.stored import StoredTeachers
+    from clipx.trainer.stages import Stages, Step
 
 _TEXTS = 256  # texts embedded at a time
 
 
-@dataclass(frozen=True, slots=True)
-class StepPosition:
-    """Position of a step in the run: steps done before it, and samples seen before and after it."""
-
-    step: int
-    before: int
-    after: int
-
-
 class Learner:
-    """Model, objective and optimizer, and their step. The caller sets what depends on samples seen, e.g. the learning
-    rate."""
+    """Model, objective and optimizer, and their step: `backward`, `settle` the step before, `update`."""
 
     spec: RunSpec
     comm: Comm
@@ -64,9 +59,11 @@ class Learner:
     average: WeightAverage | None
     objective: Objective
     optimizer: torch.optim.Optimizer
-    loss_scale: LossScale
+    scaler: torch.amp.GradScaler  # disabled unless the number format has a loss scale
     non_finite: NonFiniteSteps
     teacher: Teacher | None  # a live teacher, which embeds each batch
+    taught_by: Teacher | StoredTeachers | None  # the same, or stored embeddings
+    backends: Backends
     converted: list[str]  # names of the layers in another number format
     compile: CompileSpec  # what `spec.compile` chooses on the device
     compile_choice: str  # line for the log
@@ -79,16 +76,14 @@ class Learner:
         length: Length,
         varying: Varying,
         classes: Classes | None = None,
-        report: Callable[..., None] = lambda kind, **facts: None,
-        roll_back: Callable[[], int | None] = lambda: None,
-        before_update: Callable[[], None] = lambda: None,
+        stored: StoredTeachers | None = None,
     ) -> None:
         """Builds the same weights on every rank, then seeds each rank differently. Raises ConfigError.
 
-        `report` and `roll_back`: see `NonFiniteSteps`. `before_update` is called between backward and the update.
+        `length`, `varying`: of the run. `classes`: of the data. `stored`: embeddings of teachers. Collective.
         """
-        self._before_update = before_update
         self.spec, self.comm = spec, comm
+        self.backends = Backends.configure(spec.deterministic, comm.device)
         self.format = spec.precision.on(comm.device)
         spec.check_format(self.format)
         self.precision = self.format.build(comm.device)
@@ -102,7 +97,7 @@ class Learner:
         if self.precision.master_weights:
             self.masters = MasterWeights(self.weights, self.precision.dtype)
             self.model = self.masters.model
-        self.loss_scale = LossScale(self.precision.loss_scale, comm.device.type)
+        self.scaler = build_scaler(self.precision.loss_scale, comm.device.type)
         self.converted = self.format.convert(named_blocks(self.model))
         blocks = named_blocks(self.model)
         self.compile, self.compile_choice = spec.compile.on_device(comm.device, blocks)
@@ -123,29 +118,91 @@ class Learner:
         self.parallel = spec.distributed.wrap(self.model, comm, masters)
         if self.masters is not None:
             self.masters.averaged = self.parallel is not self.model
-        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, comm, self.loss_scale.on, report, roll_back)
-        self._step = SkippableStep(self.optimizer, comm.device, spec.optimizer.non_finite is NonFinite.skip)
+        self.gradcache = GradCache(
+            self.parallel, self.objective, comm, self.precision, spec.data.micro_batches, self.scaler
+        )
+        self.non_finite = NonFiniteSteps(spec.optimizer, self.model, comm, self.scaler)
+        self._step = SkippableStep(self.optimizer, comm.device, self.non_finite.preserves)
+        self.taught_by = stored or self.teacher
+        if self.taught_by is not None:
+            comm.require_equal(teacher=self.taught_by.digest)
+            spec.objective.check_teacher(self.taught_by.widths, self.weights.embed_dim)
         seed_all(spec.seed + 1 + comm.rank)
 
+    def utilisation(self) -> Utilisation | None:
+        """Returns what the utilisation of the device by the model is computed from; None if its peak is unknown."""
+        spec, packer = self.spec, self.model.image_packer
+        return Utilisation.build(spec.model, self.format, self.comm.device, spec.device_peak_tflops, packer)
+
+    def counters(self) -> dict[str, Any]:
+        """Returns what a checkpoint has in addition to `state`. Waits for the device."""
+        counts, scale = self.non_finite, scaler_state(self.scaler)
+        return {
+            "non_finite": [counts.total, counts.consecutive],
+            "loss_scale": {**scale, "skipped": counts.overflows} if scale else {},
+            "precision": self.format.kind,
+            **({} if self.taught_by is None else {"teacher": self.taught_by.digest}),
+        }
+
     def restore(self, found: Checkpoint, seed: int) -> list[str]:
-        """Restores the state from a checkpoint. `seed`: see `TrainState.restore`. Returns lines for the log."""
-        before, now = found.state.get("precision", ""), self.format.kind
-        asked = found.state.get("config", {}).get("precision", {}).get("kind")  # another one is reported as a change
+        """Restores `state` and `counters` from a checkpoint. Returns lines for the log. Raises CheckpointError.
+
+        `seed`: see `TrainState.restore`.
+        """
+        saved = found.state
+        if self.taught_by is not None:
+            option = self.spec.teacher.source_option
+            check_same_teacher(saved.get("teacher"), self.taught_by.digest, option, self.spec.run_dir)
+        self.non_finite.total, self.non_finite.consecutive = saved["non_finite"]
+        scale = saved.get("loss_scale", {})
+        restore_scaler(self.scaler, scale)
+        self.non_finite.overflows = int(scale.get("skipped", 0)) if self.scaler.is_enabled() else 0
+        before, now = saved.get("precision", ""), self.format.kind
+        asked = saved.get("config", {}).get("precision", {}).get("kind")  # another one is reported as a change
         differs = before and before != now and asked == self.spec.precision.kind
         notes = [f"precision={asked} chooses {now} on this device, {before} before"] if differs else []
         return notes + self.state.restore(found, seed)
 
-    def load_initial_weights(self) -> list[str]:
-        """Loads the weights that `model.weights`, or those of single towers, name. Returns lines for the log.
+    def roll_back(self, found: Checkpoint, seed: int) -> None:
+        """Restores `state` from a checkpoint, and drops the gradients of a step that was begun."""
+        self.scaler.update(self.scaler.get_scale())  # forgets the gradients, and keeps the scale
+        self._zero_grad()
+        self.state.restore(found, seed)
 
-        The moving average starts with the weights after the first step.
+    def metrics(self) -> dict[str, float]:
+        """Returns metrics to log: counts of skipped steps, and the loss scale. Waits for the device."""
+        counts = self.non_finite
+        skipped: dict[str, float] = {"train/left_out_steps": counts.total} if counts.total else {}
+        if not self.scaler.is_enabled():
+            return skipped
+        return {**skipped, "train/loss_scale": self.scaler.get_scale(), "train/skipped_steps": counts.overflows}
+
+    def begin(self, stages: Stages, epoch_samples: int) -> tuple[int, list[str]]:
+        """Loads initial weights, or a checkpoint of open_clip's trainer, into a new run.
+
+        The moving average starts with the weights after the first step. Returns the samples seen, and lines for the
+        log. Raises ClipxError.
         """
+        training = Resume.parse(self.spec.resume).open_clip
+        if training is None:
+            return 0, self._load_initial_weights()
+        from clipx.trainer.from_open_clip import resume_from_open_clip
+
+        return resume_from_open_clip(training, self, stages, epoch_samples)
+
+    def _load_initial_weights(self) -> list[str]:
+        """Loads the weights that `model.weights`, or those of single towers, name. Returns lines for the log."""
         location, lines = self.spec.model.weights, list[str]()
         if location is not None:
+            from clipx.weights.load import load_into, load_weights  # for a run with initial weights alone
+
             found = load_weights(location)
             lines += [location, *load_into(self.weights, found, initial=True)]
             lines += self.objective.adopt_scale(found.log_scale, found.bias)
-        lines += load_towers(self.weights, self.spec.model)
+        if self.spec.model.tower_weights:
+            from clipx.weights.tower import load_towers
+
+            lines += load_towers(self.weights, self.spec.model)
         if lines and self.masters is not None:
             self.masters.copy_weights_to_model()
         self.objective.initialize(self._embed_texts)
@@ -160,74 +217,73 @@ class Learner:
         self.model.train()
         return torch.cat(rows)
 
-    def step(self, batch: Batch, position: StepPosition, detailed: bool = False) -> Metrics:
-        """Makes one optimizer step on this rank's share of a global batch, on the device. Collective.
+    def backward(self, batch: Batch, step: Step, detailed: bool = False) -> Metrics:
+        """Computes the clipped gradients of a step on this rank's share of its batch, and decides whether it is made.
 
-        Returns 0-dim tensors that the host has not read. A step whose loss or gradient is not finite changes nothing;
-        `non_finite.found_inf` is then 1, and `settle` applies `optimizer.non_finite`. `detailed`: also returns the
-        norms of each tower's gradient and update, which needs a copy of the weights. Raises ClipxError if the run must
-        stop because of the step before.
+        Collective. The host reads nothing. Call `update` after it, or `restore` to drop the gradients.
+
+        Args:
+            batch: the batch, on the device.
+            step: position and settings of the step.
+            detailed: whether to return the norm of each tower's gradient, too.
+
+        Returns:
+            0-dim tensors that the host has not read: loss, norm of the gradient, and metrics of the objective.
         """
+        set_learning_rate(self.optimizer, step.learning_rate)
+        self.model.image.set_patch_dropout(step.patch_dropout)
+        self.objective.before_step(step.start)
+        self.non_finite.before_forward()
         batch = batch if self.teacher is None else self.teacher(batch)
-        rng, micro_batches = TorchRng.get(self.comm.device), self.spec.data.micro_batches
-        while True:
-            self.objective.before_step(position.before)
-            self.non_finite.before_forward()
-            loss, found = forward_backward(
-                self.parallel,
-                self.objective,
-                batch,
-                micro_batches,
-                self.comm,
-                self.precision,
-                self.loss_scale,
-                self.non_finite,
-            )
-            self._unscale()
-            norms = gradient_norms(self.weights, self.comm) if detailed else {}
-            norm = self._clip()
-            found_inf = self.non_finite.decide(loss, norm)
-            if self.loss_scale.retries(loss, norm):  # the scale was too large: again, from the same state
-                rng.set(self.comm.device)
-                self.non_finite.restore_buffers()
-            elif self.settle():  # has rolled back the previous step: again, with the restored weights
-                self.loss_scale.discard()
-            else:
-                break
-            self._zero_grad()
+        loss, metrics, finite = self.gradcache.forward_backward(batch)
+        self._unscale()
+        norms = gradient_norms(self.weights, self.comm) if detailed else {}
+        norm = self._clip()
+        self.non_finite.decide(loss, norm, finite)
+        return {"loss": loss, "grad_norm": norm, **norms, **metrics}
+
+    def update(self, step: Step, detailed: bool = False) -> Metrics:
+        """Updates weights, objective and average by the gradients of `backward`, unless they are not finite.
+
+        A step whose loss or gradient is not finite changes nothing; `non_finite.found_inf` is then 1. Collective. The
+        host reads nothing.
+
+        Returns the norms of each tower's update if `detailed`, which needs a copy of the weights; else nothing.
+        """
         previous = clone_weights(self.weights) if detailed else {}
-        self._before_update()
-        self.loss_scale.step(self._step, self.optimizer, found_inf)
-        self.non_finite.restore_buffers()
-        self.non_finite.record(position.step)
-        metrics = {"loss": loss, "grad_norm": norm, **norms, **found}
-        metrics |= update_norms(self.weights, previous, self.comm) if detailed else {}
+        found_inf = self.non_finite.found_inf
+        self._step(found_inf)
+        self.scaler.update()
+        self.non_finite.after_update(step.number)
+        norms = update_norms(self.weights, previous, self.comm) if detailed else {}
         self._zero_grad()
         if self.masters is not None:
             self.masters.copy_weights_to_model()
-        self.objective.after_step(position.after, found_inf)
+        self.objective.after_step(step.end, found_inf)
         if self.average is not None:
             self.average.observe(self.weights)
-        return metrics
+        return norms
 
-    def settle(self) -> bool:
-        """Reads whether the last step was made, updates the average of the weights, or applies `optimizer.non_finite`.
+    def settle(self) -> Skipped | None:
+        """Reads whether the last step was made, if that is not known, and completes it: the average of the weights.
 
-        Returns whether the step was rolled back. `step` calls it for the step before. Call it before the state is
-        saved, evaluated or logged. Collective. Raises ClipxError if the run must stop.
+        Returns the step if `optimizer.non_finite` applies to it. Call it before the next `update`, and before the state
+        is saved, evaluated or logged. Collective.
         """
-        outcome = self.non_finite.read()
-        if outcome is Outcome.made and self.average is not None:
-            self.average.update()
-        if outcome is Outcome.skipped:
+        if not self.non_finite.is_pending:
+            return None
+        skipped = self.non_finite.read()
+        if not self.non_finite.made:
             self._step.undo()
-        return outcome is Outcome.rolled_back
+        elif self.average is not None:
+            self.average.update()
+        return skipped
 
     def _unscale(self) -> None:
         """Moves the gradients to the optimizer's weights and divides them by the loss scale."""
         if self.masters is not None:
             self.masters.copy_gradients_from_model()
-        self.loss_scale.unscale(self.optimizer)
+        self.scaler.unscale_(self.optimizer)
 
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,21 +19,30 @@ from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
 from clipx.objective.base import Metrics
 
+if TYPE_CHECKING:
+    from clipx.model.flops import Utilisation
+    from clipx.trainer.stages import Step
+
 Item = TypeVar("Item")
 Weights = dict[str, list[Tensor]]
 
 
 class Meter:
-    """Collects metrics, throughput and time of the steps between two logs."""
+    """Collects metrics, throughput and time of the steps between two logs, which are `period` samples apart."""
 
-    def __init__(self, comm: Comm) -> None:
-        self.comm = comm
+    def __init__(self, comm: Comm, period: int = 1, utilisation: Utilisation | None = None) -> None:
+        """`utilisation`: of the device by the model; None if its peak is unknown."""
+        self.comm, self.period, self.utilisation = comm, period, utilisation
         # For each set of metrics that a step has: their sums and, last, the number of steps. On the device.
         self._sums: dict[tuple[str, ...], Tensor] = {}
         self._dtype = torch.float32 if comm.device.type == "mps" else torch.float64  # mps has no float64
         self._seconds = Counter[str]()
         self._utilization = comm.device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
         self._restart()
+
+    def is_due(self, before: int, after: int) -> bool:
+        """Returns whether a multiple of the period is in the samples (before, after]."""
+        return after // self.period > before // self.period
 
     def state(self) -> dict[str, tuple[float, int]]:
         """Returns (sum, number of steps) of each metric since the last read, for a checkpoint. Waits for the device."""
@@ -121,22 +130,26 @@ class Meter:
         yield
         self._paused += time.perf_counter() - start
 
-    def read(self) -> dict[str, float]:
-        """Returns the means of the metrics and the throughput since the last read. The only method that waits for the
-        device."""
+    def read(self, step: Step | None = None) -> dict[str, float]:
+        """Returns the means of the metrics and the throughput of all ranks since the last read, times and memory of
+        this rank. The only method that waits for the device. Collective. `step`: the last one that was added."""
         totals = self._totals()
         seconds = max(1e-9, time.perf_counter() - self._start - self._paused)
         rate = self._samples / seconds
+        own = torch.tensor([self._tokens / seconds, self._image_tokens / seconds], dtype=torch.float64)
+        tokens, image_tokens = self.comm.sum(own).tolist()
         out = {
             **{name: total / steps for name, (total, steps) in totals.items()},
             "samples_per_second": rate,
             "samples_per_second_per_device": rate / self.comm.world,
-            "tokens_per_second": self._tokens / seconds,  # on this rank
-            **({"image_tokens_per_second": self._image_tokens / seconds} if self._image_tokens else {}),
+            "tokens_per_second": tokens,
+            **({"image_tokens_per_second": image_tokens} if image_tokens else {}),
             "data_wait_share": min(1.0, self._seconds["data_wait_s"] / seconds),
             **self._seconds,
             **self._resources(),
         }
+        if self.utilisation is not None and step is not None:
+            out |= self.utilisation.metrics(out, self.comm.world, step.image_size, step.patch_dropout)
         self._restart()
         return out
 

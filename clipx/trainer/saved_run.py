@@ -1,32 +1,28 @@
-"""Loads the configuration of a finished or running run, checks its checkpoints, and waits for their uploads."""
+"""Loads the configuration of a finished or running run, and checks what its checkpoints were trained on."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clipx.checkpoint.downloader import remote_checkpoints
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, split_checkpoint, step_folder, step_of
-from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.base import based_on
 from clipx.config.compose import config_folders
 from clipx.config.saved import from_dict, saved_config, to_dict
-from clipx.data.spec import Dataset, open_on_all_ranks
+from clipx.data.spec import DataSpec
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, ConfigError, NotSynced, require
+from clipx.errors import CheckpointError, ConfigError, require
 from clipx.run.directory import RunDir
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.url import check_url
 from clipx.trainer.spec import RunSpec, compose
 from clipx.weights.download import errors_of, fetched_checkpoint, fetched_run, files_at
 from clipx.weights.spec import SUFFIXES, WeightsChoice
-
-if TYPE_CHECKING:
-    from clipx.checkpoint.manager import CheckpointManager
 
 CONFIG = "config.yaml"
 
@@ -166,18 +162,14 @@ def _spec(values: dict[str, Any], changes: Sequence[str]) -> RunSpec:
     return compose(*changes, config_name=name, config_dir=folders[-1] if folders else None)
 
 
-def open_pinned_data(spec: RunSpec, comm: Comm) -> Dataset:
-    """Opens the training data: what moves, such as a branch of a repository, as the resumed run read it. Collective.
-
-    `spec.data` gets the pinned versions, which are saved with the run.
-    """
+def pin_sources(spec: RunSpec, comm: Comm) -> DataSpec:
+    """Returns spec.data with what moves, such as a branch of a repository, as the resumed run read it. Collective."""
 
     def pin() -> dict[str, Any]:
         saved = resumed_run(spec)
         return to_dict(spec.data.pinned({} if saved is None else to_dict(saved.data)))
 
-    spec.data = spec.data.pinned(comm.run_on_main(pin))  # keeps what differs between ranks, which is an error
-    return open_on_all_ranks(spec.data, comm)
+    return spec.data.pinned(comm.run_on_main(pin))  # keeps what differs between ranks, which is an error
 
 
 def pin_normalization(spec: RunSpec, comm: Comm) -> None:
@@ -207,36 +199,23 @@ def resumed_run(spec: RunSpec) -> RunSpec | None:
         raise CheckpointError(f"{run_dir} cannot be resumed ({error}): restore its config.yaml") from error
 
 
-def check_sources(
-    state: Mapping[str, Any], run_dir: Path, fingerprint: str, teacher: str | None, teacher_option: str | None
-) -> None:
-    """Raises CheckpointError if the run of a checkpoint's state had other data or another teacher.
+def check_same_data(before: str, now: str, run_dir: str) -> None:
+    """Raises CheckpointError if the fingerprint of the data differs from that in the checkpoint."""
+    if before == now:
+        return
+    (whole, _, chosen), (whole_before, _, chosen_before) = (text.partition("-selected-") for text in (now, before))
+    what = "the data differs from that"
+    if whole == whole_before and (chosen or chosen_before):
+        what = "the samples that data.keep, data.where and data.weights select differ from those"
+    raise CheckpointError(
+        f"{what} of {run_dir} (fingerprint {now}, in the checkpoint {before}): restore it, or start a new run"
+    )
 
-    `fingerprint`: of the data. `teacher`: digest of the teacher, None without one.
-    """
-    if state["data"] != fingerprint:
-        (whole, _, chosen), (whole_before, _, chosen_before) = (
-            text.partition("-selected-") for text in (fingerprint, state["data"])
-        )
-        what = "the data differs from that"
-        if whole == whole_before and (chosen or chosen_before):
-            what = "the samples that data.keep, data.where and data.weights select differ from those"
+
+def check_same_teacher(before: str | None, now: str, option: str | None, run_dir: str) -> None:
+    """Raises CheckpointError if the digest of the teacher that `option` gives differs from that in the checkpoint."""
+    if before != now:
         raise CheckpointError(
-            f"{what} of {run_dir} (fingerprint {fingerprint}, in the checkpoint {state['data']}): "
-            "restore it, or start a new run"
-        )
-    if teacher is not None and state.get("teacher") != teacher:
-        raise CheckpointError(
-            f"{teacher_option} is not the teacher of {run_dir} (digest {teacher}, in the checkpoint "
-            f"{state.get('teacher')}): give that teacher, or start a new run"
-        )
-
-
-def finish_uploads(checkpoints: CheckpointManager, spec: CheckpointSpec) -> None:
-    """Waits for the uploads at the end of a run. Raises NotSynced if they are incomplete then. Collective."""
-    if not checkpoints.wait_for_uploads():
-        raise NotSynced(
-            f"the run is finished, but its upload to {checkpoints.url} is incomplete after checkpoint.sync_timeout_s="
-            f"{spec.sync_timeout_s:g}: all local files are complete; once the storage is reachable, the same command "
-            "with resume=auto uploads the rest"
+            f"{option} is not the teacher of {run_dir} (digest {now}, in the checkpoint {before}): give that teacher, "
+            "or start a new run"
         )

@@ -9,12 +9,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from clipx.config.duration import Duration, Length
 from clipx.data.spec import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
 from clipx.model.spec import ModelSpec, Varying
 from clipx.schedule import LearningRate
+
+if TYPE_CHECKING:
+    from clipx.trainer.spec import RunSpec
 
 # ----------------------------------------------------------------------------------------------------- options
 
@@ -135,7 +139,7 @@ def _check_order(specs: Sequence[StageSpec], duration: str, length: Length) -> N
         before, ended = f"{key}={spec.until}", share
 
 
-# -------------------------------------------------------------------------------------------------------- plan
+# ------------------------------------------------------------------------------------------------------ settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,32 +160,46 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlan:
-    """Settings as a function of samples seen alone. A run without stages has a single stage."""
+class Step:
+    """An optimizer step: its position in the run, and the settings that follow from it."""
 
-    stages: Sequence[Stage]
+    number: int  # steps before it
+    start: int  # samples seen before it
+    end: int  # and after it
+    batch_size: int  # over all ranks
+    image_size: int | None  # None: stored features
+    patch_dropout: float
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Settings of each step as a function of the samples seen before it. A run without stages has a single stage."""
+
+    spans: Sequence[Stage]
+    length: Length
+    schedule: LearningRate  # of the run, without the factors of the stages
     course: Callable[[int], float] | None  # patch dropout of the model; None: the stages set it
     varying: Varying
 
     @classmethod
-    def build(
-        cls, specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, duration: str, length: Length
-    ) -> StagePlan:
+    def build(cls, spec: RunSpec, length: Length) -> Stages:
         """Divides the run of `length.total` samples into stages of whole steps. Raises ConfigError.
 
         An end within a step is moved to the end of the step; an incomplete last step of the run is dropped.
         `length.total` is `duration` in samples.
         """
-        _check_order(specs, duration, length)
-        model.check_fits(duration, length)
-        stages: list[Stage] = []
-        for i, spec in enumerate(specs or [StageSpec()]):
-            size, batch, lr_scale, dropout = _settings(spec, model, data)
-            start = stages[-1].end if stages else 0
-            if spec.until is None:
+        model = spec.model
+        _check_order(spec.stages, spec.duration, length)
+        model.check_fits(spec.duration, length)
+        spans: list[Stage] = []
+        for i, given in enumerate(spec.stages or [StageSpec()]):
+            size, batch, lr_scale, dropout = _settings(given, model, spec.data)
+            start = spans[-1].end if spans else 0
+            if given.until is None:
                 steps = (length.total - start) // batch
             else:
-                steps = -(-(Duration.parse(spec.until, "until", share=True).samples(length) - start) // batch)
+                steps = -(-(Duration.parse(given.until, "until", share=True).samples(length) - start) // batch)
             require(
                 batch <= length.epoch,
                 f"stages.{i}.batch_size={batch} is larger than the data set of {length.epoch:,} samples: use at most "
@@ -191,55 +209,65 @@ class StagePlan:
                 steps > 0,
                 f"stages.{i} starts at sample {start:,} and is shorter than one step of {batch:,}: end it later",
             )
-            stages.append(Stage(start, start + steps * batch, size, batch, lr_scale, dropout))
-        own = any(stage.patch_dropout for stage in stages)
-        sizes = sorted({stage.image_size for stage in stages if stage.image_size} - {model.image.size})
-        course = None if own else model.patch_dropout_over(replace(length, total=stages[-1].end))
-        return cls(stages, course, Varying(own or model.drops_patches, tuple(sizes)))
+            spans.append(Stage(start, start + steps * batch, size, batch, lr_scale, dropout))
+        own = any(stage.patch_dropout for stage in spans)
+        sizes = sorted({stage.image_size for stage in spans if stage.image_size} - {model.image.size})
+        length = replace(length, total=spans[-1].end)
+        schedule = spec.schedule.build(spec.optimizer.lr, length)
+        course = None if own else model.patch_dropout_over(length)
+        return cls(spans, length, schedule, course, Varying(own or model.drops_patches, tuple(sizes)))
 
     @property
     def total(self) -> int:
         """Samples of the run."""
-        return self.stages[-1].end
+        return self.spans[-1].end
 
-    def at(self, samples_seen: int) -> Stage:
-        """Returns the stage of the step after so many samples."""
-        return next((stage for stage in self.stages if samples_seen < stage.end), self.stages[-1])
+    @property
+    def steps_total(self) -> int:
+        """Optimizer steps of the run."""
+        return sum(stage.steps for stage in self.spans)
+
+    def at(self, samples_seen: int) -> Step:
+        """Returns the step after so many samples, with its settings. After the end of the run: a step like the last."""
+        stage = self._stage(samples_seen)
+        return Step(
+            number=self.steps(samples_seen),
+            start=samples_seen,
+            end=samples_seen + stage.batch_size,
+            batch_size=stage.batch_size,
+            image_size=stage.image_size,
+            patch_dropout=stage.patch_dropout if self.course is None else self.course(samples_seen),
+            learning_rate=self.schedule(samples_seen) * stage.lr_scale,
+        )
 
     def steps(self, samples_seen: int) -> int:
         """Returns the number of optimizer steps after so many samples."""
-        now = self.at(samples_seen)
-        before = sum(stage.steps for stage in self.stages if stage.end <= now.start)
+        now = self._stage(samples_seen)
+        before = sum(stage.steps for stage in self.spans if stage.end <= now.start)
         return before + (samples_seen - now.start) // now.batch_size
 
     def remaining(self, samples_seen: int) -> Iterator[tuple[Stage, range]]:
         """Yields the remaining stages, each with its remaining samples."""
-        for stage in self.stages:
+        for stage in self.spans:
             if samples_seen < stage.end:
                 yield stage, range(max(samples_seen, stage.start), stage.end)
 
-    def patch_dropout(self, samples_seen: int) -> float:
-        """Returns the share of an image's patches that the step after so many samples drops."""
-        return self.at(samples_seen).patch_dropout if self.course is None else self.course(samples_seen)
+    def last_step(self, samples: int) -> int:
+        """Returns the samples seen at the end of the last step that ends within so many samples."""
+        return samples - (samples - self._stage(samples).start) % self._stage(samples).batch_size
 
-    def scaled(self, learning_rate: LearningRate) -> LearningRate:
-        """Returns the schedule's learning rate times the factor of the stage."""
-        return lambda seen: learning_rate(seen) * self.at(seen).lr_scale
-
-    def row(self, samples_seen: int) -> dict[str, float]:
-        """Returns the settings to log for the step after so many samples, without those constant in the run."""
-        stage = self.at(samples_seen)
-        size = {} if stage.image_size is None else {"train/image_size": stage.image_size}
-        several = {**size, "train/batch_size": stage.batch_size}
+    def metrics(self, step: Step) -> dict[str, float]:
+        """Returns the settings to log for a step, without those constant in the run but the learning rate."""
+        size = {} if step.image_size is None else {"train/image_size": step.image_size}
         return {
-            **(several if len(self.stages) > 1 else {}),
-            **({"train/patch_dropout": self.patch_dropout(samples_seen)} if self.varying.patch_dropout else {}),
+            "train/lr": step.learning_rate,
+            **({**size, "train/batch_size": step.batch_size} if len(self.spans) > 1 else {}),
+            **({"train/patch_dropout": step.patch_dropout} if self.varying.patch_dropout else {}),
         }
 
     def check_resumes(self, samples_seen: int, step: int) -> None:
-        """Raises CheckpointError if the steps before a checkpoint differ from those of this plan."""
-        stage = self.at(samples_seen)
-        if self.steps(samples_seen) != step or (samples_seen - stage.start) % stage.batch_size:
+        """Raises CheckpointError if the steps before a checkpoint differ from those of this run."""
+        if self.steps(samples_seen) != step or self.last_step(samples_seen) != samples_seen:
             raise CheckpointError(
                 f"the checkpoint is of step {step:,} after {samples_seen:,} samples, but stages and duration now give "
                 f"step {self.steps(samples_seen):,}: do not change the ends and batch sizes of finished stages, and "
@@ -251,8 +279,11 @@ class StagePlan:
         return "; ".join(
             f"{s.steps:,} steps of {s.batch_size:,}{'' if s.image_size is None else f' at {s.image_size} pixels'}, up "
             f"to sample {s.end:,}"
-            for s in self.stages
+            for s in self.spans
         )
+
+    def _stage(self, samples_seen: int) -> Stage:
+        return next((stage for stage in self.spans if samples_seen < stage.end), self.spans[-1])
 
 
 def check_ranks(specs: Sequence[StageSpec], data: DataSpec, ranks: int) -> None:

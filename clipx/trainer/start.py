@@ -1,15 +1,19 @@
-"""Checks of the start of a run before torch is imported, which takes seconds: see `check_start`."""
+"""Checks of the start of a run: before torch is imported, which takes seconds, and once the ranks are connected."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Cadence, Duration, Length
 from clipx.errors import require
 from clipx.evaluator.spec import check_data
 from clipx.trainer.spec import RunSpec
-from clipx.trainer.stages import StagePlan, check_ranks
+from clipx.trainer.stages import Stages, check_ranks
+
+if TYPE_CHECKING:
+    from clipx.distributed.comm import Comm
 
 
 def check_start(spec: RunSpec) -> None:
@@ -36,8 +40,21 @@ def check_plan(spec: RunSpec, ranks: int) -> None:
         plan_run(spec, spec.data.generated)
 
 
-def plan_run(spec: RunSpec, samples: int) -> tuple[StagePlan, Length]:
-    """Returns the stages and the length of a run on so many training samples. Raises ConfigError if it is too short."""
+def check_ranks_start(spec: RunSpec, comm: Comm) -> None:
+    """Raises ClipxError for what the number of ranks, their memory and devices, the run directory, or remote storage do
+    not allow. Collective."""
+    from clipx.checkpoint.manager import check_storage
+    from clipx.run.directory import RunDir
+    from clipx.trainer.data_side import check_loading
+
+    comm.run_on_main(RunDir(Path(spec.run_dir)).check_files)
+    check_storage(spec.checkpoint, spec.run_dir, spec.resume, comm)
+    check_ranks(spec.stages, spec.data, comm.world)
+    check_loading(spec, comm)
+
+
+def plan_run(spec: RunSpec, samples: int) -> Stages:
+    """Returns the stages of a run on so many training samples. Raises ConfigError if it is too short."""
     batch = spec.data.batch_size
     require(
         batch <= samples,
@@ -46,14 +63,13 @@ def plan_run(spec: RunSpec, samples: int) -> tuple[StagePlan, Length]:
     )
     total = Duration.parse(spec.duration, "duration").samples(Length(samples, batch))
     require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
-    plan = StagePlan.build(spec.stages, spec.model, spec.data, spec.duration, Length(samples, batch, total))
-    length = Length(samples, batch, plan.total)
-    spec.schedule.check_fits(spec.duration, length)
+    stages = Stages.build(spec, Length(samples, batch, total))
+    spec.schedule.check_fits(spec.duration, stages.length)
     for name, evaluator in spec.active_evaluators.items():
-        Cadence.parse(evaluator.every, f"evaluator.{name}.every", length)
-    spec.early_stopping.check(spec.active_evaluators, spec.objective.has_head, spec.duration, length)
-    spec.profiler.check_fits(plan.steps(plan.total))
-    return plan, length
+        Cadence.parse(evaluator.every, f"evaluator.{name}.every", stages.length)
+    spec.early_stopping.check(spec.active_evaluators, spec.objective.has_head, spec.duration, stages.length)
+    spec.profiler.check_fits(stages.steps_total)
+    return stages
 
 
 def _check_files(spec: RunSpec) -> None:

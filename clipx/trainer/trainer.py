@@ -1,231 +1,108 @@
-"""The trainer: build, step, fit. Explicit calls without callbacks; progress is counted in samples seen."""
+"""The trainer of a run: its parts, the training loop, and the step. Progress is counted in samples seen.
+
+`Trainer(spec).fit()` trains, evaluates, and writes everything to `spec.run_dir`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import math
 import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clipx.checkpoint.manager import CheckpointManager, check_storage
-from clipx.checkpoint.resume import Resume
-from clipx.config.duration import Duration, Length
-from clipx.config.saved import flatten, to_dict
-from clipx.data.bad_samples import BadSampleCounter, check_opened
-from clipx.data.batch import Batch
-from clipx.data.order import SampleOrder
-from clipx.data.prefetch import DevicePrefetcher
-from clipx.data.spec import Dataset, exchange_captions, training_order
-from clipx.distributed.comm import Comm
-from clipx.errors import Stopped
-from clipx.evaluator.suite import Suite
-from clipx.logger import Row, Sinks, open_sinks
-from clipx.model.flops import Utilisation
-from clipx.model.tokenizer import Tokenizer
-from clipx.objective.base import Metrics
-from clipx.optimizer.groups import set_learning_rate
-from clipx.report.console import Screen
-from clipx.run.directory import RunDir
-from clipx.run.lock import RunLock
-from clipx.run.signals import StopSignals
-from clipx.run.watchdog import Watchdog
-from clipx.schedule import LearningRate
-from clipx.storage.traffic import NO_TRAFFIC
-from clipx.teacher.live import Teacher
-from clipx.teacher.stored import StoredTeachers
-from clipx.trainer.backends import Backends, prepare_backends
-from clipx.trainer.batches import check_loading, loader_pool, remaining_batches
-from clipx.trainer.counters import counters, restore_counters
-from clipx.trainer.early_stopping import EarlyStopping
+from clipx.config.duration import Duration
+from clipx.errors import ClipxError, ConfigError, ResultError, Stopped
+from clipx.trainer.backends import prepare_backends
+from clipx.trainer.data_side import DataSide
 from clipx.trainer.evaluation import PeriodicEvaluation
-from clipx.trainer.from_open_clip import resume_from_open_clip
-from clipx.trainer.learner import Learner, StepPosition
+from clipx.trainer.learner import Learner
 from clipx.trainer.metrics import Meter
 from clipx.trainer.monitors import Monitors
+from clipx.trainer.nonfinite import ADVICE
 from clipx.trainer.out_of_memory import report_out_of_memory
-from clipx.trainer.profiler import Profiler
-from clipx.trainer.saved_run import check_sources, finish_uploads, open_pinned_data, pin_normalization
-from clipx.trainer.spec import RunSpec
-from clipx.trainer.stages import StagePlan, check_ranks
-from clipx.trainer.start import plan_run
-from clipx.trainer.summary import (
-    check_final_loss,
-    end_for_lost_peer,
-    facts,
-    metrics_row,
-    report_abort,
-    report_profile,
-    write_summary,
-)
+from clipx.trainer.resolved import resolve
+from clipx.trainer.run import Run
+from clipx.trainer.start import check_ranks_start, plan_run
+from clipx.trainer.summary import facts
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from clipx.data.batch import Batch
+    from clipx.data.prefetch import DevicePrefetcher
+    from clipx.logger import Row
+    from clipx.objective.base import Metrics
+    from clipx.trainer.spec import RunSpec
+    from clipx.trainer.stages import Step
 
 
 class Trainer:
-    """Trainer of one run. `Trainer(spec).fit()` trains, evaluates and writes everything to `spec.run_dir`."""
+    """Trainer of one run: what it reads (`data`), learns (`learner`) and writes (`run`), and the loop over them.
 
-    spec: RunSpec
-    comm: Comm
-    backends: Backends
-    dataset: Dataset
-    order: SampleOrder
-    bad_samples: BadSampleCounter
-    traffic = NO_TRAFFIC  # of this rank's loader with remote storage, since the start of the process
-    evaluation: PeriodicEvaluation
-    early_stopping: EarlyStopping
-    tokenizer: Tokenizer
-    plan: StagePlan
-    length: Length
-    total: int  # samples of the run
-    learning_rate: LearningRate
-    learner: Learner  # model, objective, optimizer and their step
-    stored: StoredTeachers | None
-    teacher: Teacher | StoredTeachers | None
-    utilisation: Utilisation | None
-    rundir: RunDir
-    lock: RunLock
-    checkpoints: CheckpointManager
-    monitors: Monitors
-    sinks: Sinks
-    profiler: Profiler
-    meter: Meter
-    stop: StopSignals
-    watchdog: Watchdog
-    resumed: bool
-    loaded_weights: list[str]  # lines for the log about the initial weights
-    notes: list[str]  # lines for the log about changes since the run last ran
-
-    samples_seen: int = 0
-    _log_period: int  # samples
-    _open: contextlib.ExitStack  # resources that `close` releases
+    Attributes:
+        spec: the complete configuration, as config.yaml has it.
+        comm: ranks and device.
+        run: directory, lock, checkpoints, loggers, signals, watchdog.
+        data: sources, order of samples, loader processes.
+        stages: settings of each step.
+        learner: model, objective, optimizer.
+        evaluation: evaluators, and whether the run ends early.
+        meter: metrics since the last log.
+        monitors: alarms.
+        samples_seen: position in the run.
+    """
 
     def __init__(self, spec: RunSpec) -> None:
         """Builds all parts, and resumes as `spec.resume` specifies. Raises ClipxError before any training."""
-        self.spec = spec
         prepare_backends(spec.deterministic)
-        self.comm = spec.distributed.build()
-        with contextlib.ExitStack() as self._open, self.comm.naming_lost_peers():
-            self._open.callback(self.comm.leave)
-            self.backends = Backends.configure(spec.deterministic, self.comm.device)
-            self.comm.run_on_main(RunDir(Path(spec.run_dir)).check_files)
-            check_storage(spec.checkpoint, spec.run_dir, spec.resume, self.comm)
-            with report_out_of_memory(spec, self.comm):
-                self._build_data()
-                self._build_model()
-                self._open_run()
-            self._open = self._open.pop_all()
-
-    def _build_data(self) -> None:
-        spec, comm = self.spec, self.comm
-        check_ranks(spec.stages, spec.data, comm.world)
-        check_loading(spec, comm)
-        pin_normalization(spec, comm)
-        self.dataset = open_pinned_data(spec, comm)
-        train = self.dataset.train
-        # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
-        same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
-        precision = spec.precision.on(comm.device).kind  # a job may have devices with and without bfloat16
-        comm.require_equal(config=dict(flatten(same)), data=train.fingerprint, precision=precision)
-        n = sum(train.sizes)
-        check_opened(train.bad, n, spec.data.max_bad_share)
-        self.plan, self.length = plan_run(spec, n)
-        self.total = self.plan.total
-        suite = Suite.open(spec.active_evaluators, spec.data, self.dataset, comm)
-        self.order = training_order(spec.data, self.dataset, spec.seed, comm.world)
-        self.dataset = exchange_captions(self.dataset, spec.data, spec.seed)
-        self.bad_samples = BadSampleCounter(spec.data.max_bad_share, self.order.samples // comm.world, comm.world)
-        self.learning_rate = self.plan.scaled(spec.schedule.build(spec.optimizer.lr, self.length))
-        self.evaluation = PeriodicEvaluation(spec, suite, self.dataset.held_out, self.length, comm)
-        self._log_period = max(1, Duration.parse(spec.log_every, "log_every").samples(self.length))
-
-    def _build_model(self) -> None:
-        spec, comm = self.spec, self.comm
-        self.tokenizer = spec.model.text.build_tokenizer()
-        self.learner = Learner(
-            spec,
-            comm,
-            self.length,
-            self.plan.varying,
-            self.dataset.classes,
-            report=self._warn,
-            roll_back=self._roll_back,
-            before_update=lambda: self.checkpoints.hold_updates(),
-        )
-        self.stored = spec.teacher.open(self.dataset.train, spec.data.view_options(), spec.objective.teacher_logits)
-        self.teacher = self.stored or self.learner.teacher
-        if self.teacher is not None:
-            comm.require_equal(teacher=self.teacher.digest)
-            spec.objective.check_teacher(self.teacher.widths, self.learner.weights.embed_dim)
-        self.utilisation = Utilisation.build(spec.model, self.learner.format, comm.device, spec.device_peak_tflops)
+        self.comm = comm = spec.distributed.build()
+        with contextlib.ExitStack() as on_error, comm.naming_lost_peers(), report_out_of_memory(spec, comm):
+            on_error.callback(comm.leave)
+            check_ranks_start(spec, comm)
+            self.spec = spec = resolve(spec, comm)
+            self.run = Run(spec, comm)
+            on_error.callback(self.run.close)
+            self.data = DataSide(spec, comm)
+            self.stages = plan_run(spec, self.data.samples)
+            self.evaluation = PeriodicEvaluation(spec, self.data, self.stages.length)
+            length, varying = self.stages.length, self.stages.varying
+            self.learner = Learner(spec, comm, length, varying, self.data.opened.classes, self.data.stored)
+            period = max(1, Duration.parse(spec.log_every, "log_every").samples(length))
+            self.meter = Meter(comm, period, self.learner.utilisation())
+            self.monitors = Monitors(self.learner.objective, self.run.warn, spec.data.captions_per_step)
+            self.samples_seen = 0
+            self._open_run()
+            on_error.pop_all()
 
     def _open_run(self) -> None:
         """Locks the run directory, and resumes or starts the run in it."""
-        spec, comm = self.spec, self.comm
-        self.rundir = RunDir(Path(comm.broadcast_object(spec.run_dir)))
-        resume = Resume.parse(spec.resume)
-        if resume.run_dir is not None and spec.checkpoint.remote is None:
-            comm.run_on_main(self.rundir.must_exist)
-        self.early_stopping = EarlyStopping(spec.early_stopping, self.rundir.path, comm)
-        self.monitors = Monitors(self.learner.objective, self._warn, spec.data.captions_per_step)
-        self.meter = Meter(comm)
-        self.sinks = Sinks([], self.rundir.event)
-        self.lock = self._open.enter_context(RunLock(self.rundir.path, comm, self.rundir.event))
-        comm.follow(lambda: self.steps_done, lambda reason: end_for_lost_peer(self, reason))
-        self.checkpoints = CheckpointManager(self.rundir.path, spec.checkpoint, self.length, comm, self.rundir.event)
-        self._open.callback(self.checkpoints.close)
-        self.checkpoints.fetch(resume)
-        self.notes = comm.run_on_main(lambda: self.rundir.claim(spec))
-        self.resumed = self._resume(resume)
-        self.loaded_weights = [] if self.resumed else self._begin(resume.open_clip)
-        self.profiler = Profiler(spec.profiler, self.rundir.path / "profile", comm)
-        self._open.callback(self.profiler.close)
-        comm.run_on_main(lambda: self.rundir.save_config(spec))
-        self.checkpoints.open()
-        if comm.is_main:
-            for source in filter(None, (self.dataset.train, self.dataset.held_out, *self.evaluation.suite.sources)):
-                self.rundir.quarantine(source.bad)
+        run = self.run
+        changed = run.open(self.stages.length)
+        restored = self._resume()
+        weights: list[str] = []
+        if restored is None:
+            self.samples_seen, weights = self.learner.begin(self.stages, self.data.order.samples)
+        run.step = self.steps_done
+        lines = {
+            "remote": run.checkpoints.url,
+            "resumed": None if restored is None else f"at step {run.step:,}, {self.samples_seen:,} samples",
+            "teacher": self.learner.taught_by and self.learner.taught_by.description,
+            "weights": "; ".join(weights),
+            "changed": "; ".join([*changed, *(restored or [])]),
+        }
+        described = facts(self.spec, self.data, self.stages, self.learner)
+        run.facts = described | {name: text for name, text in lines.items() if text}
+        run.begin([source.bad for source in (*self.data.sources, *self.evaluation.suite.sources)])
 
-    def _begin(self, training: str | None) -> list[str]:
-        """Loads initial weights, or a checkpoint of open_clip's trainer, into a new run. Returns lines for the log."""
-        if training is None:
-            return self.learner.load_initial_weights()
-        self.samples_seen, begun = resume_from_open_clip(training, self.learner, self.plan, self.order.samples)
-        return begun
-
-    def _warn(self, kind: str, message: str, *, logged: bool = True, **facts: Any) -> None:
-        """Records a warning in events.jsonl on rank 0, and logs it unless an error repeats it. Call it on all ranks."""
-        if self.comm.is_main:
-            log.log(logging.WARNING if logged else logging.DEBUG, message)
-            self.rundir.event(kind, message=message, **facts)
-
-    def step(self, batch: Batch) -> Metrics:
-        """Makes one optimizer step on this rank's share of a global batch, on the device, with the settings at
-        `samples_seen`. Returns the metrics of `Learner.step`, in detail for a logged step. Collective."""
-        before = self.samples_seen
-        after = before + self.plan.at(before).batch_size
-        set_learning_rate(self.learner.optimizer, self.learning_rate(before))
-        self.learner.model.image.set_patch_dropout(self.plan.patch_dropout(before))
-        metrics = self.learner.step(batch, StepPosition(self.steps_done, before, after), self._is_logged(before))
-        self.samples_seen = after
-        return metrics
-
-    def _roll_back(self) -> int | None:
-        """Restores the newest checkpoint, but not the position in the data. Returns its step, or None without one."""
-        found = self.checkpoints.load()
-        if found is None:
-            return None
-        self.learner.state.restore(found, self.spec.seed + 1 + self.samples_seen)
-        return found.step
+    def close(self) -> None:
+        """Closes all files and unlocks the run directory. `fit` calls it; call it for a trainer that is not fitted."""
+        self.run.close()
 
     @property
     def steps_done(self) -> int:
-        return self.plan.steps(self.samples_seen)
+        """Number of finished optimizer steps."""
+        return self.stages.steps(self.samples_seen)
 
-    @property
-    def steps_total(self) -> int:
-        return self.plan.steps(self.total)
+    # ------------------------------------------------------------------------------------------------------- loop
 
     def fit(self) -> dict[str, float]:
         """Trains to the end of `spec.duration`, evaluates and writes the report. Returns the final metrics by name.
@@ -233,180 +110,236 @@ class Trainer:
         Raises Stopped if a signal stopped the run before, NotSynced if the upload to `checkpoint.remote` is not
         complete.
         """
-        spec, comm, screen = self.spec, self.comm, Screen(self.comm.is_main)
+        known = [*self.evaluation.suite.sources, self.learner.teacher and self.learner.teacher.view]
         with (
-            Watchdog(spec.distributed.watchdog_s, self.rundir.path, comm.rank, self.rundir.event) as self.watchdog,
-            screen,
-            StopSignals(verbose=comm.is_main) as self.stop,  # first: SIGTERM must not end a search for a lost rank
-            contextlib.closing(self),  # files and lock, which a signal must not leave
-            report_abort(self),
-            comm.naming_lost_peers(),
-            report_out_of_memory(spec, comm),
-            loader_pool(self),
+            self.run.training(),
+            self.comm.naming_lost_peers(),
+            report_out_of_memory(self.spec, self.comm),
+            self.data.loading(self.stages, self.samples_seen, known),
         ):
-            comm.run_on_main(self._open_sinks)
-            for name, text in facts(self).items():
-                screen.print(f"{name:8} {text}")
-            final = self._finish(screen, self._loop(screen))
-            comm.barrier()
-            comm.leave()  # the run is complete: from here on no rank needs another
-            finish_uploads(self.checkpoints, spec.checkpoint)
-            self.watchdog.beat(self.steps_done)
+            final = self._finish(self._loop())
+            self.comm.barrier()
+            self.comm.leave()  # the run is complete: from here on no rank needs another
+            self.run.finish_uploads()
+            self.run.beat(self.steps_done)
         return final
 
-    def _open_sinks(self) -> None:
-        spec, run, step = self.spec, self.rundir, self.steps_done
-        self.sinks = open_sinks(spec.logger, run.path, spec.name, to_dict(spec), step, run.event)
-        run.started(step, self.comm.world)
-
-    def close(self) -> None:
-        """Closes all files and unlocks the run directory. `fit` calls it; call it for a trainer that is not fitted."""
-        self.sinks.close()
-        self._open.close()
-
-    def _loop(self, screen: Screen) -> dict[str, float]:
+    def _loop(self) -> dict[str, float]:
         """Trains to the end. Returns the metrics of the evaluation after the last step, if it has run already."""
-        first, started = self.steps_done, self.samples_seen
-        if numbers := self._evaluate(screen):
-            screen.evaluation(first, numbers)
-        if self.early_stopping.ends_after(numbers, logged=True):
+        first, started, run, stopping = self.steps_done, self.samples_seen, self.run, self.evaluation.early_stopping
+        if numbers := self._evaluate():  # what was overdue when the run stopped
+            run.screen.evaluation(first, numbers)
+        if stopping.ends_after(numbers, logged=True):
             return numbers
-        meter = self.meter
-        self.profiler.before(first + 1)
-        for before in self.steps():
-            with meter.pausing():
-                report_profile(self, screen)
-            self.watchdog.beat(self.steps_done)
-            if before == started:
-                self.checkpoints.reserve(self.learner.state.capture())
-            if self._is_logged(before):
-                self.learner.settle()
-                row = metrics_row(self, meter.read(), before)
-                self._log(row)
+        run.profiler.before(first + 1)
+        for step in self.steps():
+            with self.meter.pausing():
+                run.beat(self.steps_done)
+                run.show_profile()
+            if step.start == started:
+                run.checkpoints.reserve(self.learner.state.capture())
+            if logged := self._is_logged(step):
+                self._settle()
+                row = self._row(self.meter.read(step), step)
+                run.log(row)
                 self.monitors.check(self.steps_done, row)
-                screen.progress(row, first, self.steps_total)
-            if self.samples_seen >= self.total:
+                run.screen.progress(row, first, self.stages.steps_total)
+            if self.samples_seen >= self.stages.total:
                 break
-            with meter.pausing():
-                numbers = self._between_steps(screen, before)
-            if self.early_stopping.ending:
+            with self.meter.pausing():
+                numbers = self._between_steps(step, logged)
+            if stopping.ending:
                 return numbers
-            self.profiler.before(self.steps_done + 1)
+            run.profiler.before(self.steps_done + 1)
         return {}
 
-    def steps(self) -> Iterator[int]:
-        """Makes the steps to the end of the run, and adds each to `meter`. Yields the samples seen before each."""
-        batches = DevicePrefetcher(self._batches(), self.comm.device)
+    def steps(self) -> Iterator[Step]:
+        """Makes the steps to the end of the run, and adds each to `meter`. Yields each."""
+        batches = self.batches()
         for batch in self.meter.waiting(batches):
-            before = self.samples_seen
-            self._count(batch)
+            step = self.stages.at(self.samples_seen)
+            self.data.count(batch, self.run.dir.quarantine)
             with self.meter.phase("step"):
                 metrics = self.step(batch)
             with self.meter.phase("data_wait"):
                 batches.start_next()
-            tokens, found_inf = batch.text_tokens, self.learner.non_finite.found_inf
-            self.meter.add(metrics, self.samples_seen - before, tokens, found_inf, batch.image_tokens)
-            yield before
+            found_inf = self.learner.non_finite.found_inf
+            self.meter.add(metrics, step.batch_size, batch.text_tokens, found_inf, batch.image_tokens)
+            yield step
 
-    def _is_logged(self, before: int) -> bool:
-        """Returns whether the step that starts at sample `before` is logged."""
-        after = before + self.plan.at(before).batch_size
-        return after >= self.total or after // self._log_period > before // self._log_period
+    def batches(self) -> DevicePrefetcher:
+        """Returns this rank's batches from the current position to the end of the run, on the device."""
+        return self.data.batches(self.learner, self.stages, self.samples_seen)
 
-    def _between_steps(self, screen: Screen, before: int) -> dict[str, float]:
-        """Runs the evaluations and saves the checkpoints due after the step from sample `before`. Returns metrics."""
-        self.evaluation.add_due(before, self.samples_seen)
-        self.lock.check()
-        if signal := self.stop.received_by_any(self.comm):  # at once: overdue evaluations run when the run resumes
+    def step(self, batch: Batch) -> Metrics:
+        """Makes one optimizer step on this rank's share of a global batch, on the device, with the settings at
+        `samples_seen`. Collective.
+
+        Returns 0-dim tensors that the host has not read: loss, norm of the gradient, metrics of the objective; for a
+        logged step also the norms of each tower's gradient and update. Raises ClipxError if the run must stop because
+        of the step before.
+        """
+        step = self.stages.at(self.samples_seen)
+        detailed = self._is_logged(step)
+        metrics = self.learner.backward(batch, step, detailed)
+        if self._settle():  # the step before was rolled back: again, with the restored weights
+            metrics = self.learner.backward(batch, step, detailed)
+        self.run.checkpoints.hold_updates()  # until a save in progress has copied the weights
+        metrics |= self.learner.update(step, detailed)
+        self.samples_seen = step.end
+        return metrics
+
+    def _is_logged(self, step: Step) -> bool:
+        return step.end >= self.stages.total or self.meter.is_due(step.start, step.end)
+
+    def _between_steps(self, step: Step, logged: bool) -> dict[str, float]:
+        """Runs the evaluations and saves the checkpoints due after a step. Returns the metrics of the evaluation."""
+        run, evaluation = self.run, self.evaluation
+        evaluation.add_due(step.start, step.end)
+        run.lock.check()
+        if signal := run.signals.received_by_any(self.comm):  # at once: overdue evaluations run when the run resumes
             self._stop(signal)
-        numbers: dict[str, float] = {}
-        if self.evaluation.overdue:
-            numbers = self._evaluate(screen)
-            screen.evaluation(self.steps_done, numbers)
-        if self.early_stopping.ends_after(numbers, self._is_logged(before)):
+        if numbers := self._evaluate():
+            run.screen.evaluation(self.steps_done, numbers)
+        if evaluation.early_stopping.ends_after(numbers, logged):
             return numbers
-        due = self.checkpoints.due(before, self.samples_seen)
-        if self.checkpoints.is_new_best(numbers) or due:
+        due = run.checkpoints.due(step.start, step.end)
+        if run.checkpoints.is_new_best(numbers) or due:
             with self.meter.phase("checkpoint"):
                 self._save(numbers)
         return numbers
 
-    def _stop(self, signal: str) -> None:
-        """Saves a checkpoint and raises Stopped."""
-        on = self.checkpoints.enabled
-        if on:
-            self._save({})
-            self.checkpoints.wait()
-        if self.comm.is_main:
-            self.rundir.event("stopped", step=self.steps_done, signal=signal, saved=on)
-        self.comm.barrier()
-        try:
-            self.stop.call_previous_handler(self.comm)
-        finally:
-            self.checkpoints.wait_for_uploads()
-        saved = f"saved; continue with resume={self.rundir.path}" if on else "not saved, since checkpoint.every=none"
-        raise Stopped(f"{signal}: stopped after step {self.steps_done:,} of {self.steps_total:,}, {saved}")
+    # ------------------------------------------------------------------------------------- steps that are not finite
 
-    def _batches(self) -> Iterator[Batch]:
-        """Yields the batches from the current position to the end of the run."""
-        return remaining_batches(self)
+    def _settle(self) -> bool:
+        """Applies optimizer.non_finite to the last step. Returns whether the run was rolled back. Collective.
 
-    def _count(self, batch: Batch) -> None:
-        if batch.bad:
-            self.rundir.quarantine(batch.bad)
-        self.bad_samples.count(len(batch.index), batch.bad)
-        self.traffic = self.traffic.plus(batch.traffic)
+        Restores the newest checkpoint then, but not the position in the data. Raises ClipxError if the run must stop.
+        """
+        skipped = self.learner.settle()
+        if skipped is None:
+            return False
+        if not skipped.rolls_back(self.spec.optimizer, self.run.warn):
+            return False
+        found = self.run.checkpoints.load()
+        if found is None:
+            raise ClipxError(f"{skipped.message}, and there is no checkpoint to roll back to: {ADVICE}")
+        self.learner.roll_back(found, self.spec.seed + 1 + self.samples_seen)
+        restored_to = f"restored the weights of step {found.step}; the data continues after this batch"
+        self.run.warn("rolled_back", f"{skipped.message}: {restored_to}", step=skipped.step)
+        return True
 
-    def _finish(self, screen: Screen, numbers: dict[str, float]) -> dict[str, float]:
-        self.stop.finish()
-        self.early_stopping.announce(screen.print, self.rundir.event, self.steps_done)
-        self.evaluation.add_at_end(numbers)
-        numbers = numbers | self._evaluate(screen)
-        bad = BadSampleCounter.sum(self.comm.gather_objects(self.bad_samples))
-        if self.checkpoints.at_end:
-            self._save(numbers)
-            self.checkpoints.wait()
-        if self.comm.is_main:
-            numbers = write_summary(self, numbers, bad, screen)
-        self.comm.run_on_main(self.rundir.check)
-        return check_final_loss(self, self.comm.broadcast_object(numbers))
+    # ---------------------------------------------------------------------------------------- after and between steps
 
-    def _evaluate(self, screen: Screen) -> dict[str, float]:
-        """Runs the evaluators that are due and logs their metrics. Returns the metrics by name."""
+    def _evaluate(self) -> dict[str, float]:
+        """Runs the evaluators that are overdue, and logs their metrics. Returns the metrics by name. Collective."""
         if not self.evaluation.overdue:
             return {}
-        start = time.perf_counter()
-        self.learner.settle()
-        beat, progress = lambda: self.watchdog.beat(self.steps_done), screen.loops.named("evaluation")
-        numbers = self.evaluation.run(self.learner, self.rundir.quarantine, beat, progress)
+        start, run, step = time.perf_counter(), self.run, self.steps_done
+        self._settle()
+        progress = run.screen.loops.named("evaluation")
+        numbers = self.evaluation.run(self.learner, run.dir.quarantine, lambda: run.beat(step), progress)
         seconds = {"evaluation_s": time.perf_counter() - start}
-        self._log({**metrics_row(self, seconds, self.samples_seen), **numbers})
+        run.log({**self._row(seconds, self.stages.at(self.samples_seen)), **numbers})
         return numbers
 
-    def _log(self, row: Row) -> None:
-        """Logs a row. Raises DiskError on all ranks if the run directory is gone. Collective."""
-        self.comm.run_on_main(self.rundir.check)
-        self.sinks.log(row)
+    def _row(self, measured: dict[str, float], step: Step) -> Row:
+        """Returns the current metrics for the loggers. Collective. `step`: the last one that was measured."""
+        return {
+            "step": self.steps_done,
+            "samples": self.samples_seen,
+            "epoch": self.samples_seen / self.data.order.samples,
+            "seconds": time.time(),
+            **{f"train/{name}": value for name, value in measured.items()},
+            **self.stages.metrics(step),
+            **self.data.metrics(self.samples_seen),
+            **self.learner.metrics(),
+            **self.run.checkpoints.metrics(),
+        }
 
     def _save(self, numbers: dict[str, float]) -> None:
         """Saves a checkpoint of the current state. `numbers`: metrics of the evaluation just run. Collective."""
-        self.comm.run_on_main(self.rundir.check)
-        self.learner.settle()
-        state = counters(self)
+        self._settle()
         tensors = self.learner.state.capture()
         until_update = self.learner.state.changed_by_updates(tensors)
-        self.checkpoints.save(self.steps_done, tensors, state, numbers, until_update)
+        self.run.save(self.steps_done, tensors, self._state(), numbers, until_update)
 
-    def _resume(self, resume: Resume) -> bool:
-        """Restores the state from a checkpoint. Returns whether there is one. Raises CheckpointError."""
-        found = self.checkpoints.find(resume)
+    def _stop(self, signal: str) -> None:
+        """Saves a checkpoint and raises Stopped."""
+        run, on = self.run, self.run.checkpoints.enabled
+        if on:
+            self._save({})
+            run.checkpoints.wait()
+        if self.comm.is_main:
+            run.dir.event("stopped", step=self.steps_done, signal=signal, saved=on)
+        self.comm.barrier()
+        try:
+            run.signals.call_previous_handler(self.comm)
+        finally:
+            run.checkpoints.wait_for_uploads()
+        saved = f"saved; continue with resume={run.dir.path}" if on else "not saved, since checkpoint.every=none"
+        raise Stopped(f"{signal}: stopped after step {self.steps_done:,} of {self.stages.steps_total:,}, {saved}")
+
+    def _finish(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Evaluates, saves and reports the finished run. `numbers`: of the evaluation after the last step."""
+        run, stopping = self.run, self.evaluation.early_stopping
+        run.signals.finish()
+        stopping.announce(run.screen.print, run.dir.event, self.steps_done)
+        self.evaluation.add_at_end(numbers)
+        numbers = numbers | self._evaluate()
+        bad = self.data.bad_samples()
+        if run.checkpoints.at_end:
+            self._save(numbers)
+            run.checkpoints.wait()
+        if self.comm.is_main:
+            numbers = run.finish(numbers, bad, stopping.facts)
+        run.check()
+        return self._check_loss(self.comm.broadcast_object(numbers))
+
+    def _check_loss(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Returns the final metrics. Raises ResultError on all ranks if the loss is above `max_final_loss`."""
+        limit, found = self.spec.max_final_loss, numbers.get("train/loss", math.nan)
+        if limit is None or found <= limit:
+            return numbers
+        message = (
+            f"train/loss={found:.4g} after {self.steps_done:,} steps is above max_final_loss={limit:g}: train longer "
+            "(duration), change optimizer.lr, or look for equal captions in the batch; else the model or the loss is "
+            "wrong"
+        )
+        self.run.warn("loss_above_limit", message, logged=False, loss=found)
+        raise ResultError(message)
+
+    # ------------------------------------------------------------------------------------------------------ resuming
+
+    def _state(self) -> dict[str, Any]:
+        """Returns what a checkpoint has in addition to the tensors, for its file state.json."""
+        return {
+            "samples_seen": self.samples_seen,
+            "overdue": self.evaluation.overdue,
+            "early_stopping": self.evaluation.early_stopping.state(),
+            "interval": self.meter.state(),
+            **self.data.state(),
+            **self.learner.counters(),
+        }
+
+    def _resume(self) -> list[str] | None:
+        """Restores the state from a checkpoint. Returns lines about what changed; None: the run is new.
+
+        Raises CheckpointError.
+        """
+        found = self.run.find_checkpoint()
         if found is None:
-            return False
-        spec, teacher = self.spec, None if self.teacher is None else self.teacher.digest
-        source = spec.teacher.source_option
-        check_sources(found.state, self.rundir.path, self.dataset.train.fingerprint, teacher, source)
-        streams = found.state.get("streams")
-        self.order = training_order(spec.data, self.dataset, spec.seed, self.comm.world, streams)
-        restore_counters(self, found)
-        self.notes += self.learner.restore(found, spec.seed + 1 + self.samples_seen)
-        return True
+            return None
+        state, total = found.state, self.stages.steps_total
+        self.data.restore(state)
+        if found.step > total:
+            raise ConfigError(
+                f"duration={self.spec.duration} ends at step {total:,}, and {found.folder} is of step {found.step:,}: "
+                f"give duration={found.step}st or more, or an earlier checkpoint by resume=step:N"
+            )
+        self.samples_seen = int(state["samples_seen"])
+        self.stages.check_resumes(self.samples_seen, found.step)
+        self.evaluation.overdue = [name for name in state["overdue"] if name in self.spec.active_evaluators]
+        self.evaluation.early_stopping.restore(state.get("early_stopping", {}))
+        self.meter.restore(state.get("interval", {}))
+        return self.learner.restore(found, self.spec.seed + 1 + self.samples_seen)

@@ -26,7 +26,7 @@ def trained(run_dir: Path, *overrides: str) -> dict[str, torch.Tensor]:
     found = {f"model/{name}": whole(x) for name, x in trainer.learner.model.state_dict().items()}
     found |= {f"average/{name}": whole(x) for name, x in trainer.learner.average.model.state_dict().items()}
     found |= {f"objective/{name}": whole(x) for name, x in trainer.learner.objective.state_dict().items()}
-    rows = [json.loads(line) for line in trainer.rundir.metrics.read_text().splitlines()]
+    rows = [json.loads(line) for line in trainer.run.dir.metrics.read_text().splitlines()]
     for name in ("train/loss", "train/grad_norm", "eval/retrieval/image_to_text/recall@5"):
         found[name] = torch.tensor([row[name] for row in rows if name in row], dtype=torch.float64)
     return found

@@ -27,7 +27,7 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.objective.base import Metrics
 from clipx.objective.distillation import DistillationSpec
 from clipx.objective.spec import ObjectiveSpec
-from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.gradcache import GradCache
 from helpers.objective_cases import FP64, POSITIVES, Towers, inputs, part_of, read, with_captions
 from helpers.ranks import Ranks
 
@@ -81,7 +81,9 @@ class Run:
         batch = share(self.comm, step, self.captions)
         if self.teachers:
             batch = replace(batch, targets=teachers(batch, self.teachers))
-        return forward_backward(self.parallel, self.objective, batch, self.micro_batches, self.comm, FP64)
+        step = GradCache(self.parallel, self.objective, self.comm, FP64, self.micro_batches)
+        loss, metrics, _ = step.forward_backward(batch)
+        return loss, metrics
 
     def step(self, step: int) -> dict[str, Tensor]:
         """Takes a step in the second epoch, where the moving average moves. Returns loss, metrics and gradients."""

@@ -101,7 +101,7 @@ def step_losses(run_dir: Path, *overrides: str) -> list[float]:
     from clipx.trainer.trainer import Trainer
 
     trainer = Trainer(small(run_dir, *VIT, "duration=8st", "checkpoint=none", *overrides))
-    found = [trainer.step(batch.to(trainer.comm.device))["loss"].item() for batch in trainer._batches()]
+    found = [trainer.step(batch)["loss"].item() for batch in trainer.batches()]
     trainer.close()
     return found
 

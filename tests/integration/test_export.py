@@ -202,7 +202,7 @@ def adapted(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     trainer = Trainer(small(tmp_path_factory.mktemp("adapted") / "run", *words))
     trainer.fit()
     assert trainer.learner.average is not None
-    return trainer.rundir.path, trainer.learner.average.model.eval()
+    return trainer.run.dir.path, trainer.learner.average.model.eval()
 
 
 @torch.inference_mode()

@@ -124,7 +124,7 @@ def test_a_step_of_open_clip_from_clipxs_checkpoint_equals_clipxs_step(
     theirs.load(runs[name].checkpoint)
     assert_same(trainer, theirs.model)
     for _ in range(2):
-        theirs.step(batch(trainer), trainer.learning_rate(trainer.samples_seen))
+        theirs.step(batch(trainer), trainer.stages.at(trainer.samples_seen).learning_rate)
         trainer.step(batch(trainer))
     assert_same(trainer, theirs.model)
     trainer.close()
@@ -155,7 +155,7 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
     options = (*OPTIONS[name], f"resume={tmp_path}/epoch_2.pt", "optimizer.weight_decay=0.1")
     trainer = Trainer(small(tmp_path / "run", *options))
     assert (trainer.samples_seen, trainer.steps_done) == (128, 4)
-    said = " ".join(trainer.loaded_weights)
+    said = trainer.run.facts["weights"]
     assert (
         f"{tmp_path}/epoch_2.pt, open_clip's trainer after 2 epochs and 3 steps: 128 samples and 4 steps in this run"
         in said
@@ -164,7 +164,7 @@ def test_a_step_of_clipx_from_open_clips_checkpoint_equals_open_clips_step(
     assert_same(trainer, theirs.model)
     theirs.optimizer.param_groups[1]["weight_decay"] = 0.1
     for _ in range(2):
-        theirs.step(batch(trainer), trainer.learning_rate(trainer.samples_seen))
+        theirs.step(batch(trainer), trainer.stages.at(trainer.samples_seen).learning_rate)
         trainer.step(batch(trainer))
     assert_same(trainer, theirs.model)
     trainer.close()

@@ -43,7 +43,7 @@ def test_a_run_is_exported_without_its_sources_and_starts_a_tower(inputs: Inputs
     assert found.model.keys() == of_run.model.keys()
     other = (*TOWER, f"model.image.weights={out}", "model.embed_dim=24", "model.image.head_blocks=1")
     trainer = Trainer(small(tmp_path / "other", *other))
-    assert trainer.loaded_weights[1:] == [
+    assert trainer.run.facts["weights"].split("; ")[1:] == [
         PIXELS,
         "dropped, of another shape or form: image.projection",
         "initialized randomly: image.projection",

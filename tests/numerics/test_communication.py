@@ -15,6 +15,7 @@ from helpers.cases import slow_except
 from helpers.forks import fork_measuring_processes
 from helpers.objective_cases import spec
 from helpers.runs import compose
+from helpers.steps import take_step
 from helpers.texts import captions
 
 from clipx.bench.baselines import features, open_clip
@@ -28,7 +29,7 @@ from clipx.model.spec import FIXED
 from clipx.objective.spec import ObjectiveSpec
 from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objective_traffic
 from clipx.run.signals import StopSignals
-from clipx.trainer.learner import Learner, StepPosition
+from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec
 
 SHARE, WIDTH, SAMPLES = 4, 32, 1000  # b, D, samples of the data set
@@ -75,7 +76,7 @@ def of_step(comm: Comm, run: RunSpec) -> list[Call]:
         seen.calls.clear()
         begins(REST)
         with seen:
-            learner.step(Batch(image, tokens, index), StepPosition(step, step * batch, (step + 1) * batch))
+            take_step(learner, Batch(image, tokens, index), step)
             StopSignals(verbose=False).received_by_any(comm)  # a trainer's agreement after each step
     return seen.calls
 

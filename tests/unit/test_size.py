@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from helpers import ROOT
-from size import Project, concepts
+from size import BEHIND, Project, concepts
 
 
 def test_all_concepts_in_the_list_exist() -> None:
-    assert not concepts(Project(ROOT)).note
+    project = Project(ROOT)
+    assert not concepts(project).note
+    assert not concepts(project, "behind", BEHIND).note

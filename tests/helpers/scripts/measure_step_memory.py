@@ -14,8 +14,7 @@ from helpers.texts import captions
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
-from clipx.precision.loss_scaler import LossScale
-from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.gradcache import GradCache
 
 LIBC = ctypes.CDLL(None)  # glibc
 MMAP_THRESHOLD = -3  # malloc.h
@@ -40,8 +39,7 @@ def main(samples: int, overrides: list[str]) -> None:
         image = torch.zeros(b, 3, spec.model.image.size, spec.model.image.size, dtype=torch.uint8)
         tokens = captions(b, spec.model.text.context_length, 0)
         batch = Batch(image.to(memory_format=torch.channels_last), tokens, torch.arange(b))
-        micro = spec.data.micro_batches
-        forward_backward(model, objective, batch, micro, comm, precision, LossScale(None, "cpu"))
+        GradCache(model, objective, comm, precision, spec.data.micro_batches).forward_backward(batch)
 
     step(2 * spec.data.micro_batches)  # a first step allocates memory that all later steps keep
     model.zero_grad(set_to_none=True)

@@ -157,7 +157,7 @@ def test_a_step_changes_the_weights_only_after_they_are_copied(tmp_path: Path, m
     assert late.waiting > 100, "the weights and the optimizer's state are copied during the step"
     next(steps)
     assert late.waiting == 0, "the step must hold its update until the copies are made"
-    trainer.checkpoints.wait()
+    trainer.run.checkpoints.wait()
     now = trainer.learner.state.capture()
     trainer.close()
     found = load_tensors(tmp_path / "run" / "checkpoints", 1)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from helpers.objective_cases import read
-from helpers.runs import VIT, compose, events, interrupt, rows, small, step_losses, tensors, untimed_rows
+from helpers.runs import VIT, compose, events, interrupt, rows, small, step_losses, tensors
 from torch import Tensor, nn
 
 from clipx.checkpoint.state import optimizer_tensors
-from clipx.errors import ConfigError
+from clipx.checkpoint.tensors import RankRows
+from clipx.data.batch import Batch
+from clipx.errors import ClipxError, ConfigError
 from clipx.model.blocks import named_blocks
+from clipx.objective.base import Metrics
 from clipx.precision.float8 import Float8Spec
 from clipx.precision.int8 import Int8Spec
+from clipx.precision.loss_scaler import scaler_state
 from clipx.precision.spec import AmpBf16Spec, AutoSpec, Fp32Spec, PrecisionSpec
 from clipx.trainer.trainer import Trainer
 
@@ -102,37 +105,46 @@ STATEFUL = (
 )
 
 
-def test_a_skipped_step_leaves_the_state_unchanged(tmp_path: Path) -> None:
-    """A run whose scales overflow is bit-identical to a run whose steps have, from the start, the scales that fit.
+def everything(trainer: Trainer) -> dict[str, Tensor]:
+    """Returns copies of all tensors that a checkpoint has, and the settled average, but the random numbers."""
+    trainer.learner.settle()
+    captured = {n: x.tensor if isinstance(x, RankRows) else x for n, x in trainer.learner.state.capture().items()}
+    return {name: tensor.clone().nan_to_num() for name, tensor in captured.items() if name != "rng"}
 
-    They need not be the same for all steps, and the smallest gradients are rounded by the scale.
-    """
-    overflows = Trainer(small(tmp_path / "overflows", *STATEFUL, f"precision.loss_scale={2**24}"))
-    overflows.fit()
-    skipped = overflows.learner.loss_scale.skipped
-    scales = [row["train/loss_scale"] for row in rows(tmp_path / "overflows")]
-    assert 2 <= skipped <= 20 and len(scales) == 4 and scales[0] < 2**24 and scales[-1] == 2 ** (24 - skipped)
-    fits = Trainer(small(tmp_path / "fits", *STATEFUL, f"precision.loss_scale={scales[0]}"))
-    step = fits.step
 
-    def at_the_same_scale(*args: Any, **options: Any) -> Any:
-        fits.learner.loss_scale.restore({**fits.learner.loss_scale.state(), "scale": scales[fits.steps_done]})
-        return step(*args, **options)
+def test_an_overflowed_step_is_skipped_and_halves_the_scale(tmp_path: Path) -> None:
+    """The batch is used up, and nothing but the scale changes, as with torch.amp.GradScaler in open_clip's loop."""
+    trainer = Trainer(small(tmp_path, *STATEFUL, f"precision.loss_scale={2**21}", "duration=8st", "log_every=1st"))
+    states, step = list[dict[str, Tensor]](), trainer.step
 
-    fits.step = at_the_same_scale  # type: ignore[method-assign]
-    fits.fit()
-    assert fits.learner.loss_scale.skipped == 0
-    assert differing_names(weights(fits), weights(overflows)) == []
-    assert fits.learner.average is not None and overflows.learner.average is not None
-    assert differing_names(fits.learner.average.model.state_dict(), overflows.learner.average.model.state_dict()) == []
-    one, other = (read(run.learner.objective, 256).nan_to_num() for run in (fits, overflows))
-    assert torch.equal(one, other)
-    of_fits, of_overflows = (untimed_rows(tmp_path / name) for name in ("fits", "overflows"))
-    assert [run[-1]["train/skipped_steps"] for run in (of_fits, of_overflows)] == [0, skipped]
-    for row in (*of_fits, *of_overflows):
-        del row["train/skipped_steps"], row["train/loss_scale"]
-    assert of_fits == of_overflows  # the learning rate, the norm before clipping, the samples seen
-    assert all("non_finite" not in event["event"] for event in events(tmp_path / "overflows"))
+    def watch(batch: Batch) -> Metrics:
+        states.append(everything(trainer))
+        return step(batch)
+
+    trainer.step = watch  # type: ignore[method-assign]
+    trainer.fit()
+    states.append(everything(trainer))
+    logged = rows(tmp_path)
+    scales = [2.0**21, *(row["train/loss_scale"] for row in logged)]
+    overflowed = [now < before for before, now in pairwise(scales)]
+    for before, now in pairwise(states):  # the first step creates the optimizer's state
+        before |= {name: torch.zeros_like(tensor) for name, tensor in now.items() if name not in before}
+    assert overflowed == [not differing_names(before, now) for before, now in pairwise(states)]
+    assert 2 <= sum(overflowed) < 8 and not overflowed[-1]
+    assert all(now == before / 2 for before, now in pairwise(scales) if now != before)
+    assert [row["train/skipped_steps"] for row in logged] == list(accumulate(overflowed))
+    assert ["train/loss" in row for row in logged] == [not over for over in overflowed]
+    assert [row["samples"] for row in logged] == [8 * (i + 1) for i in range(8)]
+    assert all("non_finite" not in event["event"] for event in events(tmp_path))
+
+
+def test_an_overflow_at_the_smallest_scale_is_a_fault(tmp_path: Path) -> None:
+    trainer = Trainer(small(tmp_path, *VIT, "precision=amp_fp16", "precision.loss_scale=4", "duration=9st"))
+    trainer.learner.model.text.token_embedding.weight.register_hook(lambda gradient: gradient * torch.inf)
+    with pytest.raises(ClipxError, match="the gradient is not finite at step 2: lower"):
+        trainer.fit()
+    assert trainer.learner.non_finite.overflows == 2  # at the scales 4 and 2
+    assert trainer.learner.non_finite.total == 1
 
 
 def test_the_loss_scale_resumes_exactly(tmp_path: Path) -> None:
@@ -142,8 +154,8 @@ def test_the_loss_scale_resumes_exactly(tmp_path: Path) -> None:
     whole = train_small(tmp_path / "whole", *growing)
     interrupt(Trainer(small(tmp_path / "parts", *VIT, *growing)), 2)
     again = train_small(tmp_path / "parts", *growing, "resume=auto")
-    assert again.learner.loss_scale.state() == {"scale": 2048.0, "steps": 1, "skipped": 0}
-    assert again.learner.loss_scale.state() == whole.learner.loss_scale.state()
+    assert scaler_state(again.learner.scaler) == {"scale": 2048.0, "steps": 1}
+    assert scaler_state(again.learner.scaler) == scaler_state(whole.learner.scaler)
     assert differing_names(weights(again), weights(whole)) == []
 
 

@@ -80,7 +80,7 @@ def test_a_run_resumes_only_with_the_same_teacher(trained: Path, tmp_path: Path)
     again = tmp_path / "again"
     shutil.copytree(tmp_path / "run", again)
     found = distillation_trainer(again, f"teacher.weights={trained}", "checkpoint.every=1st", "resume=step:1")
-    assert f"teacher.weights: {teacher} -> {trained}" in found.notes
+    assert f"teacher.weights: {teacher} -> {trained}" in found.run.facts["changed"]
     found.fit()
     assert losses(again)[-2:] == [row["train/loss"] for row in whole[1:]]
 

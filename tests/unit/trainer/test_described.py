@@ -47,7 +47,7 @@ def test_each_kind_of_weights_gives_their_model(run: Path) -> None:
 def test_a_run_starts_from_them_with_changes_and_continues_without_them(run: Path, tmp_path: Path) -> None:
     words = ("model=weights", f"model.weights={run.parent}/hf", "model.image.size=48", "model.image.lock=1")
     trainer = Trainer(small(tmp_path / "run", *words, "duration=1st", "schedule.warmup=0st"))
-    assert "interpolated from 2x2 positions to 3x3" in " ".join(trainer.loaded_weights)
+    assert "interpolated from 2x2 positions to 3x3" in trainer.run.facts["weights"]
     trainer.fit()
     (run.parent / "hf").rename(run.parent / "moved")
     continued = clipx.compose(f"resume={tmp_path}/run").model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 from helpers.cases import slow_except
 from helpers.fake_cuda import CUDA, FakeCuda, HostRead, MixedDevices, fake_cuda, fake_learner, host_batch
 from helpers.runs import VIT
+from helpers.steps import take_step
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -17,7 +17,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from clipx.distributed.comm import Comm
 from clipx.model.blocks import named_blocks
-from clipx.trainer.learner import StepPosition
 
 # One block in each tower: what counts is the number of operations.
 SHALLOW = (*VIT, "model.image.options={patch_size:16,embed_dim:64,depth:1,num_heads:2}", "model.text.layers=1")
@@ -47,12 +46,9 @@ def step(device: FakeCuda, *overrides: str, steps: int = 2) -> None:
     """Makes steps of a small run on the fake device, which wait for nothing. The last one is logged in detail."""
     with device.allowed():
         learner = fake_learner(*overrides)
-    b = learner.spec.data.batch_size
     for i in range(steps):
         batch = host_batch(learner.spec, i).to(CUDA)
-        scaled = learner.loss_scale.on  # then the host reads whether the gradients are finite
-        with device.allowed() if scaled else contextlib.nullcontext():
-            metrics = learner.step(batch, StepPosition(i, b * i, b * (i + 1)), detailed=i == steps - 1)
+        metrics = take_step(learner, batch, i, detailed=i == steps - 1)
         assert all(value.device == CUDA and value.ndim == 0 for value in metrics.values())
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clipx.data.batch import Batch
 from clipx.objective.base import Metrics, Objective, StepInputs
-from clipx.trainer.gradcache import forward_backward
+from clipx.trainer.gradcache import GradCache
 
 # Small towers, eight samples; three micro-batches have 3, 3 and 2. Test 3, two ranks with two micro-batches each compared
 # with one process, is in integration/test_ranks.py.
@@ -22,10 +22,15 @@ SAMPLES, SIZE = 20, 8
 every = pytest.mark.parametrize("name", [*SETTINGS, "fastclip_v3 official tau"])
 
 
+def by_gradcache(model: nn.Module, objective: Objective, batch: Batch, micro_batches: int) -> tuple[Tensor, Metrics]:
+    loss, metrics, _ = GradCache(model, objective, ONE, FP64, micro_batches).forward_backward(batch)
+    return loss, metrics
+
+
 def steps(
     name: str,
     micro_batches: int,
-    step: Callable[..., tuple[Tensor, Metrics]] = forward_backward,
+    step: Callable[[nn.Module, Objective, Batch, int], tuple[Tensor, Metrics]] = by_gradcache,
     towers: dict[str, Any] | None = None,
 ) -> dict[str, Tensor]:
     """Takes two optimizer steps in the second epoch. Returns loss, metrics, gradients and all changed state."""
@@ -40,7 +45,7 @@ def steps(
         seen = SAMPLES + number * SIZE
         optimizer.zero_grad()
         objective.before_step(seen)
-        loss, metrics = step(model, objective, batch, micro_batches, ONE, FP64)
+        loss, metrics = step(model, objective, batch, micro_batches)
         found[f"{number} loss"] = loss
         found |= {f"{number} {n}": value.double() for n, value in metrics.items()}
         found |= {f"{number} {n}": p.grad.clone() for n, p in parameters.items() if p.grad is not None}
@@ -51,7 +56,7 @@ def steps(
 
 
 def with_all_graphs_alive(
-    model: nn.Module, objective: Objective, batch: Batch, micro_batches: int, *_: object
+    model: nn.Module, objective: Objective, batch: Batch, micro_batches: int
 ) -> tuple[Tensor, Metrics]:
     """Returns the reference for accumulation: all graphs of the micro-batches in memory, one loss, one backward."""
     chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
@@ -85,7 +90,7 @@ def test_4_batch_norm_statistics_are_updated_by_each_micro_batch() -> None:
     """Each micro-batch counts once, with BatchNorm's momentum. The one whose graph is kept counts first."""
     model, twin, micro_batches = Towers(norm=True), Towers(norm=True), 3
     batch = inputs(SIZE, SAMPLES)
-    forward_backward(model, build("infonce"), batch, micro_batches, ONE, FP64)
+    GradCache(model, build("infonce"), ONE, FP64, micro_batches).forward_backward(batch)
     chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
     for chunk in (chunks[-1], *chunks[:-1]):
         twin(*chunk)

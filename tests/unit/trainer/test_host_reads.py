@@ -9,6 +9,7 @@ import torch
 from helpers.host_reads import HostReads
 from helpers.objective_cases import SETTINGS, of_run
 from helpers.runs import VIT, small
+from helpers.steps import take_step
 from helpers.texts import captions
 from torch import nn
 
@@ -18,7 +19,7 @@ from clipx.distributed.comm import Comm
 from clipx.model.spec import Varying
 from clipx.model.transfer import HostCopy
 from clipx.report.console import Progress
-from clipx.trainer.learner import Learner, StepPosition
+from clipx.trainer.learner import Learner
 from clipx.trainer.metrics import Meter
 from clipx.trainer.trainer import Trainer
 
@@ -62,8 +63,7 @@ def test_steps_between_logs_read_nothing(
         tokens = captions(SIZE, spec.model.text.context_length, seed=number)
         batch = of_run(Batch(image, tokens, torch.arange(SIZE)), spec)
         reads.mark(batch.image)
-        position = StepPosition(number, number * SIZE, (number + 1) * SIZE)
-        meter.add(learner.step(batch, position, detailed), SIZE, 0, learner.non_finite.found_inf)
+        meter.add(take_step(learner, batch, number, detailed), SIZE, 0, learner.non_finite.found_inf)
 
     reads = HostReads([m for m in (learner.model, learner.weights, learner.objective) if isinstance(m, nn.Module)])
     step(0)  # creates the optimizer's state

@@ -31,7 +31,7 @@ def test_losses_match_the_golden_curve(tmp_path: Path) -> None:
 
 def test_a_run_whose_directory_another_job_took_over_ends_after_its_step(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "run", *VIT, "checkpoint.every=1st"))
-    trainer.lock._lost = True  # as its thread found
+    trainer.run.lock._lost = True  # as its thread found
     with pytest.raises(Locked, match=r"run\.lock was taken over by another job"):
         trainer.fit()
     assert trainer.steps_done == 1
@@ -62,7 +62,7 @@ def test_clipping_bounds_the_gradient_and_logs_the_norm_before_clipping(tmp_path
         step()
 
     trainer.learner.optimizer.step = watched  # type: ignore[method-assign]
-    metrics = trainer.step(next(iter(trainer._batches())))
+    metrics = trainer.step(next(trainer.batches()))
     assert metrics["grad_norm"].item() > 0.1
     assert seen == pytest.approx([0.01], rel=1e-3)
 

@@ -53,7 +53,9 @@ def test_a_run_starts_from_shorter_weights(tmp_path: Path) -> None:
     trainer = Trainer(small(tmp_path / "long", *common, *longer))
     before = load_with_spec(str(tmp_path / "short"), "run")[0].model[NAME]
     assert torch.equal(trainer.learner.weights.state_dict()[NAME], stretched(before, 5, 40))
-    assert f"{NAME} was stretched from 12 to 40 positions, the first 5 unchanged" in trainer.loaded_weights
+    assert f"{NAME} was stretched from 12 to 40 positions, the first 5 unchanged" in trainer.run.facts["weights"].split(
+        "; "
+    )
     trainer.fit()
     weights, spec = load_with_spec(str(tmp_path / "long"), "run")
     assert load_into(spec.build(torch.device("cpu"), torch.float32), weights) == [], "stretched again"
