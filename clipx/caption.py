@@ -6,7 +6,6 @@ import contextlib
 import glob
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.data.folder import images_of, unread_notes
 from clipx.data.spec import MAX_PIXELS
 from clipx.data.walk import is_hidden, walk
@@ -47,7 +47,7 @@ class DecodingMethod(StrEnum):
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CaptionSpec(WeightsModelSpec):
     """Options of clipx.caption.
 

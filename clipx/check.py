@@ -17,6 +17,7 @@ from clipx.config.compose import config_folders
 from clipx.config.expectation import Expectation, ExpectedMetric, load_expectation
 from clipx.config.registry import CONF_DIR, MISSING, option
 from clipx.config.saved import flatten, to_dict
+from clipx.config.specs import frozen
 from clipx.errors import ClipxError, ConfigError, Exit, require
 from clipx.evaluator.recorded import Recorded, recorded_metrics
 from clipx.logger import read_rows
@@ -43,7 +44,7 @@ class NotReached(ClipxError):
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CheckSpec:
     """Options of clipx.check."""
 

@@ -6,11 +6,12 @@ Runs on any number of ranks, which share the shards. A killed run continues when
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
@@ -71,7 +72,7 @@ class EmbeddingDtype(StrEnum):
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class EmbedSpec(WeightsModelSpec):
     """Options of clipx.embed.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.cli import cli, imports
 from clipx.config.names import name_of
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
@@ -22,7 +23,7 @@ from clipx.weights.spec import ALL_STEPS, WeightsChoice
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class EvaluateSpec(WeightsModelSpec):
     """Options of clipx.evaluate. A group that is not given is that of the run, with the keys that are given."""
 
@@ -45,7 +46,8 @@ class EvaluateSpec(WeightsModelSpec):
     outputs/evaluations/NAME for a URL and for other weights."""
 
     precision: PrecisionSpec | None = None
-    """Number format. null: that of the run; fp32 for other weights."""
+    """Number format. null: that of the run, but fp32 instead of amp_bf16 on a CPU and on a GPU without bfloat16; fp32
+    for other weights."""
 
     data: DataSpec | None = None
     """Data whose held-out samples are evaluated. null: the data of the run."""

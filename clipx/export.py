@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.errors import CheckpointError, require
 from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec
@@ -14,7 +14,7 @@ from clipx.weights.spec import ExportFormat, WeightsChoice
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ExportSpec(WeightsModelSpec):
     """Options of clipx.export."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 
 LearningRate = Callable[[int], float]
@@ -18,25 +18,23 @@ LearningRate = Callable[[int], float]
 
 AUTO = "auto"
 # The warm-up of `auto`: the shorter one. The reference recipe's steps, or a share of a run that is short for them.
-_AUTO_WARMUP = (Duration(10_000, "st"), Duration(5, "%"))
+_AUTO_WARMUP = (Duration(10_000, "st", AUTO), Duration(5, "%", AUTO))
+
+Part = Sequence[Duration]
+"""Phase of a schedule: durations with the same text, of which the shortest applies. Several for `auto`."""
 
 
-def _alternatives(text: str, key: str) -> Sequence[Duration]:
-    """Returns the durations of which the shortest applies: several for `auto`. Raises ConfigError."""
-    return _AUTO_WARMUP if text == AUTO else (Duration.parse(text, key, share=True),)
+def _samples(part: Part, length: Length) -> int:
+    return min(duration.samples(length) for duration in part)
 
 
-def _samples(text: str, key: str, length: Length) -> int:
-    return min(duration.samples(length) for duration in _alternatives(text, key))
-
-
-def _share(text: str, key: str, whole: Duration, length: Length) -> float:
+def _share(part: Part, whole: Duration, length: Length) -> float:
     """Returns a part as a share of `whole`, the run's duration. 0 if it needs `length.epoch`, which is unknown."""
-    shares = [duration.share(whole, length) for duration in _alternatives(text, key)]
+    shares = [duration.share(whole, length) for duration in part]
     return min((share for share in shares if share is not None), default=0.0)
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ScheduleSpec:
     """Base of the learning-rate schedules. Each begins with a linear warm-up."""
 
@@ -49,47 +47,44 @@ class ScheduleSpec:
     as the run."""
 
     def __post_init__(self) -> None:
-        _alternatives(self.warmup, "schedule.warmup")
+        self.parts()
 
     def check(self, lr: float) -> None:
         """Raises ConfigError if the optimizer's `lr` is incompatible with this schedule."""
 
-    def parts(self) -> dict[str, str]:
-        """Returns the durations of the schedule's phases, by key; together they fit into the run."""
-        return {"schedule.warmup": self.warmup}
+    def parts(self) -> dict[str, Part]:
+        """Returns the parsed phases of the schedule by key; together they fit into the run. Raises ConfigError."""
+        key, text = "schedule.warmup", self.warmup
+        return {key: _AUTO_WARMUP if text == AUTO else (Duration.parse(text, key, share=True),)}
 
-    def check_fits(self, duration: str, length: Length) -> None:
-        """Raises ConfigError if the parts together are longer than the run of `duration`.
+    def check_fits(self, whole: Duration, length: Length) -> None:
+        """Raises ConfigError if the parts together are longer than `whole`, the run's duration.
 
         At composition `length.epoch` is unknown; a part that needs it is then not counted.
         """
-        whole = Duration.parse(duration, "duration")
         parts = self.parts()
-        if sum(_share(text, key, whole, length) for key, text in parts.items()) <= 1 + 1e-9:
+        if sum(_share(part, whole, length) for part in parts.values()) <= 1 + 1e-9:
             return
-        named = " and ".join(f"{key}={text}" for key, text in parts.items())
+        named = " and ".join(f"{key}={part[0].text}" for key, part in parts.items())
         verb, what = ("are", "them") if len(parts) > 1 else ("is", "the warm-up")
-        rule, limit = f"{verb} longer than", f"duration={duration}"
+        rule, limit = f"{verb} longer than", f"duration={whole.text}"
         if length.epoch:
-            taken = sum(_samples(text, key, length) for key, text in parts.items())
+            taken = sum(_samples(part, length) for part in parts.values())
             rule, limit = f"{verb} {taken:,} samples, longer than", f"{limit} of {whole.samples(length):,}"
         raise ConfigError(f"{named} {rule} {limit}: shorten {what} or train longer")
 
     def describe(self, length: Length) -> str:
         """Returns the lengths of the parts in a run of `length` as text for the log."""
         parts = [self.kind]
-        for key, text in self.parts().items():
-            samples = _samples(text, key, length)
+        for key, part in self.parts().items():
+            samples, name = _samples(part, length), key.removeprefix("schedule.")
             share = f"{100 * samples / length.total:.3g} % of the run"
-            parts.append(
-                f"{key.removeprefix('schedule.')}={text}: {samples:,} samples = {samples / length.batch:,.4g} steps = "
-                f"{share}"
-            )
+            parts.append(f"{name}={part[0].text}: {samples:,} samples = {samples / length.batch:,.4g} steps = {share}")
         return "; ".join(parts)
 
     def build(self, lr: float, length: Length) -> LearningRate:
         """Returns the learning rate as a function of samples seen, for a run of `length.total` samples."""
-        warmup = _samples(self.warmup, "schedule.warmup", length)
+        warmup = _samples(self.parts()["schedule.warmup"], length)
         after = self.after(warmup, lr, length)
         return lambda seen: lr * min(1.0, (seen + length.batch) / warmup) if seen < warmup else after(seen)
 
@@ -98,7 +93,7 @@ class ScheduleSpec:
         raise NotImplementedError
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DecayingSpec(ScheduleSpec):
     """Base of the schedules that decay to a final learning rate."""
 
@@ -114,7 +109,7 @@ class DecayingSpec(ScheduleSpec):
 
 
 @option("schedule")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CosineSpec(DecayingSpec):
     """Half a cosine from lr to min_lr after the warm-up (arXiv:1608.03983, without restarts)."""
 
@@ -131,7 +126,7 @@ class CosineSpec(DecayingSpec):
 
 
 @option("schedule")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ConstantScheduleSpec(ScheduleSpec):
     """Constant learning rate after the warm-up."""
 
@@ -143,7 +138,7 @@ class ConstantScheduleSpec(ScheduleSpec):
 
 
 @option("schedule")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ConstantCooldownSpec(DecayingSpec):
     """Constant learning rate after the warm-up, then a cool-down (open_clip's const-cooldown; arXiv:2405.18392).
 
@@ -164,14 +159,14 @@ class ConstantCooldownSpec(DecayingSpec):
 
     def __post_init__(self) -> None:
         DecayingSpec.__post_init__(self)
-        Duration.parse(self.cooldown, "schedule.cooldown", share=True)
         require(self.power > 0, f"schedule.power={self.power} must be above 0: 1.0 is linear")
 
-    def parts(self) -> dict[str, str]:
-        return {**ScheduleSpec.parts(self), "schedule.cooldown": self.cooldown}
+    def parts(self) -> dict[str, Part]:
+        key = "schedule.cooldown"
+        return {**ScheduleSpec.parts(self), key: (Duration.parse(self.cooldown, key, share=True),)}
 
     def after(self, warmup: int, lr: float, length: Length) -> LearningRate:
-        cooldown = _samples(self.cooldown, "schedule.cooldown", length)
+        cooldown = _samples(self.parts()["schedule.cooldown"], length)
         start = max(warmup, length.total - cooldown)
         span = max(1, length.total - start)
 

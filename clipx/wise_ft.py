@@ -6,13 +6,14 @@ WiSE-FT, arXiv:2109.01903; model soups, arXiv:2203.05482.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import complete, frozen
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
@@ -44,7 +45,7 @@ class Soup(StrEnum):
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class WiseFtSpec(WeightsModelSpec):
     """Options of clipx.wise_ft: models of one architecture, and two data sets to evaluate their mixtures."""
 
@@ -125,7 +126,7 @@ class WiseFtSpec(WeightsModelSpec):
                 self.alphas in ([1.0], _ALPHAS),
                 f"alphas={self.alphas} needs base=…, with which the soup is interpolated: give it, or remove alphas",
             )
-            self.alphas = [1.0]
+            complete(self, alphas=[1.0])
 
     def __post_init__(self) -> None:
         WeightsModelSpec.__post_init__(self)

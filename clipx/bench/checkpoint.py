@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 
 if TYPE_CHECKING:
     from clipx.bench.saving import SaveTiming
@@ -24,7 +25,7 @@ _LABELS = {
 
 
 @option("bench")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CheckpointBenchSpec(BenchSpec):
     """Pause of the training for a checkpoint of a model and AdamW in float32.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from clipx.bench.findings import Findings, Table
 from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ PARTS = {
 
 
 @option("bench")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class GpuSpec(BenchSpec):
     """All measurements on one GPU, in parts that each run in a process under a time limit.
 

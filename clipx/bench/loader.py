@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from clipx.bench.findings import Findings, Table, ratio
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @option("bench")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LoaderSpec(BenchSpec):
     """Data loader compared with open_clip's: random crops of 224 pixels of synthetic photographs in shards."""
 

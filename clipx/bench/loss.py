@@ -11,6 +11,7 @@ from clipx.bench.findings import Findings, Table, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.trainer.spec import compose
 
@@ -34,7 +35,7 @@ _MIB = 2**20
 
 
 @option("bench")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LossSpec(BenchSpec):
     """Loss and gradients of given features, compared with open_clip's losses.
 

@@ -14,6 +14,7 @@ from typing import Any
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.spec import BenchError, BenchSpec
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.config.typed import last_of_each
 from clipx.distributed.launch_env import cores
 from clipx.errors import require
@@ -34,7 +35,7 @@ class ScalingMode(StrEnum):
 
 
 @option("bench")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ScalingSpec(BenchSpec):
     """Throughput of clipx.train on increasing numbers of ranks: one run for each size, read from the run's metrics."""
 

@@ -7,11 +7,11 @@ It measures clipx and another implementation in turns, in the same run and on th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from clipx.bench.findings import Findings
 from clipx.config.registry import MISSING
+from clipx.config.specs import frozen
 from clipx.errors import ClipxError, require
 
 
@@ -19,7 +19,7 @@ class BenchError(ClipxError):
     """A measurement failed or is not valid."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class BenchSpec:
     """Base class of the options of benchmarks."""
 

@@ -7,7 +7,7 @@ import itertools
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from clipx.bench.spec import BenchSpec
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import one_line
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.trainer.spec import compose
 
@@ -32,7 +33,7 @@ _RIVALS = ("eager", "compiled")
 
 
 @option("bench")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class StepSpec(BenchSpec):
     """Whole training steps of several runs and of open_clip's trainer on the same data, with captions of real length.
     One process measures the times of all in turns; a separate process measures the memory of each."""

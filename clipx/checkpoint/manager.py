@@ -18,7 +18,7 @@ from clipx.checkpoint.records import STATE
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, step_folder, step_of
 from clipx.checkpoint.retention import steps_to_keep
 from clipx.checkpoint.uploader import Uploader
-from clipx.config.duration import Cadence, Length
+from clipx.config.duration import Length
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Agreement, Comm
 from clipx.errors import CheckpointError, StorageError
@@ -42,8 +42,8 @@ class CheckpointManager:
         self, run_dir: Path, spec: CheckpointSpec, length: Length, comm: Comm, event: Callable[..., None]
     ) -> None:
         self._run_dir, self._spec, self._comm, self._event = run_dir, spec, comm, event
-        self._cadence = Cadence.parse(spec.every, "checkpoint.every", length, clock=True)
-        self._keep_cadence = Cadence.parse(spec.keep_every, "checkpoint.keep_every", length)
+        self._cadence = spec.cadence.on(length, "checkpoint.every")
+        self._keep_cadence = spec.keep_cadence.on(length, "checkpoint.keep_every")
         self._dir = CheckpointDir(run_dir / CHECKPOINTS, self._report_damage)
         self.url = None if spec.remote is None else run_url(spec.remote, run_dir)
         self._writer: AsyncWriter | None = None

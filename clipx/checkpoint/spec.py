@@ -16,16 +16,15 @@ resume.py         values of `resume=`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from clipx.config.duration import check_cadence
+from clipx.config.duration import Cadence
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.storage.url import check_folder_url
 
 
 @option("checkpoint")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CheckpointSpec:
     """Saving of the run's state: cadence, retention, upload."""
 
@@ -67,11 +66,20 @@ class CheckpointSpec:
     """Seconds that the end of the run waits for uploads, above 0. After that the run exits
     with code 74."""
 
+    @property
+    def cadence(self) -> Cadence:
+        """The parsed `every`."""
+        return Cadence.parse(self.every, "checkpoint.every", clock=True)
+
+    @property
+    def keep_cadence(self) -> Cadence:
+        """The parsed `keep_every`."""
+        return Cadence.parse(self.keep_every, "checkpoint.keep_every")
+
     def __post_init__(self) -> None:
-        check_cadence(self.every, "checkpoint.every", clock=True)
-        check_cadence(self.keep_every, "checkpoint.keep_every")
+        every, kept = self.cadence, self.keep_cadence
         require(
-            self.keep_every != "end",
+            kept.text != "end",
             "checkpoint.keep_every=end has no effect, the last checkpoint is kept anyway: give a duration, or none",
         )
         for key, count in {"keep_last": self.keep_last, "max_failures": self.max_failures}.items():
@@ -89,8 +97,8 @@ class CheckpointSpec:
             self.sync_timeout_s > 0,
             f"checkpoint.sync_timeout_s={self.sync_timeout_s:g} must be above 0 s: the default is 600",
         )
-        wanted = {"keep_every": self.keep_every != "none", "best": self.best, "remote": self.remote}
-        idle = [key for key, value in wanted.items() if value] if self.every == "none" else []
+        wanted = {"keep_every": kept.text != "none", "best": self.best, "remote": self.remote}
+        idle = [key for key, value in wanted.items() if value] if every.text == "none" else []
         require(
             not idle,
             f"checkpoint.every=none saves nothing, so checkpoint.{' and checkpoint.'.join(idle)} "

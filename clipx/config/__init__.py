@@ -1,6 +1,7 @@
-"""Typed specs from Hydra configurations. Plug-ins import `option`, `MISSING` and `Length` from here."""
+"""Typed specs from Hydra configurations. Plug-ins import `option`, `frozen`, `MISSING` and `Length` from here."""
 
 from clipx.config.duration import Length
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 
-__all__ = ["MISSING", "Length", "option"]
+__all__ = ["MISSING", "Length", "frozen", "option"]

@@ -21,10 +21,14 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """Length of training with its unit: `32ep`, `10000st`, `12.8e9sa`. For a part of a run also a share: `50%`."""
+    """Length of training with its unit: `32ep`, `10000st`, `12.8e9sa`. For a part of a run also a share: `50%`.
+
+    `text`: as typed, for errors and logs.
+    """
 
     value: float
     unit: str
+    text: str
 
     @classmethod
     def parse(cls, text: str, key: str, share: bool = False) -> Duration:
@@ -39,7 +43,7 @@ class Duration:
         value = float(found[1])
         longest = 100 if found[2] == "%" else _LONGEST
         require(value <= longest, f"{key}={text} is too long: give at most {longest:g}{found[2]}")
-        return cls(value, found[2])
+        return cls(value, found[2], text)
 
     def samples(self, length: Length) -> int:
         """Returns the number of samples in this duration."""
@@ -58,34 +62,47 @@ class Duration:
 
 
 @dataclass(frozen=True, slots=True)
-class Cadence:
-    """Interval of a repeated action: a number of samples or seconds, only the end of the run, or never."""
+class Interval:
+    """A cadence in a run of known length: a number of samples or seconds, only the end of the run, or never."""
 
     period: int | None  # samples; None: no interval in samples
     at_end: bool
     seconds: float | None = None  # None: no interval in seconds
-
-    @classmethod
-    def parse(cls, text: str, key: str, length: Length, clock: bool = False) -> Cadence:
-        """Parses `none`, `end`, or a duration, which includes the end of the run; with `clock` also minutes, `30min`.
-
-        Raises ConfigError.
-        """
-        if text in ("none", "end"):
-            return cls(None, text == "end")
-        if clock and (found := re.fullmatch(r"(\d+(?:\.\d*)?)min", text)):
-            require(float(found[1]) > 0, f"{key}={text} must be above zero: give minutes above zero, end, or none")
-            return cls(None, True, 60 * float(found[1]))
-        others = f"none, or end{', or minutes as 30min' if clock else ''}"
-        period = Duration.parse(text, f"{key} (or {others})").samples(length)
-        require(period > 0, f"{key}={text} is less than one sample: give a longer duration, end, or none")
-        return cls(period, True)
 
     def due(self, before: int, after: int) -> bool:
         """Returns whether a multiple of the period is in the samples (before, after]."""
         return self.period is not None and after // self.period > before // self.period
 
 
-def check_cadence(text: str, key: str, clock: bool = False) -> None:
-    """Checks a cadence at composition, before the number of samples is known. Raises ConfigError."""
-    Cadence.parse(text, key, Length(1 << 40, 1 << 20), clock)
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """Interval of a repeated action, as typed: `none`, `end`, a duration, or minutes."""
+
+    text: str
+    period: Duration | None = None  # None: no interval in samples
+    seconds: float | None = None  # None: no interval in seconds
+
+    @classmethod
+    def parse(cls, text: str, key: str, clock: bool = False) -> Cadence:
+        """Parses `none`, `end`, or a duration, which includes the end of the run; with `clock` also minutes, `30min`.
+
+        Raises ConfigError.
+        """
+        if text in ("none", "end"):
+            return cls(text)
+        if clock and (found := re.fullmatch(r"(\d+(?:\.\d*)?)min", text)):
+            require(float(found[1]) > 0, f"{key}={text} must be above zero: give minutes above zero, end, or none")
+            return cls(text, seconds=60 * float(found[1]))
+        others = f"none, or end{', or minutes as 30min' if clock else ''}"
+        cadence = cls(text, Duration.parse(text, f"{key} (or {others})"))
+        cadence.on(Length(1 << 40, 1 << 20), key)  # the number of samples is not known yet
+        return cadence
+
+    def on(self, length: Length, key: str) -> Interval:
+        """Returns the interval in a run of `length`. Raises ConfigError, which names `key`."""
+        period = None if self.period is None else self.period.samples(length)
+        require(
+            period is None or period > 0,
+            f"{key}={self.text} is less than one sample: give a longer duration, end, or none",
+        )
+        return Interval(period, self.text != "none", self.seconds)

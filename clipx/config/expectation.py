@@ -6,7 +6,7 @@ import math
 import re
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 from clipx.config.messages import one_line, unknown_option
 from clipx.config.registry import MISSING
 from clipx.config.safe_yaml import read_saved
+from clipx.config.specs import frozen
 from clipx.errors import ClipxError, ConfigError, require
 
 _FOLDER = "expectation"
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ExpectedMetric:
     """Published value of one metric."""
 
@@ -53,7 +54,7 @@ class ExpectedMetric:
         require(bool(self.source.strip()), "source= is empty: name the publication with its table or file")
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class Expectation:
     """Expected results of a run, and the configuration that they belong to."""
 

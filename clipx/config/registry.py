@@ -126,7 +126,7 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
 
     def register(cls: type[Spec]) -> type[Spec]:
         named = f"{cls.__module__}.{cls.__qualname__}, which @option({group!r}) registers,"
-        require(dataclasses.is_dataclass(cls), f"{named} is not a dataclass: write @dataclass below @option")
+        require(dataclasses.is_dataclass(cls), f"{named} is not a dataclass: write @frozen below @option")
         kind = next((f.default for f in dataclasses.fields(cls) if f.name == "kind"), dataclasses.MISSING)  # type: ignore[arg-type]
         require(isinstance(kind, str) and kind != MISSING, f"{named} has no kind: give it a field, kind: str = NAME")
         ConfigStore.instance().store(group=f"schema/{group}" if group else "schema", name=str(kind), node=cls)

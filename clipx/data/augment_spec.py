@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 MAGNITUDES = 30
@@ -13,7 +14,7 @@ MAGNITUDES = 30
 _MOST_OPERATIONS = 14  # the number of different ones
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ColorJitterSpec:
     """Random changes of brightness, contrast, saturation and hue, in random order, as torchvision's ColorJitter.
 
@@ -55,7 +56,7 @@ class ColorJitterSpec:
         )
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class RandAugmentSpec:
     """RandAugment (arXiv:1909.13719) with the operations and strengths of torchvision's. Off by default."""
 
@@ -77,7 +78,7 @@ class RandAugmentSpec:
         )
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class AugmentSpec:
     """Random changes of training images after the crop, in the order of these options. Off by default.
 

@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.class_names import fill, parse_templates
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.shards import Shards
@@ -36,7 +37,7 @@ _MOST_SHARDS = 1_000_000
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class BenchmarkSpec(DataSpec):
     """A data set in clip_benchmark's layout: WebDataset shards with class names and templates next to them.
 

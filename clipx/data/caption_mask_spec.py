@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 
@@ -24,7 +24,7 @@ class CaptionRule(StrEnum):
     """Nouns first, then adjectives, verbs and all others; the earlier ones of a kind, in their order. English."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CaptionMaskSpec:
     """Words that are kept of a training caption (CLIPA, arXiv:2305.07017).
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.image_format import ENDING_UNREAD, ending_unread
 from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows, texts_of
 from clipx.data.selection.spec import SelectionSpec
@@ -40,7 +41,7 @@ _BATCH = 1 << 16  # rows of a Parquet table that are read together
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CsvSpec(SelectionSpec):
     """A table (CSV, TSV, Parquet) of image paths and captions. Rows with the same image give it several captions."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-from dataclasses import dataclass
 from typing import Any
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample, split
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -22,7 +22,7 @@ _VERSION = 1
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DigitsSpec(DataSpec):
     """Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; the UCI test set)."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.class_names import fill, read_names, read_templates
 from clipx.data.image_format import IMAGES, READ, ending_unread
 from clipx.data.selection.spec import SelectionSpec
@@ -21,7 +22,7 @@ from clipx.errors import DataError, require
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FolderSpec(SelectionSpec):
     """A folder of class folders, path/CLASS/*.jpg: labelled images. Their captions are templates with the class name.
 

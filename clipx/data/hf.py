@@ -11,11 +11,12 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.benchmark import PromptedShards
 from clipx.data.class_names import fill, read_templates
 from clipx.data.hf_features import Columns
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class HfSpec(SelectionSpec):
     """A data set of Hugging Face, in a folder or on the hub (hf://): Parquet files or WebDataset tars."""
 

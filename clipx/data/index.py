@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.data.shards.index import RETRY_S, ShardIndex, caption_columns, fingerprint, index_shards
 from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons
 from clipx.errors import require
@@ -19,7 +19,7 @@ from clipx.storage.url import check_path
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class IndexSpec:
     """`python -m clipx.data.index`: indexes shards as a run would, and prints a summary of their content."""
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.config.names import check_metric_part
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.config.suggestions import did_you_mean
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
 from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class MixtureSpec(DataSpec):
     """A mixture of sources of any kind; each gets a share of every batch in proportion to its weight.
 

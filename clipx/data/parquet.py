@@ -6,11 +6,12 @@ At the start the footers are read, which have the numbers of rows. A row group i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand, first_local
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ParquetSpec(SelectionSpec):
     """Parquet files that contain images and captions, read by row group, local or at a URL."""
 

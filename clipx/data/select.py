@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.errors import DataError, require
 from clipx.storage.local import ensure_folder, write_atomically
 from clipx.storage.url import check_path
@@ -18,7 +19,7 @@ _FIX = "make room, or give another file with out=…"
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SelectSpec:
     """`python -m clipx.data.select`: turns a table of scores into the ids of the samples to train on.
 

@@ -17,6 +17,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -88,7 +89,7 @@ class Scene:
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ShapesSpec(DataSpec):
     """Drawn scenes with captions, written once as WebDataset shards.
 

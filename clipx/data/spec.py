@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING
 from clipx.config.saved import to_dict
+from clipx.config.specs import complete, frozen
 from clipx.data.augment_spec import AugmentSpec, check_crops
 from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.distributed.launch_env import cores
@@ -73,7 +74,7 @@ class Dataset:
     sample_bytes: float = 0.0  # bytes of whole shards per sample, estimated
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DataSpec:
     """Options common to all kinds of data."""
 
@@ -183,7 +184,7 @@ class DataSpec:
             f"use a batch of {nearest_multiples(self.batch_size, self.micro_batches)}, or "
             f"{nearest_divisors(self.batch_size, self.micro_batches)} micro-batches",
         )
-        self.workers = str(self.workers)  # a number in Python
+        complete(self, workers=str(self.workers))  # a number in Python
         if self.workers != AUTO:
             require(
                 self.workers.isdecimal(),

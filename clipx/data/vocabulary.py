@@ -9,12 +9,13 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.bad_samples import check_bad_share
 from clipx.data.class_names import fill
 from clipx.data.source import BadRecord, BadSample
@@ -39,7 +40,7 @@ _UNUSED = (
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class VocabularySpec:
     """`python -m clipx.data.vocabulary`: writes a word tokenizer of the captions of any data."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any, Self
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand, first_local
@@ -44,7 +45,7 @@ _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, 
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class WebDatasetSpec(SelectionSpec):
     """WebDataset shards, as written by img2dataset: tar files of jpg, png, jpeg or webp (of several, the first in this
     order, as in open_clip) + txt and/or json. npy in place of an image: stored features for model.image.features."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec, Masters
 from clipx.errors import require
@@ -33,7 +33,7 @@ _NCCL2 = "TORCH_DIST_USE_NCCL2"
 
 
 @option("distributed")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DdpSpec(DistributedSpec):
     """Data parallelism with torch's DistributedDataParallel. Each rank holds the whole model; gradients are averaged
     during the backward pass.

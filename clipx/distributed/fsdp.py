@@ -5,12 +5,12 @@ A block's weights are gathered when it computes. Batches, losses and resulting w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import digest, format_ranks, format_ranks_with_hosts
 from clipx.distributed.launch_env import node_name
@@ -39,7 +39,7 @@ class FsdpDtype(StrEnum):
 
 
 @option("distributed")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FsdpSpec(DistributedSpec):
     """Sharded data parallelism with torch's fully_shard. Each rank holds a shard of the weights, the gradients and the
     optimizer's state; each block is one sharding unit, then the rest of each tower.

@@ -11,12 +11,12 @@ import dataclasses
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
 from clipx.config.registry import MISSING
+from clipx.config.specs import frozen
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import code_version
 from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launch_env, warn_of_few_cores
@@ -37,7 +37,7 @@ _WEEK_S = 604_800.0  # far below where the clocks of Python and of torch overflo
 _BACKEND = re.compile(r"[\w-]+|\w+:[\w-]+(,\w+:[\w-]+)*")
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DistributedSpec:
     """Process group and device. Works the same under plain python, torchrun, srun, submitit and MPI."""
 

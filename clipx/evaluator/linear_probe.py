@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError, require
 from clipx.evaluator.spec import EvaluatorSpec
@@ -26,7 +27,7 @@ _FIRST = (-6, -4, -2, 0, 2, 4, 6)  # powers of ten of the first candidates for Î
 
 
 @option("evaluator")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LinearProbeSpec(EvaluatorSpec):
     """Multinomial logistic regression on frozen image embeddings, by L-BFGS in float64 with an L2 penalty Î».
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from clipx.config.duration import Duration, Length
+from clipx.config.duration import Cadence, Duration, Length
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 from clipx.evaluator.spec import EvaluatorSpec
@@ -54,19 +54,19 @@ def check_metric(key: str, metric: str, evaluators: Mapping[str, EvaluatorSpec],
 
 
 def evaluations_before_end(
-    metric: str, evaluators: Mapping[str, EvaluatorSpec], duration: str, length: Length
+    metric: str, evaluators: Mapping[str, EvaluatorSpec], whole: Duration, length: Length
 ) -> int | None:
     """Returns the number of evaluations that give a metric before the end of the run. None: not known yet.
 
-    `length`: samples of an epoch and a step, 0 where they are not known yet.
+    `whole`: duration of the run. `length`: samples of an epoch and a step, 0 where they are not known yet.
     """
-    counts = [_evaluations(evaluators[name].every, duration, length) for name in evaluators_of(metric, evaluators)]
+    counts = [_evaluations(evaluators[name].cadence, whole, length) for name in evaluators_of(metric, evaluators)]
     known = [count for count in counts if count is not None]
     return max(known, default=0) if len(known) == len(counts) else None
 
 
-def _evaluations(every: str, duration: str, length: Length) -> int | None:
-    if every in ("none", "end"):
+def _evaluations(cadence: Cadence, whole: Duration, length: Length) -> int | None:
+    if cadence.period is None:
         return 0
-    share = Duration.parse(every, "every").share(Duration.parse(duration, "duration"), length)
+    share = cadence.period.share(whole, length)
     return None if share is None else max(0, math.ceil(1 / share - 1e-9) - 1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError
 from clipx.evaluator.spec import EvaluatorSpec
@@ -35,7 +36,7 @@ class DuplicateCaptions(StrEnum):
 
 
 @option("evaluator")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class RetrievalSpec(EvaluatorSpec):
     """Recall@1/5/10 and median rank of image-to-text and text-to-image retrieval.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.duration import check_cadence
+from clipx.config.duration import Cadence
 from clipx.config.names import check_metric_part
 from clipx.config.registry import MISSING
+from clipx.config.specs import frozen
 from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, non_default_values
 from clipx.errors import ClipxError, ConfigError, require, with_location
 
@@ -72,7 +73,7 @@ def check_data(
         one.check_files()
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class EvaluatorSpec:
     """Options of every evaluator."""
 
@@ -105,9 +106,14 @@ class EvaluatorSpec:
     """Further data sets to evaluate, by name: +data@evaluator.EVALUATOR.sets.NAME=OPTION adds one. NAME becomes a part
     of its metric names. Each set is evaluated as a whole; options that sample or augment training data are refused."""
 
+    @property
+    def cadence(self) -> Cadence:
+        """The parsed `every`."""
+        return Cadence.parse(self.every, f"evaluator.{self.kind}.every")
+
     def __post_init__(self) -> None:
+        _ = self.cadence  # raises ConfigError
         key = f"evaluator.{self.kind}"
-        check_cadence(self.every, f"{key}.every")
         require(self.batch_size >= 1, f"{key}.batch_size={self.batch_size} must be at least 1")
         require(
             self.held_out or bool(self.sets),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.data.class_names import read_names, read_templates
 from clipx.data.spec import Classes, Dataset
 from clipx.errors import ConfigError, DataError, require
@@ -20,7 +20,7 @@ Label = int | str | None
 
 
 @option("evaluator")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ZeroShotSpec(EvaluatorSpec):
     """Zero-shot classification. Class embeddings are renormalized means over the templates (arXiv:2103.00020)."""
 

@@ -6,12 +6,13 @@ import logging
 import os
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import option
 from clipx.config.saved import flatten
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
 from clipx.storage.url import check_secrets
@@ -26,7 +27,7 @@ _PARAM_CHARACTERS = 6000
 
 
 @option("logger")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class MlflowSpec(LoggerSpec):
     """Logs to MLflow, by default into <run>/mlflow.db. A resumed run continues the same run there."""
 

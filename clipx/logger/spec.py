@@ -7,11 +7,11 @@ every run and has no options (`jsonl.py`).
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from clipx.config.registry import MISSING
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.storage.local import write_text
 
@@ -38,7 +38,7 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LoggerSpec:
     """Base of the loggers. metrics.jsonl is written in every run and is not an option."""
 

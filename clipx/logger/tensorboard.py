@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.logger.spec import COUNTERS, LoggerSpec, Row, Sink
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @option("logger")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class TensorBoardSpec(LoggerSpec):
     """Writes scalars by step to <run>/tensorboard. View them by `tensorboard --logdir outputs`."""
 

@@ -8,12 +8,12 @@ import itertools
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clipx.config.registry import option
 from clipx.config.saved import flatten
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 @option("logger")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class TrackioSpec(LoggerSpec):
     """Logs to trackio's local database, in TRACKIO_DIR or trackio's cache folder. A resumed run continues the same run
     there. View it by `trackio show`."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, write_id
 
 
 @option("logger")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class WandbSpec(LoggerSpec):
     """Logs to Weights & Biases. A resumed run continues the same run there."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.model.text_spec import Pool, TextTowerSpec
 from clipx.storage.url import check_url
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @option("text")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class HfTextSpec(TextTowerSpec):
     """Text tower of the package transformers: an encoder such as XLM-R, the encoder of an encoder-decoder such as mT5,
     or a language model such as Qwen3 without its head. Requires the extra `text`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LoraSpec:
     """Low-rank adapters of the linear layers in a tower's blocks (LoRA, arXiv:2106.09685). Off by default.
 

@@ -12,6 +12,7 @@ import clipx.model.hf_text_spec  # noqa: F401  # registers its option
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
 from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec, Projection
@@ -50,7 +51,7 @@ class Varying:
 FIXED = Varying()
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ModelSpec:
     """Options of every kind of model."""
 
@@ -126,13 +127,11 @@ class ModelSpec:
                 f"model.patch_dropout_schedule={self.patch_dropout_schedule} has no effect from model.patch_dropout="
                 f"{start} to model.patch_dropout_end={end}: give two different values",
             )
-        if self.patch_dropout_final == "none":
-            return
-        text = self.patch_dropout_final
-        final = Duration.parse(text, "model.patch_dropout_final (or none)", share=True)
+        final = self.final_phase
         require(
-            final.value > 0 and self.drops_patches,
-            f"model.patch_dropout_final={text} has no effect with model.patch_dropout={start}: set it to none",
+            final is None or (final.value > 0 and self.drops_patches),
+            f"model.patch_dropout_final={self.patch_dropout_final} has no effect with model.patch_dropout={start}: set "
+            "it to none",
         )
 
     @property
@@ -200,26 +199,28 @@ class ModelSpec:
             "model.weights=null has none: give model.weights=… or model.text.weights=…, or remove it",
         )
 
-    def check_fits(self, duration: str, length: Length) -> None:
-        """Raises ConfigError if the final phase is as long as the run of `duration` or longer.
+    @property
+    def final_phase(self) -> Duration | None:
+        """The parsed `patch_dropout_final`, None for none."""
+        text = self.patch_dropout_final
+        return None if text == "none" else Duration.parse(text, "model.patch_dropout_final (or none)", share=True)
+
+    def check_fits(self, whole: Duration, length: Length) -> None:
+        """Raises ConfigError if the final phase is as long as `whole`, the run's duration, or longer.
 
         At composition, `length` has no epoch yet: a phase in another unit than the run's then passes.
         """
-        if self.patch_dropout_final == "none":
-            return
-        final = Duration.parse(self.patch_dropout_final, "model.patch_dropout_final", share=True)
-        share = final.share(Duration.parse(duration, "duration"), length)
+        final = self.final_phase
+        share = None if final is None else final.share(whole, length)
         require(
             share is None or share < 1,
-            f"model.patch_dropout_final={self.patch_dropout_final} is not shorter than duration={duration}: shorten "
+            f"model.patch_dropout_final={self.patch_dropout_final} is not shorter than duration={whole.text}: shorten "
             "it, or train with model.patch_dropout=0",
         )
 
     def patch_dropout_over(self, length: Length) -> Callable[[int], float]:
         """Returns a function: samples seen before a step -> share of each image's patches that the step drops."""
-        final = 0
-        if self.patch_dropout_final != "none":
-            final = Duration.parse(self.patch_dropout_final, "model.patch_dropout_final", share=True).samples(length)
+        final = 0 if self.final_phase is None else self.final_phase.samples(length)
         start, end, span = self.patch_dropout, self.patch_dropout_end, length.total - final
         course = _COURSES[self.patch_dropout_schedule]
         return lambda seen: 0.0 if final and seen >= span else start + (end - start) * course(seen / span)
@@ -238,7 +239,7 @@ _COURSES: dict[Course, Callable[[float], float]] = {
 
 
 @option("model")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ClipSpec(ModelSpec):
     """CLIP: an image tower and a text tower with one embedding space (arXiv:2103.00020)."""
 
@@ -268,7 +269,7 @@ class ClipSpec(ModelSpec):
 
 
 @option("model")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CoCaSpec(ClipSpec):
     """CoCa: CLIP with a decoder that generates captions (arXiv:2205.01917), in open_clip's form.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
 from clipx.model.tower_spec import check_checkpointing, check_freezing, check_layers, check_tower_weights
@@ -109,7 +110,7 @@ class Clean(StrEnum):
 CLIP_VOCABULARY, CLIP_END_ID = 49_408, 49_407
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class TextTowerSpec:
     """Options of every kind of text tower."""
 
@@ -211,7 +212,7 @@ class TextTowerSpec:
 
 
 @option("text")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ClipTextSpec(TextTowerSpec):
     """clipx's own transformer. The defaults are CLIP's: causal, pooled at the end token (arXiv:2103.00020)."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import StrEnum
 from typing import Any
 
 from clipx.config.messages import missing_value
+from clipx.config.specs import complete, frozen
 from clipx.errors import ConfigError, require
 from clipx.model.lora_spec import LoraSpec
 from clipx.storage.url import check_url
@@ -51,7 +52,7 @@ class Interpolation(StrEnum):
     """A triangle over 2x2 pixels: smoother."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ImageTowerSpec:
     """Image tower: any architecture of timm, or stored features, and its projection to the embedding."""
 
@@ -179,7 +180,7 @@ class ImageTowerSpec:
 
     def __post_init__(self) -> None:
         if self.weights is None:
-            self.mean, self.std = self.normalization.values()
+            complete(self, **self.normalization)
         self._check_input()
         check_checkpointing("image", self.checkpointing)
         check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
@@ -305,7 +306,7 @@ class ImageTowerSpec:
             )
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DecoderSpec:
     """Caption decoder: a causal transformer over the text tower's tokens, with cross-attention to the image tokens. Its
     width is that of the text tower."""

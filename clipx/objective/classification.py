@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.objective.spec import ObjectiveSpec
 
@@ -27,7 +27,7 @@ class Head(StrEnum):
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ClassificationSpec(ObjectiveSpec):
     """Cross-entropy of a linear head [C, D] on the image embeddings, times a learned scale. Mean over B.
 

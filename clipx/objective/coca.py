@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.objective.spec import LearnedTemperatureSpec
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CoCaObjectiveSpec(LearnedTemperatureSpec):
     """contrastive_weight · InfoNCE + caption_weight · mean of -log p over the caption tokens of the global batch
     (arXiv:2205.01917, equation 4)."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.objective.spec import LearnedTemperatureSpec
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DistillationSpec(LearnedTemperatureSpec):
     """contrastive_weight · InfoNCE + distill_weight · cross-entropy of the student's softmax under the teacher's
     (arXiv:1503.02531) + embedding_weight · cosine distance of the student's embeddings from the teacher's. Mean over B

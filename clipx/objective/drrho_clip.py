@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.objective.fastclip import RobustSpec
 from clipx.objective.fcco import FCCOSpec, GradientRule, default_rho
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DRRhoCLIPSpec(RobustSpec):
     """FastCLIP v3's loss of the similarities minus those of a reference model (arXiv:2505.06699). The group `teacher`
     names the reference, of which only the similarities are used: it may be smaller than the model."""

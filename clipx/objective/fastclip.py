@@ -6,10 +6,11 @@ of γ. The losses are in `losses/fcco.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.objective.fcco import (
     FCCOSpec,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FastCLIPv0Spec(FCCOSpec):
     """½mean[log(ε+g1) + log(ε+g2)] over the data set; log 1/τ learned at the model's rate (arXiv:2407.01445)."""
 
@@ -63,7 +64,7 @@ class FastCLIPv0Spec(FCCOSpec):
         return GlobalFCCO(*self.parts(comm, length), temperature, contrast_alone, kappa)
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ConstantTemperatureSpec(FCCOSpec):
     """The global contrastive loss, τ ½mean[log(ε+g1) + log(ε+g2)] over the data set, at a constant temperature."""
 
@@ -92,7 +93,7 @@ class ConstantTemperatureSpec(FCCOSpec):
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FastCLIPv1Spec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2407.01445)."""
 
@@ -101,7 +102,7 @@ class FastCLIPv1Spec(ConstantTemperatureSpec):
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SogCLRSpec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2202.12387)."""
 
@@ -131,7 +132,7 @@ class RhoSpec(FCCOSpec):
             check_rho(self.rho, samples, batch)
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SampleTemperatureSpec(RhoSpec):
     """The robust global contrastive loss with a temperature for each image and each text of the data set.
 
@@ -204,7 +205,7 @@ class SampleTemperatureSpec(RhoSpec):
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FastCLIPv2Spec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2407.01445)."""
 
@@ -213,7 +214,7 @@ class FastCLIPv2Spec(SampleTemperatureSpec):
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ISogCLRSpec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2305.11965)."""
 
@@ -221,7 +222,7 @@ class ISogCLRSpec(SampleTemperatureSpec):
     """Type of the objective; set by objective=isogclr."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class RobustSpec(RhoSpec):
     """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set; τ is learned and at least min_temperature."""
 
@@ -257,7 +258,7 @@ class RobustSpec(RhoSpec):
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FastCLIPv3Spec(RobustSpec):
     """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set; τ is learned and at least min_temperature
     (arXiv:2407.01445). τ converges to where the mean KL of a row's softmax over its negatives from uniform is ρ."""

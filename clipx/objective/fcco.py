@@ -6,12 +6,12 @@ This module imports no torch, since composition imports it. The losses are in `l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import MISSING
+from clipx.config.specs import complete, frozen
 from clipx.errors import require
 from clipx.objective.spec import TiledSpec
 
@@ -61,7 +61,7 @@ class GradientRule(StrEnum):
         return 2.0 if self is GradientRule.official else 1.0
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class GammaSpec:
     """γ, the weight of the new estimate in a sample's moving average. 1 in the first epoch, unless by_step=true."""
 
@@ -83,28 +83,33 @@ class GammaSpec:
     schedule=constant."""
 
     def __post_init__(self) -> None:
-        minimum, decay = self.schedule.defaults
-        for name, default in (("minimum", minimum), ("decay", decay)):
+        for name, default in zip(("minimum", "decay"), self.schedule.defaults, strict=True):
             value = getattr(self, name)
             require(
                 value is None or default is not None,
                 f"objective.gamma.{name}={value} has no effect with schedule={self.schedule}: remove it, or choose "
                 f"objective.gamma.schedule={'cosine' if name == 'decay' else 'cosine or constant'}",
             )
-        # Stored, so that a saved configuration holds the values and does not depend on later defaults.
-        self.minimum = minimum if self.minimum is None else self.minimum
-        self.decay = decay if self.decay is None else self.decay
+            # Stored, so that a saved configuration holds the values and does not depend on later defaults.
+            complete(self, **{name: default if value is None else value})
         if self.minimum is not None:
             require(
                 0 < self.minimum <= 1, f"objective.gamma.minimum={self.minimum} must be in (0, 1]: 0.2 to 0.8 is usual"
             )
-        if self.decay is not None:
-            length = Duration.parse(self.decay, "objective.gamma.decay", share=True)
-            require(length.value > 0, f"objective.gamma.decay={self.decay} must be above zero, e.g. 18ep or 50%")
+        length = self.decay_duration
+        require(
+            length is None or length.value > 0,
+            f"objective.gamma.decay={self.decay} must be above zero, e.g. 18ep or 50%",
+        )
         require(
             not (self.by_step and self.schedule is GammaSchedule.constant),
             "objective.gamma.by_step=true has no effect with schedule=constant: remove it",
         )
+
+    @property
+    def decay_duration(self) -> Duration | None:
+        """The parsed `decay`."""
+        return None if self.decay is None else Duration.parse(self.decay, "objective.gamma.decay", share=True)
 
     def lowest(self, length: Length) -> float:
         """Returns the final γ of a run of `length`."""
@@ -135,9 +140,8 @@ class GammaSpec:
 
     def build(self, length: Length) -> Gamma:
         """Returns γ as a function of the samples seen, for a run of `length`."""
-        minimum, decay = self.lowest(length), float(length.total)
-        if self.decay is not None:
-            decay = Duration.parse(self.decay, "objective.gamma.decay", share=True).samples(length)
+        minimum, duration = self.lowest(length), self.decay_duration
+        decay = length.total if duration is None else duration.samples(length)
 
         def gamma(samples_seen: int) -> float:
             if self.schedule is GammaSchedule.constant:
@@ -148,7 +152,7 @@ class GammaSpec:
         return gamma
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FCCOSpec(TiledSpec):
     """Options of the objectives with a moving average of each sample's normaliser (FCCO)."""
 

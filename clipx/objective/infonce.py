@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SameCaption, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class InfoNCESpec(SeveralCaptionsSpec):
     """Symmetric cross-entropy of the positive pair among all B (arXiv:2103.00020). Mean over B and both directions."""
 
@@ -37,7 +37,7 @@ class InfoNCESpec(SeveralCaptionsSpec):
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class DCLSpec(LearnedTemperatureSpec):
     """½mean over B of (ℓr - pos) + (ℓc - pos) (arXiv:2110.06848). ℓ is the log-sum-exp over the negatives of a row.
 

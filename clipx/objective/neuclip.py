@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.objective.fcco import check_positive_rho, check_rho, check_temperature, default_rho, describe_rho
 from clipx.objective.spec import ObjectiveTraffic, TiledSpec
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class NeuCLIPSpec(TiledSpec):
     """τ (½mean[exp(-a)(ε+g) + a - 1] + ρ) over both sides, where learned prototypes predict a ≈ log(ε+g) from the
     embedding (arXiv:2511.08417). It needs no sample indices: a stream and replacement=true are possible."""
@@ -75,10 +75,14 @@ class NeuCLIPSpec(TiledSpec):
         require(self.eps >= 0, f"objective.eps={self.eps} must be at least 0: 1e-14 is usual")
         require(self.prototypes >= 1, f"objective.prototypes={self.prototypes} must be at least 1: 4096 is usual")
         require(self.updates >= 0, f"objective.updates={self.updates} must be at least 0: 10 is usual")
-        if self.restart is not None:
-            duration = Duration.parse(self.restart, "objective.restart")
+        if (duration := self.restart_duration) is not None:
             require(duration.unit != "ep", f"objective.restart={self.restart} must be in steps or samples, e.g. 500st")
             require(duration.value > 0, f"objective.restart={self.restart} must be above zero, e.g. 500st, or null")
+
+    @property
+    def restart_duration(self) -> Duration | None:
+        """The parsed `restart`."""
+        return None if self.restart is None else Duration.parse(self.restart, "objective.restart")
 
     def describe(self, length: Length) -> str:
         return describe_rho(self.rho, length.epoch)
@@ -90,10 +94,8 @@ class NeuCLIPSpec(TiledSpec):
     def restart_samples(self, batch: int) -> int | None:
         """Returns the number of samples between two restarts, which replace a prototype by each; None without
         restarts."""
-        if self.restart is None:
-            return None
-        found = Duration.parse(self.restart, "objective.restart").samples(Length(epoch=0, batch=batch))
-        return max(found, self.prototypes)
+        duration = self.restart_duration
+        return None if duration is None else max(duration.samples(Length(epoch=0, batch=batch)), self.prototypes)
 
     def exchanged(self) -> ObjectiveTraffic | None:
         return ObjectiveTraffic(statistics=3, prototypes=self.prototypes, updates=self.updates, summed=2)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.objective.spec import ObjectiveTraffic, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SigLIPSpec(SeveralCaptionsSpec):
     """-Σ_ij log σ(l_ij (α s_ij + β)) / B over all pairs, l = 1 for positives, -1 for negatives (arXiv:2303.15343)."""
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import MISSING
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class SameCaption(StrEnum):
     """A right pair, like that of the image and its own caption."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ObjectiveSpec:
     """Base class of the options of all objectives."""
 
@@ -177,7 +178,7 @@ class ProductFormat(StrEnum):
     triton."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class TiledSpec(ObjectiveSpec):
     """Base class of the options of objectives that score the matrix of all pairs in tiles."""
 
@@ -251,7 +252,7 @@ class TemperatureRule(StrEnum):
     """τ stays at its initial value."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LearnedTemperatureSpec(TiledSpec):
     """Base class of the options of objectives with one temperature for all pairs, learned unless it is constant."""
 
@@ -293,7 +294,7 @@ class LearnedTemperatureSpec(TiledSpec):
         return tau, f"the constant temperature {tau:g} of objective={self.kind}"
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SeveralCaptionsSpec(LearnedTemperatureSpec):
     """Base class of the options of objectives that take several captions of an image, and compare captions."""
 

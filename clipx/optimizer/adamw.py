@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 
 
 @option("optimizer")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class AdamWSpec(OptimizerSpec):
     """Adam with decoupled weight decay (arXiv:1711.05101), with torch's fused kernel."""
 

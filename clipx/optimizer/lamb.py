@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @option("optimizer")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LambSpec(OptimizerSpec):
     """Adam's step with weight decay, scaled to the norm of each weight (arXiv:1904.00962, algorithm 2, φ the identity).
 

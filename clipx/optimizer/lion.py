@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @option("optimizer")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LionSpec(OptimizerSpec):
     """The sign of a running mean of the gradient, with decoupled weight decay (arXiv:2302.06675, algorithm 2).
 

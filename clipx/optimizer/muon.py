@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @option("optimizer")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class MuonSpec(OptimizerSpec):
     """The running mean of a hidden matrix's gradient, orthogonalized by five Newton-Schulz steps in bfloat16
     (https://kellerjordan.github.io/posts/muon/). The factor 0.2·√max(rows, columns) scales it to the size of AdamW's

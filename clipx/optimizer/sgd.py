@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.optimizer.spec import Group, OptimizerSpec
 
 
 @option("optimizer")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SGDSpec(OptimizerSpec):
     """Gradient descent with momentum, in the form of arXiv:1706.02677, eq. 9: v = momentum·v + g, w = w - lr·v.
 

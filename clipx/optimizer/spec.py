@@ -4,12 +4,13 @@ of the weights. Each optimizer has one file."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import MISSING
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class NonFinite(StrEnum):
     """Restore the weights of the last checkpoint; continue with the data after this batch (arXiv:2204.02311, 5.1)."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class OptimizerSpec:
     """Base class of the options of all optimizers: the options that every optimizer has."""
 

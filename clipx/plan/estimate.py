@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clipx.config.duration import Duration, Length
+from clipx.config.duration import Length
 from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.errors import ConfigError
 from clipx.model.batchnorm import BATCH_NORM
@@ -172,7 +172,6 @@ def _predict(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> Pre
 
 
 def _steps(spec: PlanSpec) -> int | None:
-    duration = Duration.parse(spec.duration, "duration")
-    if spec.samples is None and duration.unit == "ep":
+    if spec.samples is None and spec.whole.unit == "ep":
         return None
-    return duration.samples(Length(spec.samples or 0, spec.data.batch_size)) // spec.data.batch_size
+    return spec.whole.samples(Length(spec.samples or 0, spec.data.batch_size)) // spec.data.batch_size

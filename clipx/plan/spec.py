@@ -3,9 +3,8 @@ its configuration (docs/guides/plan.md)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from clipx.config.registry import option
+from clipx.config.specs import complete, frozen
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ClipxError, require
@@ -17,7 +16,7 @@ _FROM_DATA_SHEET = ("device_peak_tflops", "device_memory_gb", "mfu", "loss_tflop
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class PlanSpec(RunSpec):
     """A run, and the machine for which it is planned. `device_peak_tflops` is an option of the run: null uses the peak
     of `gpu`."""
@@ -73,7 +72,7 @@ class PlanSpec(RunSpec):
 
     def __post_init__(self) -> None:
         RunSpec.__post_init__(self)
-        self.precision = self.precision.resolve(bf16=True)  # all GPUs of the data sheets have bfloat16
+        complete(self, precision=self.precision.resolve(bf16=True))  # all GPUs of the data sheets have bfloat16
         require(
             not self.model.captions,
             f"model={self.model.name} has a decoder, which a plan does not count: plan a CLIP model with the same "
@@ -137,7 +136,7 @@ class PlanSpec(RunSpec):
         )
         if self.samples is None:
             try:
-                self.samples = self.data.count()
+                complete(self, samples=self.data.count())
             except ClipxError as error:
                 raise type(error)(f"{error}; or give samples=N") from error
         require(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
 from clipx.precision.spec import AMPERE, Capability, Precision, check_16_bit, describe_masters
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class Int8Spec(QuantizedSpec):
     """bfloat16 weights with float32 master weights, and int8 products in the linear layers of the image tower's blocks.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.precision.spec import Capability, PrecisionSpec, dotted, require_capability
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class QuantizedSpec(PrecisionSpec):
     """Base of the formats that quantize linear layers inside the towers' blocks by torchao. The rest is in bfloat16."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.precision.loss_scaler import LossScaling
 
@@ -58,7 +59,7 @@ class Precision:
 # --------------------------------------------------------------------------------------------------- the formats
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class PrecisionSpec:
     """Base of the number formats."""
 
@@ -92,6 +93,10 @@ class PrecisionSpec:
         """Returns the format that is used on `device`: this one, unless the device chooses it."""
         return self.resolve(_has_bf16(device))
 
+    def elsewhere(self, device: torch.device) -> PrecisionSpec:
+        """Returns the format in which the weights of a run in this format are evaluated on `device`, by default."""
+        return self.on(device)
+
     def build(self, device: torch.device) -> Precision:
         """Returns the number format on `device`. Raises ConfigError if `device` does not support it."""
         raise NotImplementedError
@@ -108,7 +113,7 @@ class PrecisionSpec:
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class Fp32Spec(PrecisionSpec):
     """float32 weights and matrix products, or TF32 products. Runs on any device."""
 
@@ -142,7 +147,7 @@ class Fp32Spec(PrecisionSpec):
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class Fp64Spec(PrecisionSpec):
     """float64 throughout: for checking numerics, not for training. Runs on any device but mps."""
 
@@ -164,7 +169,7 @@ class Fp64Spec(PrecisionSpec):
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class AmpBf16Spec(PrecisionSpec):
     """float32 weights, bfloat16 products. Needs no loss scaling: bfloat16 has the range of float32.
 
@@ -181,13 +186,16 @@ class AmpBf16Spec(PrecisionSpec):
     def product_format(self) -> str:
         return "half"
 
+    def elsewhere(self, device: torch.device) -> PrecisionSpec:
+        return AutoSpec().on(device)  # a GPU's run may be evaluated on a CPU, where bfloat16 is slow
+
     def build(self, device: torch.device) -> Precision:
         _require_bf16(device, "amp_bf16", "amp_fp16 or fp32")
         description = "float32 weights, bfloat16 products; needs bfloat16 (NVIDIA: compute capability 8.0)"
         return Precision(torch.float32, torch.bfloat16, device.type, description)
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class _ScaledSpec(PrecisionSpec):
     """Base of the number formats with float16 gradients."""
 
@@ -208,7 +216,7 @@ class _ScaledSpec(PrecisionSpec):
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class AmpFp16Spec(_ScaledSpec):
     """float32 weights, float16 products and loss scaling, for devices without bfloat16.
 
@@ -232,7 +240,7 @@ class AmpFp16Spec(_ScaledSpec):
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class Bf16Spec(PrecisionSpec):
     """bfloat16 weights: half the memory of weights and gradients.
 
@@ -266,7 +274,7 @@ class Bf16Spec(PrecisionSpec):
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class Fp16Spec(_ScaledSpec):
     """float16 weights; with master weights also loss scaling.
 
@@ -306,7 +314,7 @@ class Fp16Spec(_ScaledSpec):
 
 
 @option("precision")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class AutoSpec(PrecisionSpec):
     """amp_bf16 on an accelerator with bfloat16 (NVIDIA: compute capability 8.0 or higher), fp32 on other devices.
 

@@ -51,6 +51,8 @@ _LOGGED = (
 )
 # Changes that would train a different model.
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
+# Null until the start of a run finds the value (clipx.trainer.resolved), so that a sweep compares a null with it.
+_FOUND_AT_START = ("model.image.mean", "model.image.std", "data.revision")
 
 _NAMED = 3  # changes that an error names
 _FIX = "make room, or give this run another run_dir="
@@ -67,7 +69,8 @@ _reported: set[Path] = set()  # damaged configurations for which a warning was l
 class ResumableSpec(Protocol):
     """Fields of a run's spec, a dataclass, that RunDir reads by name."""
 
-    resume: str
+    @property
+    def resume(self) -> str: ...
 
 
 @dataclass(slots=True)
@@ -197,6 +200,7 @@ class RunDir:
     def _differences(self, spec: ResumableSpec) -> list[str]:
         saved, now = self._saved(type(spec)), dict(flatten(to_dict(spec)))
         lines = {key: f"{key}: {saved.get(key)} -> {now.get(key)}" for key in changed_keys(saved, now)}
+        lines = {key: line for key, line in lines.items() if now.get(key) or _of_data(key) not in _FOUND_AT_START}
         refused = [line for key, line in lines.items() if _rule(key) is _REFUSED]
         if refused:
             more = f"; and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
@@ -280,9 +284,14 @@ def _unset_as_none(value: Any) -> Any:
     return None if value in ({}, []) else value
 
 
+def _of_data(key: str) -> str:
+    """Returns the key of data.* for a key of a mixture's source; other keys unchanged."""
+    return re.sub(r"^data(\.sources\.[^.]+)+\.", "data.", key)
+
+
 def _rule(key: str) -> tuple[str, ...]:
-    """Returns the tuple above that applies to a changed key. The keys of a mixture's sources are treated as data.*."""
-    key = re.sub(r"^data(\.sources\.[^.]+)+\.", "data.", key)
+    """Returns the tuple above that applies to a changed key."""
+    key = _of_data(key)
     for keys in (_SILENT, _LOGGED, _REFUSED):
         if f"{key}.".startswith(tuple(f"{name}." for name in keys)):
             return keys

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
@@ -48,7 +49,7 @@ OF_MODEL = (Score.similarity, Score.aesthetic, Score.semantic)
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ScoreSpec(WeightsModelSpec):
     """`python -m clipx.score`: writes a table of scores with a row for each training sample of a data set.
 

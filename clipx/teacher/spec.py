@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.storage.url import check_path
 
@@ -41,7 +41,7 @@ class TeacherPrecision(StrEnum):
     """Weights and computation in float16."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class TeacherSpec:
     """Teacher for objective=distillation, or reference for drrho_clip: a model (weights) or its stored embeddings
     (embeddings)."""

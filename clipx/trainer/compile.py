@@ -14,12 +14,13 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.lazy_torch import torch
+from clipx.config.specs import complete, frozen
 from clipx.errors import ConfigError, require
 from clipx.precision.spec import VOLTA, require_capability
 
@@ -75,7 +76,7 @@ class Backend(StrEnum):
     """Captures the graph of forward and runs it unchanged."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class CompileSpec:
     """Options of torch.compile. The first step of each input shape waits for the compiler, seconds to minutes; later
     steps are faster."""
@@ -100,7 +101,7 @@ class CompileSpec:
     and eager: run the captured graphs unchanged, to debug graph capture; an error if nothing is compiled."""
 
     def __post_init__(self) -> None:
-        self.towers = str(self.towers).lower()  # true is a bool on the command line and in YAML
+        complete(self, towers=str(self.towers).lower())  # true is a bool on the command line and in YAML
         require(
             self.towers in (AUTO, TRUE, FALSE),
             f"compile.towers={self.towers} is not a choice: give auto (true on cuda), true or false",

@@ -58,10 +58,9 @@ class DataSide:
         self.spec, self.comm = spec, comm
         self.opened = open_on_all_ranks(spec.data, comm)
         train = self.opened.train
-        # Name and directory may contain the time and differ between ranks; those of rank 0 are used.
-        same = {key: value for key, value in to_dict(spec).items() if key not in ("name", "run_dir")}
-        precision = spec.precision.on(comm.device).kind  # a job may have devices with and without bfloat16
-        comm.require_equal(config=dict(flatten(same)), data=train.fingerprint, precision=precision)
+        # The name may contain the time and differ between ranks; that of rank 0 is used.
+        same = {key: value for key, value in to_dict(spec).items() if key != "name"}
+        comm.require_equal(config=dict(flatten(same)), data=train.fingerprint)
         self.samples = sum(train.sizes)
         check_opened(train.bad, self.samples, spec.data.max_bad_share)
         self.dataset = exchange_captions(self.opened, spec.data, spec.seed)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from clipx.config.duration import Length
+from clipx.config.duration import Duration, Length
+from clipx.config.specs import complete, frozen
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, require
 from clipx.evaluator.metric_names import check_metric, evaluations_before_end, evaluators_of, full_name
@@ -43,7 +43,7 @@ class Ending(StrEnum):
     pruned = "pruned"
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class EarlyStoppingSpec:
     """Ends the run when a metric of its evaluations has stopped improving. Off without `metric`."""
 
@@ -66,7 +66,7 @@ class EarlyStoppingSpec:
         require(self.patience >= 1, f"early_stopping.patience={self.patience} must be at least 1")
         require(self.min_delta >= 0, f"early_stopping.min_delta={self.min_delta:g} must be 0 or more")
         if self.metric is not None:
-            self.metric = full_name(self.metric)
+            complete(self, metric=full_name(self.metric))
             return
         given = {"patience": (self.patience, 3), "min_delta": (self.min_delta, 0), "mode": (self.mode, Mode.max)}
         for key, (value, default) in given.items():
@@ -75,26 +75,26 @@ class EarlyStoppingSpec:
                 f"early_stopping.{key}={value} has no effect without a metric: set early_stopping.metric, or remove it",
             )
 
-    def check(self, evaluators: Mapping[str, EvaluatorSpec], head: bool, duration: str, length: Length) -> None:
+    def check(self, evaluators: Mapping[str, EvaluatorSpec], head: bool, whole: Duration, length: Length) -> None:
         """Raises ConfigError if no evaluator gives the metric, or if the run ends before its patience does.
 
         Args:
             evaluators: {name: evaluator} of the run.
             head: whether the objective has a head, which the run evaluates too.
-            duration: length of the run.
+            whole: duration of the run.
             length: samples of an epoch and a step; the check is skipped where it needs an unknown number.
         """
         if self.metric is None:
             return
         check_metric("early_stopping.metric", self.metric, evaluators, head)
-        most = evaluations_before_end(self.metric, evaluators, duration, length)
+        most = evaluations_before_end(self.metric, evaluators, whole, length)
         every = ", ".join(
             f"evaluator.{name}.every={evaluators[name].every}" for name in evaluators_of(self.metric, evaluators)
         )
         require(
             most is None or most > self.patience,
             f"early_stopping.patience={self.patience} needs at least {self.patience + 1} evaluations before the end, "
-            f"and {every} gives {most} in duration={duration}: evaluate more often, lower the patience, or use "
+            f"and {every} gives {most} in duration={whole.text}: evaluate more often, lower the patience, or use "
             "early_stopping.metric=null",
         )
 

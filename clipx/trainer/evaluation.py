@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from clipx.config.duration import Cadence, Length
+from clipx.config.duration import Length
 from clipx.data.source import BadRecord
 from clipx.evaluator.base import Embedder
 from clipx.evaluator.predictions import PredictionWriter
@@ -35,7 +35,7 @@ class PeriodicEvaluation:
         self.early_stopping = EarlyStopping(spec.early_stopping, Path(spec.run_dir), data.comm)
         self.overdue = []
         self._cadences = {
-            name: Cadence.parse(evaluator.every, f"evaluator.{name}.every", length)
+            name: evaluator.cadence.on(length, f"evaluator.{name}.every")
             for name, evaluator in spec.active_evaluators.items()
         }
 

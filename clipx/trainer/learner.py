@@ -140,7 +140,6 @@ class Learner:
         return {
             "non_finite": [counts.total, counts.consecutive],
             "loss_scale": {**scale, "skipped": counts.overflows} if scale else {},
-            "precision": self.format.kind,
             **({} if self.taught_by is None else {"teacher": self.taught_by.digest}),
         }
 
@@ -157,11 +156,7 @@ class Learner:
         scale = saved.get("loss_scale", {})
         restore_scaler(self.scaler, scale)
         self.non_finite.overflows = int(scale.get("skipped", 0)) if self.scaler.is_enabled() else 0
-        before, now = saved.get("precision", ""), self.format.kind
-        asked = saved.get("config", {}).get("precision", {}).get("kind")  # another one is reported as a change
-        differs = before and before != now and asked == self.spec.precision.kind
-        notes = [f"precision={asked} chooses {now} on this device, {before} before"] if differs else []
-        return notes + self.state.restore(found, seed)
+        return self.state.restore(found, seed)
 
     def roll_back(self, found: Checkpoint, seed: int) -> None:
         """Restores `state` from a checkpoint, and drops the gradients of a step that was begun."""

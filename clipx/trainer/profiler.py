@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.lazy_torch import torch
+from clipx.config.specs import frozen
 from clipx.distributed.comm import Comm
 from clipx.errors import require
 from clipx.storage.local import write_atomically, write_text
@@ -23,7 +24,7 @@ Intervals = list[tuple[float, float]]
 """Disjoint intervals (start, end) in ascending order."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ProfilerSpec:
     """Traces some steps of rank 0, which slows them down, into the folder `profile` of the run directory."""
 

@@ -10,13 +10,12 @@ from typing import Any
 
 from clipx.checkpoint.downloader import remote_checkpoints
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
-from clipx.checkpoint.resume import CHECKPOINTS, Resume, split_checkpoint, step_folder, step_of
+from clipx.checkpoint.resume import CHECKPOINTS, split_checkpoint, step_folder, step_of
 from clipx.config.base import based_on
 from clipx.config.compose import config_folders
-from clipx.config.saved import from_dict, saved_config, to_dict
-from clipx.data.spec import DataSpec
+from clipx.config.saved import from_dict, saved_config
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, ConfigError, require
+from clipx.errors import CheckpointError, require
 from clipx.run.directory import RunDir
 from clipx.storage.remote import is_local, local_path
 from clipx.storage.url import check_url
@@ -160,43 +159,6 @@ def _spec(values: dict[str, Any], changes: Sequence[str]) -> RunSpec:
     folders = config_folders()
     name = based_on(saved_config(RunSpec, values), "train")
     return compose(*changes, config_name=name, config_dir=folders[-1] if folders else None)
-
-
-def pin_sources(spec: RunSpec, comm: Comm) -> DataSpec:
-    """Returns spec.data with what moves, such as a branch of a repository, as the resumed run read it. Collective."""
-
-    def pin() -> dict[str, Any]:
-        saved = resumed_run(spec)
-        return to_dict(spec.data.pinned({} if saved is None else to_dict(saved.data)))
-
-    return spec.data.pinned(comm.run_on_main(pin))  # keeps what differs between ranks, which is an error
-
-
-def pin_normalization(spec: RunSpec, comm: Comm) -> None:
-    """Sets model.image.mean and std where they are null: to those of the run that is resumed, of model.image.weights,
-    or of CLIP. Collective. Raises ClipxError for weights that cannot be read."""
-    from clipx.weights.tower import normalization_of  # imports torch, which clipx.check does not need
-
-    image = spec.model.image
-
-    def pin() -> dict[str, list[float]]:
-        saved = resumed_run(spec) if None in (image.mean, image.std) else None
-        return normalization_of(image) if saved is None else saved.model.image.normalization
-
-    for key, value in comm.run_on_main(pin).items():
-        if getattr(image, key) is None:  # on this rank: a value that differs between ranks is an error later
-            setattr(image, key, value)
-
-
-def resumed_run(spec: RunSpec) -> RunSpec | None:
-    """Returns the run that is resumed, None for a new run. Raises CheckpointError."""
-    run_dir = Path(spec.run_dir)
-    if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).has_begun):
-        return None
-    try:
-        return from_dict(RunSpec, saved_values(run_dir, f"resume={spec.resume}"))
-    except ConfigError as error:
-        raise CheckpointError(f"{run_dir} cannot be resumed ({error}): restore its config.yaml") from error
 
 
 def check_same_data(before: str, now: str, run_dir: str) -> None:

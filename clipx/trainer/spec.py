@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import clipx.checkpoint.spec
@@ -18,6 +18,7 @@ from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import complete, frozen
 from clipx.data.spec import DataSpec, Decoder, check_takes_features, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
@@ -38,8 +39,13 @@ from clipx.trainer.profiler import ProfilerSpec
 from clipx.trainer.stages import StageSpec, check_stages
 
 
+def parse_duration(text: str) -> Duration:
+    """Parses `duration=` of a run. Raises ConfigError."""
+    return Duration.parse(text, "duration")
+
+
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class RunSpec:
     """One training run: groups of options, and options of the run itself."""
 
@@ -144,10 +150,20 @@ class RunSpec:
     logger=[tensorboard,wandb]; []: metrics.jsonl alone."""
 
     def __post_init__(self) -> None:
-        self.run_dir = Resume.parse(self.resume).run_dir or self.run_dir  # a run resumes in its run directory
+        complete(self, run_dir=Resume.parse(self.resume).run_dir or self.run_dir)  # a run resumes in its run directory
         self._check_own_keys()
         self._check_objective()
         self._check_groups()
+
+    @property
+    def whole(self) -> Duration:
+        """The parsed `duration`."""
+        return parse_duration(self.duration)
+
+    @property
+    def log_interval(self) -> Duration:
+        """The parsed `log_every`."""
+        return Duration.parse(self.log_every, "log_every")
 
     @property
     def active_evaluators(self) -> dict[str, EvaluatorSpec]:
@@ -175,10 +191,8 @@ class RunSpec:
                 f"model.{tower}.weights={location} has no effect with resume={self.resume}, which contains weights: "
                 "remove one of them",
             )
-        total = Duration.parse(self.duration, "duration")
-        require(total.value > 0, f"duration={self.duration} must be above zero, e.g. 32ep")
-        log_every = Duration.parse(self.log_every, "log_every")
-        require(log_every.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
+        require(self.whole.value > 0, f"duration={self.duration} must be above zero, e.g. 32ep")
+        require(self.log_interval.value > 0, f"log_every={self.log_every} must be above zero: 1st logs every step")
         peak = self.device_peak_tflops
         require(peak is None or peak > 0, f"device_peak_tflops={peak} must be above 0, e.g. 989 of an H100 in bfloat16")
         limit = self.max_final_loss
@@ -188,7 +202,7 @@ class RunSpec:
             f"data.weight={self.data.weight:g} has no effect outside a mixture: give data.sources.NAME.weight",
         )
         # 0: the samples of an epoch are counted when the data is opened.
-        self.schedule.check_fits(self.duration, Length(0, self.data.batch_size))
+        self.schedule.check_fits(self.whole, Length(0, self.data.batch_size))
         self.schedule.check(self.optimizer.lr)
 
     def _check_objective(self) -> None:
@@ -225,7 +239,7 @@ class RunSpec:
                 f"data.{key}={value} has no effect on objective={self.objective.kind}, which reads no captions: remove "
                 "it",
             )
-        self.model.check_fits(self.duration, Length(0, self.data.batch_size))
+        self.model.check_fits(self.whole, Length(0, self.data.batch_size))
         self.model.check_stretching()
         require(
             self.objective.reads_text or self.model.text.frozen,
@@ -264,7 +278,7 @@ class RunSpec:
 
     def _check_groups(self) -> None:
         """Checks the rules between all other groups. Raises ConfigError."""
-        check_stages(self.stages, self.model, self.data, self.duration)
+        check_stages(self.stages, self.model, self.data, self.whole)
         self._check_stored_features()
         self._check_native()
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
@@ -278,7 +292,7 @@ class RunSpec:
         if self.checkpoint.best is not None:
             check_metric("checkpoint.best", self.checkpoint.best, self.active_evaluators, self.objective.has_head)
         length = Length(0, self.data.batch_size)
-        self.early_stopping.check(self.active_evaluators, self.objective.has_head, self.duration, length)
+        self.early_stopping.check(self.active_evaluators, self.objective.has_head, self.whole, length)
 
     def _check_stored_features(self) -> None:
         """Checks that no option of images is set if the model reads stored features. Raises ConfigError."""

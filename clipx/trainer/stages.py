@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from clipx.config.duration import Duration, Length
+from clipx.config.specs import frozen
 from clipx.data.spec import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
 from clipx.model.spec import ModelSpec, Varying
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # ----------------------------------------------------------------------------------------------------- options
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class StageSpec:
     """A span of the run with settings that differ from the stages next to it. It starts where the previous stage ends.
 
@@ -50,8 +51,12 @@ class StageSpec:
     """Share of each image's patches that training drops at random, like model.patch_dropout, in [0, 1). Must be 0 if
     the model has a patch dropout; conversely, if one stage sets it, 0 in another stage drops no patches."""
 
+    def end(self, key: str) -> Duration | None:
+        """Returns the parsed `until`, None without. Raises ConfigError, which names `key`."""
+        return None if self.until is None else Duration.parse(self.until, key, share=True)
 
-def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, duration: str) -> None:
+
+def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, whole: Duration) -> None:
     """Checks the stages as far as possible at composition. Raises ConfigError."""
     if not specs:
         return
@@ -85,7 +90,7 @@ def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, d
         f"{' '.join(own[:1])} and model.patch_dropout={model.patch_dropout} exclude each other: set it for each stage, "
         "or for the whole run",
     )
-    _check_order(specs, duration, Length(0, data.batch_size))
+    _check_order(specs, whole, Length(0, data.batch_size))
 
 
 def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
@@ -115,16 +120,16 @@ def _settings(spec: StageSpec, model: ModelSpec, data: DataSpec) -> tuple[int | 
     return size, spec.batch_size or data.batch_size, spec.lr_scale, spec.patch_dropout
 
 
-def _check_order(specs: Sequence[StageSpec], duration: str, length: Length) -> None:
+def _check_order(specs: Sequence[StageSpec], whole: Duration, length: Length) -> None:
     """Raises ConfigError unless each stage ends after the previous stage and before the end of the run.
 
     Skips ends whose share of the run is not known yet.
     """
-    whole = Duration.parse(duration, "duration")
     before, ended = "the start of the run", 0.0
-    for i, spec in enumerate(specs[:-1]):
+    for i, spec in enumerate(specs):
         key = f"stages.{i}.until"
-        share = Duration.parse(str(spec.until), key, share=True).share(whole, length)
+        end = spec.end(key)
+        share = None if end is None else end.share(whole, length)
         if share is None:
             continue
         require(
@@ -133,7 +138,7 @@ def _check_order(specs: Sequence[StageSpec], duration: str, length: Length) -> N
         )
         require(
             share < 1,
-            f"{key}={spec.until} is not before the end of duration={duration}, which leaves no samples for the next "
+            f"{key}={spec.until} is not before the end of duration={whole.text}, which leaves no samples for the next "
             "stage: end it earlier, or train longer",
         )
         before, ended = f"{key}={spec.until}", share
@@ -190,16 +195,14 @@ class Stages:
         `length.total` is `duration` in samples.
         """
         model = spec.model
-        _check_order(spec.stages, spec.duration, length)
-        model.check_fits(spec.duration, length)
+        _check_order(spec.stages, spec.whole, length)
+        model.check_fits(spec.whole, length)
         spans: list[Stage] = []
         for i, given in enumerate(spec.stages or [StageSpec()]):
             size, batch, lr_scale, dropout = _settings(given, model, spec.data)
             start = spans[-1].end if spans else 0
-            if given.until is None:
-                steps = (length.total - start) // batch
-            else:
-                steps = -(-(Duration.parse(given.until, "until", share=True).samples(length) - start) // batch)
+            end = given.end(f"stages.{i}.until")
+            steps = (length.total - start) // batch if end is None else -(-(end.samples(length) - start) // batch)
             require(
                 batch <= length.epoch,
                 f"stages.{i}.batch_size={batch} is larger than the data set of {length.epoch:,} samples: use at most "

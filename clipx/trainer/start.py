@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipx.checkpoint.resume import Resume
-from clipx.config.duration import Cadence, Duration, Length
+from clipx.config.duration import Length
 from clipx.errors import require
 from clipx.evaluator.spec import check_data
 from clipx.trainer.spec import RunSpec
@@ -61,13 +61,13 @@ def plan_run(spec: RunSpec, samples: int) -> Stages:
         f"data.batch_size={batch} is larger than the data set of {samples:,} samples: use at most {samples} or more "
         "data",
     )
-    total = Duration.parse(spec.duration, "duration").samples(Length(samples, batch))
+    total = spec.whole.samples(Length(samples, batch))
     require(total >= batch, f"duration={spec.duration} is less than one step of {batch} samples: train longer")
     stages = Stages.build(spec, Length(samples, batch, total))
-    spec.schedule.check_fits(spec.duration, stages.length)
+    spec.schedule.check_fits(spec.whole, stages.length)
     for name, evaluator in spec.active_evaluators.items():
-        Cadence.parse(evaluator.every, f"evaluator.{name}.every", stages.length)
-    spec.early_stopping.check(spec.active_evaluators, spec.objective.has_head, spec.duration, stages.length)
+        evaluator.cadence.on(stages.length, f"evaluator.{name}.every")
+    spec.early_stopping.check(spec.active_evaluators, spec.objective.has_head, spec.whole, stages.length)
     spec.profiler.check_fits(stages.steps_total)
     return stages
 

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from clipx.trainer.stages import Stages
 
 
-def facts(spec: RunSpec, data: DataSide, stages: Stages, learner: Learner) -> dict[str, str]:
-    """Returns the lines that describe a run, by heading."""
+def facts(spec: RunSpec, typed: RunSpec, data: DataSide, stages: Stages, learner: Learner) -> dict[str, str]:
+    """Returns the lines that describe a run, by heading. `typed`: the spec before `resolve`."""
     batch, micro, world, total = spec.data.batch_size, spec.data.micro_batches, data.comm.world, stages.total
     parts = f"{batch // world // micro:,} x {world} ranks" + (f" x {micro} micro-batches" if micro > 1 else "")
     n = data.order.samples
     return {
         "run": f"{spec.name} in {spec.run_dir}",
         **_model(spec, learner, world),
-        "device": _device(spec, data, learner),
+        "device": _device(spec, typed.precision.kind, data, learner),
         "data": _data(spec, data, n),
         **_images(spec),
         "batch": f"global batch {batch:,} = {parts}",
@@ -51,12 +51,11 @@ def _model(spec: RunSpec, learner: Learner, world: int) -> dict[str, str]:
     }
 
 
-def _device(spec: RunSpec, data: DataSide, learner: Learner) -> str:
+def _device(spec: RunSpec, typed: str, data: DataSide, learner: Learner) -> str:
     """Returns what the run chose for its device: algorithms, allocator, number format, compilation, processes."""
-    chosen = learner.format.kind
     parts = [learner.backends.describe()]
-    if chosen != spec.precision.kind:
-        parts.append(f"precision={spec.precision.kind} chose {chosen}")
+    if typed != spec.precision.kind:
+        parts.append(f"precision={typed} chose {spec.precision.kind}")
     if group := spec.distributed.describe(data.comm.device):
         parts.append(group)
     if learner.compile_choice:

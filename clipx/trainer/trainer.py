@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.duration import Duration
 from clipx.errors import ClipxError, ConfigError, ResultError, Stopped
 from clipx.trainer.backends import prepare_backends
 from clipx.trainer.data_side import DataSide
@@ -58,7 +57,8 @@ class Trainer:
         with contextlib.ExitStack() as on_error, comm.naming_lost_peers(), report_out_of_memory(spec, comm):
             on_error.callback(comm.leave)
             check_ranks_start(spec, comm)
-            self.spec = spec = resolve(spec, comm)
+            typed, spec = spec, resolve(spec, comm)
+            self.spec = spec
             self.run = Run(spec, comm)
             on_error.callback(self.run.close)
             self.data = DataSide(spec, comm)
@@ -66,15 +66,15 @@ class Trainer:
             self.evaluation = PeriodicEvaluation(spec, self.data, self.stages.length)
             length, varying = self.stages.length, self.stages.varying
             self.learner = Learner(spec, comm, length, varying, self.data.opened.classes, self.data.stored)
-            period = max(1, Duration.parse(spec.log_every, "log_every").samples(length))
+            period = max(1, spec.log_interval.samples(length))
             self.meter = Meter(comm, period, self.learner.utilisation())
             self.monitors = Monitors(self.learner.objective, self.run.warn, spec.data.captions_per_step)
             self.samples_seen = 0
-            self._open_run()
+            self._open_run(typed)
             on_error.pop_all()
 
-    def _open_run(self) -> None:
-        """Locks the run directory, and resumes or starts the run in it."""
+    def _open_run(self, typed: RunSpec) -> None:
+        """Locks the run directory, and resumes or starts the run in it. `typed`: the spec before `resolve`."""
         run = self.run
         changed = run.open(self.stages.length)
         restored = self._resume()
@@ -89,7 +89,7 @@ class Trainer:
             "weights": "; ".join(weights),
             "changed": "; ".join([*changed, *(restored or [])]),
         }
-        described = facts(self.spec, self.data, self.stages, self.learner)
+        described = facts(self.spec, typed, self.data, self.stages, self.learner)
         run.facts = described | {name: text for name, text in lines.items() if text}
         run.begin([source.bad for source in (*self.data.sources, *self.evaluation.suite.sources)])
 

@@ -50,7 +50,7 @@ def evaluate_runs(
             checkpoint = saved.load(step, comm)
             if checkpoint is not None:
                 fill = partial(_fill, checkpoint, spec, run)
-                precision, data = spec.precision or run.precision, suite.tasks[0].data
+                precision, data = spec.precision or run.precision.elsewhere(comm.device), suite.tasks[0].data
                 embedder = Embedder.of_weights(run.model, fill, precision, data, comm, quarantine, progress)
                 yield suite, Evaluated(run.name, checkpoint.step, suite.evaluate(list(suite.evaluators), embedder))
 

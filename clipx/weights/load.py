@@ -219,7 +219,7 @@ def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None
     spec = spec_of(read_json(paths[CONFIG]), name_of(location))
     tokenizer = paths.get(_TOKENIZER[0])
     if tokenizer is not None and tokenizer.is_file() and spec.text.tokenizer_place != "clip":
-        spec.text = replace(spec.text, tokenizer=str(tokenizer))  # type: ignore[call-arg]  # of every kind
+        spec = replace(spec, text=replace(spec.text, tokenizer=str(tokenizer)))  # type: ignore[call-arg]  # of every kind
     tensors, _ = read_tensors(weights)
     found = from_open_clip(spec, tensors, location)
     check_described(spec.build(torch.device("meta"), torch.float32).state_dict(), tensors, location)

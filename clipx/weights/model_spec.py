@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.model.spec import ModelSpec
 
@@ -12,7 +12,7 @@ UNUSED = ("objective", "optimizer")
 """Groups of which options of the group model select an option, without effect on these commands."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class WeightsModelSpec:
     """The group model of a command that reads weights."""
 

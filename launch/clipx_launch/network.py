@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 _KEY = "hydra.launcher.network"
@@ -49,7 +49,7 @@ class AsyncErrors(StrEnum):
     """Ends the process at once. The default of torch."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class NetworkSpec:
     """Network options of the processes. null means the default of NCCL, gloo or torch. A run on the CPU uses gloo alone
     and refuses all keys except `interface` and `gloo_interface`."""

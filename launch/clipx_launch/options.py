@@ -6,12 +6,13 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx_launch.network import VARIABLES, NetworkSpec
@@ -44,7 +45,7 @@ class LaunchStyle(StrEnum):
     """srun starts one task for each node, in which torchrun starts the ranks. For sites that require torchrun."""
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LaunchSpec:
     """Options that all launchers share."""
 
@@ -115,7 +116,7 @@ class LaunchSpec:
 
 
 @option("launcher")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SlurmSpec(LaunchSpec):
     """`hydra/launcher=clipx_slurm`: submits a sweep as SLURM job arrays, and a single point as one job."""
 
@@ -266,7 +267,7 @@ class SlurmSpec(LaunchSpec):
 
 
 @option("launcher")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LocalSpec(LaunchSpec):
     """`hydra/launcher=clipx_local`: runs a sweep in processes on this machine, and waits for it. The default."""
 
@@ -299,7 +300,7 @@ class LocalSpec(LaunchSpec):
 
 
 @option("launcher")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class TorchrunSpec(LaunchSpec):
     """`hydra/launcher=clipx_torchrun`: prints the torchrun script of one run, to start on each host without SLURM."""
 

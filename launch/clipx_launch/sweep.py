@@ -224,7 +224,7 @@ def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
     require(isinstance(spec, RunSpec), f"hydra/launcher launches only clipx.train, not {spec.kind}: remove it")
     folder = Path(spec.run_dir).absolute()
     _check_path(folder, "run_dir")
-    spec.run_dir = str(folder)
+    spec = replace(spec, run_dir=str(folder))
     point = Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec))
     before = Point.read(folder)
     if before is None or before.content != point.content:
@@ -235,8 +235,7 @@ def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
 
 def _replan(point: Point) -> Planned:
     """Plans a point again. It resumes from its checkpoint if it has one."""
-    spec = point.spec()
-    spec.run_dir = str(point.folder)  # the sweep may have been moved
+    spec = replace(point.spec(), run_dir=str(point.folder))  # the sweep may have been moved
     fresh = Point(folder=point.folder, index=point.index, overrides=point.overrides, content=config_hash(spec))
     return Planned(fresh, replace(spec, resume="auto") if spec.resume == "none" else spec, point)
 

@@ -52,7 +52,7 @@ def launch(
 def script(spec: TorchrunSpec, planned: Planned) -> str:
     """Returns the script. All hosts use the same run directory, and a second start resumes the run there."""
     typed = planned.point.overrides
-    added = {"run_dir": planned.spec.run_dir, "resume": "auto"}
+    added = {"run_dir": str(planned.point.folder), "resume": "auto"}
     typed_keys = {word.partition("=")[0] for word in typed}
     added_words = [f"{key}={value}" for key, value in added.items() if key not in typed_keys]
     folders = [word for folder in plugins.__path__ for word in ("--config-dir", str(folder))]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from open_clip_train import scheduler as open_clip  # type: ignore[import-untyped]
 
-from clipx.config.duration import Cadence, Duration, Length
+from clipx.config.duration import Cadence, Duration, Interval, Length
 from clipx.schedule import ConstantCooldownSpec, ConstantScheduleSpec, CosineSpec, ScheduleSpec
 
 EPOCH, BATCH = 6400, 64  # 100 steps per epoch
@@ -29,14 +29,14 @@ def test_a_duration_is_a_number_times_a_unit_or_a_share_of_the_run(text: str, sa
     assert Duration.parse(text, "d", share="%" in text).samples(Length(EPOCH, BATCH, 100_000)) == samples
 
 
-def due_samples(cadence: Cadence, batch: int, total: int) -> list[int]:
+def due_samples(cadence: Interval, batch: int, total: int) -> list[int]:
     return [after for after in range(batch, total + 1, batch) if cadence.due(after - batch, after)]
 
 
 @given(period=st.integers(1, 2000), batch=st.integers(1, 2000), steps=st.integers(1, 50))
 def test_a_cadence_is_due_at_the_first_step_that_reaches_each_multiple(period: int, batch: int, steps: int) -> None:
-    cadence, total = Cadence.parse(f"{period}sa", "c", Length(EPOCH, BATCH)), steps * batch
-    assert cadence == Cadence(period, at_end=True)
+    cadence, total = Cadence.parse(f"{period}sa", "c").on(Length(EPOCH, BATCH), "c"), steps * batch
+    assert cadence == Interval(period, at_end=True)
     assert due_samples(cadence, batch, total) == sorted(
         {-(-multiple // batch) * batch for multiple in range(period, total + 1, period)}
     )
@@ -110,7 +110,7 @@ def test_the_default_warm_up_is_10000_steps_and_at_most_a_twentieth_of_the_run(
 ) -> None:
     spec = compose(f"schedule={name}", "data=csv").schedule  # data without a recipe
     length = Length(EPOCH, BATCH, steps * BATCH)
-    spec.check_fits(f"{steps}st", length)
+    spec.check_fits(Duration.parse(f"{steps}st", "duration"), length)
     expected = type(spec)(warmup=f"{round(warmup * BATCH)}sa").build(1e-3, length)
     rate = spec.build(1e-3, length)
     seen = [round(share * length.total) for share in (0, 0.001, 0.0099, 0.02, 0.049, 0.05, 0.5, 0.9, 1)]

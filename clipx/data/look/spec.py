@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.data.spec import DataSpec, check_effect
 from clipx.errors import require
 from clipx.model.spec import ModelSpec
@@ -16,7 +17,7 @@ UNUSED = ("evaluator", "objective", "optimizer")
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class LookSpec:
     """`python -m clipx.data.look`: writes an HTML page about a data set as training reads it."""
 

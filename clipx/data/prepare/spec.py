@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from clipx.config.registry import MISSING, option
+from clipx.config.specs import frozen
 from clipx.data.csv import Columns, is_separator
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import MAX_PIXELS
@@ -33,7 +33,7 @@ class Resize(StrEnum):
 
 
 @option("")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class PrepareSpec:
     """Converts images and captions into WebDataset shards."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from clipx.config.specs import frozen
 from clipx.data.selection.expression import Condition
 from clipx.data.source import ImageFiles, Split
 from clipx.data.spec import Dataset, DataSpec, all_held_out
@@ -22,7 +23,7 @@ _UNSELECTED: dict[str, Any] = {"keep": None, "where": None, "table": None, "weig
 _RETRY_S = 120.0  # of remote files of ids and weights, where the data has no retry_s
 
 
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SelectionSpec(DataSpec):
     """Options of data whose training samples can be selected. Held-out samples are not."""
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config import Length, option
+from clipx.config import Length, frozen, option
 from clipx.distributed import Comm
 from clipx.errors import require
 from clipx.objective import ObjectiveSpec
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class HardestNegativeSpec(ObjectiveSpec):
     """Hinge loss on the hardest negative of each image and text in the global batch (VSE++, arXiv:1707.05612)."""
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from clipx.config import MISSING, option
+from clipx.config import MISSING, frozen, option
 from clipx.data import (
     BadRecord,
     BadSample,
@@ -25,7 +25,7 @@ ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 
 
 @option("data")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class SidecarSpec(DataSpec):
     """A folder of images, each with a text file of the same name that has a caption a line."""
 

@@ -17,6 +17,7 @@ from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 from clipx.logger import Row
 from clipx.report.console import format_score, is_headline
+from clipx.trainer.spec import parse_duration
 from clipx_launch.files import Launch
 from clipx_launch.point import Point, Result
 
@@ -136,7 +137,7 @@ def _length(config: Path) -> tuple[Duration, int]:
     duration, batch = values["duration"], values["data"]["batch_size"]
     if not isinstance(duration, str) or type(batch) is not int or not 0 < batch < _MOST:
         raise TypeError
-    return Duration.parse(duration, "duration"), batch
+    return parse_duration(duration), batch
 
 
 def _steps(config: Path, row: Row) -> int | None:

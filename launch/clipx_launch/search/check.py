@@ -49,7 +49,7 @@ def metric_of(spec: OptunaSpec, run: RunSpec) -> str:
         check_metric("hydra.sweeper.metric", metric, run.evaluator, head)
     most = None
     if spec.pruner is not Pruner.none and metric != LOSS:
-        most = evaluations_before_end(metric, run.evaluator, run.duration, Length(0, run.data.batch_size))
+        most = evaluations_before_end(metric, run.evaluator, run.whole, Length(0, run.data.batch_size))
     require(
         most is None or most > spec.warmup,
         f"hydra.sweeper.pruner={spec.pruner} needs evaluations before the end of a run, and {metric} has {most} in "

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.errors import require
 
 
@@ -81,7 +82,7 @@ _PRUNERS: dict[str, tuple[Pruner, ...]] = {  # pruners that read an option
 
 
 @option("sweeper")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class OptunaSpec:
     """`hydra/sweeper=clipx_optuna`: searches for the best values of options with Optuna."""
 

@@ -89,7 +89,22 @@ def test_changes_of_the_training_are_reported_and_others_are_not(tmp_path: Path)
     assert sorted(changed) == sorted(lines.values())
 
 
-SAVING = (*VIT, "duration=4st", "checkpoint.every=2st", "resume=auto")
+def test_a_value_that_the_start_of_the_run_finds_is_no_change(tmp_path: Path) -> None:
+    """A sweep that is launched again compares the composed configuration with the saved one."""
+    found = ("model.image.mean=[0.1,0.2,0.3]", "model.image.std=[0.1,0.2,0.3]")
+    rundir = create_run(tmp_path, "model.image.weights=/trunk.pt", *found)
+
+    def is_another_run(*typed: str) -> bool:
+        try:
+            return rundir.claim(small(tmp_path, "resume=auto", "model.image.weights=/trunk.pt", *typed)) != []
+        except CheckpointError:
+            return True
+
+    assert not is_another_run() and not is_another_run(*found)
+    assert is_another_run("model.image.mean=[0,0,0]")
+
+
+SAVING = (*VIT, "precision=fp32", "duration=4st", "checkpoint.every=2st", "resume=auto")
 
 
 @pytest.fixture(scope="module")

@@ -81,14 +81,13 @@ def test_steps_between_logs_read_nothing(
 
 def test_a_batch_of_an_evaluation_reads_nothing(tmp_path: Path, reads_of_copies: list[int]) -> None:
     """The number of reads of an evaluation does not depend on the number of its batches."""
-    trainer = Trainer(small(tmp_path / "run", *VIT, "evaluator=[retrieval,zeroshot]"))
     counts = []
     for size in (48, 8):
-        for evaluator in trainer.spec.evaluator.values():
-            evaluator.batch_size = size
+        sizes = [f"evaluator.{name}.batch_size={size}" for name in ("retrieval", "zeroshot")]
+        trainer = Trainer(small(tmp_path / f"run{size}", *VIT, "evaluator=[retrieval,zeroshot]", *sizes))
         with HostReads([trainer.learner.model]) as reads:
             trainer.evaluation.overdue = list(trainer.spec.evaluator)
             trainer.evaluation.run(trainer.learner, lambda bad: None, lambda: None, Progress(shown=False))
         counts.append(len(reads.found))
-    trainer.close()
+        trainer.close()
     assert counts[0] == counts[1] < 20

@@ -1,11 +1,10 @@
 """The default objective, on one rank out of memory in its third step."""
 
-from dataclasses import dataclass
-
 import torch
 
 from clipx.config.duration import Length
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
@@ -14,7 +13,7 @@ CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capaci
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class ExhaustedSpec(InfoNCESpec):
     kind: str = "exhausted"
     rank: int = 1  # the rank out of memory

@@ -1,10 +1,10 @@
 """The default objective, with faults on one rank and a log of where it runs."""
 
 import os
-from dataclasses import dataclass
 
 from clipx.config.duration import Length
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
@@ -13,7 +13,7 @@ WORD = "first"
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class FaultySpec(InfoNCESpec):
     kind: str = "faulty"
     rank: int | None = None  # the failing rank

@@ -4,11 +4,11 @@ import select
 import signal
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.config.duration import Length
 from clipx.config.registry import option
+from clipx.config.specs import frozen
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
@@ -18,7 +18,7 @@ LIMIT_S = 600.0
 
 
 @option("objective")
-@dataclass(kw_only=True, slots=True)
+@frozen
 class HeldSpec(InfoNCESpec):
     kind: str = "held"
     until: str  # the run is held until this file exists, or until a signal

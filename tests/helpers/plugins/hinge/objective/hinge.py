@@ -1,11 +1,9 @@
 """Hinge loss over all pairs of the global batch (VSE, arXiv:1411.2539)."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from clipx.config import Length, option
+from clipx.config import Length, frozen, option
 from clipx.distributed import Comm
 from clipx.errors import require
 from clipx.objective import ObjectiveSpec
@@ -13,7 +11,7 @@ from clipx.objective.base import Metrics, Objective, StepInputs
 
 
 @option("objective")  # registers its options as /schema/objective/hinge
-@dataclass(kw_only=True, slots=True)
+@frozen
 class HingeSpec(ObjectiveSpec):
     """Hinge loss over all pairs of the global batch."""
 
