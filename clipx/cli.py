@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydra import main as hydra_main
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
+from clipx.compat import get_args_parser
 from clipx.config import plugins
 from clipx.config.compose import (
     checked,
@@ -250,7 +250,7 @@ def _typed_arguments(command: str) -> argparse.Namespace:
     for word in sys.argv[1:]:
         require(is_text(word), f"{escaped(word)} contains an unprintable character: remove it, or rename the file")
     words = list(map(hydra_override, sys.argv[1:]))
-    parser = get_args_parser()  # it has no public name
+    parser: argparse.ArgumentParser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
     if not {"-sc", "--shell-completion"} & set(words):
         typed = sys.argv[1:]

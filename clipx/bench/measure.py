@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from clipx.compat import TorchDispatchMode, schema_of
 from clipx.distributed.comm import Comm
 
 K = TypeVar("K")
@@ -170,13 +170,13 @@ class Collectives(TorchDispatchMode):
         return out
 
     def _count(self, func: Any, args: Sequence[Any], out: Any) -> None:
-        name = func._schema.name.split("::")[1].strip("_")
+        name = func.name().split("::")[1].strip("_")
         if name.startswith(("barrier", "wait_tensor", "monitored_barrier")):
             return
         kind = next((kind for start, kind in _KINDS.items() if name.startswith(start)), name)
         sent: list[Tensor] = []
         received = list(_tensors(out)) if func.namespace == "_c10d_functional" else []
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        for argument, value in zip(schema_of(func).arguments, args, strict=False):
             if not argument.name.startswith("output") and kind != "recv":
                 sent += _tensors(value)
             if not argument.name.startswith("input") and kind != "send" and func.namespace == "c10d":

@@ -54,9 +54,7 @@ class RankConfig:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if self.stand_in and self.ranks > 1:
-            from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
-
-            dist.init_process_group("fake", rank=self.rank, world_size=self.ranks, store=FakeStore())
+            dist.init_process_group("fake", rank=self.rank, world_size=self.ranks)
         elif self.ranks > 1:
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",

@@ -26,8 +26,7 @@ def based_on(saved: DictConfig, config_name: str, files: Sequence[Path] = ()) ->
     own: dict[str, Any] = {}
     defaults: list[Any] = [config_name]
     chosen = {group for path in files for group in _chosen_in(path, set())}
-    for key in map(str, saved):
-        node = saved._get_node(key)
+    for key, node in _items(saved):
         if key in chosen:
             continue
         if not (CONF_DIR / key).is_dir():
@@ -49,12 +48,17 @@ def describe_model(model: DictConfig | None) -> None:
     """Registers the model that the option `weights` of the group model composes. None: there is no description."""
     values, kind, text, text_kind = {}, "clip", {}, "clip"
     if model is not None:
-        values = {key: model._get_node(key) for key in map(str, model) if key not in ("kind", "text", "weights")}
-        text = {key: model.text._get_node(key) for key in map(str, model.text) if key != "kind"}
+        values = {key: node for key, node in _items(model) if key not in ("kind", "text", "weights")}
+        text = {key: node for key, node in _items(model.text) if key != "kind"}
         kind, text_kind = model.kind, model.text.kind
     schemas = f"/schema/model/{kind}@_here_", f"/schema/text/{text_kind}@_here_"
     _store(f"model/{DESCRIBED}", {"defaults": [schemas[0], "_self_"], **values} if model else {}, name="sizes")
     _store("model/text", {"defaults": [schemas[1], "_self_"], **text}, name=DESCRIBED)
+
+
+def _items(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
+    """Yields keys and values as they are written: interpolations are not resolved."""
+    return ((str(key), value) for key, value in cfg.items_ex(resolve=False))
 
 
 def _chosen_in(path: Path, read: set[Path]) -> Iterator[str]:
@@ -76,7 +80,7 @@ def _store_option(group: str, option: DictConfig, nested: Any = ()) -> None:
         _store_option(f"{group}/{name}", option[name])
     schema = f"/schema/{group.rpartition('/')[2]}/{option.kind}@_here_"
     defaults = [schema, *({name: SAVED} for name in nested)]
-    values = {key: option._get_node(key) for key in map(str, option) if key not in ("kind", *nested)}
+    values = {key: node for key, node in _items(option) if key not in ("kind", *nested)}
     _store(group, {"defaults": [*defaults, "_self_"], **values})
 
 

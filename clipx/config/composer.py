@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,6 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from clipx.compat import apply_overrides, config_repository, overrides_dirname
 from clipx.config.compose import checked, compose_config, isolated_hydra, misplaced_keys_as_errors, with_run_dir
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.errors import ConfigError
@@ -58,7 +58,7 @@ class Composer:
             if isinstance(composed, Exception):
                 raise composed
             cfg = copy.deepcopy(composed)
-            ConfigLoaderImpl._apply_overrides_to_config([x for x in parsed if not self._chooses(x)], cfg)
+            apply_overrides([x for x in parsed if not self._chooses(x)], cfg)
         return cfg, parsed
 
     def _chooses(self, override: Override) -> bool:
@@ -79,7 +79,6 @@ class PointComposer:
     """Composes and checks the points of the sweep `config`. `loader`: Hydra's, of the sweep."""
 
     def __init__(self, loader: ConfigLoader, config: DictConfig) -> None:
-        assert isinstance(loader, ConfigLoaderImpl)
         typed = typing.cast("list[str]", OmegaConf.to_container(config.hydra.overrides.hydra))
         self._composer = Composer(
             lambda choices: loader.load_sweep_config(config, list(choices)),
@@ -109,7 +108,7 @@ class PointComposer:
         with read_write(hydra), open_dict(hydra):
             hydra.overrides.task = [override.input_line for override in task]
             hydra.job.id, hydra.job.num = str(index), index
-            hydra.job.override_dirname = get_overrides_dirname(task, **hydra.job.config.override_dirname)
+            hydra.job.override_dirname = overrides_dirname(task, **hydra.job.config.override_dirname)
             HydraConfig.instance().cfg = typing.cast("Any", cfg)  # for a folder that refers to the job
             hydra.runtime.output_dir = str(Path(hydra.sweep.dir, hydra.sweep.subdir).absolute())
         return cfg
@@ -117,6 +116,6 @@ class PointComposer:
 
 def _groups(loader: ConfigLoader, config_name: str, overrides: list[str]) -> Callable[[str], bool]:
     """Returns a function of a key: whether it is a group, also in the folders that these overrides of Hydra add."""
-    assert isinstance(loader, ConfigLoaderImpl)
-    _, repository = loader._parse_overrides_and_create_caching_repo(config_name, overrides)
-    return repository.group_exists
+    _, repository = config_repository(loader, config_name, overrides)
+    found: Callable[[str], bool] = repository.group_exists
+    return found

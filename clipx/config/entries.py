@@ -76,11 +76,12 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 def spec_entries(cls: type, cfg: DictConfig | None, prefix: str) -> Iterator[Entry]:
     """Yields each key of a spec, with the values of `cfg`; None: with the defaults of the class."""
     hints, docs = typing.get_type_hints(cls), field_docs(cls)
+    values = {} if cfg is None else dict(cfg.items_ex(resolve=False))
     for field in shown_fields(cls):
         key, hint, doc = f"{prefix}{field.name}", hints[field.name], docs.get(field.name, "")
-        node = None if cfg is None else cfg._get_node(field.name)
-        yield Entry(key, type_name(hint), _value(node, field), doc)
-        yield from _entries_below(key, hint, node)
+        value = values[field.name] if field.name in values else _default(field)
+        yield Entry(key, type_name(hint), _written(value), doc)
+        yield from _entries_below(key, hint, value)
 
 
 def _entries_below(key: str, hint: Any, node: Any) -> Iterator[Entry]:
@@ -91,9 +92,9 @@ def _entries_below(key: str, hint: Any, node: Any) -> Iterator[Entry]:
     elif dataclasses.is_dataclass(hint):
         yield from spec_entries(typing.cast("type", hint), None, f"{key}.")
     elif origin is dict and dataclasses.is_dataclass(arguments[1]):
-        named = [] if not isinstance(node, DictConfig) or node._is_none() else list(node)
-        for name in named:
-            yield from _entries_below(f"{key}.{name}", arguments[1], node._get_node(name))
+        named = list(node) if isinstance(node, DictConfig) else []
+        for name, value in node.items_ex(resolve=False) if named else ():
+            yield from _entries_below(f"{key}.{name}", arguments[1], value)
         of = typing.cast("type", arguments[1])
         if not named and not _is_base(of):
             yield from spec_entries(of, None, f"{key}.NAME.")
@@ -106,17 +107,18 @@ def _is_base(cls: type) -> bool:
     return any(f.name == "kind" and f.default == MISSING for f in dataclasses.fields(cls))
 
 
-def _value(node: Any, field: dataclasses.Field[Any]) -> str:
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """Returns the default of a field of a class that no configuration holds; MISSING if it is a spec."""
+    default = default_of(field)
+    return MISSING if dataclasses.is_dataclass(default) else default
+
+
+def _written(value: Any) -> str:
     """Returns a value as it is typed on the command line. The keys of a spec follow it as entries."""
-    if node is None:  # of a class that no configuration holds
-        default = default_of(field)
-        return str(MISSING) if dataclasses.is_dataclass(default) else typed(default)
-    if node._is_missing():
-        return str(MISSING)
-    if OmegaConf.is_config(node):
-        value = OmegaConf.to_container(node, resolve=False)
-        return "{…}" if isinstance(value, dict) and value else typed(value)  # its keys follow
-    return typed(node._value())
+    if OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=False)
+        return "{…}" if isinstance(value, dict) and value else typed(value)
+    return typed(value)
 
 
 def typed(value: Any) -> str:

@@ -96,7 +96,7 @@ def _group_header(cfg: DictConfig, group: str, choice: Any, folders: Sequence[Pa
     """Describes a group: its options, and the one that is selected."""
     names = ", ".join(option_files(group, folders))
     lines = [textwrap.fill(f"Options of {group}: {names}", width, subsequent_indent="    ")]
-    node = cfg._get_node(group)
+    node = OmegaConf.select(cfg, group)
     cls = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
     if dataclasses.is_dataclass(cls):
         about = textwrap.indent(inspect.cleandoc(cls.__doc__ or ""), "    ")

@@ -19,6 +19,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from clipx.compat import root_of
 from clipx.config import source
 from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
 from clipx.config.registry import DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, option_files
@@ -170,7 +171,7 @@ def unknown_key(key: str, siblings: Sequence[str], node: Node | None = None, fre
         return f"{key} is now {parent}{dot}{new}: write {parent}{dot}{new}=…"
     if gone := removed(group_key(key), siblings):
         return f"{key} no longer exists: {gone.reason}; remove it"
-    root = None if node is None else node._get_root()
+    root = None if node is None else root_of(node)
     command = root if isinstance(root, DictConfig) and dataclasses.is_dataclass(OmegaConf.get_type(root)) else None
     settable = siblings if command is None or parent else settable_keys(command)
     known = [sibling for sibling in siblings if sibling != "kind" and sibling in settable]

@@ -23,6 +23,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, Node, OmegaConf
 from omegaconf.resolvers import oc
 
+from clipx.compat import full_key_of
 from clipx.config import plugins
 from clipx.errors import ConfigError, require
 from clipx.storage.url import is_secret
@@ -93,7 +94,7 @@ def env(variable: str, *default: Any, _node_: Node) -> Any:
     Raises ConfigError for secrets, and in `name`, a part of folders and of names of other services, for all but the
     variables of a user, host or job.
     """
-    key = _node_._get_full_key(None)
+    key = full_key_of(_node_)(None)
     shown = f"{key} reads the environment variable {variable}"
     require(not is_secret(variable), f"{shown}, a secret, which the run would save: remove it")
     require(

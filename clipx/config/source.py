@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.core_plugins import file_config_source
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.plugins import Plugins
 
+from clipx import compat
 from clipx.config.registry import CONF_DIR
 from clipx.config.safe_yaml import check_size
 from clipx.errors import ConfigError
@@ -25,15 +24,16 @@ latest: Path | None = None
 def register() -> None:
     """Registers the source, in place of Hydra's, for all folders of configuration files."""
     Plugins.instance()  # imports the plug-ins of Hydra, its own sources among them
-    SourcesRegistry.instance().types[FileConfigSource.scheme()] = FileConfigSource  # `register` would keep Hydra's
+    types = compat.SourcesRegistry.instance().types
+    types[FileConfigSource.scheme()] = FileConfigSource  # `register` would keep Hydra's
 
 
-class FileConfigSource(file_config_source.FileConfigSource):
+class FileConfigSource(compat.FileConfigSource):
     """Folder of configuration files."""
 
     def load_config(self, config_path: str) -> Any:
         global latest
-        latest = path = Path(os.path.realpath(Path(self.path) / self._normalize_file_name(config_path)))
+        latest = path = Path(os.path.realpath(Path(self.path) / f"{config_path.removesuffix('.yaml')}.yaml"))
         if path.is_relative_to(CONF_DIR):
             return super().load_config(config_path)
         try:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
+from clipx.compat import flags_of
 from clipx.config.open_clip_command import answer, flag_name
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
@@ -42,7 +43,7 @@ def check_typed(
 
     `translated` returns the message for words with flags of open_clip; it receives the flags that exist.
     """
-    flags = parser._option_string_actions
+    flags = flags_of(parser)
     seen: dict[str, list[str]] = {}
     for word in words:
         name = word.partition("=")[0]

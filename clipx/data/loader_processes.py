@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from clipx.compat import loader_workers
 from clipx.data.processes import Environment, blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
 from clipx.errors import DataError, exhausted
 
@@ -131,7 +132,7 @@ def _replaced_sigchld(handler: Callable[[int, FrameType | None], None] | None) -
 
 def _check_alive(items: object, wait_s: float = 0.0, cause: Exception | None = None) -> None:
     """Raises DataError if a loader process of the iterator has ended, or ends within `wait_s`."""
-    workers = {worker.sentinel: worker for worker in getattr(items, "_workers", ())}
+    workers = {worker.sentinel: worker for worker in loader_workers(items, ())}
     for ended in multiprocessing.connection.wait(workers, wait_s) if workers else ():
         worker = workers[ended]
         worker.join()

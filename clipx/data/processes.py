@@ -15,6 +15,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from clipx.compat import processes_of_pool
 from clipx.escape import EscapedLogRecord
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
@@ -100,12 +101,10 @@ def why_ended(code: int, less_memory: str) -> str:
 
 
 def processes_of(pool: ProcessPoolExecutor) -> Mapping[int, BaseProcess]:
-    """Returns the processes of a pool by pid, for `first_death`: before it starts them.
-
-    Python 3.11 to 3.14 name them so.
-    """
+    """Returns the processes of a pool by pid, for `first_death`: before it starts them."""
     first_oom_kills()
-    return pool._processes
+    processes: Mapping[int, BaseProcess] = processes_of_pool(pool)
+    return processes
 
 
 def first_death(processes: Mapping[int, BaseProcess], less_memory: str) -> str:

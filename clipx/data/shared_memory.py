@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import get_worker_info
 
+from clipx.compat import new_shared, open_shared, share_fd
 from clipx.data.batch import PART_SAMPLES
 from clipx.errors import DataError
 
@@ -49,7 +50,7 @@ def copy_to_shared(rows: Tensor) -> Tensor:
     """
     by_file = get_sharing_strategy() == "file_descriptor"  # not on macOS
     try:
-        storage = _storage(rows.nbytes) if by_file else torch.UntypedStorage._new_shared(rows.nbytes)
+        storage = _storage(rows.nbytes) if by_file else new_shared(rows.nbytes)
     except (RuntimeError, OSError) as error:
         raise DataError(
             f"{rows.nbytes / 1e6:,.1f} MB of shared memory for samples cannot be allocated ({error}): "
@@ -60,7 +61,7 @@ def copy_to_shared(rows: Tensor) -> Tensor:
     shared = torch.empty(0, dtype=rows.dtype).set_(storage).view(rows.shape)
     if not by_file:
         return shared.copy_(rows)
-    file, _ = storage._share_fd_cpu_()
+    file, _ = share_fd(storage)
     left = memoryview(rows.numpy().reshape(-1).view(np.uint8).data)
     while left:
         left = left[os.pwrite(file, left, rows.nbytes - len(left)) :]
@@ -77,17 +78,17 @@ def _storage(size: int) -> torch.UntypedStorage:
     kept = _kept(os.getpid())
     unused = sorted((os.fstat(file).st_size, file) for file in kept if _is_unused(file))
     if not unused:
-        storage: torch.UntypedStorage = torch.UntypedStorage._new_shared(size)
+        storage: torch.UntypedStorage = new_shared(size)
         if len(kept) < _KEPT:
             with suppress(OSError):  # without /proc all memory is new
-                kept.append(_reopened(storage._share_fd_cpu_()[0]))
+                kept.append(_reopened(share_fd(storage)[0]))
         return storage
     length, file = next((found for found in unused if found[0] >= size), unused[-1])
     if length < size:
         os.posix_fallocate(file, 0, size)
     opened = _reopened(file)
     try:
-        again: torch.UntypedStorage = torch.UntypedStorage._new_shared_fd_cpu(opened, size)  # type: ignore[attr-defined]
+        again: torch.UntypedStorage = open_shared(opened, size)
     finally:
         os.close(opened)
     return again

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from clipx.compat import resize_bicubic, resize_bilinear
 from clipx.data.image_format import reason_unread
 from clipx.data.jpeg import Pixels, decode_jpeg, plain_jpeg, readable_jpeg
 from clipx.data.source import BadSample
@@ -189,8 +190,8 @@ def resize(
 
 
 _RESIZE = {
-    Interpolation.bicubic: torch.ops.aten._upsample_bicubic2d_aa.out,
-    Interpolation.bilinear: torch.ops.aten._upsample_bilinear2d_aa.out,
+    Interpolation.bicubic: resize_bicubic.out,
+    Interpolation.bilinear: resize_bilinear.out,
 }
 
 

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from timm.layers import BatchNormAct2d, convert_sync_batchnorm
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, require
@@ -44,11 +43,11 @@ def synchronize(model: nn.Module, comm: Comm) -> None:
         model.set_submodule(name, _synchronized(norm, comm.device))
 
 
-def _synchronized(norm: _BatchNorm, device: torch.device) -> _BatchNorm:
+def _synchronized(norm: nn.Module, device: torch.device) -> nn.BatchNorm2d:
     """Returns a synchronized module with the parameters, buffers and options of `norm`. Raises ConfigError."""
     options = {name: getattr(norm, name) for name in ("eps", "momentum", "affine", "track_running_stats")}
     if type(norm) is nn.BatchNorm2d:
-        found: _BatchNorm = _SyncedBatchNorm2d(norm.num_features, **options, device="meta")
+        found: nn.BatchNorm2d = _SyncedBatchNorm2d(norm.num_features, **options, device="meta")
     elif type(norm) is BatchNormAct2d:
         found = _SyncedBatchNormAct2d(norm.num_features, **options, device="meta")
         found.drop, found.act = norm.drop, norm.act
@@ -80,7 +79,7 @@ class _Sum(torch.autograd.Function):
         return summed
 
 
-def _normalize(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
+def _normalize(norm: nn.BatchNorm2d, x_NC: Tensor) -> Tensor:
     """Normalizes x [N, C, ...] by each channel's mean and variance over all ranks' samples. Returns x's dtype."""
     dims = [0, *range(2, x_NC.ndim)]
     shape = [1, -1, *[1] * (x_NC.ndim - 2)]
@@ -100,7 +99,7 @@ def _normalize(norm: _BatchNorm, x_NC: Tensor) -> Tensor:
     return normalised_NC
 
 
-def _update_running_stats(norm: _BatchNorm, mean_C: Tensor, var_C: Tensor) -> None:
+def _update_running_stats(norm: nn.BatchNorm2d, mean_C: Tensor, var_C: Tensor) -> None:
     """Updates the running averages as BatchNorm does. Momentum 0 pauses them."""
     if norm.running_mean is None or norm.running_var is None:
         return

@@ -112,16 +112,14 @@ class DdpSpec(DistributedSpec):
 
         for master in (masters or {}).values():  # as DDP does with the weights: GPUs of two kinds draw different ones
             dist.broadcast(master.detach(), 0)
-        if not any(isinstance(module, BATCH_NORM) for module in model.modules()):
-            # DDP would broadcast buffers (the pixel mean and standard deviation) before each step.
-            constants = [name for name, _ in model.named_buffers()]
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, constants)
         wrapped = DistributedDataParallel(  # no device_ids: with them DDP would move the tokens to the device
             model,
             bucket_cap_mb=self.bucket_mb,
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
+        # Buffers without BatchNorm are constants, such as the mean of pixels: they are not broadcast before each step.
+        wrapped.broadcast_buffers = any(isinstance(module, BATCH_NORM) for module in model.modules())
         narrow = any(p.dtype.itemsize == 2 for p in model.parameters())
         if narrow or self.compression is not Compression.none:
             from clipx.distributed.reduction import WideReduction, average_bucket

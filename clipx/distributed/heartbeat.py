@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
-# Exported by torch.distributed, where mypy does not find them.
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from clipx.abort import ENDING, abort
+from clipx.compat import default_store
 from clipx.distributed.consistency import format_names
 from clipx.distributed.launch_env import node_name, read_launch_env
 from clipx.errors import ClipxError, NotSynced, PeerLost, Stopped
@@ -95,9 +95,7 @@ class Heartbeats:
     @classmethod
     def of_group(cls, rank: int, world: int) -> Heartbeats:
         """Starts heartbeats in a process group that exists already."""
-        from torch.distributed.distributed_c10d import _get_default_store
-
-        heartbeats = cls(PrefixStore(f"{next(_groups)}", _get_default_store()), rank, world)
+        heartbeats = cls(PrefixStore(f"{next(_groups)}", default_store()), rank, world)
         heartbeats.start()
         return heartbeats
 

@@ -12,11 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from torch._C._distributed_c10d import (  # exported by torch.distributed, where mypy does not find them
-    PrefixStore,
-    Store,
-    TCPStore,
-)
+from torch.distributed import PrefixStore, Store, TCPStore
 
 from clipx.distributed.consistency import describe_mismatch, digest, format_names, format_ranks, format_ranks_with_hosts
 from clipx.distributed.heartbeat import Heartbeats, call_with_timeout

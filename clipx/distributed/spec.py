@@ -23,7 +23,7 @@ from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launc
 from clipx.errors import ConfigError, PeerLost, require
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
     from clipx.distributed.heartbeat import Heartbeats
     from clipx.model.clip import CLIP

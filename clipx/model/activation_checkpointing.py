@@ -13,6 +13,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from clipx import compat
 from clipx.errors import require
 from clipx.model import varlen
 from clipx.model.batchnorm import BATCH_NORM, frozen_statistics
@@ -24,12 +25,12 @@ _PRODUCTS = [
     _aten.bmm.default,
     _aten.baddbmm.default,
     _aten.convolution.default,
-    _aten._scaled_mm.default,
-    _aten._int_mm.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
+    compat.scaled_mm.default,
+    compat.int_mm.default,
+    compat.attention_flash.default,
+    compat.attention_cpu.default,
+    compat.attention_efficient.default,
+    compat.attention_cudnn.default,
     *varlen.OPERATORS,
 ]
 """Operators that take nearly all of the time. Selective checkpointing stores their outputs."""

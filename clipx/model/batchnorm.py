@@ -8,10 +8,9 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-BATCH_NORM = _BatchNorm
-"""Base class of BatchNorm in any number of dimensions, SyncBatchNorm included."""
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Classes of BatchNorm, of which those of timm are subclasses."""
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -44,7 +43,7 @@ def to_dtype(model: M, dtype: torch.dtype) -> M:
         (module, name, module.get_buffer(name))
         for module in model.modules()
         for name in getattr(type(module), "constants", ())
-        if name in module._buffers
+        if name in dict(module.named_buffers(recurse=False))
     ]
     model.to(dtype)
     for module in model.modules():

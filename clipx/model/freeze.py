@@ -11,7 +11,7 @@ from clipx.model.clip import CLIP
 from clipx.model.layers import parameter_layers
 from clipx.model.spec import ModelSpec
 
-NORMS = (BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
+NORMS = (*BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
 
 
 def freeze(model: CLIP, spec: ModelSpec) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from clipx.compat import pytree
 from clipx.errors import ConfigError, require
 from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.hf_text_spec import HfTextSpec
@@ -26,7 +27,7 @@ from clipx.storage.hub import HUB, hub_files
 from clipx.storage.safe_json import check_sizes, parse_json, read_regular
 
 # transformers imports torchao, whose calls torch deprecates: nothing that a user of clipx could change.
-logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
+logging.getLogger(pytree.__name__).setLevel(logging.ERROR)
 try:
     import transformers
     from transformers import AttentionInterface, AttentionMaskInterface

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.flop_counter import register_flop_formula
 
-_aten = torch.ops.aten
+from clipx.compat import FakeTensor, attention_cpu, attention_cpu_backward, attention_varlen
+
 _Views = tuple[Tensor, Tensor, Tensor]
 
 
@@ -68,7 +68,7 @@ def _cpu_attention(qkv_T3HK: Tensor, start_S: Tensor, causal: bool) -> tuple[Ten
     batches."""
     outs, lses = [], []
     for q_NHLK, k_NHLK, v_NHLK in _batches(qkv_T3HK, start_S):
-        out_NHLK, lse_NHL = _aten._scaled_dot_product_flash_attention_for_cpu(q_NHLK, k_NHLK, v_NHLK, 0.0, causal)
+        out_NHLK, lse_NHL = attention_cpu(q_NHLK, k_NHLK, v_NHLK, 0.0, causal)
         outs.append(out_NHLK.transpose(1, 2).flatten(0, 1))
         lses.append(lse_NHL.flatten())
     return torch.cat(outs), torch.cat(lses)
@@ -88,9 +88,7 @@ def _cpu_backward(
             x_THK[rows].unflatten(0, (texts, length)).transpose(1, 2) for x_THK in (grad_THK, out_THK)
         )
         lse_NHL = lse[rows.start * heads : rows.stop * heads].view(texts, heads, length)
-        parts = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad_NHLK, q_NHLK, k_NHLK, v_NHLK, out_NHLK, lse_NHL, 0.0, causal
-        )
+        parts = attention_cpu_backward(grad_NHLK, q_NHLK, k_NHLK, v_NHLK, out_NHLK, lse_NHL, 0.0, causal)
         for i, part_NHLK in enumerate(parts):
             grad_qkv_T3HK[rows, i].unflatten(0, (texts, length)).copy_(part_NHLK.transpose(1, 2))
         first = rows.stop
@@ -157,5 +155,5 @@ def _(grad_THK: Tensor, qkv_T3HK: Tensor, out_THK: Tensor, lse: Tensor, start_S:
     return 5 * _product_flops(qkv_T3HK, start_S)  # one recomputes the scores
 
 
-OPERATORS = (torch.ops.torch_attn._varlen_attn.default, torch.ops.clipx.varlen_attention.default)
+OPERATORS = (attention_varlen.default, torch.ops.clipx.varlen_attention.default)
 """Operators of the forward pass, for activation checkpointing."""

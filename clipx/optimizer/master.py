@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipx.compat import foreach_add_, foreach_copy_
 from clipx.model.batchnorm import BATCH_NORM, to_dtype
 from clipx.model.clip import CLIP
 
@@ -56,7 +57,7 @@ class MasterWeights:
         added = [(own, master) for own, master in found if master.grad is not None]
         for _, master in fresh:
             master.grad = torch.empty_like(master)
-        for pairs, combine in ((fresh, torch._foreach_copy_), (added, torch._foreach_add_)):
+        for pairs, combine in ((fresh, foreach_copy_), (added, foreach_add_)):
             if pairs:
                 combine([_gradient(master) for _, master in pairs], [_gradient(own) for own, _ in pairs])
         for own, _ in found:
@@ -65,7 +66,7 @@ class MasterWeights:
     @torch.no_grad()
     def copy_weights_to_model(self) -> None:
         """Copies the master's weights to the model, rounded to its format."""
-        torch._foreach_copy_([own for own, _ in self._pairs], [master for _, master in self._pairs])
+        foreach_copy_([own for own, _ in self._pairs], [master for _, master in self._pairs])
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

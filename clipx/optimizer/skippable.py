@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clipx.checkpoint.staging import local_tensor
+from clipx.compat import supports_amp_scaling
 
 
 class SkippableStep:
@@ -23,7 +24,7 @@ class SkippableStep:
         """Wraps `optimizer`. `device`: of `found_inf`. `preserve`: false if the run ends or restores a checkpoint after
         a skipped step, so that an optimizer without a fused kernel need not preserve anything."""
         self.optimizer, self._preserve = optimizer, preserve
-        self._fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))  # GradScaler's protocol
+        self._fused = bool(supports_amp_scaling(optimizer, False))
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         self._weights = weights
         # FSDP's cpu_offload: the gradients are on the host already, and the copy of a flag would not be waited for.

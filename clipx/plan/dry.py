@@ -18,11 +18,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from clipx.compat import FakeTensorMode, TorchDispatchMode, attention_cpu, attention_cpu_backward, pytree
 from clipx.model.clip import empty_input
 from clipx.model.freeze import freeze
 from clipx.model.image_packing import ImagePacking, PackedImages
@@ -48,9 +46,9 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        taken = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        taken = {_storage(x) for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
+        for x in pytree.tree_leaves(out):
             if isinstance(x, Tensor) and (made := _storage(x)) not in self._seen | taken:
                 self._seen.add(made)
                 self.now += (size := x.untyped_storage().nbytes())
@@ -84,8 +82,8 @@ def _attention_backward(out: Shape, query: Shape, key: Shape, value: Shape, *_: 
 
 # Fused attention on the CPU, which torch 2.14 counts as 0.
 _FORMULAS = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    attention_cpu: _attention,
+    attention_cpu_backward: _attention_backward,
 }
 
 
@@ -115,7 +113,7 @@ class CountedFlops:
 
 
 def _storage(x: Tensor) -> int:
-    return int(x.untyped_storage()._cdata)
+    return id(x.untyped_storage())
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from clipx.compat import set_allocator_settings
 from clipx.errors import require
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -94,5 +95,4 @@ def _allocates(device: torch.device) -> bool:
 
 def set_allocator(settings: str) -> None:
     """Configures the allocator of device memory in the format of PYTORCH_ALLOC_CONF."""
-    configure = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # the name differs by version
-    (configure or torch.cuda.memory._set_allocator_settings)(settings)
+    set_allocator_settings(settings)

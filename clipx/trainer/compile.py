@@ -11,7 +11,6 @@ import importlib.util
 import logging
 import os
 import shutil
-import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import field, replace
@@ -19,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipx import compat
 from clipx.config.lazy_torch import torch
 from clipx.config.specs import complete, frozen
 from clipx.errors import ConfigError, require
@@ -39,10 +39,9 @@ RECOMPILE_LIMIT = 64
 
 def recompile_limit_hits() -> int:
     """Returns how often this process ran a function uncompiled because it had too many variants."""
-    if "torch._dynamo.utils" not in sys.modules:
+    if not compat.is_loaded("dynamo_counters"):
         return 0
-    from torch._dynamo.utils import counters
-
+    counters = compat.dynamo_counters
     return sum(count for reason, count in counters["unimplemented"].items() if "limit exceeded" in reason)
 
 
@@ -210,9 +209,7 @@ class CompileSpec:
         """Sets the process-wide options of torch.compile. Call it before anything is compiled."""
         if not self.on:
             return
-        import torch._dynamo.config as dynamo
-        import torch._inductor.config as inductor
-
+        dynamo, inductor = compat.dynamo_config, compat.inductor_config
         dynamo.optimize_ddp = False  # else each block, smaller than a bucket of DDP, is split further
         dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILE_LIMIT)
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # on a CPU it says that there is no GPU

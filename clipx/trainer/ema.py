@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from clipx.checkpoint.staging import local_tensor
 from clipx.checkpoint.state import Tensors, load_module
+from clipx.compat import foreach_copy_, foreach_lerp_
 from clipx.model.clip import CLIP
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class WeightAverage:
 
                 self._sharded = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
         if self._buffers:
-            torch._foreach_copy_([after for _, _, after in self._buffers], [new for _, new, _ in self._buffers])
+            foreach_copy_([after for _, _, after in self._buffers], [new for _, new, _ in self._buffers])
 
     @torch.no_grad()
     def update(self) -> None:
@@ -59,9 +60,9 @@ class WeightAverage:
         pairs = [(local_tensor(own), local_tensor(new)) for own, new in self._pairs]
         pairs += [(own, after) for own, _, after in self._buffers if own.is_floating_point()]
         counters = [(own, after) for own, _, after in self._buffers if not own.is_floating_point()]
-        torch._foreach_lerp_([own for own, _ in pairs], [new for _, new in pairs], 1 - self.decay * self._begun)
+        foreach_lerp_([own for own, _ in pairs], [new for _, new in pairs], 1 - self.decay * self._begun)
         if counters:  # such as num_batches_tracked
-            torch._foreach_copy_([own for own, _ in counters], [after for _, after in counters])
+            foreach_copy_([own for own, _ in counters], [after for _, after in counters])
         self._begun = True
 
     def state(self) -> Tensors:

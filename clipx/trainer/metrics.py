@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from clipx.compat import foreach_sub
 from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
 from clipx.objective.base import Metrics
@@ -191,7 +192,7 @@ def update_norms(model: CLIP, before: Weights, comm: Comm) -> Metrics:
     `before`: the weights before the step.
     """
     return {
-        f"update_{side}": comm.norm(torch._foreach_sub(weights, before[side])) / comm.norm(before[side])
+        f"update_{side}": comm.norm(foreach_sub(weights, before[side])) / comm.norm(before[side])
         for side, weights in towers(model).items()
         if weights
     }

@@ -14,9 +14,9 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import _builder
 from torch import Tensor
 
+from clipx.compat import timm_builder
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import trunk_options
 
@@ -61,9 +61,9 @@ def recorded_loading() -> Iterator[TimmFilter]:
         found.classifiers = (names,) if isinstance(names, str) else tuple(names)
 
     with _LOCK:
-        before = _builder.load_pretrained
-        _builder.load_pretrained = record
+        before = timm_builder.load_pretrained
+        timm_builder.load_pretrained = record
         try:
             yield found
         finally:
-            _builder.load_pretrained = before
+            timm_builder.load_pretrained = before

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,6 +33,9 @@ _EXAMPLES = {
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: {self.prog} --help lists the commands and options")
+
+
+_Add = Callable[..., _Parser]  # add_parser of the commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +66,8 @@ def parser() -> _Parser:
         epilog=_examples(["best outputs/sweep", "resume outputs/sweep"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    command = _command(commands, "status", "prints a table of all runs under the folders, in a sweep or not")
+    add = parser.add_subparsers(dest="command", required=True, metavar="COMMAND").add_parser
+    command = _command(add, "status", "prints a table of all runs under the folders, in a sweep or not")
     command.add_argument(
         "folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER", help="by default outputs"
     )
@@ -73,29 +76,29 @@ def parser() -> _Parser:
         "--watch", action="store_true", help="refresh the table every few seconds until all runs have ended"
     )
     output.add_argument("--json", action="store_true", help="print one JSON document")
-    command = _sweep_command(commands, "logs", "prints the logs of the given points, by default of all failed points")
+    command = _sweep_command(add, "logs", "prints the logs of the given points, by default of all failed points")
     command.add_argument("points", nargs="*", metavar="POINT", help="number or folder of a point")
     command.add_argument("--rank", type=int, help="only the log of this rank; with torchrun, of this node")
     command.add_argument("--follow", action="store_true", help="print new lines until the points have ended")
     command.add_argument(
         "--lines", type=int, default=30, metavar="N", help="number of last lines of each log; 0: all (default 30)"
     )
-    command = _sweep_command(commands, "cancel", "stops points that wait or run; running points save a checkpoint")
+    command = _sweep_command(add, "cancel", "stops points that wait or run; running points save a checkpoint")
     command.add_argument("points", nargs="*", metavar="POINT", help="number or folder of a point (default: all)")
     command.add_argument(
         "--wait", type=float, default=120, metavar="S", help="longest time in seconds for running jobs to save (120)"
     )
-    _sweep_command(commands, "resume", "launches again the points that ended without finishing")
-    best = _sweep_command(commands, "best", "prints the best point by a metric")
-    table = _sweep_command(commands, "results", "writes one row per point: results.csv and results.parquet")
+    _sweep_command(add, "resume", "launches again the points that ended without finishing")
+    best = _sweep_command(add, "best", "prints the best point by a metric")
+    table = _sweep_command(add, "results", "writes one row per point: results.csv and results.parquet")
     for command in (best, table):
         command.add_argument(
             "--metric", help="such as eval/zeroshot/top1 (default: the first headline number, else train/loss)"
         )
     best.add_argument("--lowest", action="store_true", help="the lowest value is the best; a loss implies it")
     best.add_argument("--json", action="store_true", help="print one JSON document")
-    _report_command(commands)
-    commands.add_parser("script", help="prints the script of a run, to submit or start by hand: script --help")
+    _report_command(add)
+    add("script", help="prints the script of a run, to submit or start by hand: script --help")
     return parser
 
 
@@ -103,23 +106,23 @@ def _examples(lines: Sequence[str]) -> str:
     return "\n".join(["examples:", *(f"  clipx-sweep {line}" for line in lines)])
 
 
-def _command(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
+def _command(add: _Add, name: str, text: str) -> _Parser:
     layout = argparse.RawDescriptionHelpFormatter
     epilog = _examples(_EXAMPLES[name])
-    return commands.add_parser(name, help=text, description=text, epilog=epilog, formatter_class=layout)
+    return add(name, help=text, description=text, epilog=epilog, formatter_class=layout)
 
 
-def _sweep_command(commands: argparse._SubParsersAction[_Parser], name: str, text: str) -> _Parser:
-    command = _command(commands, name, text)
+def _sweep_command(add: _Add, name: str, text: str) -> _Parser:
+    command = _command(add, name, text)
     command.add_argument("sweep", type=Path, metavar="SWEEP", help="folder of the sweep, hydra.sweep.dir")
     return command
 
 
-def _report_command(commands: argparse._SubParsersAction[_Parser]) -> None:
+def _report_command(add: _Add) -> None:
     text = (
         "writes one page that compares the points of sweeps, or several runs: report.html or comparison.html, and .json"
     )
-    command = _command(commands, "report", text)
+    command = _command(add, "report", text)
     command.add_argument(
         "folders", type=Path, nargs="+", metavar="FOLDER", help="sweeps, compared together; or two or more "
         "runs, compared by the options that differ"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 from submitit.core.utils import FailedJobError, FailedSubmissionError
-from submitit.slurm.slurm import SlurmExecutor
 
+from clipx.compat import submit_script
 from clipx.config.compose import checked
 from clipx.errors import require
 from clipx.output import lose_output
@@ -133,28 +133,12 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
 def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: dict[str, str], after: str | None) -> str:
     text = sbatch_script(spec, folder, _folders(points), code, after)
     with redirect_stderr(StringIO()), _outside_job():  # submitit's error repeats the message of sbatch
-        job = ScriptExecutor(launch_dir(folder))._submit_command(text).job_id
+        job = submit_script(launch_dir(folder), text)
     written = launch_dir(folder) / f"{job}_submission.sh"
     for task, planned in enumerate(points):
         planned.point.record_job(job, task if len(points) > 1 else None)
     _link_script(written, points)
     return job
-
-
-class ScriptExecutor(SlurmExecutor):
-    """submitit executor that writes, submits and stores a complete script.
-
-    submitit's public `submit` accepts only a Python function, pickles it, and runs it in one of its modules, whose job
-    is COMPLETED even if the function raises. It has no public method to submit a script, hence the two private names.
-    """
-
-    @classmethod
-    def affinity(cls) -> int:
-        """Reports the executor as available. `check_site` verifies that SLURM is."""
-        return 1
-
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return command
 
 
 @contextmanager

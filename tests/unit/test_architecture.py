@@ -1,4 +1,4 @@
-"""Files, classes and functions that docs/architecture names exist, and its picture shows all layers."""
+"""Files, classes and functions that docs/architecture names exist, and its pictures show all layers and these files."""
 
 from __future__ import annotations
 
@@ -45,3 +45,16 @@ def test_the_picture_shows_the_layers_of_the_contract() -> None:
     drawn = (ROOT / "docs/architecture/layers.svg").read_text(encoding="utf-8")
     assert module["picture"]() == drawn, "python docs/architecture/picture.py writes it again"
     assert {name for names in module["layers"]() for name in names} >= {"clipx_launch", "trainer", "errors"}
+
+
+def test_the_picture_of_the_flow_names_files_and_classes_that_exist() -> None:
+    module = runpy.run_path(str(ROOT / "docs/architecture/picture.py"))
+    drawn = (ROOT / "docs/architecture/flow.svg").read_text(encoding="utf-8")
+    assert module["flow"]() == drawn, "python docs/architecture/picture.py writes it again"
+    files = re.findall(r">(clipx/[^<]+)<", drawn)
+    assert len(files) > 15
+    assert not [file for file in files if not (ROOT / file).exists()]
+    named = {part.name: part.file for part in module["FLOW"].values()}
+    for name in ("Source", "Order", "Batch", "DevicePrefetcher", "Objective", "WeightAverage", "Meter"):
+        assert f"class {name}" in (ROOT / named[name]).read_text(encoding="utf-8"), name
+    assert "Trainer.step" in drawn and "def step(" in (ROOT / "clipx/trainer/trainer.py").read_text(encoding="utf-8")

@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 
 from clipx.bench.contenders import Contender
 from clipx.bench.gpu_parts.report import Report, Sizes
 from clipx.bench.laps import Course, row
+from clipx.compat import dynamo_counters
 from clipx.distributed.comm import Comm
 
 _AMP, _COMPILED = "precision=amp_bf16", "compile.towers=true"
@@ -85,7 +85,7 @@ def _measured(course: Course, name: str, build: Callable[[], Contender], comm: C
     begin = time.perf_counter()
     contender = build()
     loss = contender.warm_up(course.steps)
-    warm, graphs = time.perf_counter() - begin, counters["stats"]["unique_graphs"]
+    warm, graphs = time.perf_counter() - begin, dynamo_counters["stats"]["unique_graphs"]
     if cuda:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()  # of retries
@@ -99,7 +99,7 @@ def _measured(course: Course, name: str, build: Callable[[], Contender], comm: C
     more = {
         "warm_up_s": round(warm, 1),
         "graphs": graphs,
-        "graphs_later": counters["stats"]["unique_graphs"] - graphs,
+        "graphs_later": dynamo_counters["stats"]["unique_graphs"] - graphs,
         "allocation_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0) if cuda else 0,
         "seconds_of_rounds": seconds,
     }
@@ -122,8 +122,8 @@ def _details(label: str, row: Mapping[str, Any], report: Report) -> None:
 
 def _release(comm: Comm) -> None:
     gc.collect()
-    torch._dynamo.reset()
-    counters.clear()
+    torch.compiler.reset()
+    dynamo_counters.clear()
     if comm.device.type == "cuda":
         torch.cuda.empty_cache()
 

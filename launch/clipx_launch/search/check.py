@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import typing
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, IntegerNode, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.compose import checked
 from clipx.config.duration import Length
@@ -36,8 +38,8 @@ def is_whole(cfg: DictConfig, key: str) -> bool:
     """Returns whether a key takes whole numbers only."""
     parent, _, leaf = key.lstrip("+").rpartition(".")
     node = OmegaConf.select(cfg, parent) if parent else cfg
-    value = node._get_node(leaf) if isinstance(node, DictConfig) else None
-    return isinstance(value, IntegerNode)
+    cls = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+    return dataclasses.is_dataclass(cls) and typing.get_type_hints(cls).get(leaf) in (int, int | None)
 
 
 def metric_of(spec: OptunaSpec, run: RunSpec) -> str:

@@ -24,6 +24,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
+from clipx.compat import trial_id
 from clipx.config.compose import checked
 from clipx.config.composer import PointComposer
 from clipx.errors import ClipxError, require
@@ -134,7 +135,7 @@ class _Search:
     def run(self, trials: int, jobs: int) -> None:
         """Runs unfinished trials of an earlier start, then new ones. Raises ClipxError."""
         unfinished = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        self._run_batch([Trial(self._study, trial._trial_id) for trial in unfinished])
+        self._run_batch([Trial(self._study, trial_id(trial)) for trial in unfinished])
         while (wanted := trials - self._asked()) > 0:
             self._run_batch([self._study.ask() for _ in range(min(jobs, wanted))])
             require_progress(self._failures, self._spec.max_failures)

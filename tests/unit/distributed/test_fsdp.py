@@ -1,4 +1,4 @@
-"""Weights of several ranks: gathered and copied by FSDP, and the masters of DDP. Sums: integration/test_reduction.py."""
+"""Weights and buffers of several ranks: gathered and copied by FSDP, and by DDP. Sums: integration/test_reduction.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from helpers.runs import VIT, compose
 from helpers.savers import run_in_processes
 from torch import Tensor, nn
 
+from clipx.bench.measure import Collectives
 from clipx.distributed.comm import Comm
 from clipx.distributed.ddp import DdpSpec
 from clipx.errors import ConfigError
@@ -89,3 +90,26 @@ def test_all_ranks_begin_with_the_masters_of_rank_0(tmp_path: Path) -> None:
     first, second = run_in_processes(2, tmp_path, wrapped)
     assert len(first) == 4 and all(map(any, first))
     assert first == second
+
+
+class _Centred(nn.Linear):
+    """Layer with a constant."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4)
+        self.register_buffer("mean", torch.zeros(3))
+
+
+def broadcasts(comm: Comm) -> list[int]:
+    """Returns the number of broadcasts in a forward pass of a model with a constant, and of one with BatchNorm."""
+    found = []
+    for model in (_Centred(), nn.Sequential(_Centred(), nn.BatchNorm1d(4))):
+        wrapped = DdpSpec().wrap(model, comm)  # type: ignore[arg-type]
+        with Collectives() as seen:
+            wrapped(torch.ones(2, 3))
+        found.append(sum(call.kind == "broadcast" for call in seen.calls))
+    return found
+
+
+def test_ddp_broadcasts_buffers_before_a_step_only_with_batchnorm(tmp_path: Path) -> None:
+    assert run_in_processes(2, tmp_path, broadcasts) == [[0, 2], [0, 2]]  # floats, and the counter
