@@ -16,7 +16,7 @@ from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
 from clipx.evaluator.spec import EvaluatorSpec, check_data, check_set
 from clipx.precision.spec import PrecisionSpec
-from clipx.storage.remote import is_local, local_path
+from clipx.storage.files import is_local, local_path
 from clipx.trainer.saved_run import SavedRun, check_no_changes, check_only_of_runs, find_runs, holds_run
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 from clipx.weights.spec import ALL_STEPS, WeightsChoice

@@ -22,8 +22,9 @@ from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.logger.spec import ID_FILES
 from clipx.storage.failure import error_text
+from clipx.storage.files import errors_as, read_file
 from clipx.storage.local import sync, write_bytes
-from clipx.storage.remote import StorageFolder, download, errors_as, read_file, retry
+from clipx.storage.remote import StorageFolder, download, retry
 
 # Needed to resume elsewhere, in the same runs of the loggers.
 HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl", *ID_FILES.values())

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.checkpoint.async_writer import AsyncWriter
-from clipx.checkpoint.downloader import RETRY_S, check_writable, fetch, fetch_history, fetch_newest, remote_checkpoints
 from clipx.checkpoint.format import Checkpoint, CheckpointDir, find_damage, unused_name
 from clipx.checkpoint.records import STATE
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, step_folder, step_of
 from clipx.checkpoint.retention import steps_to_keep
-from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Length
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Agreement, Comm
@@ -26,6 +24,7 @@ from clipx.errors import CheckpointError, StorageError
 if TYPE_CHECKING:
     from clipx.checkpoint.spec import CheckpointSpec
     from clipx.checkpoint.tensors import RankRows
+    from clipx.checkpoint.uploader import Uploader
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +72,8 @@ class CheckpointManager:
             self._comm.run_on_main(lambda: self._fetch(resume, source))
 
     def _fetch(self, resume: Resume, source: str) -> None:
+        from clipx.checkpoint.downloader import RETRY_S, fetch, fetch_history, fetch_newest, remote_checkpoints
+
         if not resume.enabled:
             if remote_checkpoints(source, RETRY_S):
                 raise CheckpointError(
@@ -162,6 +163,9 @@ class CheckpointManager:
 
         Raises ConfigError if the URL is not writable; an outage is logged and uploads are retried.
         """
+        from clipx.checkpoint.downloader import RETRY_S, check_writable
+        from clipx.checkpoint.uploader import Uploader
+
         try:
             if self._remote_reachable:
                 check_writable(url, RETRY_S)
@@ -261,10 +265,15 @@ def check_storage(spec: CheckpointSpec, run_dir: str, resume: str, comm: Comm) -
     """
 
     def check() -> None:
+        url = Resume.parse(resume).url
+        if spec.remote is None and url is None:
+            return
+        from clipx.checkpoint.downloader import check_writable, remote_checkpoints
+
         with suppress(StorageError):
             if spec.remote is not None:
                 check_writable(run_url(spec.remote, Path(run_dir)), retry_s=0)
-            if (url := Resume.parse(resume).url) is not None:
+            if url is not None:
                 remote_checkpoints(url, retry_s=0)
 
     comm.run_on_main(check)

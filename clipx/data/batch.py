@@ -10,18 +10,20 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.encoded import EncodedImages
 from clipx.data.source import BadRecord
-from clipx.model.image_packing import ImagePacking, PackedImages
-from clipx.model.packer import ImagePacker, TextPacker
 from clipx.storage.traffic import NO_TRAFFIC, Traffic
+
+if TYPE_CHECKING:
+    from clipx.data.encoded import EncodedImages
+    from clipx.model.image_packing import ImagePacking, PackedImages
+    from clipx.model.packer import ImagePacker, TextPacker
 
 PART_SAMPLES = 512
 """Largest number of samples that a loader process makes at a time: 77 MB of images of 224 pixels."""
@@ -73,6 +75,8 @@ class Batch:
         images = self.image.chunk(micro_batches)
         if not self.image_packing:
             return list(images)
+        from clipx.model.image_packing import PackedImages
+
         return [PackedImages(*each) for each in zip(images, self.image_packing, strict=True)]
 
     @property

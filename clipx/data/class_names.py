@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipx.config.lazy_torch import torch
-from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError, require
-from clipx.storage.text_file import filled_lines
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels
@@ -64,9 +62,13 @@ def fill(template: str, name: str) -> str:
 
 
 def _lines(path: Path, value: str, key: str, known: Sequence[str]) -> Sequence[str]:
+    from clipx.storage.text_file import filled_lines
+
     try:
         found = filled_lines(path.read_bytes())
     except (OSError, ValueError) as error:
+        from clipx.config.suggestions import did_you_mean
+
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"{key}={value} cannot be read: {reason}; give a file with one per line, or {' or '.join(known)}"

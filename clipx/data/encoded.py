@@ -31,12 +31,8 @@ class DeviceCrop(NamedTuple):
     box: Box
 
 
-class Place(NamedTuple):
-    """Place of a sample in a batch."""
-
-    row: int
-    position: int  # in the stream
-    number: int  # of its stored crop
+Place = tuple[int, int, int]
+"""Row of a sample in its batch, its position in the stream, and the number of its stored crop."""
 
 
 class EncodedImage(NamedTuple):

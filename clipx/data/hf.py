@@ -29,8 +29,9 @@ from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.walk import walk
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, DataError, require
+from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.hub_repository import HubFile
-from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, read_range, retry
+from clipx.storage.remote import StorageFolder, read_range, retry
 from clipx.storage.url import check_folder_url, check_url
 
 _CARD_BYTES = 1 << 20

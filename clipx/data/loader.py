@@ -6,17 +6,13 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler, default_collate
 
 from clipx.data.batch import PART_SAMPLES, Batch, JoinedBatch, Packers, Part, PartRange, caption_digests
-from clipx.data.caption_mask import check_tagger, masked
-from clipx.data.caption_mask_spec import CaptionMaskSpec
-from clipx.data.device_decoder import DeviceDecoder, note_few
-from clipx.data.encoded import DeviceCrop, EncodedImages, Place
 from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import SampleOrder
 from clipx.data.shared_memory import shared_rows
@@ -24,9 +20,14 @@ from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_sam
 from clipx.data.transform import Crop
 from clipx.data.views import Crops, ImageView, View
 from clipx.errors import DataError
-from clipx.model.packer import ImagePacker, TextPacker
-from clipx.model.tokenizer import Tokenizer
 from clipx.storage.traffic import take_traffic
+
+if TYPE_CHECKING:
+    from clipx.data.caption_mask_spec import CaptionMaskSpec
+    from clipx.data.device_decoder import DeviceDecoder
+    from clipx.data.encoded import DeviceCrop, EncodedImages, Place
+    from clipx.model.packer import ImagePacker, TextPacker
+    from clipx.model.tokenizer import Tokenizer
 
 _MAX_SUBSTITUTES = 100  # replacements tried for one sample of a batch before the run fails
 
@@ -99,7 +100,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
         torch would replace the message of an exception raised here by a stack trace.
         """
         captions, indices, targets, bad = list[str](), [], [], list[BadRecord]()
-        crops = list[tuple[Place, DeviceCrop]]()
+        crops: list[tuple[Place, DeviceCrop]] = []
         try:
             views = self.view.allocate(len(positions), None if self.second is None else self.second.size)
             wanted = [self.order(position) for position in positions]
@@ -110,10 +111,10 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 indices.append(drawn.index)
                 targets.append(drawn.targets)
                 if drawn.crop is not None:
-                    crops.append((Place(row, position, drawn.number), drawn.crop))
+                    crops.append(((row, position, drawn.number), drawn.crop))
             pixels = len(positions) - len(crops)
             image, *others = (self.view.batch(shared_rows(rows[:pixels])) for rows in views)
-            encoded = (EncodedImages.of(crops, shared_rows),) if self.view.on_device else ()
+            encoded = self.encoded(crops)
         except DataError as error:
             return error
         tokens = self.tokens(positions, captions)
@@ -151,11 +152,21 @@ class TrainBatches(Dataset["Batch | DataError"]):
             return None
         return caption_digests(tokens_bL if self.mask is None else self.tokenizer(captions), self.captions.each)
 
+    def encoded(self, crops: Sequence[tuple[Place, DeviceCrop]]) -> tuple[EncodedImages, ...]:
+        """Returns the images that the device decodes; () if it decodes none."""
+        if not self.view.on_device:
+            return ()
+        from clipx.data.encoded import EncodedImages
+
+        return (EncodedImages.of(crops, shared_rows),)
+
     def shown(self, position: int, number: int, caption: str) -> str:
         """Returns the words that the text tower reads of the drawn caption `number` of a sample. A teacher reads the
         whole caption."""
         if self.mask is None:
             return caption
+        from clipx.data.caption_mask import masked
+
         return masked(caption, self.mask, self.tokenizer, f"{self.seed}/{position}/caption/{number}")
 
     def draw(self, position: int, index: int, bad: list[BadRecord], *outs: Tensor) -> Drawn:
@@ -245,6 +256,8 @@ class TrainLoader:
                 missing = self.sampler.parts
                 batch = replace(joined.take(), decoder=self.decoder)
                 if self.decoder is not None and not warned:
+                    from clipx.data.device_decoder import note_few
+
                     warned = True
                     note_few(batch, self.sampler.rank)
                 yield batch
@@ -259,6 +272,8 @@ def _device_decoder(parts: _Parts) -> DeviceDecoder | None:
     stream, view = parts.stream, parts.stream.view
     if not isinstance(view, ImageView) or not view.on_device:
         return None
+    from clipx.data.device_decoder import DeviceDecoder
+
     sizes = view.sizes(None if stream.second is None else stream.second.size)
     return DeviceDecoder(stream, sizes, view.interpolation)
 
@@ -313,6 +328,8 @@ def used_mask(mask: CaptionMaskSpec | None) -> CaptionMaskSpec | None:
     """Returns None for a mask that keeps the first tokens of a caption. Loads what others need. Raises ConfigError."""
     if mask is None or not mask.active:
         return None
+    from clipx.data.caption_mask import check_tagger
+
     check_tagger(mask)
     return mask
 

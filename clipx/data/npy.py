@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipx.errors import ClipxError, DataError
-from clipx.storage.remote import errors_as
+from clipx.storage.files import errors_as
 
 _HEADER = 1 << 16  # bytes of a header; numpy reads at most 10,000
 _MEMBER = 1 << 26  # bytes of an array in an .npz file, which is read into memory

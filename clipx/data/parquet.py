@@ -19,8 +19,8 @@ from clipx.data.source import Source, check_caption_weights, check_held_out_shar
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import check_cache
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.files import errors_as, local_path
 from clipx.storage.local import check_file
-from clipx.storage.remote import errors_as, local_path
 
 if TYPE_CHECKING:
     from clipx.data.shards.row_groups import RowColumns, RowGroups

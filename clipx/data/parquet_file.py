@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from clipx.data.source import whole_label
 from clipx.errors import ClipxError, ConfigError, DataError
 from clipx.storage.failure import one_line
-from clipx.storage.remote import errors_as
+from clipx.storage.files import errors_as
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,6 @@ FIX = "give a complete Parquet file that is not encrypted"
 _VIEWS = {"string_view": "string", "binary_view": "binary"}  # names: pyarrow 15 lacks the types
 _BINARY = {"string": "binary", "large_string": "large_binary"}
 _SHOWN = 20  # names of columns in a message
-_LARGEST = 1 << 63  # above all indices
 
 
 # ---------------------------------------------------------------------------------------------------------- types
@@ -246,20 +246,6 @@ def whole_numbers(column: Array) -> NDArray[np.int64]:
         plain_column(column).cast(pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
     )
     return found
-
-
-def whole_label(cell: Any) -> int | str | None:
-    """Returns the index or the name that a cell holds. None: it is missing, or a number that is no index.
-
-    Whole numbers are often stored as floats, because a float column of pandas can have missing values.
-    """
-    if cell is None or isinstance(cell, str):
-        return cell
-    try:
-        index = int(cell)
-    except (ValueError, OverflowError, TypeError):  # NaN, infinity, or an object of JSON
-        return None
-    return index if index == cell and abs(index) < _LARGEST else None
 
 
 # ----------------------------------------------------------------------------------------------- rows with captions

@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from clipx.data.sentences import sub_captions
-from clipx.data.shards.packed import Packed
 from clipx.errors import require
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from clipx.data.shards.packed import Packed
+
 MAX_BYTES = 1 << 28  # limit of an encoded image: 256 MiB, far above any photograph; a larger file is not an image
+_LARGEST_LABEL = 1 << 63  # above all indices
 MAX_TEXT = 1 << 24  # limit of an image's text members in bytes: parsed JSON takes ten times as much memory
 
 
@@ -98,7 +99,12 @@ class Sample:
         return rng.choice(texts) if len(texts) > 1 else texts[0]
 
     def _left(self, caption: str, drawn: Sequence[str]) -> list[str]:
-        return [text for text in sub_captions(caption, self.sub_captions) if text not in drawn]
+        texts = [caption]
+        if self.sub_captions:
+            from clipx.data.sentences import sub_captions
+
+            texts = sub_captions(caption, self.sub_captions)
+        return [text for text in texts if text not in drawn]
 
 
 def _weighted(rng: random.Random, by_key: Sequence[tuple[float, list[list[str]]]]) -> list[list[str]]:
@@ -191,6 +197,10 @@ class WrappedSource:
     def fingerprint(self) -> str:
         return self.source.fingerprint
 
+    def cumulative_weights(self) -> NDArray[np.float64] | None:
+        """Returns the running sums of the weights with which the samples are drawn. None: those of the source."""
+        return None
+
     def source_index(self, index: int) -> int:
         """Returns the index in the source of a sample."""
         return index
@@ -205,6 +215,15 @@ class WrappedSource:
         prefetch_samples(
             self.source, *([self.source_index(index) for index in some] for some in (indices, later, done))
         )
+
+
+def cumulative_weights(source: Source) -> NDArray[np.float64] | None:
+    """Returns the running sums of the weights with which the samples of a source are drawn; None without weights."""
+    while isinstance(source, WrappedSource):
+        if (weights := source.cumulative_weights()) is not None:
+            return weights
+        source = source.source
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,3 +398,17 @@ def parse_label(text: str) -> int | str:
     if not text:
         raise BadSample("label is missing")
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+
+
+def whole_label(cell: Any) -> int | str | None:
+    """Returns the index or the name that a cell holds. None: it is missing, or a number that is no index.
+
+    Whole numbers are often stored as floats, because a float column of pandas can have missing values.
+    """
+    if cell is None or isinstance(cell, str):
+        return cell
+    try:
+        index = int(cell)
+    except (ValueError, OverflowError, TypeError):  # NaN, infinity, or an object of JSON
+        return None
+    return index if index == cell and abs(index) < _LARGEST_LABEL else None

@@ -293,7 +293,7 @@ class DataSpec:
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
         """Returns the order in which the opened training source is read."""
         from clipx.data.order import Order, WeightedOrder
-        from clipx.data.selection.selected import cumulative_weights
+        from clipx.data.source import cumulative_weights
 
         if (weights := cumulative_weights(train)) is not None:
             return WeightedOrder(weights, seed, stream)
@@ -304,7 +304,7 @@ class DataSpec:
     ) -> Sequence[SampleOrder]:
         """Returns the orders of `count` streams, which together read the opened training source. Raises ConfigError."""
         from clipx.data.order import WeightedOrder
-        from clipx.data.selection.selected import cumulative_weights
+        from clipx.data.source import cumulative_weights
         from clipx.data.streams import Part, ShardSequence, StreamOrder
 
         if (weights := cumulative_weights(train)) is not None:  # a source of a mixture, read by ranges
@@ -325,14 +325,14 @@ def training_order(data: DataSpec, dataset: Dataset, seed: int, ranks: int, stre
 
     `streams`: number of streams of the run that is resumed. Raises ConfigError if data.streams has no effect.
     """
-    from clipx.data.streams import Streams, stream_count
-
     if not dataset.whole_shards:
         require(
             data.streams is None,
             f"data.streams={data.streams} has no effect without whole shards (data.read): remove it",
         )
         return data.order(dataset.train, seed)
+    from clipx.data.streams import Streams, stream_count
+
     count = data.streams or streams or stream_count(data.batch_size, ranks, len(dataset.train.sizes))
     require(
         data.batch_size % count == 0,

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from clipx.compat import resize_bicubic, resize_bilinear
-from clipx.data.image_format import reason_unread
 from clipx.data.jpeg import Pixels, decode_jpeg, plain_jpeg, readable_jpeg
 from clipx.data.source import BadSample
 from clipx.model.tower_spec import Interpolation
@@ -67,6 +66,8 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
     except BadSample:
         raise
     except UnidentifiedImageError:
+        from clipx.data.image_format import reason_unread
+
         raise BadSample(reason_unread(encoded)) from None
     except Exception as error:  # decoders raise undocumented exceptions on damaged input
         raise BadSample(f"image cannot be decoded: {' '.join(str(error).split())[:120]}") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipx.data.augment_spec import AugmentSpec
-from clipx.data.encoded import DeviceCrop, device_crop
-from clipx.data.image_format import NPY
-from clipx.data.npy import header_of
-from clipx.data.patches import PatchView
 from clipx.data.shared_memory import empty_rows
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec, Decoder, check_takes_features
 from clipx.data.transform import RATIO, Box, Crop, decode, eval_transform, train_transform
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation
+
+if TYPE_CHECKING:
+    from clipx.data.encoded import DeviceCrop
 
 
 class View(Protocol):
@@ -77,6 +76,8 @@ def view_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> V
     Raises ConfigError for an option of images that is set for stored features.
     """
     if image.native:
+        from clipx.data.patches import PatchView
+
         return PatchView(image.patch, image.max_tokens, data.crop_scale, data.max_pixels, image.interpolation)
     if image.features is None:
         on_device = data.decode == Decoder.gpu
@@ -123,6 +124,8 @@ class ImageView:
     def device_crop(self, encoded: bytes, crop: Crop) -> DeviceCrop | None:
         if not self.on_device:
             return None
+        from clipx.data.encoded import device_crop
+
         return device_crop(encoded, self.crop_scale, self.max_pixels, crop, self.crop_ratio)
 
     def load(self, encoded: bytes, crop: Crop, *outs: Tensor) -> Box:
@@ -195,6 +198,9 @@ def parse_features(encoded: bytes, width: int) -> NDArray[np.float32]:
 
     Nothing is unpickled. Raises BadSample.
     """
+    from clipx.data.image_format import NPY
+    from clipx.data.npy import header_of
+
     if not encoded.startswith(NPY):
         raise BadSample("image is not stored features (.npy)")
     try:

@@ -31,7 +31,7 @@ from clipx.data.source import (
 )
 from clipx.data.spec import Dataset
 from clipx.errors import require
-from clipx.storage.remote import is_local
+from clipx.storage.files import is_local
 from clipx.storage.url import check_path
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,15 +23,17 @@ from clipx.data.spec import DataSpec
 from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
-from clipx.evaluator.predictions import Compared
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP, SkipDraws
-from clipx.model.image_packing import PackedImages
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.transfer import moved
 from clipx.precision.spec import Precision, PrecisionSpec
 from clipx.report.console import Progress
+
+if TYPE_CHECKING:
+    from clipx.evaluator.predictions import Compared
+    from clipx.model.image_packing import PackedImages
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +214,8 @@ class Embedder:
         packer = self.model.image_packer
         if packer is None:
             return moved(images, self.comm.device)
+        from clipx.model.image_packing import PackedImages
+
         return PackedImages(images, packer(images)).to(self.comm.device)
 
     def _combine(

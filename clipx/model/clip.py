@@ -7,7 +7,7 @@ an image at its own aspect ratio, X numbers of one of its patches, L length of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from clipx.model.batchnorm import BATCH_NORM, to_dtype
-from clipx.model.features import FeatureTower
-from clipx.model.image_packing import PackedImages
-from clipx.model.naflex import NativeImageTower
 from clipx.model.packer import ImagePacker, TextPacker
 from clipx.model.packing import CUDA_MULTIPLE, Packing
 from clipx.model.spec import FIXED, ClipSpec, Varying
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower
 from clipx.model.vit import product_dtype
+
+if TYPE_CHECKING:
+    from clipx.model.features import FeatureTower
+    from clipx.model.image_packing import PackedImages
 
 
 class CLIP(nn.Module):
@@ -56,10 +57,14 @@ class CLIP(nn.Module):
         """Builds the modules on the current default device. `spec`: the spec of this kind of model."""
         self.image: ImageTower | FeatureTower
         if spec.image.native:
+            from clipx.model.naflex import NativeImageTower
+
             self.image = NativeImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
         elif spec.image.features is None:
             self.image = ImageTower(spec.image, spec.embed_dim, spec.quick_gelu, varying)
         else:
+            from clipx.model.features import FeatureTower
+
             self.image = FeatureTower(spec.image, spec.embed_dim)
         self.text: Any = spec.text.build(spec.embed_dim, spec.quick_gelu)
 
@@ -165,8 +170,7 @@ class CLIP(nn.Module):
         return self._pixels(image) if self.spec.image.features is None else self._features(image)
 
     def _native(self, image: Tensor | PackedImages) -> Tensor | PackedImages:
-        spec = self.spec.image
-        rows, expected = image.rows_BRX if isinstance(image, PackedImages) else image, row_shape(spec)
+        rows, expected = image if isinstance(image, Tensor) else image.rows_BRX, row_shape(self.spec.image)
         if rows.dtype != torch.uint8 or tuple(rows.shape[1:]) != expected:
             raise ValueError(
                 f"images are {rows.dtype} of shape {list(rows.shape)}, must be uint8 of shape "

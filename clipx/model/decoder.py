@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.packing import Packing, end_positions
 from clipx.model.text import Mlp, TextBlock
 from clipx.model.text_spec import ClipTextSpec
@@ -88,7 +87,10 @@ class CaptionDecoder(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, Tokenizer.vocab_size, bias=False)
         self.init_weights()
-        checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.decoder.checkpointing")
+        if spec.checkpointing != "none":
+            from clipx.model.activation_checkpointing import checkpoint_tower
+
+            checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.decoder.checkpointing")
 
     @torch.no_grad()
     def init_weights(self) -> None:

@@ -8,7 +8,6 @@ from torch import nn
 from clipx.errors import require
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP
-from clipx.model.layers import parameter_layers
 from clipx.model.spec import ModelSpec
 
 NORMS = (*BATCH_NORM, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, RmsNorm, RmsNorm2d)
@@ -81,6 +80,8 @@ def _freeze_tower(model: CLIP, side: str, lock: str, lock_norms: bool, key: str)
 
 def _below(model: CLIP, side: str, trained: int, key: str) -> set[str]:
     """Returns the names of the parameters below the `trained` highest blocks of a tower."""
+    from clipx.model.layers import parameter_layers
+
     depths = {name: depth for name, depth in parameter_layers(model, key).items() if name.startswith(f"{side}.")}
     blocks = max(top for _, top in depths.values()) - 1
     require(

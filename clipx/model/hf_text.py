@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from clipx.compat import pytree
 from clipx.errors import ConfigError, require
-from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.packing import Packing, packed_on
 from clipx.model.text import TextPool, init_projection, text_projection
@@ -106,7 +105,10 @@ class HfTextTower(nn.Module):
         self.projection = text_projection(spec.projection, config.hidden_size, embed_dim)
         init_projection(self.projection)
         blocks = list(self.get_submodule(self.blocks_name).children())
-        checkpoint_tower(self, blocks, spec.checkpointing, "model.text.checkpointing")
+        if spec.checkpointing != "none":
+            from clipx.model.activation_checkpointing import checkpoint_tower
+
+            checkpoint_tower(self, blocks, spec.checkpointing, "model.text.checkpointing")
 
     def _check_length(self, spec: HfTextSpec, config: Any) -> None:
         longest = getattr(config, "max_position_embeddings", None)

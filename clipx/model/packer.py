@@ -7,13 +7,15 @@ Shape suffixes: B batch, L length of a text, R rows of an image, X numbers of a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from clipx.model.image_packing import ImagePacking
 from clipx.model.packing import CLIP_END, Packing
 from clipx.model.tokenizer import TextEnd
+
+if TYPE_CHECKING:
+    from clipx.model.image_packing import ImagePacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +54,6 @@ class ImagePacker:
     """Multiple to which the number of tokens is rounded, see Packing.rounded."""
 
     def __call__(self, rows_BRX: Tensor) -> ImagePacking:
+        from clipx.model.image_packing import ImagePacking
+
         return ImagePacking.of(rows_BRX, self.prefix, self.multiple)

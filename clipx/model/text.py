@@ -18,7 +18,6 @@ from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
 
 from clipx.errors import require
-from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.packing import Packing, attention, packed_on
 from clipx.model.text_spec import ClipTextSpec, Gelu, Norm, Pool, Positions, TextProjection
 from clipx.model.text_spec import Mlp as MlpKind
@@ -100,7 +99,10 @@ class TextTower(nn.Module):
         self.pool = TextPool(spec.pool, spec.width, spec.heads)
         self.projection = text_projection(spec.projection, spec.width, embed_dim, spec.projection_bias)
         self.init_weights()
-        checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
+        if spec.checkpointing != "none":
+            from clipx.model.activation_checkpointing import checkpoint_tower
+
+            checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
 
     @property
     def embedding_weight(self) -> Tensor:

@@ -13,7 +13,7 @@ import re
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 # Data workers are parallel already, and some versions of the Rust thread pool warn if a process forks after using it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import ftfy
 import regex
 import tokenizers
 from tokenizers import models, pre_tokenizers
@@ -151,7 +150,6 @@ class _WordEncoder:
     """Cached byte-pair ids of single words, computed in Rust, and the bytes of each id."""
 
     def __init__(self) -> None:
-        byte_of = _byte_alphabet()
         tokens, merges = vocabulary()
         bpe = models.BPE(
             vocab={token: i for i, token in enumerate(tokens)},
@@ -162,7 +160,12 @@ class _WordEncoder:
         self._rust = tokenizers.Tokenizer(bpe)
         self._rust.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         self._seen: dict[str, Sequence[int]] = dict(_SPECIAL)
-        self.pieces = [_piece_bytes(token, byte_of) for token in tokens]
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """Bytes of each id, for `decode`, which training does not call: they take 40 ms."""
+        byte_of = _byte_alphabet()
+        return [_piece_bytes(token, byte_of) for token in vocabulary()[0]]
 
     def encode(self, words: Iterable[str]) -> Mapping[str, Sequence[int]]:
         """Returns the ids of each distinct word. Encodes new words in Rust as one batch."""
@@ -224,6 +227,8 @@ def repaired(text: str) -> str:
     # Printable ASCII without "&" needs no repair; skipping it makes the whole call 3 times as fast.
     if text.isascii() and text.isprintable() and "&" not in text:
         return text
+    import ftfy  # takes 30 ms
+
     # Twice, because text from the web is often escaped twice ("&amp;amp;").
     return html.unescape(html.unescape(ftfy.fix_text(_AMPERSANDS.sub(r"\1", text))))
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from clipx.errors import DataError
 from clipx.escape import json_text
+from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.local import ensure_folder, write_atomically, writing
-from clipx.storage.remote import StorageFolder, errors_as, is_local, local_path, retry
+from clipx.storage.remote import StorageFolder, retry
 from clipx.storage.safe_json import parse_json, read_as, read_regular
 
 _FIX = "make room, or give another folder with out=…"

@@ -15,16 +15,17 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clipx.errors import ClipxError, DataError, StorageError, StorageRefused
+from clipx.errors import ClipxError, DataError, StorageError
 from clipx.escape import print_stderr
 from clipx.storage.bounded import MOST_BYTES, WHOLE_FILE, BadAnswer, complete, http_session, time_left, time_limit
-from clipx.storage.failure import Failure, FailureKind, error_text
+from clipx.storage.failure import Failure, FailureKind
+from clipx.storage.files import is_local
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.traffic import count_read
 
@@ -50,15 +51,6 @@ _reloaded = -math.inf  # time of its last `reload_credentials`
 # fsspec drops the file systems of the parent in a forked child. Collecting them there would close their connections,
 # which removes these from the epoll that both processes share: the parent's next request would wait for its time-out.
 os.register_at_fork(after_in_child=gc.freeze)
-
-
-def is_local(url: str) -> bool:
-    return "://" not in url or url.startswith(("file://", "local://"))
-
-
-def local_path(url: str) -> str:
-    """Returns the path of a local URL, with ~ expanded."""
-    return os.path.expanduser(url.partition("://")[2] if "://" in url else url)  # noqa: PTH111
 
 
 def file_system(url: str, tries: int = 1) -> tuple[Any, str]:
@@ -159,30 +151,11 @@ def _warn(text: str) -> None:
         print_stderr(text)
 
 
-@contextmanager
-def errors_as(
-    error_type: type[ClipxError], what: str, fix: str, passing: type[Exception] = DataError
-) -> Iterator[None]:
-    """Replaces a storage's error with `error_type` and the text "what (reason): fix".
-
-    A storage that refuses all requests has a specific fix. Other DataErrors, whose message names the file, and
-    `passing` are raised unchanged.
-    """
-    try:
-        yield
-    except StorageRefused as refused:
-        raise error_type(f"{what} ({refused.reason}): {refused.fix}") from None
-    except (DataError, passing):
-        raise
-    except Exception as error:  # a remote file system raises errors of its library
-        raise error_type(f"{what} ({error_text(error)}): {fix}") from None
-
-
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def read_file(url: str, retry_s: float) -> bytes:
-    """Reads a small file, such as a list. Raises the file system's errors, or StorageError for an outage."""
+def read_remote(url: str, retry_s: float) -> bytes:
+    """Reads a small file as `read_file` of files.py, any URL through fsspec."""
     return _read(url, retry_s)
 
 
@@ -221,7 +194,7 @@ def ask(url: str, method: str, at: str | None = None, *, size: int = 0, **option
     return complete(partial(getattr(fs, f"_{method}"), path, **options), alone)
 
 
-def file_info(url: str, retry_s: float, patient: bool = False) -> dict[str, Any]:
+def remote_info(url: str, retry_s: float, patient: bool = False) -> dict[str, Any]:
     """Returns fsspec's facts on a file: its type, its size, and what changes with its content.
 
     Costs a request, but none for a file of a commit on the Hugging Face hub. Raises as `read_range`.

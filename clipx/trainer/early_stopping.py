@@ -15,7 +15,6 @@ from clipx.config.duration import Duration, Length
 from clipx.config.specs import complete, frozen
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, require
-from clipx.evaluator.metric_names import check_metric, evaluations_before_end, evaluators_of, full_name
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.storage.jsonl import read_objects
 from clipx.storage.safe_json import read_regular
@@ -66,6 +65,8 @@ class EarlyStoppingSpec:
         require(self.patience >= 1, f"early_stopping.patience={self.patience} must be at least 1")
         require(self.min_delta >= 0, f"early_stopping.min_delta={self.min_delta:g} must be 0 or more")
         if self.metric is not None:
+            from clipx.evaluator.metric_names import full_name
+
             complete(self, metric=full_name(self.metric))
             return
         given = {"patience": (self.patience, 3), "min_delta": (self.min_delta, 0), "mode": (self.mode, Mode.max)}
@@ -86,6 +87,8 @@ class EarlyStoppingSpec:
         """
         if self.metric is None:
             return
+        from clipx.evaluator.metric_names import check_metric, evaluations_before_end, evaluators_of
+
         check_metric("early_stopping.metric", self.metric, evaluators, head)
         most = evaluations_before_end(self.metric, evaluators, whole, length)
         every = ", ".join(

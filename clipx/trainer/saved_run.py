@@ -17,7 +17,7 @@ from clipx.config.saved import from_dict, saved_config
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, require
 from clipx.run.directory import RunDir
-from clipx.storage.remote import is_local, local_path
+from clipx.storage.files import is_local, local_path
 from clipx.storage.url import check_url
 from clipx.trainer.spec import RunSpec, compose
 from clipx.weights.download import errors_of, fetched_checkpoint, fetched_run, files_at

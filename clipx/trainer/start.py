@@ -74,7 +74,6 @@ def plan_run(spec: RunSpec, samples: int) -> Stages:
 
 def _check_files(spec: RunSpec) -> None:
     from clipx.run.directory import RunDir
-    from clipx.weights.spec import check_exists
 
     run, resume = RunDir(Path(spec.run_dir)), Resume.parse(spec.resume)
     run.check_files()
@@ -88,4 +87,6 @@ def _check_files(spec: RunSpec) -> None:
     locations |= {"model.text.weights": text.weights, "teacher.weights": spec.teacher.weights}
     for key, location in locations.items():
         if location is not None:
+            from clipx.weights.spec import check_exists
+
             check_exists(location, key)

@@ -17,8 +17,9 @@ from clipx.checkpoint.records import MANIFEST, DamagedCheckpoint
 from clipx.checkpoint.resume import CHECKPOINTS, split_checkpoint
 from clipx.errors import CheckpointError, ClipxError
 from clipx.escape import print_stderr
+from clipx.storage.files import errors_as, read_file
 from clipx.storage.local import cache_folder, open_own
-from clipx.storage.remote import ask, download, errors_as, file_system, read_file, retry
+from clipx.storage.remote import ask, download, file_system, retry
 from clipx.weights.json_files import INDEX, parts_of
 
 

@@ -32,8 +32,8 @@ from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.lora import initial_adapters, merged, without_adapters
 from clipx.model.spec import ModelSpec
+from clipx.storage.files import is_local, local_path
 from clipx.storage.hub import HUB, first_hub_file, hub_files
-from clipx.storage.remote import is_local, local_path
 from clipx.storage.safe_json import check_sizes, read_as
 from clipx.storage.url import check_url
 from clipx.weights import hf_clip, siglip2

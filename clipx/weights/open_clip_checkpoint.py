@@ -22,7 +22,7 @@ from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
 from clipx.optimizer.adamw import AdamWSpec
 from clipx.optimizer.spec import OptimizerSpec
-from clipx.storage.remote import is_local, local_path
+from clipx.storage.files import is_local, local_path
 from clipx.weights.download import fetched
 from clipx.weights.files import bare_names, check_state, unpickled
 from clipx.weights.key_mapping import Tie

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from clipx.errors import CheckpointError
 from clipx.model.tower_spec import timm_weights_of
+from clipx.storage.files import is_local, local_path
 from clipx.storage.hub import HUB
-from clipx.storage.remote import is_local, local_path
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Suffixes of the files of weights."""

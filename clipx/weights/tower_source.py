@@ -20,8 +20,8 @@ from torch import Tensor
 
 from clipx.errors import CheckpointError, ConfigError
 from clipx.model.tower_spec import timm_weights_of
+from clipx.storage.files import is_local
 from clipx.storage.hub import HUB, each_hub_file
-from clipx.storage.remote import is_local
 from clipx.storage.safe_json import shown
 from clipx.weights.download import errors_of, fetched, fetched_model, files_at
 from clipx.weights.files import read_tensors

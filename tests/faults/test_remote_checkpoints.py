@@ -29,8 +29,7 @@ from clipx.checkpoint.records import TENSORS
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Length
-from clipx.data.shards.index import index_shards
-from clipx.data.shards.tar import TXT
+from clipx.data.shards.index import TXT, index_shards
 from clipx.distributed.comm import Comm
 from clipx.errors import (
     CheckpointError,
@@ -42,7 +41,8 @@ from clipx.errors import (
     StorageError,
     StorageRefused,
 )
-from clipx.storage.remote import StorageFolder, read_file, retry
+from clipx.storage.files import read_file
+from clipx.storage.remote import StorageFolder, retry
 from clipx.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -173,7 +173,7 @@ def test_an_outage_at_the_start_does_not_begin_a_new_run(
     """The content of the URL is unknown: a run with a local checkpoint resumes from that, another one ends."""
     overrides = (*EVERY_STEP, f"checkpoint.remote={own_bucket}")
     Trainer(small(run_dir, *overrides)).fit()
-    monkeypatch.setattr("clipx.checkpoint.manager.RETRY_S", 1.0)
+    monkeypatch.setattr("clipx.checkpoint.downloader.RETRY_S", 1.0)
     comm, told = Comm(0, 1, 0, torch.device("cpu")), list[str]()
     spec = small(run_dir, *overrides).checkpoint
     proxy.set("down")

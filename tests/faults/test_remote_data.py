@@ -20,10 +20,9 @@ from clipx.data.batch import Batch
 from clipx.data.loader import train_loader
 from clipx.data.shards import cache
 from clipx.data.shards.cache import Access, ShardFile
-from clipx.data.shards.index import index_shards
+from clipx.data.shards.index import TXT, index_shards
 from clipx.data.shards.remote import fetch
 from clipx.data.shards.shards import Shards
-from clipx.data.shards.tar import TXT
 from clipx.data.source import BadSample
 from clipx.data.spec import training_order
 from clipx.data.views import ImageView

@@ -1,4 +1,4 @@
-"""Preloads torch, timm, Hydra and clipx's options once for all processes that `forks` starts.
+"""Preloads torch, timm, Hydra, clipx's options and what its runs import late, for all processes that `forks` starts.
 
 Modules that tests run as `__main__` are excluded, because a fork would hold them twice.
 """
@@ -18,8 +18,19 @@ import matplotlib.figure
 import torch._dynamo  # torch's optimizers import it
 import torch.distributed
 
+import clipx.checkpoint.uploader
+import clipx.data.device_decoder
+import clipx.data.shards.tar
 import clipx.distributed.rendezvous
+import clipx.model.activation_checkpointing
+import clipx.model.layers
+import clipx.model.lora
+import clipx.model.naflex
+import clipx.storage.remote
+import clipx.teacher.live
+import clipx.teacher.stored
 import clipx.trainer.trainer
+import clipx.weights.tower
 from clipx.config.registry import CONF_DIR, discover, discover_installed
 from clipx.model.tokenizer import Tokenizer
 

@@ -31,8 +31,9 @@ from clipx.data.source import BadSample
 from clipx.errors import ClipxError
 from clipx.storage import hub as downloads
 from clipx.storage import remote
+from clipx.storage.files import file_info, read_file
 from clipx.storage.hub import hub_files
-from clipx.storage.remote import file_info, read_file, read_range
+from clipx.storage.remote import read_range
 from clipx.weights.download import fetched
 
 RETRY_S = 0.3  # of reads that only time ends

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import clipx.checkpoint.manager
+import clipx.checkpoint.downloader
 import clipx.storage.remote
 from clipx.data.batch import Batch
 from clipx.objective.base import Metrics
@@ -36,7 +36,7 @@ def noting(step: Step, folder: Path, attempt: int) -> Step:
 
 if __name__ == "__main__":
     clipx.storage.remote._READ_S = 2
-    clipx.checkpoint.manager.RETRY_S = 8.0
+    clipx.checkpoint.downloader.RETRY_S = 8.0
     noted = noting(Trainer.step, Path(os.environ["CLIPX_SOAK_NOTES"]), int(os.environ["CLIPX_SOAK_ATTEMPT"]))
     Trainer.step = noted  # type: ignore[method-assign]
     main()

@@ -37,7 +37,8 @@ from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_te
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
-from clipx.storage.remote import REQUESTS, errors_as, file_system, is_local, local_path, retry
+from clipx.storage.files import errors_as, is_local, local_path
+from clipx.storage.remote import REQUESTS, file_system, retry
 from clipx.storage.text_file import filled_lines
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord, BadSample, caption_text
 from clipx.errors import DataError
 from clipx.escape import print_stderr
+from clipx.storage.files import is_local
 from clipx.storage.local import cache_folder, write_atomically
-from clipx.storage.remote import is_local
 
 _MAPPED = 256  # mapped files per process
 _THREADS, _LOOKUPS = 16, 32  # remote files that are read, and looked up, concurrently

@@ -20,8 +20,8 @@ from clipx.data.selection.expression import Condition
 from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, ids_of, is_sorted, write_sorted
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.files import errors_as, file_info, is_local, local_path
 from clipx.storage.local import open_own
-from clipx.storage.remote import errors_as, file_info, is_local, local_path
 from clipx.storage.text_file import open_lines
 
 Indices = NDArray[np.int64]

@@ -62,14 +62,8 @@ class Selected(WrappedSource):
     def fingerprint(self) -> str:
         return f"{self.source.fingerprint}-selected-{self.digest}"
 
+    def cumulative_weights(self) -> NDArray[np.float64] | None:
+        return None if self.cumulative is None else self.cumulative.load()
+
     def source_index(self, index: int) -> int:
         return int(self.indices.load()[index])
-
-
-def cumulative_weights(source: Source) -> NDArray[np.float64] | None:
-    """Returns the running sums of the weights with which the samples of a source are drawn; None without weights."""
-    while isinstance(source, WrappedSource):
-        if isinstance(source, Selected) and source.cumulative is not None:
-            return source.cumulative.load()
-        source = source.source
-    return None

@@ -12,8 +12,8 @@ from clipx.data.selection.expression import Condition
 from clipx.data.source import ImageFiles, Split
 from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, require
+from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.local import check_file
-from clipx.storage.remote import errors_as, is_local, local_path
 
 if TYPE_CHECKING:
     from clipx.data.selection.choose import Samples

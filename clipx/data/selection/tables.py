@@ -23,14 +23,13 @@ from clipx.data import parquet_file
 from clipx.data.parquet_file import ANY, FIX, KEY, TEXT, Role, check_type, encoded, open_parquet, plain, shown
 from clipx.data.selection.ids import ID, Ids, IdSet, ids_of
 from clipx.data.shards.cache import Access, ShardFile
-from clipx.data.shards.index import ShardIndex, index_shards, load_table
+from clipx.data.shards.index import JSON, ShardIndex, index_shards, load_table
 from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
-from clipx.data.shards.tar import JSON
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadSample
 from clipx.errors import DataError
+from clipx.storage.files import errors_as, file_info, is_local
 from clipx.storage.local import cache_folder, write_atomically
-from clipx.storage.remote import errors_as, file_info, is_local
 
 _REQUESTED = 512  # json members of a remote shard that are requested together
 _THREADS = 16

@@ -19,9 +19,8 @@ from typing import IO
 
 from clipx.errors import ClipxError, DataError, require
 from clipx.escape import print_stderr
-from clipx.storage.failure import error_text
+from clipx.storage.files import is_local
 from clipx.storage.local import cache_folder, ensure_folder, open_own
-from clipx.storage.remote import BLOCK, is_local, read_range
 
 Span = tuple[int, int]
 """(first byte, number of bytes)"""
@@ -92,6 +91,8 @@ class ShardFile:
 
     def write(self, out: IO[bytes]) -> None:
         """Writes the content of the cached file. Raises DataError, or OSError if `out` cannot be written."""
+        from clipx.storage.remote import BLOCK, read_range
+
         for start in range(0, self.size, BLOCK):
             out.write(read_range(self.url, start, min(start + BLOCK, self.size), self.access.retry_s))
         if out.tell() != self.size:
@@ -102,6 +103,8 @@ class ShardFile:
 
         Therefore no sample waits for a whole file, and a full or failing cache reduces the speed only.
         """
+        from clipx.storage.remote import read_range
+
         offset, size = span
         if self.cacheable:
             _store_in_background(self)
@@ -147,6 +150,8 @@ def _store_in_background(file: ShardFile) -> None:
             store(file)
         except (ClipxError, OSError) as error:
             background.not_before = time.monotonic() + _PAUSE
+            from clipx.storage.failure import error_text
+
             print_stderr(f"{file.url} cannot be cached: {error_text(error)}")
         finally:
             background.fetching.release()
@@ -166,6 +171,8 @@ def store_now(file: ShardFile) -> None:
         store(file)
     except OSError as error:
         background.not_before = time.monotonic() + _PAUSE
+        from clipx.storage.failure import error_text
+
         print_stderr(
             f"{file.url} cannot be stored in {file.cache_path.parent}: {error_text(error)}; reading it by ranges"
         )

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import Any
 
 from clipx.errors import ConfigError, DataError, StorageRefused
-from clipx.storage.remote import errors_as, read_file
+from clipx.storage.files import errors_as, read_file
 
 _REQUESTS = 64  # concurrent reads of small files
 _MOST = 1 << 31  # samples of a shard: a tar of as many empty members has 2 TiB

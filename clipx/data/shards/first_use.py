@@ -22,12 +22,11 @@ from queue import SimpleQueue
 from filelock import FileLock, Timeout
 
 from clipx.data.shards.cache import Access, ShardFile, release, store_now
-from clipx.data.shards.index import FoundShard, MissingShard, ShardIndex, find_shard, load_table, make_index
+from clipx.data.shards.index import IMAGE, FoundShard, MissingShard, ShardIndex, find_shard, load_table, make_index
 from clipx.data.shards.remote import fetch
-from clipx.data.shards.tar import IMAGE
 from clipx.data.source import BadRecord
+from clipx.storage.files import local_path
 from clipx.storage.local import cache_folder, write_text
-from clipx.storage.remote import local_path
 from clipx.storage.safe_json import parse_json, read_regular
 
 _THREADS = 2  # shards that a loader process fetches ahead at a time

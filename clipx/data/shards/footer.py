@@ -15,8 +15,9 @@ from clipx.data.parquet_file import ENCRYPTED, FIX, MAGIC, open_parquet
 from clipx.data.shards.index import find_shard
 from clipx.errors import DataError
 from clipx.storage.failure import error_text
+from clipx.storage.files import errors_as
 from clipx.storage.local import write_bytes
-from clipx.storage.remote import errors_as, read_range
+from clipx.storage.remote import read_range
 from clipx.storage.safe_json import read_regular
 
 if TYPE_CHECKING:

@@ -12,20 +12,23 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.data.shards.counts import listed_in_files
-from clipx.data.shards.tar import COLUMNS, IMAGE, JSON, TXT, TarContent, scan
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord
 from clipx.errors import DataError
+from clipx.storage.files import errors_as, file_info, is_local
 from clipx.storage.local import cache_folder, write_atomically, write_text
-from clipx.storage.remote import errors_as, file_info, is_local
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from clipx.data.shards.tar import TarContent
+
     Table = NDArray[np.int64]
     """[samples, 4 members, (offset, size)]; size -1 if the member is missing."""
+
+IMAGE, TXT, JSON, CLS = range(4)
+"""The members of a sample, in the order of the columns of a table."""
 
 Row = Sequence[tuple[int, int]]
 """Row of a table: (offset, size) of each member."""
@@ -232,6 +235,9 @@ def make_index(
         content: path of a copy of the shard, which is read instead. None: there is none.
         cross_check: whether to compare the number of samples with the files that list it.
     """
+    from clipx.data.shards.counts import listed_in_files
+    from clipx.data.shards.tar import scan
+
     with errors_as(DataError, f"shard {item.url} cannot be read", _FIX):
         tar = scan(content or item.url, item.size, retry_s)
     rows, bad, notes = [], list[BadRecord](), list[BadRecord]()
@@ -260,6 +266,8 @@ def make_index(
 
 def _name_notes(url: str, tar: TarContent) -> list[BadRecord]:
     """Returns notes on the images that are not read because of their names."""
+    from clipx.data.shards.tar import COLUMNS
+
     several = [sample.name for sample in tar.samples if len(sample.read) < len(sample.members)]
     order = ", ".join(name for name, column in COLUMNS.items() if column == IMAGE)
     notes = [BadRecord(url, _dotted_note(tar.dotted))] if tar.dotted else []

@@ -12,8 +12,7 @@ from typing import IO, Any
 from clipx.data.shards.cache import ShardFile, Span, read_cached
 from clipx.data.source import BadSample
 from clipx.errors import DataError
-from clipx.storage.failure import error_text
-from clipx.storage.remote import BLOCK, REQUESTS, file_system, is_local, local_path, read_range
+from clipx.storage.files import is_local, local_path
 
 
 def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
@@ -26,6 +25,8 @@ def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
         return Path(local_path(url)).open("rb")
     from fsspec.caching import BackgroundBlockCache
     from fsspec.spec import AbstractBufferedFile
+
+    from clipx.storage.remote import BLOCK, file_system, read_range
 
     file: Any = AbstractBufferedFile(*file_system(url), size=size)
     fetch_block = partial(read_range, url, retry_s=retry_s)  # instead of fsspec's, which has other retries
@@ -65,6 +66,8 @@ def fetch(file: ShardFile, offset: int, size: int) -> bytes:
             prefetch_spans(reader, [])  # cancels all pending requests, which would wait for the same failing storage
         raise
     except Exception as error:  # a remote file system raises the exceptions of its library
+        from clipx.storage.failure import error_text
+
         raise BadSample(f"shard cannot be read: {error_text(error)}") from None
     if len(span) < size:
         raise BadSample("shard is shorter than recorded in its index")
@@ -99,6 +102,8 @@ class _Prefetcher:
     """Pending requests of a process. Each process has one, because threads do not survive a fork."""
 
     def __init__(self) -> None:
+        from clipx.storage.remote import REQUESTS
+
         self.threads = ThreadPoolExecutor(REQUESTS, thread_name_prefix="clipx-read")
         self.futures: dict[str, dict[tuple[ShardFile, Span], Future[bytes]]] = {}  # keyed by reader
 

@@ -24,9 +24,8 @@ from clipx.data.parquet_file import IMAGE, check_rows, open_parquet, rows, texts
 from clipx.data.shards.cache import Access, ShardFile, Span, read_cached, store_now
 from clipx.data.shards.first_use import ShardSet
 from clipx.data.shards.footer import ParquetFile, SizedFile, open_parquet_file
-from clipx.data.shards.index import FoundShard, Row, ShardIndex
+from clipx.data.shards.index import JSON, FoundShard, Row, ShardIndex
 from clipx.data.shards.shards import Shards
-from clipx.data.shards.tar import JSON
 from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord, held_shards
 from clipx.errors import DataError
 from clipx.storage.failure import error_text

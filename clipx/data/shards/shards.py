@@ -15,20 +15,29 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from clipx.data.parquet_file import whole_label
 from clipx.data.shards.cache import Access, ShardFile, Span
-from clipx.data.shards.counts import Counts
 from clipx.data.shards.first_use import ShardSet
-from clipx.data.shards.index import ShardIndex, caption_columns, find_shard, fingerprint, index_shards, load_table
+from clipx.data.shards.index import (
+    CLS,
+    IMAGE,
+    JSON,
+    TXT,
+    ShardIndex,
+    caption_columns,
+    find_shard,
+    fingerprint,
+    index_shards,
+    load_table,
+)
 from clipx.data.shards.remote import fetch, prefetch_spans
-from clipx.data.shards.tar import CLS, IMAGE, JSON, TXT
-from clipx.data.source import BadRecord, BadSample, Sample, caption_text, caption_weights, parse_label
+from clipx.data.source import BadRecord, BadSample, Sample, caption_text, caption_weights, parse_label, whole_label
 from clipx.errors import DataError
 from clipx.escape import print_stderr
-from clipx.storage.remote import is_local
+from clipx.storage.files import is_local
 
 if TYPE_CHECKING:
     from clipx.data.selection.captions import CaptionTables
+    from clipx.data.shards.counts import Counts
 
 _DEFAULT_ACCESS = Access()
 _GAP = 1 << 16  # bytes between the members of a sample up to which one request is cheaper than two

@@ -9,14 +9,20 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Self
 
 from clipx.data.image_format import IMAGES
+from clipx.data.shards.index import CLS, IMAGE, JSON, TXT
 from clipx.data.shards.remote import open_sequential
 from clipx.data.source import MAX_BYTES, MAX_TEXT
 
-COLUMNS = {**dict.fromkeys((ending[1:] for ending in IMAGES), 0), "npy": 0, "txt": 1, "json": 2, "cls": 3}
+COLUMNS = {
+    **dict.fromkeys((ending[1:] for ending in IMAGES), IMAGE),
+    "npy": IMAGE,
+    "txt": TXT,
+    "json": JSON,
+    "cls": CLS,
+}
 """{extension: column} of the members that are read, all others are ignored: of a column, the first one that a sample
 has. npy: stored features in place of an image."""
 
-IMAGE, TXT, JSON, CLS = range(4)
 _MISSING = (0, -1)
 _MAX_MEMBER_BYTES = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # limit of a member in bytes, by column
 _BLOCK = 512  # bytes; a caption of this size is in the block after its header, so reading it costs nothing

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from clipx.data.walk import is_hidden
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.files import errors_as, is_local, local_path, read_file
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.pattern import check_length, expanded, matcher, wider
-from clipx.storage.remote import ask, errors_as, file_system, is_local, local_path, read_file, retry
+from clipx.storage.remote import ask, file_system, retry
 from clipx.storage.safe_json import read_regular
 from clipx.storage.text_file import filled_lines
 from clipx.storage.url import check_url

@@ -1,4 +1,4 @@
-"""InfoNCE and the sigmoid loss with several right texts for an image, and several right images for a text.
+"""InfoNCE with several right texts for an image, and several right images for a text. The sigmoid loss: sigmoid.py.
 
 A rank scores the tiles of the contrastive kernel. Image i has k texts of the global batch, which are its own: they are
 right. The texts of another row with the same sample are right too. A text with the caption of another sample is a
@@ -12,7 +12,6 @@ that the negatives take from each right pair, p̄ = exp(ℓp - a)/n the mean pro
     InfoNCE: ½ mean over images of (a - mean of z over the right texts) + ½ the same mean over the M texts
              2B · dz_ij = g_ij of the row + g_ij of the column / k
              g = exp(z - a) for a negative, (exp(z - a) - p̄) - q for a right pair, 0 for a pair that is left out
-    sigmoid: -Σ log σ(±z) / M over the pairs that are not left out, + for a right pair
 
 With one right pair p̄ is exp(z - a) exactly, and g is -q, which does not round to 0 for a pair that is well learned.
 """
@@ -24,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
@@ -32,7 +30,6 @@ from clipx.model.transfer import moved
 from clipx.objective.base import Compiler, Metrics, ScalarLoss, StepInputs
 from clipx.objective.losses.contrastive import Contrastive, Pairs, Tile, Tiling, in_batch
 from clipx.objective.losses.products import full_precision
-from clipx.objective.losses.sigmoid import Sigmoid
 from clipx.objective.losses.temperature import Temperature
 from clipx.objective.spec import SameCaption
 
@@ -263,84 +260,3 @@ def gradients(pairs: Pairs, weights: Callable[[Tile], Tensor], own_bk: Tensor) -
         if tile.own_cols:
             pairs.products.add(dy_mD[pairs.local(tile.cols, k)], g.T, pairs.x_BD[tile.rows])
     return dx_bD, dy_mD
-
-
-# ------------------------------------------------------------------------------------------------------- sigmoid
-
-
-class MultiPositiveSigmoid(Sigmoid):
-    """The sigmoid loss. A step with digests of captions compares them, and takes several captions of an image."""
-
-    def __init__(
-        self, comm: Comm, temperature: Temperature, init_bias: float, tiling: Tiling, rule: SameCaption
-    ) -> None:
-        super().__init__(comm, temperature, init_bias, tiling)
-        self.rule = rule
-
-    def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
-        if inputs.captions is None:
-            assert self.rule is SameCaption.negative, "the batch lacks the digests of its captions"
-            return super().forward(inputs)
-        scale = self.temperature()
-        relations = Relations.gather(inputs, self.rule, self.comm)
-        loss = multi_positive_sigmoid(inputs.image, inputs.text, scale, self.bias, relations, self.comm, self.tiling)
-        learned = {"temperature": 1 / scale.detach(), "bias": self.bias.detach().clone()}
-        return loss, learned | relations.metrics(loss.dtype)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def multi_positive_sigmoid(
-    image_bD: Tensor, text_mD: Tensor, scale: Tensor, bias: Tensor, relations: Relations, comm: Comm, tiling: Tiling
-) -> Tensor:
-    """Returns the global sigmoid loss of `relations`, 0-dim; `scale` α and `bias` β, 0-dim. Gradients: see `Objective`.
-    Collective."""
-    loss: Tensor = _MultiPositiveSigmoid.apply(image_bD, text_mD, scale, bias, relations, comm, tiling)
-    return loss
-
-
-class _MultiPositiveSigmoid(ScalarLoss):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        image: Tensor,
-        text: Tensor,
-        scale: Tensor,
-        bias: Tensor,
-        relations: Relations,
-        comm: Comm,
-        tiling: Tiling,
-    ) -> Tensor:
-        with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tiling)
-            alpha, beta = scale.to(pairs.dtype), bias.to(pairs.dtype)
-            z_bk = alpha * own_scores(pairs) + beta
-            own_bk = -torch.sigmoid(-z_bk)
-            weights = _SigmoidWeights(alpha, beta, pairs, relations)
-            dx, dy = gradients(pairs, weights, own_bk)
-            texts = pairs.batch * pairs.texts
-            loss = comm.sum(weights.loss - F.logsigmoid(z_bk).sum()) / texts  # each rank: the pairs of its images
-            dx, dy = dx.mul_(alpha / texts), dy.mul_(alpha / texts)
-            dbias = (weights.total + own_bk.sum()) / texts
-            inputs = (image, text, scale, bias)
-            found = (dx, dy, pairs.dot(dx) / alpha, dbias)
-            ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(found, inputs, strict=True)))
-            return loss
-
-
-class _SigmoidWeights:
-    """Weights of a tile: σ(z) of a negative, -σ(-z) of a right pair. Accumulates their sum and the loss over the pairs
-    of this rank's images, without the own ones."""
-
-    def __init__(self, alpha: Tensor, beta: Tensor, pairs: Pairs, relations: Relations) -> None:
-        self.alpha, self.beta, self.pairs, self.relations = alpha, beta, pairs, relations
-        self.loss, self.total = torch.zeros_like(alpha), torch.zeros_like(alpha)
-
-    def __call__(self, tile: Tile) -> Tensor:
-        right_rc, negative_rc = self.relations.of(tile)
-        z = self.pairs.similarities(tile) * self.alpha + self.beta
-        wrong = torch.where(right_rc, -z, z).masked_fill_(~(right_rc | negative_rc), -torch.inf)
-        g = torch.where(right_rc, -wrong.sigmoid(), wrong.sigmoid())
-        if tile.own_rows:
-            self.loss -= F.logsigmoid(-wrong).sum()
-            self.total += g.sum()
-        return g

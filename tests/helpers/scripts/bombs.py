@@ -23,8 +23,9 @@ import torch
 from helpers.payloads import jpeg, member, write_tar
 from PIL import Image
 
+from clipx.data.shards.index import JSON, TXT
 from clipx.data.shards.shards import _json
-from clipx.data.shards.tar import JSON, TXT, scan
+from clipx.data.shards.tar import scan
 from clipx.data.source import BadSample
 from clipx.data.transform import decode, train_transform
 from clipx.errors import DataError

@@ -13,7 +13,8 @@ from helpers.table_readers import CAPTIONS, FORMS, READERS, REFUSED, SAMPLES, Re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.parquet_file import IMAGE, INDEX, KEY, LABEL, NUMBER, PATH, TEXT, TEXTS, whole_label
+from clipx.data.parquet_file import IMAGE, INDEX, KEY, LABEL, NUMBER, PATH, TEXT, TEXTS
+from clipx.data.source import whole_label
 from clipx.errors import ClipxError
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from html.entities import html5
 
+import ftfy
 import open_clip  # type: ignore[import-untyped]
 import pytest
 import torch
@@ -147,10 +148,8 @@ def test_what_is_cut_lies_beyond_the_context() -> None:
 def test_nested_escapes_are_read_in_few_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """ftfy takes a pass over the text for each escape in a row, so that its time would be quadratic."""
     passes: list[str] = []
-    fix = module.ftfy.fix_encoding_and_explain  # once in each pass
-    monkeypatch.setattr(
-        module.ftfy, "fix_encoding_and_explain", lambda text, config: passes.append(text) or fix(text, config)
-    )
+    fix = ftfy.fix_encoding_and_explain  # once in each pass
+    monkeypatch.setattr(ftfy, "fix_encoding_and_explain", lambda text, config: passes.append(text) or fix(text, config))
     for escape in ("amp;", "AMP;", "#38;", "#x26;", "#0038;"):
         passes.clear()
         assert module.repaired(f"a &{escape * 4000} b") == "a & b"

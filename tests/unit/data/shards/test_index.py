@@ -14,8 +14,7 @@ from helpers.samples import img2dataset, read_all, write_tar
 
 from clipx.data.index import IndexSpec, main
 from clipx.data.index import index as index_command
-from clipx.data.shards.index import _VERSION, ShardIndex, index_shards
-from clipx.data.shards.tar import TXT
+from clipx.data.shards.index import _VERSION, TXT, ShardIndex, index_shards
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample, Source, whole_index
 from clipx.data.spec import Dataset

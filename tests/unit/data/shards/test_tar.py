@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from open_clip_train.data import group_by_keys_nothrow  # type: ignore[import-untyped]
 from webdataset.filters import getfirst
 
-from clipx.data.shards.tar import COLUMNS, IMAGE, TXT, TarContent, TarSample, _Member, scan
+from clipx.data.shards.index import IMAGE, TXT
+from clipx.data.shards.tar import COLUMNS, TarContent, TarSample, _Member, scan
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.storage.local import write_atomically
 
