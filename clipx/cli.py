@@ -33,9 +33,7 @@ from clipx.config.compose import (
     with_run_dir,
 )
 from clipx.config.grammar import hydra_override
-from clipx.config.help import help_text, is_group, overview
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
-from clipx.config.open_clip_command import answer
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none, world_or_one
@@ -254,12 +252,19 @@ def _typed_arguments(command: str) -> argparse.Namespace:
     parser.error = _refuse  # type: ignore[method-assign]
     if not {"-sc", "--shell-completion"} & set(words):
         typed = sys.argv[1:]
-        check_typed(words, parser, lambda flags: answer(typed, flags, command, _program(), world_or_one()))
+        check_typed(words, parser, lambda flags: _translation(typed, flags, command))
     arguments = parser.parse_intermixed_args(words)
     for override in arguments.overrides:
         words.remove(override)
     sys.argv[1:] = [*words, *arguments.overrides]
     return arguments
+
+
+def _translation(typed: Sequence[str], flags: Sequence[str], command: str) -> str:
+    """Returns the message for typed words with flags of open_clip."""
+    from clipx.config.open_clip_command import answer
+
+    return answer(typed, flags, command, _program(), world_or_one())
 
 
 def _refuse(message: str) -> NoReturn:
@@ -279,6 +284,8 @@ def _help(command: _Command, words: Sequence[str], folders: Sequence[Path]) -> s
 
     Hydra's own answer takes five seconds, because it copies the registered options for each group. Raises ConfigError.
     """
+    from clipx.config.help import help_text, is_group, overview
+
     overrides = [word for word in words if re.match(r"~|[^=]+=", word)]
     keys = [word for word in words if word not in overrides]
     prepare(overrides, folders)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for base classes and annotations; all other names are Any
     from pathlib import Path
 
     from hydra._internal.core_plugins.file_config_source import FileConfigSource as FileConfigSource
+    from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource as StructuredConfigSource
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
     from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -209,10 +210,16 @@ PRIVATE = {
         "base class of the source of YAML files with limits of size and depth",
         "a copy of it on hydra.plugins.config_source.ConfigSource",
     ),
+    "StructuredConfigSource": Private(
+        "hydra-core 1.3.8",
+        "hydra._internal.core_plugins.structured_config_source:StructuredConfigSource",
+        "base class of the source of schemas that imports the module of an option when it is looked up",
+        "a copy of it on hydra.plugins.config_source.ConfigSource",
+    ),
     "SourcesRegistry": Private(
         "hydra-core 1.3.8",
         "hydra._internal.sources_registry:SourcesRegistry",
-        "replaces Hydra's source of YAML files by that of clipx",
+        "replaces Hydra's sources of YAML files and of schemas by those of clipx",
         "a scheme of its own, by a SearchPathPlugin",
     ),
     "full_key_of": Private(

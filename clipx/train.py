@@ -46,6 +46,7 @@ def main() -> None:
 
 def _main() -> None:
     watch_launcher()
+    import clipx.trainer.spec  # noqa: F401  # registers RunSpec
     from clipx.cli import cli
     from clipx.trainer.continued import composition_base
 

@@ -81,14 +81,6 @@ def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_store() -> Iterator[None]:
-    """Spares a sixth of each composition: Hydra copies all registered options for it, and only reads the copy."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConfigStore, "__deepcopy__", lambda self, memo: self, raising=False)
-        yield
-
-
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Two ranks for all tests of this process. The first call starts them."""

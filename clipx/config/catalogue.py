@@ -15,7 +15,15 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
-from clipx.config.registry import CONF_DIR, NESTED_OPTIONS, discover, discover_installed, kinds, option_files
+from clipx.config.registry import (
+    CONF_DIR,
+    NESTED_OPTIONS,
+    discover_installed,
+    kinds,
+    load_folder,
+    load_options,
+    option_files,
+)
 
 _SCHEMA = re.compile(r"/schema/\w+/([\w.-]+)@_here_")
 
@@ -48,14 +56,20 @@ class Command:
 
 def load_all(folders: Sequence[Path] = ()) -> None:
     """Registers the options of all groups and commands, and those in `folders`, as of --config-dir."""
-    discover_installed()
-    discover(CONF_DIR)
+    load_groups()
     for folder in folders:
-        discover(folder, plugin=True)
+        load_folder(folder)
     for command in commands():
         module = importlib.import_module(command.module)
         if hasattr(module, "__path__") and importlib.util.find_spec(f"{command.module}.spec"):
             importlib.import_module(f"{command.module}.spec")
+
+
+def load_groups() -> None:
+    """Registers the options of all groups."""
+    discover_installed()
+    for folder in (*CONF_DIR.glob("*/"), *CONF_DIR.glob("*/*/")):
+        load_options(folder.name)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import clipx.config.base  # noqa: F401  # registers what conf/model/weights.yaml composes without weights
 from clipx.config import plugins, source
 from clipx.config.grammar import unreadable
 from clipx.config.messages import (
@@ -37,8 +38,8 @@ from clipx.config.registry import (
     LIST_GROUPS,
     MISSING,
     check_new_names,
-    discover,
     discover_installed,
+    load_folder,
     option_files,
 )
 from clipx.errors import ClipxError, ConfigError, require, with_location
@@ -81,18 +82,20 @@ def misplaced_keys_as_errors(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
-    """Registers all options. Raises ConfigError for overrides that Hydra rejects without a reason or misreads."""
+    """Registers the options of installed packages and of `folders`.
+
+    Raises ConfigError for overrides that Hydra rejects without a reason or misreads.
+    """
     for typed in overrides:  # before Hydra writes the overrides to a file, as in a sweep
         check_secrets(typed.partition("=")[0], typed.partition("=")[2].strip("'\""))
     with plugins.calls():
         source.register()
     discover_installed()
-    discover(CONF_DIR)
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder} is not a folder: give a folder that contains config groups")
         check_new_names(folder)
-        discover(folder, plugin=True)
+        load_folder(folder)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()
         known = list(option_files(group, folders))

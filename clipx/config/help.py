@@ -15,8 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from clipx.config.entries import Entry, entries, unselected_entries
+from clipx.config.meant import meant, meant_keys
 from clipx.config.registry import CONF_DIR, kinds, option_files
-from clipx.config.suggestions import meant, meant_keys
 from clipx.errors import ConfigError
 
 _FLAGS = """\

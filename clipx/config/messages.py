@@ -24,7 +24,7 @@ from clipx.config import source
 from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
 from clipx.config.registry import DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, option_files
 from clipx.config.renamed import current_name, group_key, removed
-from clipx.config.suggestions import did_you_mean, meant, settable_keys
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import ClipxError
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
@@ -125,7 +125,8 @@ def _root(error: BaseException) -> OmegaConfBaseException | None:
 
 def _list_of(cls: type | None) -> str:
     """Returns the key, with a dot, of RunSpec's list whose items have this class: OmegaConf omits it from the key."""
-    hints = typing.get_type_hints(kinds("")["run"])
+    run = kinds("").get("run")
+    hints = typing.get_type_hints(run) if run else {}  # a command that reads no run does not import its class
     return next((f"{key}." for key, hint in hints.items() if typing.get_args(hint) == (cls,)), "")
 
 
@@ -141,7 +142,10 @@ def _fix(key: str, child: Any) -> str:
 
 
 def _options(group: str) -> list[str]:
-    """Returns the options of a group of YAML files, or of the ConfigStore."""
+    """Returns the options of a group of YAML files, the kinds of a group of schemas, or what the ConfigStore has."""
+    schema, _, name = group.rpartition("/")
+    if schema == "schema":
+        return list(kinds(name))
     stored: Any = ConfigStore.instance().repo
     for part in group.split("/"):
         stored = stored.get(part, {})
@@ -166,6 +170,8 @@ def unknown_key(key: str, siblings: Sequence[str], node: Node | None = None, fre
     `siblings`: the keys in its place. `node`: of the configuration, in which the key that is meant is searched. `free`:
     whether new keys may be added here.
     """
+    from clipx.config.meant import meant, settable_keys  # imports the docstrings of keys and the flags of open_clip
+
     parent, dot, name = key.rpartition(".")
     if new := current_name(group_key(key), siblings):
         return f"{key} is now {parent}{dot}{new}: write {parent}{dot}{new}=…"

@@ -37,9 +37,11 @@ __all__ = [
     "PACKAGE",
     "SAVED",
     "check_new_names",
-    "discover",
+    "declare",
     "discover_installed",
     "kinds",
+    "load_folder",
+    "load_options",
     "option",
     "option_files",
     "spec_class",
@@ -194,29 +196,46 @@ def check_new_names(folder: Path) -> None:
         )
 
 
-def discover(conf_dir: Path, plugin: bool = False) -> None:
-    """Imports the module of each option under `conf_dir`, which registers the option's schema.
+def load_folder(folder: Path) -> None:
+    """Imports the modules next to the YAML files of a user's folder of --config-dir, which register their options."""
+    for form in ("*/*.yaml", *(f"{parent}/*/*.yaml" for parent in ("hydra", *NESTED_OPTIONS))):
+        for path in sorted(folder.glob(form)):
+            if path.with_suffix(".py").is_file():
+                plugins.load(folder.absolute(), path.parent.relative_to(folder).as_posix(), path.stem)
+
+
+_declared: dict[str, dict[str, str]] = {}  # modules of the kinds of each group, see `declare`
+
+
+def declare(group: str, module: str, *names: str) -> None:
+    """Names the module that registers kinds of a group. It is imported when one of them is looked up.
+
+    For kinds of clipx without a module of their name, and for those of installed packages.
+    """
+    _declared.setdefault(group, {}).update(dict.fromkeys(names, module))
+
+
+def load_options(group: str, kind: str | None = None) -> None:
+    """Imports the module of clipx, or the declared one, that registers a kind of a group. None: of all kinds.
 
     A group and its package share a name, and so do an option and its module: `conf/objective/infonce.yaml` and
-    `clipx/objective/infonce.py`. Options without a separate module are in the group's `spec.py`, in a module that the
-    group's `__init__.py` imports, as `clipx/objective/fastclip.py`, or in the group's module if the group is not a
-    package. In a user's `--config-dir` the module is next to the YAML file.
+    `clipx/objective/infonce.py`. Options without a separate module are in the group's `spec.py`, in the group's module
+    if the group is not a package, or in a module that is declared, as `clipx/objective/fastclip.py`.
     """
-    # The group model/text has its options in clipx/model/text_spec.py, which clipx/model/spec.py imports.
-    parents = ("hydra", *NESTED_OPTIONS) if plugin else ("hydra",)
-    forms = ("*/*.yaml", *(f"{parent}/*/*.yaml" for parent in parents))
-    for path in sorted(path for form in forms for path in conf_dir.glob(form)):
-        group, name = path.parent.relative_to(conf_dir).as_posix(), path.stem
-        if plugin and path.with_suffix(".py").is_file():
-            plugins.load(conf_dir.absolute(), group, name)
-        elif not plugin:
-            for module in (group, f"{group}.spec", f"{group}.{name}"):
-                if (PACKAGE / f"{module.replace('.', '/')}.py").is_file():
-                    importlib.import_module(f"clipx.{module}")
+    if not group or kind in _registered(group):  # commands register their configurations
+        return
+    files = sorted((CONF_DIR / group).glob("*.yaml"))
+    names = [path.stem for path in files if kind in (None, path.stem)]
+    for module in (group, f"{group}.spec", *(f"{group}.{name}" for name in names)):
+        if PACKAGE.joinpath(*module.split(".")).with_suffix(".py").is_file():
+            importlib.import_module(f"clipx.{module}")
+    for name, module in list(_declared.get(group, {}).items()):
+        if kind in (None, name):
+            with plugins.calls():
+                importlib.import_module(module)
 
 
-def kinds(group: str) -> dict[str, type[Any]]:
-    """Returns the spec class of each registered kind of a group. `group` "": of commands."""
+def _registered(group: str) -> dict[str, type[Any]]:
     schema = ConfigStore.instance().repo.get("schema", {})
     return {
         name.removesuffix(".yaml"): typing.cast("type[Any]", OmegaConf.get_type(stored.node))
@@ -225,12 +244,19 @@ def kinds(group: str) -> dict[str, type[Any]]:
     }
 
 
+def kinds(group: str) -> dict[str, type[Any]]:
+    """Returns the spec class of each kind of a group. `group` "": of the commands whose modules are imported."""
+    load_options(group)
+    return _registered(group)
+
+
 def spec_class(group: str, kind: Any) -> type[Any]:
     """Returns the spec class registered for a kind of a group. Raises ConfigError."""
-    known = kinds(group)
-    if str(kind) not in known:
+    load_options(group, str(kind))
+    found = _registered(group).get(str(kind))
+    if found is None:
         raise ConfigError(
-            f"{group}.kind={kind} is not registered: choose one of {', '.join(sorted(known))}, "
+            f"{group}.kind={kind} is not registered: choose one of {', '.join(sorted(kinds(group)))}, "
             "or give a plug-in's folder by --config-dir"
         )
-    return known[str(kind)]
+    return found

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Sequence
 
 from clipx.compat import flags_of
-from clipx.config.open_clip_command import answer, flag_name
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 
@@ -52,6 +51,8 @@ def check_typed(
         elif name in flags:
             name = flags[name].dest if flags[name].nargs != 0 else ""  # flags without a value may be repeated
         elif word.startswith("--") and not any(flag.startswith(name) for flag in flags):
+            from clipx.config.open_clip_command import answer, flag_name  # a fifth of the package, for this error alone
+
             if any(map(flag_name, words)):
                 raise ConfigError(translated(list(flags)) if translated else answer(words, list(flags)))
             raise ConfigError(_unknown_flag(name, list(flags)))

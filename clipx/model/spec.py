@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-import clipx.model.hf_text_spec  # noqa: F401  # registers its option
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING, option

@@ -6,7 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config.registry import MISSING, option
+from clipx.config.registry import MISSING, declare, option
 from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from clipx.model.tokenizer import TextEnd, Tokenizer
+
+declare("text", "clipx.model.hf_text_spec", "hf")
 
 
 class TextProjection(StrEnum):

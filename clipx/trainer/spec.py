@@ -1,4 +1,4 @@
-"""RunSpec: the complete configuration of a run, checked as a whole. Importing it registers all options' schemas."""
+"""RunSpec: the complete configuration of a run, checked as a whole."""
 
 from __future__ import annotations
 
@@ -6,10 +6,6 @@ import typing
 from dataclasses import field
 from pathlib import Path
 
-import clipx.checkpoint.spec
-import clipx.distributed.spec
-import clipx.optimizer.spec
-import clipx.precision.spec  # noqa: F401  # registers its options
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.config.compose import checked, compose_config, prepare

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from clipx.errors import ClipxError, require
-from clipx_launch.options import SlurmSpec
+from clipx_launch.slurm_spec import SlurmSpec
 
 DEFAULT_ARRAY_SIZE = 1001  # SLURM's default of MaxArraySize
 # States in which the accounting leaves a job whose end it missed.

@@ -11,7 +11,7 @@ from typing import Any
 from clipx.errors import Exit
 from clipx_launch import snapshot
 from clipx_launch.files import launch_dir
-from clipx_launch.options import LaunchStyle, SlurmSpec
+from clipx_launch.slurm_spec import LaunchStyle, SlurmSpec
 
 _SCRIPT = """\
 # Each point's folder holds its configuration, logs and result in .launch.

@@ -22,9 +22,9 @@ from clipx.output import lose_output
 from clipx.storage.local import ensure_folder, write_text
 from clipx_launch import cluster, snapshot
 from clipx_launch.files import launch_dir
-from clipx_launch.options import SlurmSpec
 from clipx_launch.progress import wait_for
 from clipx_launch.sbatch_script import sbatch_script
+from clipx_launch.slurm_spec import SlurmSpec
 from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from hydra.types import HydraContext
 from clipx.config import plugins
 from clipx.config.compose import checked
 from clipx.errors import require
-from clipx_launch.options import TorchrunSpec
 from clipx_launch.sbatch_script import SIGNALS, exports
 from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
+from clipx_launch.torchrun_spec import TorchrunSpec
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

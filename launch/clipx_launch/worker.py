@@ -147,11 +147,11 @@ def _spec(point: Point) -> RunSpec:
 
     from clipx.checkpoint.resume import CHECKPOINTS
     from clipx.config import plugins
-    from clipx.config.registry import discover, discover_installed
+    from clipx.config.registry import discover_installed, load_folder
 
     discover_installed()
     for folder in reversed(list(plugins.__path__)):
-        discover(Path(folder), plugin=True)
+        load_folder(Path(folder))
     spec = point.spec()
     fresh = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
     return dataclasses.replace(spec, resume="auto") if point.requeues and fresh else spec

@@ -41,7 +41,7 @@ from helpers.waiting import wait_until
 from clipx.trainer.trainer import Trainer
 from clipx_launch import cluster
 from clipx_launch import slurm as launcher
-from clipx_launch.options import SlurmSpec
+from clipx_launch.slurm_spec import SlurmSpec
 
 pytestmark = pytest.mark.slow
 STEPS = 40

@@ -30,8 +30,8 @@ from helpers.sweeps import make_sweep, run_named, states
 
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
-from clipx_launch.options import SlurmSpec
 from clipx_launch.slurm import start
+from clipx_launch.slurm_spec import SlurmSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slurm")]
 LONG = (*SMALL, "data.workers=1", "duration=40st", "checkpoint.every=end")

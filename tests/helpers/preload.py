@@ -31,11 +31,10 @@ import clipx.teacher.live
 import clipx.teacher.stored
 import clipx.trainer.trainer
 import clipx.weights.tower
-from clipx.config.registry import CONF_DIR, discover, discover_installed
+from clipx.config.catalogue import load_groups
 from clipx.model.tokenizer import Tokenizer
 
-discover_installed()
-discover(CONF_DIR)
+load_groups()
 Tokenizer()  # loads the merge table
 gc.collect()
 atexit.register(gc.unfreeze)  # else nanobind reports frozen objects as leaks

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from helpers.runs import SMALL, VIT, run
 
+from clipx.config.catalogue import groups, load_groups
+from clipx.config.registry import kinds
+
 TRAIN = (sys.executable, "-m", "clipx.train")
 # Modules that a start must not import: each takes between 0.1 s and several seconds.
 HEAVY = (
@@ -36,7 +39,38 @@ def test_commands_that_do_not_train_import_no_heavy_module() -> None:
         assert part in printed
 
 
+# Modules of the options of a default run.
+CHOSEN = {
+    *("clipx.objective.infonce", "clipx.optimizer.adamw", "clipx.schedule", "clipx.precision.spec"),
+    *("clipx.distributed.ddp", "clipx.checkpoint.spec", "clipx.evaluator.retrieval", "clipx.evaluator.zeroshot"),
+    *("clipx.logger.tensorboard", "clipx.model.spec", "clipx.model.text_spec", "clipx.data.shapes"),
+    "clipx_launch.options",
+}
+RARE = {"help", "entries", "docstrings", "meant", "open_clip_command", "open_clip_flags", "open_clip_rules"}
+
+
+def test_a_run_imports_the_modules_of_the_options_that_it_chooses() -> None:
+    load_groups()
+    classes = {(group, kind): cls for group in groups() for kind, cls in kinds(group).items()}
+    modules = {f"{group} {kind}": cls.__module__ for (group, kind), cls in classes.items()}
+    lines = [
+        "import sys",
+        "from clipx.train import main",
+        "sys.argv = ['clipx-train', '--cfg', 'job']",
+        "main()",
+        "print('loaded', *sys.modules)",
+        "from clipx.config.registry import spec_class",
+        f"for name, module in {modules}.items():",
+        "    assert spec_class(*name.split()).__module__ == module, name",
+    ]
+    loaded = set(run(sys.executable, "-c", "\n".join(lines)).stdout.splitlines()[-1].split()[1:])
+    assert loaded & {*modules.values()} == CHOSEN
+    assert not {name for name in loaded if name.startswith("clipx.bench")}
+    assert not {f"clipx.config.{name}" for name in RARE} & loaded
+
+
 EARLY = {
+    "data.look.__main__ model=weights out=a.html": "model=weights takes the sizes of a new run from the configuration",
     "train model=vit_l14 data=laion400m": "data.shards has no value: give the shards of laion400m",
     "train data=csv +data@evaluator.retrieval.sets.a=folder data.path=none.csv": "sets.a.path has no value: give a folder",
     "train data.batch_size=50000": "data.batch_size=50000 is larger than the data set of 12,000 samples",

@@ -219,13 +219,15 @@ def test_a_loader_knows_its_groups_and_those_of_the_search_path(tmp_path: Path) 
     assert [repository.group_exists(key) for key in ("objective", "own", "seed")] == [True, True, False]
 
 
-@private("FileConfigSource", "SourcesRegistry")
+@private("FileConfigSource", "StructuredConfigSource", "SourcesRegistry")
 def test_the_source_of_yaml_files_can_be_replaced() -> None:
     from hydra.core.plugins import Plugins
     from hydra.plugins.config_source import ConfigSource
 
     Plugins.instance()
     assert issubclass(compat.FileConfigSource, ConfigSource) and compat.FileConfigSource.scheme() == "file"
+    structured = compat.StructuredConfigSource
+    assert issubclass(structured, ConfigSource) and structured.scheme() == "structured"
     registered = compat.SourcesRegistry.instance().types["file"]  # maybe of another import: Hydra reloads its plug-ins
     assert issubclass(registered, ConfigSource) and "load_config" in vars(registered)
 

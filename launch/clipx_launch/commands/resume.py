@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from clipx.config.registry import discover, discover_installed, spec_class
+from clipx.config.registry import discover_installed, load_folder, spec_class
 from clipx.config.saved import from_dict
 from clipx.errors import ClipxError
 from clipx_launch.commands.cancel import count_states
 from clipx_launch.commands.run import RESUMABLE, Run
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.files import SEARCH, Launch, SearchFile, launch_dir, read_file
-from clipx_launch.options import LaunchSpec, LocalSpec, SlurmSpec
+from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.slurm_spec import SlurmSpec
 from clipx_launch.sweep import Sweep
 
 
@@ -57,7 +58,7 @@ def _start(folder: Path, launch: Launch, runs: Sequence[Run]) -> None:
             raise ClipxError(f"{path}, which the sweep was launched with, does not exist: restore it")
     discover_installed()
     for path in reversed(launch.plugins):
-        discover(Path(path), plugin=True)
+        load_folder(Path(path))
     with contextlib.chdir(launch.cwd):
         sweep = Sweep.from_points(folder, [run.point for run in runs if run.point is not None])
         if settings.get("kind") == "slurm":

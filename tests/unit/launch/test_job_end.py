@@ -15,9 +15,9 @@ from helpers.slurm_jobs import launch_json
 from helpers.sweeps import make_sweep
 
 from clipx_launch import snapshot, worker
-from clipx_launch.options import SlurmSpec
 from clipx_launch.point import Point, Result
 from clipx_launch.sbatch_script import sbatch_script
+from clipx_launch.slurm_spec import SlurmSpec
 
 KILLED = "srun: error: n2: task 1: Killed"
 EXITED = "srun: error: n1: task 0: Exited with exit code 1"

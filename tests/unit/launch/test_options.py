@@ -12,9 +12,9 @@ from helpers.slurm_jobs import LOCAL, QUICK, refused
 
 from clipx.trainer.spec import compose
 from clipx_launch import cluster, snapshot
-from clipx_launch.options import SlurmSpec
 from clipx_launch.point import Point, Result, config_hash
 from clipx_launch.sbatch_script import sbatch_script
+from clipx_launch.slurm_spec import SlurmSpec
 
 
 def test_times_are_converted_to_minutes() -> None:

@@ -14,9 +14,9 @@ from helpers.sweeps import make_sweep
 
 from clipx_launch import slurm, snapshot
 from clipx_launch.network import AsyncErrors, Debug, NetworkSpec
-from clipx_launch.options import LaunchStyle, SlurmSpec
 from clipx_launch.print_script import hydra_arguments, main
 from clipx_launch.sbatch_script import sbatch_script
+from clipx_launch.slurm_spec import LaunchStyle, SlurmSpec
 
 IN_RUN_DIR = ("hydra.sweep.dir=${run_dir}", "hydra.sweep.subdir=.")
 RUN = (*SMALL, *VIT, "checkpoint=none", "distributed=cpu")
