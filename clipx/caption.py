@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.data.folder import images_of, unread_notes
 from clipx.data.spec import MAX_PIXELS
 from clipx.data.walk import is_hidden, walk

@@ -10,8 +10,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec

@@ -9,8 +9,7 @@ from pathlib import Path
 from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.cli import cli, imports
 from clipx.config.names import name_of
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.errors import CheckpointError, require
 from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from clipx.config.duration import Duration, Length
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.errors import ConfigError, require
 
 LearningRate = Callable[[int], float]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import complete, frozen
+from clipx.config.registry import MISSING, complete, frozen, option
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require

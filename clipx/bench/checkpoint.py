@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 
 if TYPE_CHECKING:
     from clipx.bench.saving import SaveTiming

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.bench.findings import Findings, Table
 from clipx.bench.spec import BenchSpec
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 
 if TYPE_CHECKING:

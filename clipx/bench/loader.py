@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.bench.findings import Findings, Table, ratio
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 
 if TYPE_CHECKING:

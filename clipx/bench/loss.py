@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clipx.bench.findings import Findings, Table, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchError, BenchSpec
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 from clipx.trainer.spec import compose
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.spec import BenchError, BenchSpec
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.config.typed import last_of_each
 from clipx.distributed.launch_env import cores
 from clipx.errors import require

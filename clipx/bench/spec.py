@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from clipx.bench.findings import Findings
-from clipx.config.registry import MISSING
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen
 from clipx.errors import ClipxError, require
 
 

@@ -20,8 +20,7 @@ from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import one_line
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.trainer.spec import compose
 

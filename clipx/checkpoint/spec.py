@@ -17,8 +17,7 @@ resume.py         values of `resume=`
 from __future__ import annotations
 
 from clipx.config.duration import Cadence
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 from clipx.storage.url import check_folder_url
 

@@ -1,7 +1,6 @@
 """Typed specs from Hydra configurations. Plug-ins import `option`, `frozen`, `MISSING` and `Length` from here."""
 
 from clipx.config.duration import Length
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 
 __all__ = ["MISSING", "Length", "frozen", "option"]

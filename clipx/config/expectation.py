@@ -14,9 +14,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from clipx.config.messages import one_line, unknown_option
-from clipx.config.registry import MISSING
+from clipx.config.registry import MISSING, frozen
 from clipx.config.safe_yaml import read_saved
-from clipx.config.specs import frozen
 from clipx.errors import ClipxError, ConfigError, require
 
 _FOLDER = "expectation"

@@ -25,6 +25,7 @@ from omegaconf.resolvers import oc
 
 from clipx.compat import full_key_of
 from clipx.config import plugins
+from clipx.config.specs import complete, frozen
 from clipx.errors import ConfigError, require
 from clipx.storage.url import is_secret
 
@@ -37,8 +38,10 @@ __all__ = [
     "PACKAGE",
     "SAVED",
     "check_new_names",
+    "complete",
     "declare",
     "discover_installed",
+    "frozen",
     "kinds",
     "load_folder",
     "load_options",

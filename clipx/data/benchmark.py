@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.class_names import fill, parse_templates
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.shards import Shards

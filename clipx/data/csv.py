@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.image_format import ENDING_UNREAD, ending_unread
 from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows, texts_of
 from clipx.data.selection.spec import SelectionSpec

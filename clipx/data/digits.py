@@ -7,8 +7,7 @@ import hashlib
 import io
 from typing import Any
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample, split
 from clipx.data.spec import Classes, Dataset, DataSpec

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.class_names import fill, read_names, read_templates
 from clipx.data.image_format import IMAGES, READ, ending_unread
 from clipx.data.selection.spec import SelectionSpec

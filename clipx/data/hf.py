@@ -15,8 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.benchmark import PromptedShards
 from clipx.data.class_names import fill, read_templates
 from clipx.data.hf_features import Columns

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.data.shards.index import RETRY_S, ShardIndex, caption_columns, fingerprint, index_shards
 from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons
 from clipx.errors import require

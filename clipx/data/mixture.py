@@ -20,8 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.config.names import check_metric_part
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.config.suggestions import did_you_mean
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
 from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand, first_local

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.errors import DataError, require
 from clipx.storage.local import ensure_folder, write_atomically
 from clipx.storage.url import check_path

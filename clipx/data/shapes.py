@@ -16,8 +16,7 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample
 from clipx.data.spec import Classes, Dataset, DataSpec

@@ -15,9 +15,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config.names import check_name
-from clipx.config.registry import MISSING
+from clipx.config.registry import MISSING, complete, frozen
 from clipx.config.saved import to_dict
-from clipx.config.specs import complete, frozen
 from clipx.data.augment_spec import AugmentSpec, check_crops
 from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.distributed.launch_env import cores

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.bad_samples import check_bad_share
 from clipx.data.class_names import fill
 from clipx.data.source import BadRecord, BadSample

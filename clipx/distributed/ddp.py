@@ -7,8 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec, Masters
 from clipx.errors import require

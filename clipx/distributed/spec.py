@@ -15,8 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
-from clipx.config.registry import MISSING
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import code_version
 from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launch_env, warn_of_few_cores

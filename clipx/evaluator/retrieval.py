@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError
 from clipx.evaluator.spec import EvaluatorSpec

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Cadence
 from clipx.config.names import check_metric_part
-from clipx.config.registry import MISSING
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen
 from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, non_default_values
 from clipx.errors import ClipxError, ConfigError, require, with_location
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.data.class_names import read_names, read_templates
 from clipx.data.spec import Classes, Dataset
 from clipx.errors import ConfigError, DataError, require

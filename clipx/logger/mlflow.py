@@ -10,9 +10,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import option
+from clipx.config.registry import frozen, option
 from clipx.config.saved import flatten
-from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
 from clipx.storage.url import check_secrets

@@ -10,8 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any, Protocol
 
-from clipx.config.registry import MISSING
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen
 from clipx.errors import require
 from clipx.storage.local import write_text
 

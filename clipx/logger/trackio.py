@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import option
+from clipx.config.registry import frozen, option
 from clipx.config.saved import flatten
-from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
 

@@ -8,8 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, write_id
 

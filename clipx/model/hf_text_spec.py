@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.errors import require
 from clipx.model.text_spec import Pool, TextTowerSpec
 from clipx.storage.url import check_url

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.errors import ConfigError, require
 from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
 from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec, Projection

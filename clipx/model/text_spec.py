@@ -6,8 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config.registry import MISSING, declare, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, declare, frozen, option
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
 from clipx.model.tower_spec import check_checkpointing, check_freezing, check_layers, check_tower_weights

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 from clipx.objective.fastclip import RobustSpec
 from clipx.objective.fcco import FCCOSpec, GradientRule, default_rho

@@ -10,8 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
-from clipx.config.registry import MISSING
-from clipx.config.specs import complete, frozen
+from clipx.config.registry import MISSING, complete, frozen
 from clipx.errors import require
 from clipx.objective.spec import TiledSpec
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 from clipx.objective.fcco import check_positive_rho, check_rho, check_temperature, default_rho, describe_rho
 from clipx.objective.spec import ObjectiveTraffic, TiledSpec

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import MISSING
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen
 from clipx.errors import require
 
 if TYPE_CHECKING:

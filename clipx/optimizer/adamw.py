@@ -6,8 +6,7 @@ from dataclasses import field
 from typing import ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 

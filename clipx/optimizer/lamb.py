@@ -6,8 +6,7 @@ from collections.abc import Collection
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
 

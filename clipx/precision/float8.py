@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
 from clipx.precision.spec import ADA, Capability, Precision
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.errors import ConfigError, require
 from clipx.precision.loss_scaler import LossScaling
 

@@ -10,8 +10,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.config.registry import MISSING, declare, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, declare, frozen, option
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx_launch.network import VARIABLES, NetworkSpec

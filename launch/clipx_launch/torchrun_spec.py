@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 from clipx_launch.options import LaunchSpec
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.data.spec import DataSpec, check_effect
 from clipx.errors import require
 from clipx.model.spec import ModelSpec

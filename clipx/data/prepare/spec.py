@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import frozen
+from clipx.config.registry import MISSING, frozen, option
 from clipx.data.csv import Columns, is_separator
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import MAX_PIXELS

@@ -6,8 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from clipx.config.registry import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, option
 from clipx.errors import require
 
 
