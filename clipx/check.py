@@ -8,16 +8,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
 from clipx.config.compose import config_folders
 from clipx.config.expectation import Expectation, ExpectedMetric, load_expectation
-from clipx.config.registry import CONF_DIR, MISSING, option
+from clipx.config.registry import CONF_DIR, MISSING, frozen, option
 from clipx.config.saved import flatten, to_dict
-from clipx.config.specs import frozen
 from clipx.errors import ClipxError, ConfigError, Exit, require
 from clipx.evaluator.recorded import Recorded, recorded_metrics
 from clipx.logger import read_rows
@@ -151,10 +150,12 @@ def _differences(
     """Yields (key, expected value, value of the run) for each difference that changes what is trained."""
     config_dir = folders[1] if len(folders) > 1 else None
     try:
-        expected = dict(flatten(to_dict(compose(*expectation.overrides, config_dir=config_dir))))
+        spec = compose(*expectation.overrides, config_dir=config_dir)
     except ConfigError as error:
         raise ConfigError(f"overrides={expectation.overrides} of the expectation: {error}") from error
-    values = dict(flatten(to_dict(run)))
+    if run.precision in (spec.precision.resolve(bf16=False), spec.precision.resolve(bf16=True)):
+        spec = replace(spec, precision=run.precision)  # a run saves what auto chose on its device
+    expected, values = dict(flatten(to_dict(spec))), dict(flatten(to_dict(run)))
     for key in changed_keys(expected, values):
         if not is_silent(key) and (_is_below(key, _EFFECT) or not _is_below(key, _NO_EFFECT)):
             yield key, _text(expected, key), _text(values, key)

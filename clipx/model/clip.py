@@ -235,6 +235,11 @@ def parameter_count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
+def frozen_count(model: nn.Module) -> int:
+    """Returns the number of scalars in a module's parameters that are not trained."""
+    return sum(p.numel() for p in model.parameters() if not p.requires_grad)
+
+
 def unit(features_BD: Tensor) -> Tensor:
     """Normalizes features to unit norm, in float32 or wider."""
     return F.normalize(features_BD.to(_at_least_float32(features_BD.dtype)), dim=-1)

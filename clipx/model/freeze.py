@@ -31,11 +31,6 @@ def freeze(model: CLIP, spec: ModelSpec) -> None:
             model.keep_in_evaluation(_without_trained(model, side))
 
 
-def frozen_count(model: nn.Module) -> int:
-    """Returns the number of scalars in a module's parameters that are not trained."""
-    return sum(p.numel() for p in model.parameters() if not p.requires_grad)
-
-
 def _without_trained(model: CLIP, side: str) -> list[str]:
     """Returns the tower, or its trunk, if it has parameters and none of them is trained."""
     for name in (side, *(("image.trunk",) if side == "image" else ())):

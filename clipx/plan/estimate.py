@@ -9,8 +9,7 @@ from clipx.config.duration import Length
 from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.errors import ConfigError
 from clipx.model.batchnorm import BATCH_NORM
-from clipx.model.clip import CLIP, parameter_count
-from clipx.model.freeze import frozen_count
+from clipx.model.clip import CLIP, frozen_count, parameter_count
 from clipx.plan.dry import Flops
 from clipx.plan.memory import Memory, MemoryModel
 from clipx.plan.spec import PlanSpec

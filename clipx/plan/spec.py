@@ -3,8 +3,7 @@ its configuration (docs/guides/plan.md)."""
 
 from __future__ import annotations
 
-from clipx.config.registry import option
-from clipx.config.specs import complete, frozen
+from clipx.config.registry import complete, frozen, option
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ClipxError, require

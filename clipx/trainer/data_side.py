@@ -11,19 +11,16 @@ import torch
 from clipx.config.saved import flatten, to_dict
 from clipx.data.bad_samples import BadCount, BadSampleCounter, check_opened
 from clipx.data.batch import Batch
-from clipx.data.caption_mask import check_tagger
-from clipx.data.device_decoder import check_device_decoding
 from clipx.data.loader import CaptionDraw, parts_of, parts_ready, train_loader
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Decoder, exchange_captions, open_on_all_ranks, training_order
-from clipx.data.streams import number_of_streams
 from clipx.data.views import view_of
 from clipx.distributed.launch_env import warn_of_few_cores
+from clipx.errors import CheckpointError
 from clipx.storage.traffic import NO_TRAFFIC
 from clipx.trainer.host_memory import check_batches
-from clipx.trainer.saved_run import check_same_data
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
@@ -38,8 +35,13 @@ def check_loading(spec: RunSpec, comm: Comm) -> None:
     data = spec.data
     check_batches(spec, comm)
     warn_of_few_cores("data.workers", data.loader_processes(comm.sharing), comm.rank)
-    check_tagger(data.caption_mask)
+    if data.caption_mask.active:
+        from clipx.data.caption_mask import check_tagger
+
+        check_tagger(data.caption_mask)
     if data.decode == Decoder.gpu:
+        from clipx.data.device_decoder import check_device_decoding
+
         check_device_decoding(comm.device)
 
 
@@ -162,15 +164,28 @@ class DataSide:
 
     def state(self) -> dict[str, Any]:
         """Returns the state for a checkpoint."""
-        streams = number_of_streams(self.order)
-        return {
-            "epoch_samples": self.order.samples,
-            "data": self.dataset.train.fingerprint,
-            **({} if streams is None else {"streams": streams}),
-        }
+        state = {"epoch_samples": self.order.samples, "data": self.dataset.train.fingerprint}
+        if not self.dataset.whole_shards:
+            return state
+        from clipx.data.streams import number_of_streams
+
+        return {**state, "streams": number_of_streams(self.order)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restores the result of `state`. Raises CheckpointError if the run of the checkpoint had other data."""
         spec = self.spec
-        check_same_data(state["data"], self.dataset.train.fingerprint, spec.run_dir)
+        _check_same_data(state["data"], self.dataset.train.fingerprint, spec.run_dir)
         self.order = training_order(spec.data, self.dataset, spec.seed, self.comm.world, state.get("streams"))
+
+
+def _check_same_data(before: str, now: str, run_dir: str) -> None:
+    """Raises CheckpointError if the fingerprint of the data differs from that in the checkpoint."""
+    if before == now:
+        return
+    (whole, _, chosen), (whole_before, _, chosen_before) = (text.partition("-selected-") for text in (now, before))
+    what = "the data differs from that"
+    if whole == whole_before and (chosen or chosen_before):
+        what = "the samples that data.keep, data.where and data.weights select differ from those"
+    raise CheckpointError(
+        f"{what} of {run_dir} (fingerprint {now}, in the checkpoint {before}): restore it, or start a new run"
+    )

@@ -14,32 +14,30 @@ from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
+from clipx.errors import CheckpointError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.model.flops import Utilisation
-from clipx.model.freeze import freeze
-from clipx.model.lora import add_adapters
 from clipx.model.spec import Varying
 from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import parameter_groups, set_learning_rate
-from clipx.optimizer.master import MasterWeights
 from clipx.optimizer.skippable import SkippableStep
 from clipx.precision.loss_scaler import build_scaler, restore_scaler, scaler_state
 from clipx.precision.spec import Precision, PrecisionSpec
 from clipx.trainer.backends import Backends
 from clipx.trainer.compile import CompileSpec
-from clipx.trainer.ema import WeightAverage
 from clipx.trainer.gradcache import GradCache
 from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
 from clipx.trainer.nonfinite import NonFiniteSteps, Skipped
 from clipx.trainer.rng import seed_all
-from clipx.trainer.saved_run import check_same_teacher
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.state import TrainState
 
 if TYPE_CHECKING:
+    from clipx.model.flops import Utilisation
+    from clipx.optimizer.master import MasterWeights
     from clipx.teacher.live import Teacher
     from clipx.teacher.stored import StoredTeachers
+    from clipx.trainer.ema import WeightAverage
     from clipx.trainer.stages import Stages, Step
 
 _TEXTS = 256  # texts embedded at a time
@@ -91,10 +89,18 @@ class Learner:
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches, logits)
         seed_all(spec.seed)
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
-        freeze(self.weights, spec.model)
-        add_adapters(self.weights, spec.model)
+        if spec.model.lock_options:
+            from clipx.model.freeze import freeze
+
+            freeze(self.weights, spec.model)
+        if spec.model.has_adapters:
+            from clipx.model.lora import add_adapters
+
+            add_adapters(self.weights, spec.model)
         self.masters = None
         if self.precision.master_weights:
+            from clipx.optimizer.master import MasterWeights
+
             self.masters = MasterWeights(self.weights, self.precision.dtype)
             self.model = self.masters.model
         self.scaler = build_scaler(self.precision.loss_scale, comm.device.type)
@@ -104,7 +110,11 @@ class Learner:
         self.compile.configure(spec.deterministic)
         self.compile.compile_towers(blocks)
         decay = spec.optimizer.ema_decay
-        self.average = None if decay is None else WeightAverage(self.weights, decay)
+        self.average = None
+        if decay is not None:
+            from clipx.trainer.ema import WeightAverage
+
+            self.average = WeightAverage(self.weights, decay)
         for model in (self.model, *([self.average.model] if self.average else [])):
             spec.distributed.prepare(model, comm, self.precision.autocast_dtype)
         self.objective = spec.objective.build(comm, length)
@@ -132,6 +142,10 @@ class Learner:
     def utilisation(self) -> Utilisation | None:
         """Returns what the utilisation of the device by the model is computed from; None if its peak is unknown."""
         spec, packer = self.spec, self.model.image_packer
+        if self.comm.device.type != "cuda" and spec.device_peak_tflops is None:
+            return None
+        from clipx.model.flops import Utilisation
+
         return Utilisation.build(spec.model, self.format, self.comm.device, spec.device_peak_tflops, packer)
 
     def counters(self) -> dict[str, Any]:
@@ -151,7 +165,7 @@ class Learner:
         saved = found.state
         if self.taught_by is not None:
             option = self.spec.teacher.source_option
-            check_same_teacher(saved.get("teacher"), self.taught_by.digest, option, self.spec.run_dir)
+            _check_same_teacher(saved.get("teacher"), self.taught_by.digest, option, self.spec.run_dir)
         self.non_finite.total, self.non_finite.consecutive = saved["non_finite"]
         scale = saved.get("loss_scale", {})
         restore_scaler(self.scaler, scale)
@@ -294,3 +308,12 @@ class Learner:
             for part in ([p for p in parameters if p in own], [p for p in parameters if p not in own]):
                 torch.nn.utils.clip_grads_with_norm_(part, self.spec.optimizer.clip_norm, norm)
         return norm
+
+
+def _check_same_teacher(before: str | None, now: str, option: str | None, run_dir: str) -> None:
+    """Raises CheckpointError if the digest of the teacher that `option` gives differs from that in the checkpoint."""
+    if before != now:
+        raise CheckpointError(
+            f"{option} is not the teacher of {run_dir} (digest {now}, in the checkpoint {before}): give that teacher, "
+            "or start a new run"
+        )

@@ -11,9 +11,7 @@ from clipx.config.saved import from_dict, to_dict
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError
 from clipx.run.directory import RunDir
-from clipx.trainer.saved_run import saved_values
 from clipx.trainer.spec import RunSpec
-from clipx.weights.tower import normalization_of
 
 
 def resolve(spec: RunSpec, comm: Comm) -> RunSpec:
@@ -31,7 +29,12 @@ def resolve(spec: RunSpec, comm: Comm) -> RunSpec:
 
     def found() -> tuple[str, dict[str, list[float]], dict[str, Any]]:
         saved = _resumed_run(spec)
-        normalization = normalization_of(image) if saved is None else saved.model.image.normalization
+        if saved is None and image.weights is not None:
+            from clipx.weights.tower import normalization_of
+
+            normalization = normalization_of(image)
+        else:
+            normalization = (image if saved is None else saved.model.image).normalization
         data = spec.data.pinned({} if saved is None else to_dict(saved.data))
         return spec.run_dir, normalization, to_dict(data)
 
@@ -51,6 +54,8 @@ def _resumed_run(spec: RunSpec) -> RunSpec | None:
     run_dir = Path(spec.run_dir)
     if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).has_begun):
         return None
+    from clipx.trainer.saved_run import saved_values
+
     try:
         return from_dict(RunSpec, saved_values(run_dir, f"resume={spec.resume}"))
     except ConfigError as error:

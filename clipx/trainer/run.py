@@ -98,9 +98,9 @@ class Run:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Context of the training: shows and logs it, ends it when it stalls, lets signals stop it, and closes the run.
+        """Context of the training: ends it when it stalls, lets signals stop it, and closes the run.
 
-        An error that ends it is recorded, and remains an error.
+        An error that ends it is recorded, other ranks learn of it, and it remains an error.
         """
         spec, comm = self.spec, self.comm
         self.screen = Screen(comm.is_main)
@@ -110,11 +110,15 @@ class Run:
             StopSignals(verbose=comm.is_main) as self.signals,  # first: SIGTERM must not end a search for a lost rank
             contextlib.closing(self),  # files and lock, which a signal must not leave
             self._recording_the_end(),
+            comm.naming_lost_peers(),
         ):
-            comm.run_on_main(self._open_sinks)
-            for name, text in self.facts.items():
-                self.screen.print(f"{name:8} {text}")
             yield
+
+    def start(self) -> None:
+        """Opens the loggers and prints the facts. Call it in `training`, after loader processes forked. Collective."""
+        self.comm.run_on_main(self._open_sinks)
+        for name, text in self.facts.items():
+            self.screen.print(f"{name:8} {text}")
 
     def _open_sinks(self) -> None:
         spec = self.spec

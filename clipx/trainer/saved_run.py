@@ -1,4 +1,4 @@
-"""Loads the configuration of a finished or running run, and checks what its checkpoints were trained on."""
+"""Opens a finished or running run: its configuration and checkpoints."""
 
 from __future__ import annotations
 
@@ -159,25 +159,3 @@ def _spec(values: dict[str, Any], changes: Sequence[str]) -> RunSpec:
     folders = config_folders()
     name = based_on(saved_config(RunSpec, values), "train")
     return compose(*changes, config_name=name, config_dir=folders[-1] if folders else None)
-
-
-def check_same_data(before: str, now: str, run_dir: str) -> None:
-    """Raises CheckpointError if the fingerprint of the data differs from that in the checkpoint."""
-    if before == now:
-        return
-    (whole, _, chosen), (whole_before, _, chosen_before) = (text.partition("-selected-") for text in (now, before))
-    what = "the data differs from that"
-    if whole == whole_before and (chosen or chosen_before):
-        what = "the samples that data.keep, data.where and data.weights select differ from those"
-    raise CheckpointError(
-        f"{what} of {run_dir} (fingerprint {now}, in the checkpoint {before}): restore it, or start a new run"
-    )
-
-
-def check_same_teacher(before: str | None, now: str, option: str | None, run_dir: str) -> None:
-    """Raises CheckpointError if the digest of the teacher that `option` gives differs from that in the checkpoint."""
-    if before != now:
-        raise CheckpointError(
-            f"{option} is not the teacher of {run_dir} (digest {now}, in the checkpoint {before}): give that teacher, "
-            "or start a new run"
-        )

@@ -13,13 +13,11 @@ from clipx.config.duration import Duration, Length
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
-from clipx.config.registry import MISSING, option
-from clipx.config.specs import complete, frozen
+from clipx.config.registry import MISSING, complete, frozen, option
 from clipx.data.spec import DataSpec, Decoder, check_takes_features, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.escape import escaped
-from clipx.evaluator.metric_names import check_metric
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.logger import LoggerSpec
 from clipx.model.spec import ModelSpec
@@ -286,6 +284,8 @@ class RunSpec:
         self.check_format(self.precision)
         self.compile.check(self.objective, self.optimizer, self.deterministic)
         if self.checkpoint.best is not None:
+            from clipx.evaluator.metric_names import check_metric
+
             check_metric("checkpoint.best", self.checkpoint.best, self.active_evaluators, self.objective.has_head)
         length = Length(0, self.data.batch_size)
         self.early_stopping.check(self.active_evaluators, self.objective.has_head, self.whole, length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,9 +16,11 @@ from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.objective.base import Objective
 from clipx.objective.losses.sample_state import SampleTable
-from clipx.optimizer.master import MasterWeights
-from clipx.trainer.ema import WeightAverage
 from clipx.trainer.rng import rng_state, seed_all, set_rng_state
+
+if TYPE_CHECKING:
+    from clipx.optimizer.master import MasterWeights
+    from clipx.trainer.ema import WeightAverage
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from clipx.data.spec import AUTO
-from clipx.data.streams import Streams
 from clipx.model.blocks import named_blocks
-from clipx.model.clip import parameter_count
-from clipx.model.freeze import frozen_count
+from clipx.model.clip import frozen_count, parameter_count
 from clipx.precision.spec import describe
 
 if TYPE_CHECKING:
@@ -124,6 +122,9 @@ def _reading(spec: RunSpec, data: DataSide, total: int) -> dict[str, str]:
         lines["repeat"] = f"each step trains on the same {batch:,} samples: data.repeat_batch=true"
     elif sources:
         lines["sources"] = "; ".join(f"{name} {m:,} samples = {m / of:.4g} passes" for name, (m, of) in sources)
-    if isinstance(data.order, Streams):
+    if data.dataset.whole_shards:
+        from clipx.data.streams import Streams
+
+        assert isinstance(data.order, Streams)
         lines["reading"] = data.order.describe(data.comm.world, data.dataset.sample_bytes)
     return lines

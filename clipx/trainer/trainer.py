@@ -113,10 +113,10 @@ class Trainer:
         known = [*self.evaluation.suite.sources, self.learner.teacher and self.learner.teacher.view]
         with (
             self.run.training(),
-            self.comm.naming_lost_peers(),
             report_out_of_memory(self.spec, self.comm),
             self.data.loading(self.stages, self.samples_seen, known),
         ):
+            self.run.start()
             final = self._finish(self._loop())
             self.comm.barrier()
             self.comm.leave()  # the run is complete: from here on no rank needs another
