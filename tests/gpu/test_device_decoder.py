@@ -128,7 +128,7 @@ def test_batches_repeat_bit_for_bit(device: torch.device) -> None:
 
 def test_a_run_trains(device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr("clipx.trainer.data_side.check_device_decoding", lambda device: None)
+        monkeypatch.setattr("clipx.data.device_decoder.check_device_decoding", lambda device: None)
     else:
         check_device_decoding(device)
     found = {}

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from helpers.runs import VIT, events, losses, rows, small
 from torch.distributed.tensor import DTensor
 
-from clipx.trainer.summary import facts
 from clipx.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
@@ -104,7 +103,7 @@ def test_shards_of_one_rank_have_the_losses_of_float32(
 
 def test_a_default_run_chooses_for_the_device(tmp_path: Path, device: torch.device) -> None:
     trainer = train(tmp_path / "run", device, "evaluator=[zeroshot,retrieval]", "compile.towers=auto")
-    line = facts(trainer)["device"]
+    line = trainer.run.facts["device"]
     if device.type == "cpu":
         assert line == "cpu; precision=auto chose fp32; compile.towers=auto chose false"
         return
@@ -112,7 +111,7 @@ def test_a_default_run_chooses_for_the_device(tmp_path: Path, device: torch.devi
     assert line.startswith(torch.cuda.get_device_name(device))
     assert f"precision=auto chose {'amp_bf16' if modern else 'fp32'}" in line
     assert "cudnn.benchmark" in line and "compile.towers=auto chose true" in line
-    assert facts(trainer)["compile"].startswith("4 blocks of the towers, with inductor")
+    assert trainer.run.facts["compile"].startswith("4 blocks of the towers, with inductor")
     if "expandable segments" in line:
         assert any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
     last = rows(tmp_path / "run")[-2]

@@ -29,7 +29,7 @@ PLACES = {
     "model": "clipx.trainer.trainer.Learner",
     "directory": "clipx.checkpoint.manager.CheckpointManager.fetch",
     "writer": "clipx.checkpoint.manager.CheckpointManager.open",
-    "loggers": "clipx.report.console.Screen.print",
+    "loggers": "clipx.trainer.run.Run.start",
     "first step": "clipx.trainer.trainer.Trainer.step",
     "logged": "clipx.trainer.trainer.Trainer._row",
     "evaluation": "clipx.trainer.evaluation.PeriodicEvaluation.run",
@@ -42,7 +42,7 @@ PLACES = {
     "failing": "clipx.checkpoint.async_writer.AsyncWriter._write_files",
     "end": "clipx.data.bad_samples.BadSampleCounter.sum",
     "barrier": "clipx.trainer.trainer.Trainer._check_loss",
-    "close": "clipx.trainer.trainer.Trainer.close",
+    "close": "clipx.trainer.run.Run.close",
     "evaluate": "clipx.weights.candidates.evaluate_runs",
 }
 LIMITS = {"PERIOD": 0.2, "LOST_AFTER": 4, "GRACE": 4, "SILENT": 8, "SILENT_AT_START": 8, "LOOK": 1}

@@ -9,11 +9,11 @@ from typing import Any
 from clipx import train
 from clipx.distributed.comm import Comm
 from clipx.logger.jsonl import Jsonl
+from clipx.report import run_report
 from clipx.run.lock import RunLock
-from clipx.trainer import summary
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "report": (summary, "write_report"),
+    "report": (run_report, "write_report"),
     "loggers": (Jsonl, "close"),
     "lock": (RunLock, "release"),
     "group": (Comm, "close"),

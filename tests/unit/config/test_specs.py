@@ -13,9 +13,8 @@ from helpers.specs import specs
 from omegaconf import OmegaConf
 
 import clipx
-from clipx.config.registry import PACKAGE
+from clipx.config.registry import PACKAGE, frozen
 from clipx.config.saved import to_dict
-from clipx.config.specs import frozen
 from clipx.objective.spec import ObjectiveSpec
 
 

@@ -57,8 +57,8 @@ def test_the_head_is_initialized_as_the_zero_shot_classifier(tmp_path: Path) -> 
     fine = ("objective=classification", "model.text.lock=all", f"model.weights={tmp_path}/zero")
     t = Trainer(small(tmp_path / "fine", *NARROW, *fine, "objective.head=zeroshot", "evaluator=[zeroshot]"))
     embedder = Embedder.build(t.learner.model, t.spec.model, t.spec.data, t.comm, t.learner.precision, lambda bad: None)
-    assert t.dataset.held_out is not None
-    images = embedder.images(t.dataset.held_out, 256)
+    assert t.data.opened.held_out is not None
+    images = embedder.images(t.data.opened.held_out, 256)
     own = t.learner.objective.score(images.image, images.labels)["top1"]
     assert own == t.evaluation.suite.evaluate(["zeroshot"], embedder)["eval/zeroshot/top1"] > 0
     t.close()

@@ -83,7 +83,7 @@ def curve(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     ("precision", "tolerance"),
     [
         (("amp_bf16",), 0.01),
-        pytest.param(("fp16",), 0.002, marks=pytest.mark.slow),
+        pytest.param(("fp16", "precision.loss_scale=1024"), 0.002, marks=pytest.mark.slow),
         (("float8", "precision.emulate=true", "precision.min_width=16"), 0.05),
         (("int8", "precision.emulate=true", "precision.min_width=16"), 0.02),
     ],

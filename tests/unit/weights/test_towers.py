@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,14 @@ def image_words(name: str, size: int, options: Mapping[str, Any]) -> tuple[str, 
 CLIPS = "mean=[0.48145466,0.4578275,0.40821073] std=[0.26862954,0.26130258,0.27577711]"
 
 
+def normalized(spec: ModelSpec) -> ModelSpec:
+    """Returns the model with the mean and std of its weights, as a run resolves it."""
+    return replace(spec, image=replace(spec.image, **normalization_of(spec.image)))
+
+
 def loaded(*words: str) -> tuple[CLIP, list[str]]:
     torch.manual_seed(0)
-    spec = compose("model=tiny", *words).model
-    for key, value in normalization_of(spec.image).items():
-        setattr(spec.image, key, value)
+    spec = normalized(compose("model=tiny", *words).model)
     model = spec.build(CPU, torch.float32)
     freeze(model, spec)
     lines = load_towers(model, spec)
@@ -261,9 +265,7 @@ def test_a_published_head_of_dino_txt_gives_the_features_of_its_formulas(tmp_pat
         "model.image.head_blocks=2",
         f"model.image.head_weights={head}",
     )
-    spec = compose("model=tiny", *words, "model.image.lock=all").model
-    for key, value in normalization_of(spec.image).items():
-        setattr(spec.image, key, value)
+    spec = normalized(compose("model=tiny", *words, "model.image.lock=all").model)
     model = spec.build(CPU, torch.float64)
     freeze(model, spec)
     lines = load_towers(model, spec)
