@@ -166,7 +166,7 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
             batches.start_next()
         return metrics["loss"].item()
 
-    return Contender(spec, learner.format.kind, lap, learner)
+    return Contender(spec, spec.precision.on(comm.device).kind, lap, learner)
 
 
 def clipx_over_shards(
@@ -199,4 +199,4 @@ def clipx_over_shards(
             next(steps)
         return trainer.meter.read()["loss"]
 
-    return Contender(spec, trainer.learner.format.kind, lap, trainer.learner, trainer.close)
+    return Contender(spec, trainer.spec.precision.kind, lap, trainer.learner, trainer.close)

@@ -22,7 +22,7 @@ from clipx.objective.base import Metrics, Objective
 from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.skippable import SkippableStep
 from clipx.precision.loss_scaler import build_scaler, restore_scaler, scaler_state
-from clipx.precision.spec import Precision, PrecisionSpec
+from clipx.precision.spec import Precision
 from clipx.trainer.backends import Backends
 from clipx.trainer.compile import CompileSpec
 from clipx.trainer.gradcache import GradCache
@@ -48,7 +48,6 @@ class Learner:
 
     spec: RunSpec
     comm: Comm
-    format: PrecisionSpec  # the number format that `spec.precision` chooses on the device
     precision: Precision
     model: CLIP  # computes forward and backward
     weights: CLIP  # updated by the optimizer: the model itself, or its float32 master
@@ -82,9 +81,7 @@ class Learner:
         """
         self.spec, self.comm = spec, comm
         self.backends = Backends.configure(spec.deterministic, comm.device)
-        self.format = spec.precision.on(comm.device)
-        spec.check_format(self.format)
-        self.precision = self.format.build(comm.device)
+        self.precision = spec.precision.build(comm.device)
         logits = spec.objective.teacher_logits
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches, logits)
         seed_all(spec.seed)
@@ -104,7 +101,7 @@ class Learner:
             self.masters = MasterWeights(self.weights, self.precision.dtype)
             self.model = self.masters.model
         self.scaler = build_scaler(self.precision.loss_scale, comm.device.type)
-        self.converted = self.format.convert(named_blocks(self.model))
+        self.converted = spec.precision.convert(named_blocks(self.model))
         blocks = named_blocks(self.model)
         self.compile, self.compile_choice = spec.compile.on_device(comm.device, blocks)
         self.compile.configure(spec.deterministic)
@@ -146,7 +143,7 @@ class Learner:
             return None
         from clipx.model.flops import Utilisation
 
-        return Utilisation.build(spec.model, self.format, self.comm.device, spec.device_peak_tflops, packer)
+        return Utilisation.build(spec.model, spec.precision, self.comm.device, spec.device_peak_tflops, packer)
 
     def counters(self) -> dict[str, Any]:
         """Returns what a checkpoint has in addition to `state`. Waits for the device."""

@@ -281,7 +281,7 @@ class RunSpec:
         self.teacher.check(self.objective.kind, taught, logits, self.data.kind, self.data.indexed)
         self.distributed.check_micro_batches(self.data.micro_batches)
         self.distributed.check_optimizer(self.optimizer.kind, self.optimizer.shardable)
-        self.check_format(self.precision)
+        self._check_format()
         self.compile.check(self.objective, self.optimizer, self.deterministic)
         if self.checkpoint.best is not None:
             from clipx.evaluator.metric_names import check_metric
@@ -327,8 +327,10 @@ class RunSpec:
             "model.image.native=true: give teacher.embeddings of the same samples",
         )
 
-    def check_format(self, precision: PrecisionSpec) -> None:
-        """Checks the rules between a number format, the run's or the one that it chose, and other groups."""
+    def _check_format(self) -> None:
+        """Checks the rules between the number format and other groups, also for the one that auto chose: `resolve`
+        makes a new spec with it. Raises ConfigError."""
+        precision = self.precision
         self.distributed.check_precision(precision.kind, precision.weight_format, precision.autocasts)
         precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
         require(

@@ -44,7 +44,7 @@ def _model(spec: RunSpec, learner: Learner, world: int) -> dict[str, str]:
     parameters = parameter_count(model) + parameter_count(learner.objective)
     return {
         "model": f"{spec.model.name}, {parameters:,} parameters, {parameter_count(model.image):,} of them in the image "
-        f"tower; {learner.format.kind} on {world} x {learner.comm.device.type}",
+        f"tower; {spec.precision.kind} on {world} x {learner.comm.device.type}",
         "format": describe(learner.precision, learner.converted),
     }
 
