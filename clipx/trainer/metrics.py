@@ -29,21 +29,17 @@ Weights = dict[str, list[Tensor]]
 
 
 class Meter:
-    """Collects metrics, throughput and time of the steps between two logs, which are `period` samples apart."""
+    """Collects metrics, throughput and time of the steps between two logs."""
 
-    def __init__(self, comm: Comm, period: int = 1, utilisation: Utilisation | None = None) -> None:
+    def __init__(self, comm: Comm, utilisation: Utilisation | None = None) -> None:
         """`utilisation`: of the device by the model; None if its peak is unknown."""
-        self.comm, self.period, self.utilisation = comm, period, utilisation
+        self.comm, self.utilisation = comm, utilisation
         # For each set of metrics that a step has: their sums and, last, the number of steps. On the device.
         self._sums: dict[tuple[str, ...], Tensor] = {}
         self._dtype = torch.float32 if comm.device.type == "mps" else torch.float64  # mps has no float64
         self._seconds = Counter[str]()
         self._utilization = comm.device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
         self._restart()
-
-    def is_due(self, before: int, after: int) -> bool:
-        """Returns whether a multiple of the period is in the samples (before, after]."""
-        return after // self.period > before // self.period
 
     def state(self) -> dict[str, tuple[float, int]]:
         """Returns (sum, number of steps) of each metric since the last read, for a checkpoint. Waits for the device."""

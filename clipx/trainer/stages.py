@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from clipx.config.duration import Duration, Length
+from clipx.config.duration import Duration, Interval, Length
 from clipx.config.specs import frozen
 from clipx.data.spec import DataSpec, nearest_multiples
 from clipx.errors import CheckpointError, require
@@ -186,6 +186,7 @@ class Stages:
     schedule: LearningRate  # of the run, without the factors of the stages
     course: Callable[[int], float] | None  # patch dropout of the model; None: the stages set it
     varying: Varying
+    logs: Interval  # between two logs
 
     @classmethod
     def build(cls, spec: RunSpec, length: Length) -> Stages:
@@ -218,7 +219,8 @@ class Stages:
         length = replace(length, total=spans[-1].end)
         schedule = spec.schedule.build(spec.optimizer.lr, length)
         course = None if own else model.patch_dropout_over(length)
-        return cls(spans, length, schedule, course, Varying(own or model.drops_patches, tuple(sizes)))
+        logs = Interval(max(1, spec.log_interval.samples(length)), at_end=True)
+        return cls(spans, length, schedule, course, Varying(own or model.drops_patches, tuple(sizes)), logs)
 
     @property
     def total(self) -> int:

@@ -40,7 +40,7 @@ def check_plan(spec: RunSpec, ranks: int) -> None:
         plan_run(spec, spec.data.generated)
 
 
-def check_ranks_start(spec: RunSpec, comm: Comm) -> None:
+def check_on_ranks(spec: RunSpec, comm: Comm) -> None:
     """Raises ClipxError for what the number of ranks, their memory and devices, the run directory, or remote storage do
     not allow. Collective."""
     from clipx.checkpoint.manager import check_storage

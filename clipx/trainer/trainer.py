@@ -22,7 +22,7 @@ from clipx.trainer.nonfinite import ADVICE
 from clipx.trainer.out_of_memory import report_out_of_memory
 from clipx.trainer.resolved import resolve
 from clipx.trainer.run import Run
-from clipx.trainer.start import check_ranks_start, plan_run
+from clipx.trainer.start import check_on_ranks, plan_run
 from clipx.trainer.summary import facts
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Trainer:
         self.comm = comm = spec.distributed.build()
         with contextlib.ExitStack() as on_error, comm.naming_lost_peers(), report_out_of_memory(spec, comm):
             on_error.callback(comm.leave)
-            check_ranks_start(spec, comm)
+            check_on_ranks(spec, comm)
             typed, spec = spec, resolve(spec, comm)
             self.spec = spec
             self.run = Run(spec, comm)
@@ -66,8 +66,7 @@ class Trainer:
             self.evaluation = PeriodicEvaluation(spec, self.data, self.stages.length)
             length, varying = self.stages.length, self.stages.varying
             self.learner = Learner(spec, comm, length, varying, self.data.opened.classes, self.data.stored)
-            period = max(1, spec.log_interval.samples(length))
-            self.meter = Meter(comm, period, self.learner.utilisation())
+            self.meter = Meter(comm, self.learner.utilisation())
             self.monitors = Monitors(self.learner.objective, self.run.warn, spec.data.captions_per_step)
             self.samples_seen = 0
             self._open_run(typed)
@@ -190,7 +189,7 @@ class Trainer:
         return metrics
 
     def _is_logged(self, step: Step) -> bool:
-        return step.end >= self.stages.total or self.meter.is_due(step.start, step.end)
+        return step.end >= self.stages.total or self.stages.logs.due(step.start, step.end)
 
     def _between_steps(self, step: Step, logged: bool) -> dict[str, float]:
         """Runs the evaluations and saves the checkpoints due after a step. Returns the metrics of the evaluation."""
