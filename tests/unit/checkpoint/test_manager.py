@@ -124,7 +124,7 @@ def test_resuming_an_earlier_step_renames_the_later_checkpoints(
 def test_a_run_that_goes_back_does_not_continue_from_its_later_uploads(uploading: tuple[str, ...]) -> None:
     Trainer(small(Path("run"), *uploading, "duration=5st", "resume=step:4")).fit()
     shutil.rmtree("run")
-    trainer = Trainer(small(Path("run"), *uploading, "duration=5st", "resume=auto"))
+    trainer = Trainer(small(Path("run"), *uploading, "duration=6st", "resume=auto"))
     trainer.close()
     assert trainer.steps_done == 5
 
