@@ -117,6 +117,11 @@ class ScalarLoss(torch.autograd.Function):
     """
 
     @staticmethod
+    def save(ctx: Any, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Saves the gradients with respect to the first inputs, each in the dtype of its input."""
+        ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)))
+
+    @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # Under create_graph=True alone. once_differentiable would not raise: the gradient of a loss, 1, has no graph.
         if torch.is_grad_enabled():

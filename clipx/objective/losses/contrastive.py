@@ -160,7 +160,7 @@ class _ContrastiveLoss(ScalarLoss):
                 w = alpha / (2 * pairs.batch)
                 dx, dy = dx.mul_(w), dy.mul_(w)
                 dscale = pairs.dot(dx) / alpha
-                ctx.save_for_backward(dx.to(image.dtype), dy.to(text.dtype), dscale.to(scale.dtype))
+                ScalarLoss.save(ctx, (image, text, scale), (dx, dy, dscale))
             return stats_B3[:, 2].mean()
 
 

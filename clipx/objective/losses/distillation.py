@@ -140,7 +140,7 @@ class _DistillationLoss(ScalarLoss):
             w = alpha / (2 * pairs.batch)
             dx, dy = dx.mul_(w), dy.mul_(w)
             gradients = (dx, dy, pairs.dot(dx) / alpha)
-            ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, (image, text, scale), strict=True)))
+            ScalarLoss.save(ctx, (image, text, scale), gradients)
             own_b2 = a_b2 - pos_b2
             taught_b2 = own_b2 + q_b2 * pos_b2 - softmaxes.expected_b2
             parts_2 = comm.sum(torch.stack([own_b2.sum(), taught_b2.sum()])) / (2 * pairs.batch)

@@ -204,7 +204,7 @@ class _MultiPositiveLoss(ScalarLoss):
                 w = alpha / (2 * pairs.batch)
                 dx, dy = dx.mul_(w), dy.mul_(w)
                 dscale = pairs.dot(dx) / alpha
-                ctx.save_for_backward(dx.to(image.dtype), dy.to(text.dtype), dscale.to(scale.dtype))
+                ScalarLoss.save(ctx, (image, text, scale), (dx, dy, dscale))
             return stats[:, -1].mean()
 
 

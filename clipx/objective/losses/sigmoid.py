@@ -69,9 +69,7 @@ class _SigmoidLoss(ScalarLoss):
             loss = comm.sum(weights.loss - F.logsigmoid(own_z_b).sum()) / pairs.batch
             dx, dy = dx.mul_(alpha / pairs.batch), dy.mul_(alpha / pairs.batch)
             dbias = (weights.sigmoid + diagonal_b.sum()) / pairs.batch
-            inputs = (image, text, scale, bias)
-            found = (dx, dy, pairs.dot(dx) / alpha, dbias)
-            ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(found, inputs, strict=True)))
+            ScalarLoss.save(ctx, (image, text, scale, bias), (dx, dy, pairs.dot(dx) / alpha, dbias))
             return loss
 
 
@@ -148,9 +146,7 @@ class _MultiPositiveSigmoid(ScalarLoss):
             loss = comm.sum(weights.loss - F.logsigmoid(z_bk).sum()) / texts  # each rank: the pairs of its images
             dx, dy = dx.mul_(alpha / texts), dy.mul_(alpha / texts)
             dbias = (weights.total + own_bk.sum()) / texts
-            inputs = (image, text, scale, bias)
-            found = (dx, dy, pairs.dot(dx) / alpha, dbias)
-            ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(found, inputs, strict=True)))
+            ScalarLoss.save(ctx, (image, text, scale, bias), (dx, dy, pairs.dot(dx) / alpha, dbias))
             return loss
 
 
