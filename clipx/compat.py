@@ -39,7 +39,7 @@ class Private:
     """Purpose in clipx."""
 
     replacement: str
-    """What to do when it is gone."""
+    """Alternative for a release without the name."""
 
     def get(self) -> Any:
         """Imports the module and returns the object. Raises ImportError if it does not exist."""

@@ -62,7 +62,7 @@ def _quoted(text: str) -> str:
 
 
 def in_shell(word: str) -> str:
-    """Returns a word as it is typed in a shell. Of an override only the value is quoted, with few escapes."""
+    """Returns a word quoted for a shell. In an override, only the value is quoted."""
     key, equals, value = word.partition("=")
     if not equals or key.startswith("-"):
         return shlex.quote(word)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from clipx.checkpoint.format import Checkpoint
-from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.data.spec import Classes
@@ -189,7 +188,7 @@ class Learner:
         The moving average starts with the weights after the first step. Returns the samples seen, and lines for the
         log. Raises ClipxError.
         """
-        training = Resume.parse(self.spec.resume).open_clip
+        training = self.spec.resume_point.open_clip
         if training is None:
             return 0, self._load_initial_weights()
         from clipx.trainer.from_open_clip import resume_from_open_clip

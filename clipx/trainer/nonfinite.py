@@ -63,7 +63,7 @@ class NonFiniteSteps:
     def __init__(self, spec: OptimizerSpec, model: nn.Module, comm: Comm, scaler: torch.amp.GradScaler) -> None:
         self._model, self._comm, self._scaler = model, comm, scaler
         self.preserves = spec.non_finite is NonFinite.skip or scaler.is_enabled()
-        """Whether a skipped step leaves all state as it was. False: the run ends, or restores a checkpoint."""
+        """True if a skipped step changes no state. False if the run then ends or restores a checkpoint anyway."""
         self._buffers: list[tuple[Tensor, Tensor]] = []  # each with its values before the step
         self._pending: tuple[int, HostCopy] | None = None  # a step, and what of it is finite
         self.total = self.consecutive = self.overflows = 0

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.resume import Resume
 from clipx.config.saved import from_dict, to_dict
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, ConfigError
@@ -52,7 +51,7 @@ def resolve(spec: RunSpec, comm: Comm) -> RunSpec:
 def _resumed_run(spec: RunSpec) -> RunSpec | None:
     """Returns the run that is resumed, None for a new run. Raises CheckpointError."""
     run_dir = Path(spec.run_dir)
-    if not (Resume.parse(spec.resume).enabled and RunDir(run_dir).has_begun):
+    if not (spec.resume_point.enabled and RunDir(run_dir).has_begun):
         return None
     from clipx.trainer.saved_run import saved_values
 

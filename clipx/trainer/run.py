@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from clipx.abort import abort
 from clipx.checkpoint.manager import CheckpointManager
-from clipx.checkpoint.resume import Resume
 from clipx.config.saved import to_dict
 from clipx.data.bad_samples import BadCount
 from clipx.data.source import BadRecord
@@ -27,10 +26,7 @@ from clipx.storage.jsonl import read_objects
 from clipx.trainer.profiler import Profiler
 
 if TYPE_CHECKING:
-    import torch
-
     from clipx.checkpoint.format import Checkpoint
-    from clipx.checkpoint.tensors import RankRows
     from clipx.config.duration import Length
     from clipx.distributed.comm import Comm
     from clipx.trainer.spec import RunSpec
@@ -66,7 +62,7 @@ class Run:
 
         Writes nothing but the lock. Collective. Raises CheckpointError if the directory holds another run.
         """
-        spec, comm, resume = self.spec, self.comm, Resume.parse(self.spec.resume)
+        spec, comm, resume = self.spec, self.comm, self.spec.resume_point
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.run_on_main(self.dir.must_exist)
         self.lock = self._open.enter_context(RunLock(self.dir.path, comm, self.dir.event))
@@ -79,7 +75,7 @@ class Run:
 
     def find_checkpoint(self) -> Checkpoint | None:
         """Loads the checkpoint from which the run resumes. None: it is new. Collective. Raises CheckpointError."""
-        return self.checkpoints.find(Resume.parse(self.spec.resume))
+        return self.checkpoints.find(self.spec.resume_point)
 
     def begin(self, bad: Sequence[Sequence[BadRecord]]) -> None:
         """Writes config.yaml, and `bad`: the samples that were unusable when each source was opened. Collective."""
@@ -138,19 +134,6 @@ class Run:
     def check(self) -> None:
         """Raises DiskError on all ranks if the run directory is gone. Collective."""
         self.comm.run_on_main(self.dir.check)
-
-    def save(
-        self,
-        step: int,
-        tensors: Mapping[str, torch.Tensor | RankRows],
-        state: dict[str, Any],
-        numbers: Mapping[str, float],
-        until_update: Collection[str],
-    ) -> None:
-        """Starts to save a checkpoint, as `CheckpointManager.save`, with the configuration in `state`. Collective."""
-        self.check()
-        state |= {"world": self.comm.world, "config": to_dict(self.spec)}
-        self.checkpoints.save(step, tensors, state, numbers, until_update)
 
     def warn(self, kind: str, message: str, *, logged: bool = True, **facts: Any) -> None:
         """Records a warning in events.jsonl on rank 0, and logs it unless an error repeats it. Call it on all ranks."""

@@ -144,7 +144,7 @@ class RunSpec:
     logger=[tensorboard,wandb]; []: metrics.jsonl alone."""
 
     def __post_init__(self) -> None:
-        complete(self, run_dir=Resume.parse(self.resume).run_dir or self.run_dir)  # a run resumes in its run directory
+        complete(self, run_dir=self.resume_point.run_dir or self.run_dir)  # a run resumes in its run directory
         self._check_own_keys()
         self._check_objective()
         self._check_groups()
@@ -158,6 +158,11 @@ class RunSpec:
     def log_interval(self) -> Duration:
         """The parsed `log_every`."""
         return Duration.parse(self.log_every, "log_every")
+
+    @property
+    def resume_point(self) -> Resume:
+        """The parsed `resume`."""
+        return Resume.parse(self.resume)
 
     @property
     def active_evaluators(self) -> dict[str, EvaluatorSpec]:
@@ -175,13 +180,13 @@ class RunSpec:
                 check_metric_part(f"{group}.{name}", name)
         require(0 <= self.seed < 2**63, f"seed={self.seed} must be in [0, 2^63): give 0 or more")
         require(
-            Resume.parse(self.resume).open_clip is None or self.model.weights is None,
+            self.resume_point.open_clip is None or self.model.weights is None,
             f"model.weights={self.model.weights} has no effect with resume={self.resume}, which contains weights: "
             "remove one of them",
         )
         for tower, location in self.model.tower_weights.items():
             require(
-                Resume.parse(self.resume).open_clip is None,
+                self.resume_point.open_clip is None,
                 f"model.{tower}.weights={location} has no effect with resume={self.resume}, which contains weights: "
                 "remove one of them",
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.checkpoint.resume import Resume
 from clipx.config.duration import Length
 from clipx.errors import require
 from clipx.evaluator.spec import check_data
@@ -75,7 +74,7 @@ def plan_run(spec: RunSpec, samples: int) -> Stages:
 def _check_files(spec: RunSpec) -> None:
     from clipx.run.directory import RunDir
 
-    run, resume = RunDir(Path(spec.run_dir)), Resume.parse(spec.resume)
+    run, resume = RunDir(Path(spec.run_dir)), spec.resume_point
     run.check_files()
     if spec.checkpoint.remote is None and resume.url is None:  # else a run may be there alone
         run.check_state(resume, spec.resume)

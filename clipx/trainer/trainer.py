@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from clipx.config.saved import to_dict
 from clipx.errors import ClipxError, ConfigError, ResultError, Stopped
 from clipx.trainer.backends import prepare_backends
 from clipx.trainer.data_side import DataSide
@@ -258,10 +259,11 @@ class Trainer:
 
     def _save(self, numbers: dict[str, float]) -> None:
         """Saves a checkpoint of the current state. `numbers`: metrics of the evaluation just run. Collective."""
+        self.run.check()
         self._settle()
         tensors = self.learner.state.capture()
         until_update = self.learner.state.changed_by_updates(tensors)
-        self.run.save(self.steps_done, tensors, self._state(), numbers, until_update)
+        self.run.checkpoints.save(self.steps_done, tensors, self._state(), numbers, until_update)
 
     def _stop(self, signal: str) -> None:
         """Saves a checkpoint and raises Stopped."""
@@ -317,6 +319,8 @@ class Trainer:
             "overdue": self.evaluation.overdue,
             "early_stopping": self.evaluation.early_stopping.state(),
             "interval": self.meter.state(),
+            "world": self.comm.world,
+            "config": to_dict(self.spec),
             **self.data.state(),
             **self.learner.counters(),
         }
