@@ -84,6 +84,21 @@ class Learner:
         logits = spec.objective.teacher_logits
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches, logits)
         seed_all(spec.seed)
+        self._build_model(varying)
+        self.objective = spec.objective.build(comm, length)
+        self.objective.prepare(classes, self.weights.embed_dim)
+        self.objective.to(comm.device, self.precision.wide)
+        self.compile.compile_objective(self.objective)
+        self._build_optimizer()
+        self.taught_by = stored or self.teacher
+        if self.taught_by is not None:
+            comm.require_equal(teacher=self.taught_by.digest)
+            spec.objective.check_teacher(self.taught_by.widths, self.weights.embed_dim)
+        seed_all(spec.seed + 1 + comm.rank)
+
+    def _build_model(self, varying: Varying) -> None:
+        """Builds the model: frozen layers and adapters, weights of the optimizer, number format, compiled towers."""
+        spec, comm = self.spec, self.comm
         self.weights = self.model = spec.model.build(comm.device, self.precision.stored, varying)
         if spec.model.lock_options:
             from clipx.model.freeze import freeze
@@ -99,26 +114,25 @@ class Learner:
 
             self.masters = MasterWeights(self.weights, self.precision.dtype)
             self.model = self.masters.model
-        self.scaler = build_scaler(self.precision.loss_scale, comm.device.type)
         self.converted = spec.precision.convert(named_blocks(self.model))
         blocks = named_blocks(self.model)
         self.compile, self.compile_choice = spec.compile.on_device(comm.device, blocks)
         self.compile.configure(spec.deterministic)
         self.compile.compile_towers(blocks)
-        decay = spec.optimizer.ema_decay
         self.average = None
-        if decay is not None:
+        if spec.optimizer.ema_decay is not None:
             from clipx.trainer.ema import WeightAverage
 
-            self.average = WeightAverage(self.weights, decay)
+            self.average = WeightAverage(self.weights, spec.optimizer.ema_decay)
         for model in (self.model, *([self.average.model] if self.average else [])):
             spec.distributed.prepare(model, comm, self.precision.autocast_dtype)
-        self.objective = spec.objective.build(comm, length)
-        self.objective.prepare(classes, self.weights.embed_dim)
-        self.objective.to(comm.device, self.precision.wide)
-        self.compile.compile_objective(self.objective)
+
+    def _build_optimizer(self) -> None:
+        """Builds the optimizer, the data-parallel model, and what one step of them needs."""
+        spec, comm = self.spec, self.comm
         self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
         self.compile.compile_optimizer(self.optimizer)
+        self.scaler = build_scaler(self.precision.loss_scale, comm.device.type)
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
         masters = None if self.masters is None else self.masters.by_parameter
         self.parallel = spec.distributed.wrap(self.model, comm, masters)
@@ -129,11 +143,6 @@ class Learner:
         )
         self.non_finite = NonFiniteSteps(spec.optimizer, self.model, comm, self.scaler)
         self._step = SkippableStep(self.optimizer, comm.device, self.non_finite.preserves)
-        self.taught_by = stored or self.teacher
-        if self.taught_by is not None:
-            comm.require_equal(teacher=self.taught_by.digest)
-            spec.objective.check_teacher(self.taught_by.widths, self.weights.embed_dim)
-        seed_all(spec.seed + 1 + comm.rank)
 
     def utilisation(self) -> Utilisation | None:
         """Returns what the utilisation of the device by the model is computed from; None if its peak is unknown."""
