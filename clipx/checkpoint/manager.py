@@ -258,14 +258,13 @@ class CheckpointManager:
         self._event(kind, message=message)
 
 
-def check_storage(spec: CheckpointSpec, run_dir: str, resume: str, comm: Comm) -> None:
-    """Verifies that `checkpoint.remote` can be written and a URL of `resume=` be read, before a run builds anything.
+def check_storage(spec: CheckpointSpec, run_dir: str, url: str | None, comm: Comm) -> None:
+    """Verifies that `checkpoint.remote` can be written and `url`, of `resume=`, be read, before a run builds anything.
 
     An outage is no error: `CheckpointManager` waits for its end. Collective. Raises ConfigError or CheckpointError.
     """
 
     def check() -> None:
-        url = Resume.parse(resume).url
         if spec.remote is None and url is None:
             return
         from clipx.checkpoint.downloader import check_writable, remote_checkpoints

@@ -16,6 +16,7 @@ CHECKPOINTS = "checkpoints"  # folder name in a run directory and in its remote 
 class Resume:
     """Parsed value of `resume=`. `run_dir` and `url` are None if the run resumes from its run directory."""
 
+    text: str  # the value
     enabled: bool  # False: a new run
     required: bool = False  # an error if there is nothing to resume from
     step: int | None = None  # of the checkpoint; None: the newest
@@ -36,21 +37,21 @@ class Resume:
         a .pt file of open_clip's trainer. Raises ConfigError.
         """
         if text in ("none", "auto"):
-            return cls(text == "auto")
+            return cls(text, text == "auto")
         if text == "latest":
-            return cls(True, True)
+            return cls(text, True, True)
         if text.startswith("step:"):
             number = text.removeprefix("step:")
             if not re.fullmatch(r"[0-9]{1,18}", number):
                 raise ConfigError(f"resume={text} is not a step: give its number, e.g. resume=step:1000")
-            return cls(True, True, int(number))
+            return cls(text, True, True, int(number))
         check_url("resume", text)
         if text.endswith(".pt"):
-            return cls(False, open_clip=text)
+            return cls(text, False, open_clip=text)
         location, step = split_checkpoint(text)
         if "://" in location:
-            return cls(True, True, step, url=location)
-        return cls(True, True, step, run_dir=location)
+            return cls(text, True, True, step, url=location)
+        return cls(text, True, True, step, run_dir=location)
 
 
 def split_checkpoint(location: str) -> tuple[str, int | None]:

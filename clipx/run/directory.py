@@ -70,7 +70,7 @@ class ResumableSpec(Protocol):
     """Fields of a run's spec, a dataclass, that RunDir reads by name."""
 
     @property
-    def resume(self) -> str: ...
+    def resume_point(self) -> Resume: ...
 
 
 @dataclass(slots=True)
@@ -155,13 +155,13 @@ class RunDir:
         Writes nothing: see `save_config`. Raises CheckpointError if the directory holds another run, or no run although
         `resume` requires one.
         """
-        return self._differences(spec) if self.check_state(Resume.parse(spec.resume), spec.resume) else []
+        return self._differences(spec) if self.check_state(spec.resume_point) else []
 
-    def check_state(self, resume: Resume, typed: str) -> bool:
-        """Returns whether the directory holds a run. Raises CheckpointError if `resume`, as typed, contradicts it."""
+    def check_state(self, resume: Resume) -> bool:
+        """Returns whether the directory holds a run. Raises CheckpointError if `resume` contradicts it."""
         exists = self.has_begun
         if resume.required and not exists:
-            raise CheckpointError(f"resume={typed}: {self.path} holds no run: check the name, or use resume=none")
+            raise CheckpointError(f"resume={resume.text}: {self.path} holds no run: check the name, or use resume=none")
         if exists and not resume.enabled:
             raise CheckpointError(
                 f"{self.path} already holds a run: continue it with resume=auto, or give this run another name="

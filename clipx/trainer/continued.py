@@ -30,10 +30,10 @@ def composition_base(config_name: str, words: Sequence[str], folders: Sequence[P
         typed[override.get_key_element().lstrip("+~")] = override
     if "weights" in _texts(typed.get("model")):
         _describe_model(typed.get("model.weights"))
-    parsed = [(text, Resume.parse(text)) for text in _texts(typed.get("resume"))]
-    text, place, is_local_run = next(((t, r.place, r.url is None) for t, r in parsed if r.place), ("", None, False))
-    if place is None:
+    resume = next((r for text in _texts(typed.get("resume")) if (r := Resume.parse(text)).place is not None), None)
+    if resume is None or resume.place is None:
         return config_name
+    text, place = resume.text, resume.place
     for word in typed.values():
         require(
             not word.is_sweep_override(),
@@ -41,7 +41,7 @@ def composition_base(config_name: str, words: Sequence[str], folders: Sequence[P
             "from its weights by model.weights=…",
         )
     values = _resumed_values(place, text, *_texts(typed.get("checkpoint.remote")))
-    if is_local_run:
+    if resume.url is None:
         for run_dir in _texts(typed.get("run_dir")):
             require(
                 Path(run_dir).absolute() == Path(place).absolute(),

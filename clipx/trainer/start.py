@@ -47,7 +47,7 @@ def check_on_ranks(spec: RunSpec, comm: Comm) -> None:
     from clipx.trainer.data_side import check_loading
 
     comm.run_on_main(RunDir(Path(spec.run_dir)).check_files)
-    check_storage(spec.checkpoint, spec.run_dir, spec.resume, comm)
+    check_storage(spec.checkpoint, spec.run_dir, spec.resume_point.url, comm)
     check_ranks(spec.stages, spec.data, comm.world)
     check_loading(spec, comm)
 
@@ -77,7 +77,7 @@ def _check_files(spec: RunSpec) -> None:
     run, resume = RunDir(Path(spec.run_dir)), spec.resume_point
     run.check_files()
     if spec.checkpoint.remote is None and resume.url is None:  # else a run may be there alone
-        run.check_state(resume, spec.resume)
+        run.check_state(resume)
     check_data(spec.data, spec.active_evaluators, files=True, trains=True)
     if resume.enabled:  # a run that continues loads no initial weights
         return

@@ -6,7 +6,6 @@ import ast
 import copy
 import dataclasses
 import pickle
-import re
 
 import pytest
 from helpers.specs import specs
@@ -83,16 +82,14 @@ def _calls_complete(node: ast.AST) -> bool:
 
 
 def test_the_text_of_a_key_is_parsed_by_its_spec_alone() -> None:
-    """A spec offers the parsed value, so that the text of a duration or a cadence is parsed at one place."""
+    """A spec offers the parsed value, so that the text of a duration, a cadence or `resume` is parsed at one place."""
     places = []
     for path in sorted([*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "launch").rglob("*.py")]):
-        if path.stem != "duration" and re.search(
-            r"\b(Duration|Cadence)\.parse\(", text := path.read_text(encoding="utf-8")
-        ):
+        parsers = [f"{name}.parse" for name in ("Duration", "Cadence", "Resume")]
+        text = path.read_text(encoding="utf-8")
+        if path.stem != "duration" and any(f"{parser}(" in text for parser in parsers):
             calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-            parsed = [
-                ast.unparse(c.args[0]) for c in calls if ast.unparse(c.func) in ("Duration.parse", "Cadence.parse")
-            ]
+            parsed = [ast.unparse(c.args[0]) for c in calls if ast.unparse(c.func) in parsers]
             places.append(f"{path.relative_to(PACKAGE.parent)}: {', '.join(sorted(parsed))}")
     assert places == [
         "clipx/checkpoint/spec.py: self.every, self.keep_every",
@@ -101,6 +98,7 @@ def test_the_text_of_a_key_is_parsed_by_its_spec_alone() -> None:
         "clipx/objective/fcco.py: self.decay",
         "clipx/objective/neuclip.py: self.restart",
         "clipx/schedule.py: self.cooldown, text",  # warmup
-        "clipx/trainer/spec.py: self.log_every, text",  # duration, also for `clipx-sweep`, which composes no spec
+        "clipx/trainer/continued.py: text",  # the words of the command line, before the spec is composed
+        "clipx/trainer/spec.py: self.log_every, self.resume, text",  # duration, which `clipx-sweep` reads, too
         "clipx/trainer/stages.py: self.until",
     ]
