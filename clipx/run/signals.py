@@ -123,7 +123,7 @@ class StopSignals:
                     raise Stopped(...)
 
     Several ranks stop one step later than one, since they agree on the signal without a wait. The sender may kill the
-    process later: torchrun after 30 s (--shutdown-timeout), SLURM after its KillWait.
+    process later: torchrun after 30 s by default, SLURM after its KillWait.
 
     Signals after the first, or after `finish`, are ignored, except a second SIGINT, which ends the process at once with
     exit code 130. A signal that was ignored before stays ignored. Outside the main thread Python cannot handle signals,

@@ -22,7 +22,7 @@ from helpers import SCRIPTS
 from helpers.cases import slow_except
 from helpers.forks import Fork
 from helpers.processes import free_ports, is_running
-from helpers.runs import SMALL, VIT, events, run, tensors, torchrun, untimed_rows
+from helpers.runs import SMALL, VIT, events, run, tensors, torchrun, torchrun_command, untimed_rows
 from helpers.waiting import wait_until
 
 import clipx
@@ -33,7 +33,7 @@ from clipx.objective.base import Metrics
 from clipx.trainer.trainer import Trainer
 
 SCRIPT = str(SCRIPTS / "stop_loop.py")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--shutdown-timeout=600")
+TORCHRUN = (*torchrun_command(kill_after_s=600), "--nproc-per-node=2")
 
 
 @dataclass

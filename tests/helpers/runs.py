@@ -148,6 +148,15 @@ def start(folder: Path, *words: str, **env: str) -> forks.Fork:
     return forks.Fork(words, {**_env(), **env}, folder / f"{number}.out", folder / f"{number}.err")
 
 
+def torchrun_command(kill_after_s: int) -> tuple[str, ...]:
+    """Returns the arguments of Python for torchrun on this machine. `kill_after_s`: from its signal to SIGKILL."""
+    from torch.distributed.run import get_args_parser
+
+    limit = "--shutdown-timeout"  # not in torch 2.11, which waits for 30 s
+    known = limit in get_args_parser().format_help()
+    return ("-m", "torch.distributed.run", "--standalone", *([f"{limit}={kill_after_s}"] if known else []))
+
+
 def torchrun(
     ranks: int, *command: str, check: bool = True, timeout: float = 600, fresh: bool = False
 ) -> subprocess.CompletedProcess[str]:

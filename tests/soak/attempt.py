@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from helpers.processes import children_of
-from helpers.runs import SMALL, VIT
+from helpers.runs import SMALL, VIT, torchrun_command
 
 from clipx.config.typed import last_of_each
 
 SCRIPT = Path(__file__).with_name("observed.py")
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--shutdown-timeout=5")
+TORCHRUN = torchrun_command(kill_after_s=5)
 HANDED_ON = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # without it the last two end torchrun alone
 SAMPLES, BATCH = 250, 12  # most epochs begin and end within a step; 1, 2 and 3 ranks can share it
 # Cheap, and with all kinds of state: per-sample state, AdamW, dropout's random numbers. In 64 bits another number of
