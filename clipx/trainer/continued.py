@@ -15,7 +15,6 @@ from clipx.config.base import based_on, describe_model
 from clipx.config.registry import option_files, spec_class
 from clipx.config.saved import saved_config
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.storage.url import check_url
 
 
 def composition_base(config_name: str, words: Sequence[str], folders: Sequence[Path] = ()) -> str:
@@ -30,10 +29,12 @@ def composition_base(config_name: str, words: Sequence[str], folders: Sequence[P
         typed[override.get_key_element().lstrip("+~")] = override
     if "weights" in _texts(typed.get("model")):
         _describe_model(typed.get("model.weights"))
-    resume = next((r for text in _texts(typed.get("resume")) if (r := Resume.parse(text)).place is not None), None)
-    if resume is None or resume.place is None:
+    points = [Resume.parse(text) for text in _texts(typed.get("resume"))]
+    named = [(point, point.place) for point in points if point.place is not None]
+    if not named:
         return config_name
-    text, place = resume.text, resume.place
+    resume, place = named[0]
+    text = resume.text
     for word in typed.values():
         require(
             not word.is_sweep_override(),
@@ -94,7 +95,6 @@ def _resumed_values(place: str, text: str, remote: str | None = None) -> dict[st
     from clipx.trainer.saved_run import CONFIG, saved_values
     from clipx.weights.download import errors_of, fetched_run
 
-    check_url("resume", text)
     if "://" not in place and remote and not RunDir(Path(place)).holds_run:
         place = run_url(remote, Path(place))
     with errors_of("resume"):
