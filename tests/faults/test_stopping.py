@@ -33,7 +33,7 @@ from clipx.objective.base import Metrics
 from clipx.trainer.trainer import Trainer
 
 SCRIPT = str(SCRIPTS / "stop_loop.py")
-TORCHRUN = (*torchrun_command(kill_after_s=600), "--nproc-per-node=2")
+TORCHRUN = torchrun_command(2, kill_after_s=600)
 
 
 @dataclass

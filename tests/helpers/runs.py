@@ -148,13 +148,15 @@ def start(folder: Path, *words: str, **env: str) -> forks.Fork:
     return forks.Fork(words, {**_env(), **env}, folder / f"{number}.out", folder / f"{number}.err")
 
 
-def torchrun_command(kill_after_s: int) -> tuple[str, ...]:
+def torchrun_command(ranks: int, kill_after_s: int = 30) -> tuple[str, ...]:
     """Returns the arguments of Python for torchrun on this machine. `kill_after_s`: from its signal to SIGKILL."""
+    command = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    if kill_after_s == 30:  # the default, and the only value of torch 2.11
+        return command
     from torch.distributed.run import get_args_parser
 
-    limit = "--shutdown-timeout"  # not in torch 2.11, which waits for 30 s
-    known = limit in get_args_parser().format_help()
-    return ("-m", "torch.distributed.run", "--standalone", *([f"{limit}={kill_after_s}"] if known else []))
+    limit = "--shutdown-timeout"
+    return (*command, f"{limit}={kill_after_s}") if limit in get_args_parser().format_help() else command
 
 
 def torchrun(
@@ -165,8 +167,7 @@ def torchrun(
     They are forks with torchrun's environment, or with `fresh` processes of torchrun itself.
     """
     if fresh:
-        launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-        return run(sys.executable, *launcher, *command, check=check, timeout=timeout, fresh=True)
+        return run(sys.executable, *torchrun_command(ranks), *command, check=check, timeout=timeout, fresh=True)
     port = free_ports(1)
     done = forks.run([rank_environment(rank, ranks, port) for rank in range(ranks)], command, {}, timeout)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -20,7 +20,6 @@ from helpers.runs import SMALL, VIT, torchrun_command
 from clipx.config.typed import last_of_each
 
 SCRIPT = Path(__file__).with_name("observed.py")
-TORCHRUN = torchrun_command(kill_after_s=5)
 HANDED_ON = "--signals-to-handle=SIGTERM,SIGINT,SIGUSR1,SIGUSR2"  # without it the last two end torchrun alone
 SAMPLES, BATCH = 250, 12  # most epochs begin and end within a step; 1, 2 and 3 ranks can share it
 # Cheap, and with all kinds of state: per-sample state, AdamW, dropout's random numbers. In 64 bits another number of
@@ -85,7 +84,7 @@ class Attempt:
         self.log = run_dir.with_name(f"{run_dir.name}.{number:05d}.log")
         self._mark = f"CLIPX_SOAK_MARK={os.getpid()}.{notes.folder.parent.name}.{run_dir.name}.{number}"
         own = {"CLIPX_SOAK_NOTES": str(notes.folder), "CLIPX_SOAK_ATTEMPT": str(number), "OMP_NUM_THREADS": "1"}
-        launcher = (*TORCHRUN, HANDED_ON, f"--nproc-per-node={ranks}") if ranks else ()
+        launcher = (*torchrun_command(ranks, kill_after_s=5), HANDED_ON) if ranks else ()
         command = (sys.executable, *launcher, str(SCRIPT), *TRAINING, *overrides, f"run_dir={run_dir}", "name=soak")
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
