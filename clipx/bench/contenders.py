@@ -21,11 +21,13 @@ from torch import Tensor
 from clipx.bench.baselines import SAMPLES
 from clipx.bench.shards import MEDIAN, SPREAD, pattern
 from clipx.config.duration import Length
-from clipx.data.batch import Batch, Packers
+from clipx.data.batch import Batch
+from clipx.data.images import reader_of
+from clipx.data.inputs import Texts
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.distributed.comm import Comm
-from clipx.model.clip import empty_input
-from clipx.model.spec import ModelSpec, Varying
+from clipx.model.clip import CLIP
+from clipx.model.spec import Varying
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
 from clipx.trainer.backends import Backends
@@ -120,25 +122,19 @@ def captions(texts: int, length: int, seed: int) -> Tensor:
     return tokens_BL
 
 
-def batch_for(model: ModelSpec, size: int, seed: int) -> Batch:
-    """Returns a random batch of uint8 images and captions on the host."""
-    random = torch.Generator().manual_seed(seed)
-    image = empty_input(model.image, size, torch.device("cpu"))
-    if model.image.native:
-        image[:, 1:].random_(0, 256, generator=random)  # the first row is the grid
-    elif image.is_floating_point():
-        image.normal_(generator=random)
-    else:
-        image.random_(0, 256, generator=random)
-    return Batch(image, captions(size, model.text.context_length, seed), torch.arange(size))
+def batch_for(spec: RunSpec, size: int, seed: int, model: CLIP | None = None) -> Batch:
+    """Returns a random batch of images and captions on the host, packed for a model as loader processes do."""
+    reader = reader_of(spec.model.image, spec.data)
+    reader = reader if model is None else reader.for_model(model)
+    image = reader.inputs([reader.blank(size, torch.Generator().manual_seed(seed))])
+    tokens = captions(size, spec.model.text.context_length, seed)
+    text = Texts((tokens,), packers=() if model is None else (model.packer,))
+    return Batch(image, text, torch.arange(size)).pack(spec.data.micro_batches)
 
 
-def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int, packers: Packers) -> list[Batch]:
-    """Returns different batches of random images and of captions of real length, pinned for a CUDA device.
-
-    `packers` pack them, as loader processes do in training.
-    """
-    found = [packers(batch_for(spec.model, size, seed + i)) for i in range(HOST_BATCHES)]
+def host_batches(spec: RunSpec, size: int, device: torch.device, seed: int, model: CLIP | None = None) -> list[Batch]:
+    """Returns different batches of random images and of captions of real length, pinned for a CUDA device."""
+    found = [batch_for(spec, size, seed + i, model) for i in range(HOST_BATCHES)]
     return [batch.pin_memory() for batch in found] if device.type == "cuda" else found
 
 
@@ -151,9 +147,8 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
     learner = Learner(
         spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
     )
-    packers = Packers(learner.model.packer, None, spec.data.micro_batches, learner.model.image_packer)
-    host = host_batches(spec, size, comm.device, seed, packers)
-    batches = DevicePrefetcher(itertools.cycle(host), comm.device)
+    host = host_batches(spec, size, comm.device, seed, learner.model)
+    batches = DevicePrefetcher((batch.to(comm.device) for batch in itertools.cycle(host)), comm.device)
     steps = itertools.count()
 
     def lap(number: int) -> float:

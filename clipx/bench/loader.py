@@ -163,7 +163,7 @@ def _facts(spec: RunSpec, rows: list[dict[str, float]], rate: float, us: dict[st
         workers=spec.data.loader_processes(),
         cores=cores(),
         us=us,
-        size=0 if image.native or image.features is not None else sufficient_side(image.size),
+        size=sufficient_side(image.size) if image.kind.squares else 0,
         remote=getattr(source, "remote", False),
         whole_shards=dataset.whole_shards,
         cache_gb=getattr(spec.data, "cache_gb", 0.0),

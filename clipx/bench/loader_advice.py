@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -157,11 +158,11 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
 
     from clipx.bench.pipelines import stream_of_run
     from clipx.data.batch import Batch
+    from clipx.data.images import Draw
     from clipx.data.source import BadSample
-    from clipx.data.views import ImageView
 
     torch.set_num_threads(1)
-    _, _, stream = stream_of_run(Path(run_dir))
+    spec, _, stream = stream_of_run(Path(run_dir))
     count = min(samples, stream.order.samples)
     stream[range(count)]  # indexes the shards, and loads the libraries
     begin, cpu, idle = time.perf_counter(), time.process_time(), _not_running()
@@ -174,16 +175,16 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
     for position in range(count, 2 * count):
         with suppress(BadSample):
             encoded.append(stream.source.read(stream.order(position)).image)
-    outs = [rows[0] for rows in stream.view.allocate(1)]
+    rows = stream.images.allocate(1)
 
     def load(images: Sequence[bytes]) -> None:
         for image in images:
             with suppress(BadSample):
-                stream.view.load(image, stream.rng(0), *outs)
+                stream.images.read(image, Draw(random.Random(0), ""), rows, 0)
 
     found["image"] = _cpu(lambda: load(encoded))
-    if isinstance(stream.view, ImageView):
-        smaller = _resized(encoded, sufficient_side(stream.view.size))
+    if spec.model.image.kind.squares:
+        smaller = _resized(encoded, sufficient_side(spec.model.image.size))
         load(smaller[:1])
         found["small"] = _cpu(lambda: load(smaller))
     return {name: round(found[name] / count * 1e6, 1) for name in PARTS if name in found}

@@ -15,18 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.bench.shards import pattern
 from clipx.data.batch import Batch
-from clipx.data.loader import TrainBatches, train_loader, used_mask
+from clipx.data.encoded import EncodedReader
+from clipx.data.images import PixelReader, reader_of
+from clipx.data.loader import CPU, LoaderOptions, TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.processes import start_in_child
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data, training_order
-from clipx.data.views import ImageView, view_of
+from clipx.data.texts import TextReader, used_mask
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import torch
+
     from clipx.trainer.spec import RunSpec
 
 _SIZE, _CONTEXT, _CROP, _PREFETCH = 224, 77, (0.9, 1.0), 2
@@ -41,8 +45,9 @@ def training_stream(folder: str, seed: int, on_device: bool = False) -> TrainBat
     """Returns the training stream of a folder of photographs: crops of 224 pixels. `on_device`: data.decode=gpu."""
     source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
-    view = ImageView(_SIZE, _CROP, 10**8, on_device=on_device)
-    return TrainBatches(source, order, view, Tokenizer(_CONTEXT), seed)
+    images = PixelReader((_SIZE,), _CROP, 10**8)
+    images = EncodedReader.like(images) if on_device else images
+    return TrainBatches(source, order, images, TextReader(Tokenizer(_CONTEXT)), seed)
 
 
 def fork_workers() -> None:
@@ -62,23 +67,12 @@ def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -
     return batch * count / (time.perf_counter() - start)
 
 
-def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> Iterable[Batch]:
+def _loader(
+    stream: TrainBatches, batch: int, workers: int, prefetch: int, device: torch.device = CPU
+) -> Iterator[Batch]:
     """Builds the endless training loader of one rank."""
-    return train_loader(
-        stream.source,
-        stream.order,
-        stream.view,
-        stream.tokenizer,
-        seed=stream.seed,
-        samples=range(10**6 * batch),
-        batch=batch,
-        rank=0,
-        world=1,
-        workers=workers,
-        prefetch=prefetch,
-        pin=False,
-        mask=stream.mask,
-    )
+    options = LoaderOptions(batch, workers=workers, prefetch=prefetch, device=device)
+    return train_loader(stream, range(10**6 * batch), options)
 
 
 def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
@@ -89,9 +83,9 @@ def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: in
     )
 
 
-def encoded_batches(folder: str, batch: int, workers: int, seed: int) -> Iterator[Batch]:
-    """Returns the endless training batches of one rank with data.decode=gpu. `Batch.to` decodes them."""
-    return iter(_loader(training_stream(folder, seed, on_device=True), batch, workers, _PREFETCH))
+def decoded_batches(folder: str, batch: int, workers: int, seed: int, device: torch.device) -> Iterator[Batch]:
+    """Returns the endless training batches of one rank with data.decode=gpu, on the device."""
+    return _loader(training_stream(folder, seed, on_device=True), batch, workers, _PREFETCH, device)
 
 
 def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:
@@ -161,9 +155,9 @@ def stream_of_run(run_dir: Path) -> tuple[RunSpec, Dataset, TrainBatches]:
     spec = open_run(str(run_dir)).spec
     dataset = open_data(spec.data)
     order = training_order(spec.data, dataset, spec.seed, ranks=1)
-    view = view_of(spec.model.image, spec.data)
-    tokenizer, mask = spec.model.text.build_tokenizer(), used_mask(spec.data.caption_mask)
-    return spec, dataset, TrainBatches(dataset.train, order, view, tokenizer, spec.seed, mask=mask)
+    images = reader_of(spec.model.image, spec.data)
+    texts = TextReader(spec.model.text.build_tokenizer(), mask=used_mask(spec.data.caption_mask))
+    return spec, dataset, TrainBatches(dataset.train, order, images, texts, spec.seed)
 
 
 def rate_of_run(comm: Comm, run_dir: str, count: int) -> float:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from clipx.bench.contenders import Contender, host_batches
 from clipx.bench.pipelines import open_clip_loader
 from clipx.bench.shards import pattern
-from clipx.data.batch import Packers
 from clipx.distributed.comm import Comm
 from clipx.storage.local import write_text
 from clipx.trainer.spec import RunSpec
@@ -165,7 +164,7 @@ def _batches(spec: RunSpec, args: SimpleNamespace, comm: Comm, seed: int, folder
         return
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in spec.model.image.normalization.values())
     found = []
-    for batch in host_batches(spec, args.batch_size, torch.device("cpu"), seed, Packers()):
-        pair = ((batch.image.contiguous() / 255 - mean) / std, batch.tokens)
+    for batch in host_batches(spec, args.batch_size, torch.device("cpu"), seed):
+        pair = ((batch.image.rows[0].contiguous() / 255 - mean) / std, batch.text.rows[0])
         found.append((pair[0].pin_memory(), pair[1].pin_memory()) if comm.device.type == "cuda" else pair)
     yield from itertools.cycle(found)

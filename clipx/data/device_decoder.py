@@ -1,30 +1,30 @@
 """JPEG decoding on the device (data.decode=gpu): nvJPEG through torchvision, then crops and resizing in batches.
 
-Shape suffixes: b samples of a rank, n images, H and W largest height and width of their crops, S side of the pixels.
+Shape suffixes: n images, H and W largest height and width of their crops, S side of the pixels.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import simplejpeg
 import torch
 from torch import Tensor
 
-from clipx.data.batch import Batch
-from clipx.data.encoded import LARGEST, EncodedImage
+from clipx.data.encoded import EncodedImage, EncodedImages
+from clipx.data.images import Draw, PixelReader
+from clipx.data.inputs import Inputs
 from clipx.data.spec import check_decodes
 from clipx.errors import ConfigError, DataError
 from clipx.model.tower_spec import Interpolation
-
-if TYPE_CHECKING:
-    from clipx.data.loader import TrainBatches
+from clipx.model.transfer import moved
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_File = tuple[EncodedImage, Tensor]
+"""Image and its file."""
 
 _PIXELS = 2**25  # decoded at a time: 100 MB
 _NUMBERS = 2**26  # float32 in memory while crops are resized: 268 MB
@@ -44,90 +44,56 @@ def check_device_decoding(device: torch.device) -> None:
         ) from None
 
 
-def note_few(batch: Batch, rank: int) -> None:
-    """Logs on rank 0 if the device decodes less than half of the images of a batch."""
-    count, total = sum(len(images.table_m11) for images in batch.encoded), len(batch.index)
-    if rank == 0 and 2 * count < total:
-        log.info(
-            "data.decode=gpu: the device decodes %d of the %d images of a batch; loader processes decode the others, "
-            "which are no upright baseline JPEGs of at most %d pixels",
-            count,
-            total,
-            LARGEST,
-        )
+def decode_images(encoded: EncodedImages, device: torch.device) -> Inputs:
+    """Returns the pixels of all images on the device. Raises DataError.
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceDecoder:
-    """Decodes the encoded images of batches on the device. `stream`: the samples of the batches, decoded on the CPU.
-
-    An image that the device cannot decode is decoded on the CPU. It is whole: see `device_crop`.
+    An image that the device cannot decode is decoded on the CPU. It is whole: see `device_crop`. The host waits for the
+    current stream, then for the decoder.
     """
+    reader, others = encoded.reader, [rows_nSS3.permute(0, 2, 3, 1) for rows_nSS3 in encoded.rows]
+    whole_nSS3 = [torch.empty((len(encoded), *rows.shape[1:]), dtype=torch.uint8, device=device) for rows in others]
+    failed: list[_File] = []
+    for group in _grouped([*encoded], lambda item: item[0].width * item[0].height, _PIXELS):
+        failed += _decode_group(group, whole_nSS3, reader)
+    decoded = {image.row for image in encoded.images}
+    places = [row for row in range(len(encoded)) if row not in decoded] + [image.row for image, _ in failed]
+    again = [torch.empty((len(failed), *rows.shape[1:]), dtype=torch.uint8) for rows in others]
+    for (image, file), *rows in zip(failed, *again, strict=True):
+        reader.load(file.numpy().tobytes(), Draw(image.box, image.seed), *rows)
+    row_n = moved(torch.tensor(places, dtype=torch.int64), device)
+    for whole, *parts in zip(whole_nSS3, others, again, strict=True):
+        whole.index_copy_(0, row_n, torch.cat([moved(part, device) for part in parts]))
+    return Inputs(tuple(rows_nSS3.permute(0, 3, 1, 2) for rows_nSS3 in whole_nSS3))
 
-    stream: TrainBatches
-    sizes: Sequence[int]
-    """Sides of the images in pixels: the model's, and that of the second view if it is another."""
-    interpolation: Interpolation = Interpolation.bicubic
 
-    def __call__(self, batch: Batch, device: torch.device) -> Batch:
-        """Returns the batch on the device, with all images in pixels. Raises DataError.
+def _decode_group(group: Sequence[_File], whole_nSS3: Sequence[Tensor], reader: PixelReader) -> list[_File]:
+    """Decodes images into their rows. Returns those that the device cannot decode. Raises DataError."""
+    device, size = whole_nSS3[0].device, max(reader.sizes)
+    if device.type == "cuda":
+        # torchvision decodes on another stream, which does not wait for earlier work on the memory it is given.
+        torch.cuda.current_stream(device).synchronize()
+    good: list[tuple[EncodedImage, Tensor]] = []
+    failed: list[_File] = []
+    for (image, file), pixels in zip(group, decode_jpegs([file for _, file in group], device), strict=True):
+        left, top, right, bottom = image.box
+        if pixels is not None and pixels.shape == (3, image.height, image.width):
+            good.append((image, pixels[:, top:bottom, left:right]))
+        else:
+            failed.append((image, file))
+    for some in _grouped(good, lambda item: _numbers(item[1], size), _NUMBERS):
+        row_n = torch.tensor([image.row for image, _ in some], device=device)
+        for whole in whole_nSS3:
+            found_nSS3 = resize_crops([crop for _, crop in some], whole.shape[1], reader.interpolation)
+            for (image, _), row_SS3 in zip(some, found_nSS3, strict=True):
+                reader.augment(image.seed, [row_SS3], on_device=True)
+            whole.index_copy_(0, row_n, found_nSS3)
+    return failed
 
-        The host waits for the current stream, then for the decoder.
-        """
-        encoded = [item for images in batch.encoded for item in images]
-        whole_bSS3 = [torch.empty((len(batch.index), s, s, 3), dtype=torch.uint8, device=device) for s in self.sizes]
-        failed: list[tuple[EncodedImage, Tensor]] = []
-        indices = batch.index.tolist()
-        for group in _grouped(encoded, lambda item: item[0].width * item[0].height, _PIXELS):
-            failed += self._decode(group, whole_bSS3, indices)
-        on_device = {image.row for image, _ in encoded}
-        rows = [row for row in range(len(batch.index)) if row not in on_device] + [image.row for image, _ in failed]
-        batch = self._read_again(batch, failed, indices) if failed else batch
-        batch = replace(batch, encoded=(), decoder=None).to(device)
-        for whole, part in zip(whole_bSS3, batch.images, strict=True):
-            whole.index_copy_(0, torch.tensor(rows, dtype=torch.int64, device=device), part.permute(0, 2, 3, 1))
-        image, *others = map(self.stream.view.batch, whole_bSS3)
-        return replace(batch, image=image, second_image=others[0] if others else None)
 
-    def _decode(
-        self, group: Sequence[tuple[EncodedImage, Tensor]], whole_bSS3: Sequence[Tensor], indices: Sequence[int]
-    ) -> list[tuple[EncodedImage, Tensor]]:
-        """Decodes images into their rows. Returns those that the device cannot decode. Raises DataError."""
-        device = whole_bSS3[0].device
-        if device.type == "cuda":
-            # torchvision decodes on another stream, which does not wait for earlier work on the memory it is given.
-            torch.cuda.current_stream(device).synchronize()
-        good: list[tuple[EncodedImage, Tensor]] = []
-        failed: list[tuple[EncodedImage, Tensor]] = []
-        for (image, file), pixels in zip(group, decode_jpegs([file for _, file in group], device), strict=True):
-            if pixels is not None and pixels.shape == (3, image.height, image.width):
-                good.append((image, pixels[:, image.top : image.bottom, image.left : image.right]))
-            else:
-                failed.append((image, file))
-        for some in _grouped(good, lambda item: self._numbers(*item[1].shape[1:]), _NUMBERS):
-            rows = torch.tensor([image.row for image, _ in some], device=device)
-            for whole in whole_bSS3:
-                found_nSS3 = resize_crops([crop for _, crop in some], whole.shape[1], self.interpolation)
-                for (image, _), row_SS3 in zip(some, found_nSS3, strict=True):
-                    seed = self.stream.augment_seed(image.position, indices[image.row], image.number)
-                    self.stream.view.augment(seed, row_SS3, on_device=True)
-                whole.index_copy_(0, rows, found_nSS3)
-        return failed
-
-    def _numbers(self, height: int, width: int) -> int:
-        """Returns about how many numbers resize_crops has in memory for a crop."""
-        size = max(self.sizes)
-        return 3 * (height * width + height * size + size * size) + 3 * size * (height + width)
-
-    def _read_again(self, batch: Batch, failed: Sequence[tuple[EncodedImage, Tensor]], indices: Sequence[int]) -> Batch:
-        """Returns the batch on the host, with the pixels of these images, decoded on the CPU, added."""
-        view = self.stream.view
-        pixels_nSS3 = [torch.empty((len(failed), size, size, 3), dtype=torch.uint8) for size in self.sizes]
-        for (image, file), *outs in zip(failed, *pixels_nSS3, strict=True):
-            view.load(file.numpy().tobytes(), (image.left, image.top, image.right, image.bottom), *outs)
-            view.augment(self.stream.augment_seed(image.position, indices[image.row], image.number), *outs)
-        image, *others = (torch.cat(pair) for pair in zip(batch.images, map(view.batch, pixels_nSS3), strict=True))
-        return replace(batch, image=image, second_image=others[0] if others else None)
+def _numbers(crop: Tensor, size: int) -> int:
+    """Returns about how many numbers resize_crops has in memory for a crop."""
+    height, width = crop.shape[1:]
+    return 3 * (height * width + height * size + size * size) + 3 * size * (height + width)
 
 
 def _grouped(items: Sequence[T], cost: Callable[[T], int], limit: int) -> Iterator[list[T]]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from clipx.data.images import Draw
 from clipx.data.source import BadSample, Sample
-from clipx.data.transform import Crop
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +18,8 @@ class Labels:
 
     names: Sequence[str]
 
-    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
-        return 0, rng
-
-    def augment_seed(self, index: int, crop: int) -> None:
-        return None
+    def draw(self, index: int, draw: Draw) -> Draw:
+        return draw
 
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         return (torch.tensor(self.number(sample.label)),)

@@ -10,7 +10,8 @@ from clipx.data.batch import Batch
 
 
 class DevicePrefetcher:
-    """Iterator of the same batches on `device`. On CUDA `start_next` begins the copy of the next one on a side stream.
+    """Iterator of the same batches. On CUDA `start_next` takes the next one, which the loader copies to the device, on
+    a side stream.
 
     Call `start_next` once the step on a batch is launched: the host then waits for the loader, and the device copies,
     while the step computes. Elsewhere it has no effect. An error of the loader is raised when its batch is asked for,
@@ -27,7 +28,7 @@ class DevicePrefetcher:
 
     def __next__(self) -> Batch:
         if self._stream is None:
-            return next(self._batches).to(self._device)
+            return next(self._batches)
         self.start_next()
         found, self._next = self._next, None
         if not isinstance(found, Batch):
@@ -43,8 +44,7 @@ class DevicePrefetcher:
         if self._stream is None or self._next is not None:
             return
         try:
-            batch = next(self._batches)
             with torch.cuda.stream(self._stream):
-                self._next = batch.to(self._device)
+                self._next = next(self._batches)
         except Exception as error:
             self._next = error

@@ -280,9 +280,9 @@ class DataSpec:
         """Yields (key, value) of the options among `keys` that are set, those of the sources of a mixture too."""
         return non_default_values(self, keys)
 
-    def image_options(self) -> Iterator[tuple[str, Any]]:
-        """Yields (key, value) of the options that are set and have an effect on images only."""
-        return self.set_options(_IMAGE_OPTIONS)
+    def image_options(self, but: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+        """Yields (key, value) of the options that are set and have an effect on images only, `but` for some of them."""
+        return self.set_options([key for key in _IMAGE_OPTIONS if key not in but])
 
     def view_options(self) -> dict[str, Any]:
         """Returns the options of random crops and their augmentation: the area, and all others that are set, by key."""
@@ -372,12 +372,6 @@ def check_decodes(device_type: str) -> None:
         device_type == "cuda",
         f"data.decode=gpu decodes by nvJPEG, and this run is on {device_type}: use data.decode=cpu, or train on cuda",
     )
-
-
-def check_takes_features(data: DataSpec, key: str = "data") -> None:
-    """Raises ConfigError if an option is set that has no effect on stored features. `key`: key of the data."""
-    for name, value in data.image_options():
-        raise ConfigError(f"{key}.{name}={value} has no effect on stored features (model.image.features): remove it")
 
 
 def open_data(data: DataSpec) -> Dataset:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from clipx.data.batch import caption_digests
 from clipx.data.class_names import class_embeddings
+from clipx.data.images import ImageReader, reader_of
+from clipx.data.inputs import Inputs
 from clipx.data.loader import eval_loader
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.source import BadRecord, BadSample, Sample, Source
 from clipx.data.spec import DataSpec
-from clipx.data.views import View, view_of
+from clipx.data.texts import caption_digests
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
 from clipx.model.blocks import named_blocks
@@ -33,7 +34,6 @@ from clipx.report.console import Progress
 
 if TYPE_CHECKING:
     from clipx.evaluator.predictions import Compared
-    from clipx.model.image_packing import PackedImages
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Embedder:
     comm: Comm
     precision: Precision
     tokenizer: Tokenizer
-    view: View
+    reader: ImageReader
     workers: int
     prefetch: int
     max_bad_share: float
@@ -114,7 +114,7 @@ class Embedder:
             comm=comm,
             precision=precision,
             tokenizer=model_spec.text.build_tokenizer(),
-            view=view_of(model_spec.image, data),
+            reader=reader_of(model_spec.image, data).for_model(model),
             workers=data.loader_processes(comm.sharing),
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
@@ -150,7 +150,7 @@ class Embedder:
         """
         return replace(
             self,
-            view=self.view.for_data(data),
+            reader=self.reader.for_data(data),
             workers=data.loader_processes(self.comm.sharing),
             prefetch=data.prefetch,
             max_bad_share=data.max_bad_share,
@@ -183,7 +183,7 @@ class Embedder:
         passes = -(-total // (batch * self.comm.world))
         batches = eval_loader(
             source,
-            self.view,
+            self.reader,
             batch=batch,
             rank=self.comm.rank,
             world=self.comm.world,
@@ -201,22 +201,17 @@ class Embedder:
                 mine += zip(loaded.index, loaded.captions, loaded.labels, strict=True)
         # All ranks run the same number of forward passes, because those of a sharded model are collective.
         for _ in range(passes):
-            blank = self.view.batch(self.view.allocate(1)[0].zero_())
+            blank = self.reader.inputs([self.reader.blank(1)])
             x_mD = self._call(self.model.encode_image, self._input(blank))
             rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
         assert rows is not None
         self.report_bad(bad)
         return self._combine(rows, mine, len(bad), total)
 
-    def _input(self, images: Tensor) -> Tensor | PackedImages:
-        """Returns images on the device. Those at their own aspect ratio are packed on the host, which knows their
-        grids without waiting for the device."""
-        packer = self.model.image_packer
-        if packer is None:
-            return moved(images, self.comm.device)
-        from clipx.model.image_packing import PackedImages
-
-        return PackedImages(images, packer(images)).to(self.comm.device)
+    def _input(self, images: Inputs) -> Any:
+        """Returns images on the device, as the model takes them."""
+        (found,) = images.pack(1).to(self.comm.device).split(1)
+        return found
 
     def _combine(
         self, rows: Tensor, mine: list[tuple[int, Sequence[str], int | str | None]], bad: int, total: int
@@ -261,7 +256,7 @@ class Embedder:
             )
         return rows
 
-    def _call(self, encode: Callable[[Any], Tensor], batch: Tensor | PackedImages) -> Tensor:
+    def _call(self, encode: Callable[[Any], Tensor], batch: Any) -> Tensor:
         was_training = self.model.training
         self.model.eval()
         self.heartbeat()

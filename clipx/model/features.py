@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from clipx.errors import require
@@ -21,13 +22,13 @@ class FeatureTower(nn.Module):
     Initial weights of the projection: normal with deviation F^-.5, as in an ImageTower.
     """
 
-    takes_pixels: ClassVar[bool] = False
     varying: ClassVar[Varying] = FIXED
 
-    def __init__(self, spec: ImageTowerSpec, embed_dim: int) -> None:
+    def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         """Raises ConfigError for projection=none with features that are not D."""
         super().__init__()
         assert spec.features is not None
+        self.width = spec.features
         self.trunk: Any = nn.Identity()  # without blocks
         self.head = None
         if spec.projection is Projection.none:
@@ -49,8 +50,31 @@ class FeatureTower(nn.Module):
         features_BF: Tensor = features
         return features_BF
 
-    def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
+    def set_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
         """Does nothing: features have no channels."""
+
+    def input(self, image: Any, like: Tensor) -> Tensor:
+        """Returns features [B, F] in the dtype of `like`, a weight. Raises ValueError for another shape or dtype."""
+        features_BF: Tensor = image
+        if features_BF.ndim != 2 or features_BF.shape[1] != self.width:
+            raise ValueError(
+                f"stored features have shape {list(features_BF.shape)}, must be [B, {self.width}]: give features of "
+                "this width, or set model.image.features"
+            )
+        if not features_BF.is_floating_point():
+            raise ValueError(f"stored features are {features_BF.dtype}, must be floating point: convert them")
+        return features_BF.to(like.dtype)
+
+    def example(self, samples: int, device: torch.device) -> Tensor:
+        """Returns an uninitialised input, [B, F] float32."""
+        return torch.empty((samples, self.width), device=device)
+
+    def unread(self, image: Tensor) -> Tensor:
+        """Returns the input itself: its values are not read on the host."""
+        return image
+
+    def packer(self, multiple: int) -> None:
+        """Returns None: features are not packed."""
 
     def set_patch_dropout(self, share: float) -> None:
         """Does nothing: features have no patches."""

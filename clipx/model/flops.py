@@ -68,14 +68,12 @@ class ForwardFlops:
         """Counts on the meta device. Operations other than matrix products and convolutions, under 1 %, count as 0."""
         from torch.utils.flop_counter import FlopCounterMode
 
-        from clipx.model.clip import empty_input
-
         meta = torch.device("meta")
         # Without gradients: the counter looks for the autograd history of tensors that an attention pool derives from
         # its weights.
         model = spec.build(meta, torch.float32).requires_grad_(False)
         length = spec.text.context_length
-        image = empty_input(spec.image, 1, meta)
+        image = model.image.unread(model.image.example(1, meta))
         tokens_1L = torch.empty((1, length), dtype=torch.long, device=meta)
         with torch.no_grad(), FlopCounterMode(display=False) as of_image:
             model.encode_image(image)
@@ -119,7 +117,8 @@ class Utilisation:
         if peak is None:
             return None
         image, text = (1 if tower.frozen else 2 if tower.lora.rank else 3 for tower in (model.image, model.text))
-        tokens = None if packer is None else model.image.max_tokens + packer.prefix
+        most = model.image.kind.most_tokens
+        tokens = None if packer is None or most is None else most + packer.prefix
         size, length = model.image.size, model.text.context_length
         return cls(ForwardFlops.of(model), image, text, length, size, tokens, 1e12 * peak)
 

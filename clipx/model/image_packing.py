@@ -36,18 +36,14 @@ class ImagePacking:
     """Distinct grids of the images."""
 
     @classmethod
-    def of(cls, rows_BRX: Tensor, prefix: int = 0, multiple: int = 1) -> ImagePacking:
-        """Packs images by the grids in their first rows, which the host reads. The result is on the host.
+    def of(cls, grid_B2: Tensor, rows: int, prefix: int = 0, multiple: int = 1) -> ImagePacking:
+        """Packs images of `rows` rows by their grids, which are on the host.
 
-        `multiple`: see Packing.rounded. Images on the meta device, whose grids are unknown, have all patches. Raises
-        ValueError for a grid of more patches than an image has rows.
+        `multiple`: see Packing.rounded. Raises ValueError for a grid of more patches than an image has rows.
         """
-        if rows_BRX.is_meta:
-            return cls.whole(len(rows_BRX), rows_BRX.shape[1] - 1, prefix, rows_BRX.device)
-        grid_B2 = read_grids(rows_BRX).cpu()
         patches_B = grid_B2.prod(1)
-        if int(patches_B.max()) >= rows_BRX.shape[1]:
-            raise ValueError(f"an image has {int(patches_B.max())} patches, and its rows hold {rows_BRX.shape[1] - 1}")
+        if int(patches_B.max()) >= rows:
+            raise ValueError(f"an image has {int(patches_B.max())} patches, and its rows hold {rows - 1}")
         distinct, which_B = grid_B2.unique(dim=0, return_inverse=True)
         start_B = (distinct.prod(1).cumsum(0) - distinct.prod(1))[which_B]
         tokens = Packing.of_lengths(prefix + patches_B)
@@ -57,7 +53,7 @@ class ImagePacking:
         source_T = torch.where(is_patch_T, prefix - 1 + is_patch_T.cumsum(0), tokens.position_T)
         return cls(
             tokens=replace(tokens, tokens_T=source_T).rounded(multiple),
-            row_P=image_P * rows_BRX.shape[1] + 1 + place_P,
+            row_P=image_P * rows + 1 + place_P,
             place_P=start_B[image_P] + place_P,
             grids=tuple((rows, columns) for rows, columns in distinct.tolist()),
         )
@@ -93,7 +89,7 @@ class PackedImages:
 
 
 def packed_images(images: Tensor | PackedImages, prefix: int, multiple: int, device: torch.device) -> PackedImages:
-    """Returns images on the device. They are packed where they are, unless they are packed already."""
+    """Returns images on the device. The host reads the grids of those that are not packed."""
     if isinstance(images, Tensor):
-        images = PackedImages(images, ImagePacking.of(images, prefix, multiple))
+        images = PackedImages(images, ImagePacking.of(read_grids(images).cpu(), images.shape[1], prefix, multiple))
     return images.to(device)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.model.activation_checkpointing import find_dropout
 from clipx.model.blocks import named_blocks
-from clipx.model.clip import CLIP, empty_input
+from clipx.model.clip import CLIP
 from clipx.model.lora_spec import LoraSpec
 from clipx.model.spec import ModelSpec
 
@@ -168,7 +168,7 @@ def _check_called(model: CLIP, spec: ModelSpec) -> None:
     training = model.training
     try:
         with torch.no_grad():
-            model.eval().encode_image(empty_input(spec.image, 1, model.mean_C11.device))
+            model.eval().encode_image(model.image.example(1, model.text.embedding_weight.device))
     finally:
         model.train(training)
         for hook in hooks:

@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require
 from clipx.model.image_packing import ImagePacking, PackedImages, packed_images
+from clipx.model.packer import ImagePacker
 from clipx.model.packing import CUDA_MULTIPLE, Packing, attention
-from clipx.model.patches import Grid
+from clipx.model.patches import Grid, grid_bytes
 from clipx.model.spec import Varying
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.transfer import moved
-from clipx.model.vision import ImageTower, reason, trunk_options
+from clipx.model.vision import ImageTower, reason
 from clipx.model.vit import SharedBlock, centered, folded, product_dtype
 
 
@@ -47,7 +48,7 @@ class NativeImageTower(ImageTower):
     def build_trunk(self, spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
         """Builds timm's model without classifier, with blocks that compute packed tokens. Raises ConfigError."""
         assert not (varying.sizes or varying.patch_dropout), "refused at composition"
-        options = trunk_options(spec)
+        self.row_shape, options = row_shape(spec), dict(spec.options)
         if quick_gelu:
             options = {"act_layer": "quick_gelu", **options}
         try:
@@ -62,10 +63,36 @@ class NativeImageTower(ImageTower):
         self.resampling = {}
         return trunk
 
-    def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
-        """Sets mean and standard deviation of pixel values in [0, 1]."""
+    def set_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
         for name, constant in (("mean_C", mean_C), ("std_C", std_C)):
             self.register_buffer(name, constant.clone(), persistent=False)
+
+    def input(self, image: Any, like: Tensor) -> Any:
+        """Returns [B, R, X] uint8, see patches, or these packed on the host: the device then does not wait.
+
+        Raises ValueError for another shape or dtype.
+        """
+        rows, (expected_R, expected_X) = image if isinstance(image, Tensor) else image.rows_BRX, self.row_shape
+        if rows.dtype != torch.uint8 or tuple(rows.shape[1:]) != self.row_shape:
+            raise ValueError(
+                f"images are {rows.dtype} of shape {list(rows.shape)}, must be uint8 of shape "
+                f"[B, {expected_R}, {expected_X}]: read them with the reader of the model (clipx.data.images.reader_of)"
+            )
+        return image
+
+    def example(self, samples: int, device: torch.device) -> Tensor:
+        """Returns an uninitialised input, [B, R, X] uint8 of images with all patches."""
+        rows_BRX = torch.empty((samples, *self.row_shape), dtype=torch.uint8, device=device)
+        rows_BRX[:, 0, :4] = torch.tensor(grid_bytes((1, self.row_shape[0] - 1)), dtype=torch.uint8, device=device)
+        return rows_BRX
+
+    def unread(self, image: Tensor) -> PackedImages:
+        """Returns images with all patches."""
+        prefix = self.trunk.num_prefix_tokens
+        return PackedImages(image, ImagePacking.whole(len(image), self.row_shape[0] - 1, prefix, image.device))
+
+    def packer(self, multiple: int) -> ImagePacker:
+        return ImagePacker(self.trunk.num_prefix_tokens, multiple)
 
     def pooled(self, image: Tensor | PackedImages) -> Tensor:
         device = self.mean_C.device
@@ -163,6 +190,11 @@ class NativeImageTower(ImageTower):
             return mean_BW
         largest_BW = x_BLW.masked_fill(~used_BL[..., None], -torch.inf).amax(1)
         return largest_BW if self.trunk.global_pool == "max" else 0.5 * (mean_BW + largest_BW)
+
+
+def row_shape(spec: ImageTowerSpec) -> tuple[int, int]:
+    """Returns (R, X), the shape of an image at its own aspect ratio, see patches."""
+    return 1 + spec.max_tokens, 3 * spec.patch**2
 
 
 def _check_parts(trunk: Any, spec: ImageTowerSpec) -> None:

@@ -53,7 +53,8 @@ class ImagePacker:
     multiple: int = 1
     """Multiple to which the number of tokens is rounded, see Packing.rounded."""
 
-    def __call__(self, rows_BRX: Tensor) -> ImagePacking:
+    def __call__(self, grid_B2: Tensor, rows: int) -> ImagePacking:
+        """Packs images by their grids. `rows`: R."""
         from clipx.model.image_packing import ImagePacking
 
-        return ImagePacking.of(rows_BRX, self.prefix, self.multiple)
+        return ImagePacking.of(grid_B2, rows, self.prefix, self.multiple)

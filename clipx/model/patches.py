@@ -57,9 +57,15 @@ def patchify(pixels_HW3: NDArray[np.uint8], patch: int) -> NDArray[np.uint8]:
 def write_image(rows_RX: NDArray[np.uint8], patches_NX: NDArray[np.uint8], grid: Grid) -> None:
     """Writes the grid and the patches of an image to its rows, and zeros elsewhere."""
     rows_RX[0] = 0
-    rows_RX[0, :4] = grid[0] & 255, grid[0] >> 8, grid[1] & 255, grid[1] >> 8
+    rows_RX[0, :4] = grid_bytes(grid)
     rows_RX[1 : 1 + len(patches_NX)] = patches_NX
     rows_RX[1 + len(patches_NX) :] = 0
+
+
+def grid_bytes(grid: Grid) -> tuple[int, int, int, int]:
+    """Returns the first bytes of an image's first row."""
+    rows, columns = grid
+    return rows & 255, rows >> 8, columns & 255, columns >> 8
 
 
 def read_grids(rows_BRX: Any) -> Any:

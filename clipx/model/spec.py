@@ -101,18 +101,10 @@ class ModelSpec:
                 "remove one of them",
             )
         start, end = self.patch_dropout, self.patch_dropout_end
-        for key, share in (("patch_dropout", start), ("patch_dropout_end", end)):
-            require(0 <= share < 1, f"model.{key}={share} must be in [0, 1): 0.5 drops half of the patches")
-            require(
-                not share or self.image.features is None,
-                f"model.{key}={share} has no effect with model.image.features={self.image.features}, which have no "
-                "patches: remove it",
-            )
-            require(
-                not share or not self.image.native,
-                f"model.{key}={share} cannot be combined with model.image.native=true: remove it, or lower "
-                "model.image.max_tokens",
-            )
+        shares = (("model.patch_dropout", start), ("model.patch_dropout_end", end))
+        for key, share in shares:
+            require(0 <= share < 1, f"{key}={share} must be in [0, 1): 0.5 drops half of the patches")
+        self.image.kind.check_squares(shares)
         if self.patch_dropout_schedule is Course.constant:
             require(
                 end == 0,
@@ -332,20 +324,13 @@ class CoCaSpec(ClipSpec):
             f"model.text.projection={text.projection} cannot be combined with model.kind=coca, whose class token "
             "is projected: remove it",
         )
-        require(
-            self.image.features is None,
-            f"model.image.features={self.image.features} cannot be combined with model.kind=coca, whose decoder reads "
-            "the tokens of an image: choose model=stored_features, or give model.image.timm",
+        self.image.kind.check_squares_for(
+            "model.kind=coca, whose decoder reads the same number of tokens of each image", "choose another model"
         )
         require(
             not self.image.head_blocks,
             f"model.image.head_blocks={self.image.head_blocks} cannot be combined with model.kind=coca, whose "
             "attention pool reads the tokens of the trunk: remove it",
-        )
-        require(
-            not self.image.native,
-            "model.image.native=true cannot be combined with model.kind=coca, whose decoder reads the same number of "
-            "tokens of each image: remove it",
         )
         require(
             self.image.projection is Projection.linear,

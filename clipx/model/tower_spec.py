@@ -11,6 +11,7 @@ from typing import Any
 from clipx.config.messages import missing_value
 from clipx.config.specs import complete, frozen
 from clipx.errors import ConfigError, require
+from clipx.model.image_kind import ImageKind
 from clipx.model.lora_spec import LoraSpec
 from clipx.storage.url import check_url
 
@@ -147,6 +148,36 @@ class ImageTowerSpec:
     def frozen(self) -> bool:
         """True if no parameter of the tower is trained."""
         return (self.lock == "all" and self.lock_norms) or not self.has_weights
+
+    @property
+    def kind(self) -> ImageKind:
+        """What the tower reads of a sample. A plug-in's subclass returns its own."""
+        if self.features is not None:
+            return ImageKind(
+                tower="clipx.model.features:FeatureTower",
+                reader="clipx.data.features:FeatureReader",
+                option=f"model.image.features={self.features}",
+                reason="which replaces the image",
+                has_trunk=False,
+            )
+        if not self.native:
+            return ImageKind(
+                tower="clipx.model.vision:ImageTower",
+                reader="clipx.data.images:PixelReader",
+                option=f"model.image.size={self.size}",
+                reason="which is a square",
+                data_options=("crop_scale", "crop_ratio", "augment", "decode", "max_pixels", "min_side"),
+                squares=True,
+            )
+        return ImageKind(
+            tower="clipx.model.naflex:NativeImageTower",
+            reader="clipx.data.native:NativeReader",
+            option="model.image.native=true",
+            reason="whose images keep their aspect ratio",
+            data_options=("crop_scale", "max_pixels", "min_side"),
+            most_tokens=self.max_tokens,
+            summary=f"at their own aspect ratio, at most {self.max_tokens:,} patches of {self.patch} pixels",
+        )
 
     @property
     def normalization(self) -> dict[str, list[float]]:

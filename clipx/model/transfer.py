@@ -8,7 +8,7 @@ from torch import Tensor
 
 def moved(x: Tensor, device: torch.device) -> Tensor:
     """Returns a tensor on the device. A copy to CUDA is from pinned memory: from other memory, the host would wait."""
-    pinned = x.pin_memory() if device.type == "cuda" and not x.is_cuda else x
+    pinned = x.pin_memory() if device.type == "cuda" and not x.is_cuda and x.numel() else x
     return pinned.to(device, non_blocking=True)
 
 

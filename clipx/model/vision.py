@@ -20,10 +20,11 @@ from clipx.errors import ConfigError, require
 from clipx.model.blocks import image_blocks
 from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection
-from clipx.model.vit import compute_class_token_only, fold_normalization
+from clipx.model.vit import compute_class_token_only, fold_normalization, product_dtype
 
 if TYPE_CHECKING:
     from clipx.model.head import TokenHead
+    from clipx.model.packer import ImagePacker
 
 _POOLS = (AttentionPool2d, RotAttentionPool2d)  # attention pools that project
 
@@ -38,12 +39,16 @@ class ImageTower(nn.Module):
     positional embedding normal with deviation width^-.5. (Both use PyTorch's default for the patch convolution.)
     """
 
+    constants: ClassVar[tuple[str, ...]] = ("mean_C11", "std_C11")
+    mean_C11: Tensor
+    std_C11: Tensor
+
     reads_all_tokens: ClassVar[bool] = False
     """Whether a subclass reads other tokens than those that the trunk pools."""
 
     def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         super().__init__()
-        self.varying, self.takes_pixels = varying, False
+        self.sizes, self.varying, self.takes_pixels = (spec.size, *varying.sizes), varying, False
         self.trunk = self.build_trunk(spec, quick_gelu, varying)
         self.set_patch_dropout(0.0)
         self.head: TokenHead | None = None
@@ -98,9 +103,47 @@ class ImageTower(nn.Module):
         below = tuple(f"trunk.{name}." for name in own)
         return {name for name in self.state_dict() if not name.startswith("trunk.") or name.startswith(below)}
 
-    def fold_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
-        """Makes the tower take uint8 images, if its trunk supports it."""
+    def set_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
+        """Sets mean and standard deviation of pixel values in [0, 1]. The trunk takes uint8 images if it supports it.
+
+        They are not in the state_dict, because they follow from the configuration.
+        """
+        for name, constant_C in (("mean_C11", mean_C), ("std_C11", std_C)):
+            self.register_buffer(name, constant_C.view(-1, 1, 1), persistent=False)
         self.takes_pixels = fold_normalization(self.trunk, mean_C, std_C)
+
+    def input(self, image: Any, like: Tensor) -> Any:
+        """[B, 3, S, S], uint8 or floating point in [0, 1] -> uint8 images unchanged if the trunk takes them, else
+        (pixels - mean) / std in the dtype of `like`, a weight. Raises ValueError for another shape or dtype."""
+        image_BCSS: Tensor = image
+        if image_BCSS.ndim != 4 or tuple(image_BCSS.shape[1:]) not in [(3, size, size) for size in self.sizes]:
+            accepted = " or ".join(f"[B, 3, {size}, {size}]" for size in self.sizes)
+            raise ValueError(
+                f"images have shape {list(image_BCSS.shape)}, must be {accepted}: "
+                f"resize the images, or set model.image.size"
+            )
+        if image_BCSS.dtype != torch.uint8 and not image_BCSS.is_floating_point():
+            raise ValueError(f"images are {image_BCSS.dtype}, must be uint8, or floating point in [0, 1]: convert them")
+        # float16 would round the folded weights, a hundredth as large, and overflow in their gradient.
+        if image_BCSS.dtype == torch.uint8 and self.takes_pixels and product_dtype(like) != torch.float16:
+            return image_BCSS
+        pixels_BCSS = image_BCSS.to(self.mean_C11.dtype)
+        if image_BCSS.dtype == torch.uint8:
+            pixels_BCSS = pixels_BCSS / 255
+        return ((pixels_BCSS - self.mean_C11) / self.std_C11).to(like.dtype)
+
+    def example(self, samples: int, device: torch.device) -> Tensor:
+        """Returns an uninitialised input, [B, 3, S, S] uint8 in channels-last memory."""
+        image_BCSS = torch.empty((samples, 3, self.sizes[0], self.sizes[0]), dtype=torch.uint8, device=device)
+        return image_BCSS.to(memory_format=torch.channels_last)
+
+    def unread(self, image: Tensor) -> Any:
+        """Returns an input as if no value of it could be read: for tensors without memory."""
+        return image
+
+    def packer(self, multiple: int) -> ImagePacker | None:
+        """Returns what packs images on the host; None for images of one size. `multiple`: of the number of tokens."""
+        return None
 
     def set_patch_dropout(self, share: float) -> None:
         """Sets the share of each image's patches that training drops. No effect unless patch dropout is `varying`."""
@@ -121,7 +164,7 @@ class ImageTower(nn.Module):
 def trunk_options(spec: ImageTowerSpec) -> dict[str, Any]:
     """Returns keyword arguments of timm.create_model that define the parameters of the trunk. Raises ConfigError for an
     unknown architecture."""
-    return dict(spec.options) if spec.native else {**_size_option(spec), **spec.options}
+    return {**_size_option(spec), **spec.options}
 
 
 def _remove_patch_bias(spec: ImageTowerSpec, trunk: Any) -> None:

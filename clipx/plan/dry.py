@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from clipx.compat import FakeTensorMode, TorchDispatchMode, attention_cpu, attention_cpu_backward, pytree
-from clipx.model.clip import empty_input
 from clipx.model.freeze import freeze
-from clipx.model.image_packing import ImagePacking, PackedImages
 from clipx.model.lora import add_adapters
 from clipx.model.packing import Packing
 from clipx.model.spec import ModelSpec, Varying
@@ -198,20 +196,16 @@ class DryRun:
         finally:
             self._observer = None
 
-    def _batch(self, samples: int, tokens: float) -> tuple[Tensor | PackedImages, Packing]:
-        rows = empty_input(self.spec.image, samples, torch.device("cpu"))
-        image: Tensor | PackedImages = rows
-        if (packer := self.model.image_packer) is not None:  # images with all patches, the most that they can have
-            patches = self.spec.image.max_tokens
-            image = PackedImages(rows, ImagePacking.whole(samples, patches, packer.prefix, rows.device))
+    def _batch(self, samples: int, tokens: float) -> tuple[Any, Packing]:
+        image = self.model.image.unread(self.model.image.example(samples, torch.device("cpu")))
         text = self.spec.text
         texts = samples * self.texts
         return image, _packing(texts, round(tokens * texts), text.context_length, text.packed)
 
-    def _embed(self, batch: Tensor | PackedImages | Packing) -> Tensor:
+    def _embed(self, batch: Any) -> Tensor:
         """Embeds a batch as the model does. Texts are packed already, for fake tensors have no values to measure."""
         with _without_cache(), self.precision.autocast():
-            if isinstance(batch, Tensor | PackedImages):
+            if not isinstance(batch, Packing):
                 return self._run.encode_image(batch)
             text_BD: Tensor = self._run.text(batch)
             return F.normalize(text_BD.to(torch.promote_types(text_BD.dtype, torch.float32)), dim=-1)

@@ -11,7 +11,7 @@ from clipx.distributed.comm import Comm
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.model.blocks import named_blocks
-from clipx.model.clip import empty_input, parameter_count
+from clipx.model.clip import parameter_count
 from clipx.objective.base import Objective
 from clipx.objective.spec import TiledSpec
 from clipx.optimizer.groups import parameter_groups
@@ -86,7 +86,7 @@ class MemoryModel:
             optimizer=self.optimizer,
             average=0 if spec.optimizer.ema_decay is None else masters or stored_bytes(model),
             per_sample=stored_bytes(self.objective(ranks, b * ranks)),
-            batch=2 * empty_input(spec.model.image, b, torch.device("meta")).nbytes,  # the next one is copied in a step
+            batch=2 * model.image.example(b, torch.device("meta")).nbytes,  # the next one is copied in a step
             buckets=gradients if ranks > 1 else 0,
             peak=max(backward, towers.activations + loss, stepping),
             activations=towers.activations,

@@ -103,8 +103,8 @@ def assumptions(plan: Plan) -> list[tuple[str, str, str]]:
         ("TFLOP/s of the towers", towers, plan.speed.reason),
         ("TFLOP/s of the loss", _number(loss / 1e12), loss_reason),
     ]
-    if spec.model.image.native:
-        found.append(("tokens of an image", f"{spec.model.image.max_tokens}", "the most, model.image.max_tokens"))
+    if (most := spec.model.image.kind.most_tokens) is not None:
+        found.append(("tokens of an image", f"{most}", "the most, model.image.max_tokens"))
     if plan.speed.packed:
         found.append(("tokens of a text", f"{spec.tokens:g}", "text_tokens" if spec.text_tokens else "assumed"))
     else:

@@ -6,16 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from clipx.data.duplicates import SIGNATURE_FIELDS, preview, signature
+from clipx.data.images import ImageReader
+from clipx.data.inputs import Inputs
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.look.measure import MOST_CAPTIONS, main_script
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
-from clipx.data.views import View
 from clipx.errors import DataError
 from clipx.model.tokenizer import repaired
 from clipx.score.entries import Entries
@@ -38,20 +40,20 @@ class ScoredBatch:
     index: Sequence[int]
     rows: Sequence[Row]
     captions: Sequence[Sequence[str]]
-    image: Tensor | None
+    image: Inputs | None
     signatures: NDArray[np.void]
     bad: Sequence[tuple[int, BadRecord]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Batches(Dataset["ScoredBatch | DataError"]):
-    """Data set of the measurements of ranges of the source. `view`: None if no model reads the images.
+    """Data set of the measurements of ranges of the source. `reader`: None if no model reads the images.
 
     `entries`: None if they are not matched.
     """
 
     source: Source
-    view: View | None
+    reader: ImageReader | None
     entries: Entries | None
     scores: Sequence[Score]
     max_pixels: int
@@ -65,8 +67,8 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
                 try:
                     sample = self.source.read(number)
                     row, signed = self._measure(number, sample)
-                    if self.view is not None:
-                        images.append(self.view.load_for_evaluation(sample.image))
+                    if self.reader is not None:
+                        images.append(self.reader.load_for_evaluation(sample.image))
                 except BadSample as fault:
                     bad.append((number, BadRecord(self.source.key(number), str(fault))))
                 else:
@@ -76,7 +78,7 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
                     signatures += signed
         except DataError as error:
             return error
-        image = self.view.batch(default_collate(images)) if self.view is not None and images else None
+        image = self.reader.inputs([torch.stack(images)]) if self.reader is not None and images else None
         return ScoredBatch(index, rows, captions, image, np.array(signatures, SIGNATURE), bad)
 
     def _measure(self, number: int, sample: Sample) -> tuple[Row, list[tuple[object, ...]]]:
@@ -97,7 +99,7 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
 
 def read_scored(
     source: Source,
-    view: View | None,
+    reader: ImageReader | None,
     entries: Entries | None,
     scores: Sequence[Score],
     max_pixels: int,
@@ -106,7 +108,7 @@ def read_scored(
     prefetch: int,
 ) -> Iterator[ScoredBatch]:
     """Yields the measurements of ranges of the source, in their order."""
-    yield from ProcessLoader(_Batches(source, view, entries, scores, max_pixels), batches, workers, prefetch)
+    yield from ProcessLoader(_Batches(source, reader, entries, scores, max_pixels), batches, workers, prefetch)
 
 
 def caption_scores(captions: Sequence[str]) -> Row:

@@ -28,10 +28,11 @@ from torch import Tensor
 
 from clipx.config.saved import to_dict
 from clipx.data.balance import entry_counts
+from clipx.data.images import ImageReader, reader_of
+from clipx.data.inputs import Inputs
 from clipx.data.selection.files import INDEXED
 from clipx.data.source import Source, whole_index
 from clipx.data.spec import DataSpec, exchange_captions, open_on_all_ranks
-from clipx.data.views import View, view_of
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.distributed.parts import check_plan, locked, write_missing
@@ -74,16 +75,17 @@ class Encoder:
 
     model: CLIP
     tokenizer: Tokenizer
-    view: View
+    reader: ImageReader
     precision: Precision
     device: torch.device
     head: LinearHead | None
     batch_size: int
 
     @torch.inference_mode()
-    def image(self, batch: Tensor) -> Tensor:
+    def image(self, batch: Inputs) -> Tensor:
         """Returns the embeddings [m, D] of unit norm, on the host."""
-        return self._call(self.model.encode_image, batch)
+        (images,) = batch.pack(1).to(self.device).split(1)
+        return self._call(self.model.encode_image, images)
 
     @torch.inference_mode()
     def similarities(self, image_mD: Tensor, captions: Sequence[Sequence[str]]) -> list[float]:
@@ -92,15 +94,16 @@ class Encoder:
         owner = torch.tensor([row for row, own in enumerate(captions) for _ in own])
         cosines = list[Tensor]()
         for at in range(0, len(texts), self.batch_size):
-            text_bD = self._call(self.model.encode_text, self.tokenizer(texts[at : at + self.batch_size]))
+            tokens_bL = self.tokenizer(texts[at : at + self.batch_size]).to(self.device)
+            text_bD = self._call(self.model.encode_text, tokens_bL)
             cosines.append((image_mD[owner[at : at + self.batch_size]].double() * text_bD.double()).sum(1))
         sums = torch.zeros(len(captions), dtype=torch.float64).index_add_(0, owner, torch.cat(cosines))
         found: list[float] = (sums / torch.bincount(owner, minlength=len(captions))).tolist()
         return found
 
-    def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    def _call(self, encode: Callable[[Any], Tensor], batch: Any) -> Tensor:
         with self.precision.autocast():
-            return encode(batch.to(self.device)).cpu()
+            return encode(batch).cpu()
 
 
 def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
@@ -143,9 +146,9 @@ def _encoder(spec: ScoreSpec, data: DataSpec, comm: Comm) -> tuple[Encoder | Non
     precision = spec.precision.build(comm.device)
     weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype, spec)
     head = None if spec.head is None else load_head(spec.head, model.embed_dim)
-    view = view_of(model_spec.image, data)
+    reader = reader_of(model_spec.image, data).for_model(model)
     tokenizer = model_spec.text.build_tokenizer()
-    encoder = Encoder(model, tokenizer, view, precision, comm.device, head, spec.batch_size)
+    encoder = Encoder(model, tokenizer, reader, precision, comm.device, head, spec.batch_size)
     return encoder, {
         "model": to_dict(model_spec),
         "weights": weights_digest(weights.model),
@@ -188,9 +191,9 @@ class ScoreWriter:
     ) -> Iterator[tuple[int, Record]]:
         """Writes these parts, among those `of` that all ranks write. Yields (number, record) of each complete one."""
         batches = [batch for number in numbers for batch in self._batches(number)]
-        view = None if self.encoder is None else self.encoder.view
+        reader = None if self.encoder is None else self.encoder.reader
         scores, data, entries = self.spec.scores, self.data, self.entries
-        loaded = read_scored(self.source, view, entries, scores, data.max_pixels, batches, workers, data.prefetch)
+        loaded = read_scored(self.source, reader, entries, scores, data.max_pixels, batches, workers, data.prefetch)
         total = sum(len(self._samples(number)) for number in of)
         with progress.share(loaded, batches, total, "samples") as scored:
             for number in numbers:

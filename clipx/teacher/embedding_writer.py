@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from clipx.config.saved import to_dict
+from clipx.data.images import Crops, ImageReader, reader_of
 from clipx.data.loader import EvalBatch, eval_batch_loader
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
-from clipx.data.views import Crops, View, view_of
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.distributed.parts import check_plan, locked, write_missing
@@ -59,8 +59,8 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         "trunk itself: remove it",
     )
     require(
-        not spec.views or model_spec.image.features is None,
-        f"views={spec.views} crops images, and run={spec.run} reads stored features: remove it",
+        not spec.views or "crop_scale" in model_spec.image.kind.data_options,
+        f"views={spec.views} crops images, and run={spec.run} has {model_spec.image.kind.option}: remove it",
     )
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, seed)
     source = _source(dataset, spec.split, data)
@@ -71,7 +71,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         precision=precision,
         tokenizer=model_spec.text.build_tokenizer(),
         source=source,
-        view=view_of(model_spec.image, data),
+        reader=reader_of(model_spec.image, data).for_model(model),
         samples_per_shard=spec.samples_per_shard,
         batch_size=spec.batch_size,
         format=spec.format,
@@ -212,7 +212,7 @@ class EmbeddingWriter:
     precision: Precision
     tokenizer: Tokenizer
     source: Source
-    view: View
+    reader: ImageReader
     samples_per_shard: int
     batch_size: int
     format: str
@@ -235,7 +235,7 @@ class EmbeddingWriter:
     ) -> Iterator[tuple[int, Record]]:
         """Writes these shards, among those `of` that all ranks write. Yields (number, record) of each complete one."""
         batches = [part for number in numbers for part in self._batches(number)]
-        loaded = eval_batch_loader(self.source, self.view, batches, workers, prefetch, crops=self.crops)
+        loaded = eval_batch_loader(self.source, self.reader, batches, workers, prefetch, crops=self.crops)
         total = sum(len(self._samples(number)) for number in of)
         with progress.share(loaded, batches, total, "samples") as embedded:
             for number in numbers:
@@ -259,7 +259,8 @@ class EmbeddingWriter:
         shard.bad += batch.bad
         if not batch.index:
             return
-        image = self._call(self.model.encode_trunk if self.trunk else self.model.encode_image, batch.image)
+        (images,) = batch.image.pack(1).to(self.device).split(1)
+        image = self._call(self.model.encode_trunk if self.trunk else self.model.encode_image, images)
         image = image if self.crops is None else image.unflatten(0, (-1, self.crops.count))
         for index, row, captions, label in zip(batch.index, image, batch.captions, batch.labels, strict=True):
             place = index - shard.samples.start
@@ -272,11 +273,11 @@ class EmbeddingWriter:
         texts = [caption for captions in batch.captions for caption in captions]
         for at in range(0, len(texts), self.batch_size):
             tokens_bL = self.tokenizer(texts[at : at + self.batch_size])
-            shard.text_mD.append(self._call(self.model.encode_text, tokens_bL))
+            shard.text_mD.append(self._call(self.model.encode_text, tokens_bL.to(self.device)))
 
-    def _call(self, encode: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    def _call(self, encode: Callable[[Any], Tensor], batch: Any) -> Tensor:
         with self.precision.autocast():
-            return encode(batch.to(self.device)).cpu()
+            return encode(batch).cpu()
 
     def _put(self, number: int, shard: ShardEmbeddings) -> Record:
         record = self._put_features(number, shard) if self.format == "webdataset" else self._put_both(number, shard)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from clipx.data.batch import Batch
-from clipx.data.loader import SecondView
+from clipx.data.texts import TeacherTexts
 from clipx.distributed.comm import Comm
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError
 from clipx.model.clip import CLIP, parameter_count
 from clipx.precision.spec import Precision
 from clipx.teacher.spec import TeacherPrecision, TeacherSpec
@@ -27,8 +27,11 @@ class Teacher:
     """Adds (α·image_bT, text_bT) to `Batch.targets`, in float32, or in float64 if its weights are float64."""
 
     model: CLIP
-    view: SecondView
-    """Image size and tokenizer of the teacher, which the loader applies to each sample."""
+    size: int
+    """Side of its images in pixels."""
+
+    texts: TeacherTexts
+    """Its tokenizer, which the loader applies to each sample."""
 
     scale: float
     """α, the inverse of the teacher's temperature, or 1 if its similarities are used without it."""
@@ -54,17 +57,15 @@ class Teacher:
         assert spec.weights is not None
         precision = _precision(spec.precision, run)
         found, model_spec, model = load_model(spec.weights, "teacher.weights", comm.device, precision.dtype)
-        require(
-            not model_spec.image.native,
-            f"teacher.weights={spec.weights} reads images at their own aspect ratio (model.image.native), and the "
-            "loader has squares for a teacher: give teacher.embeddings of this model",
-        )
+        teacher = f"teacher.weights={spec.weights}, which gets squares of pixels"
+        model_spec.image.kind.check_squares_for(teacher, "give teacher.embeddings of this model")
         size = model_spec.image.size
         dtype = str(precision.dtype).removeprefix("torch.")
         description = f"{spec.weights}, {parameter_count(model):,} parameters, {size} pixels, {dtype}"
         return cls(
             model=model,
-            view=SecondView(size, model_spec.text.build_tokenizer(), model.packer),
+            size=size,
+            texts=TeacherTexts(model_spec.text.build_tokenizer(), model.packer),
             scale=_scale(spec, found) if logits else 1.0,
             precision=precision,
             micro_batches=micro_batches,
@@ -82,13 +83,11 @@ class Teacher:
         """Returns the batch with the teacher's embeddings appended to `targets`.
 
         Args:
-            batch: a batch on the device, from a loader that applies `view`.
+            batch: a batch on the device, from a loader that reads samples for the teacher, too.
         """
-        assert batch.second_tokens is not None
-        image = batch.image if batch.second_image is None else batch.second_image
+        images, texts = batch.image.split(self.micro_batches, -1), batch.text.split(self.micro_batches, -1)
         with self.precision.autocast():  # calls the towers only: further outputs of the model are not needed
-            image_bT = torch.cat([self.model.encode_image(part) for part in image.chunk(self.micro_batches)])
-            texts = batch.second_packing or batch.second_tokens.chunk(self.micro_batches)
+            image_bT = torch.cat([self.model.encode_image(part) for part in images])
             text_bT = torch.cat([self.model.encode_text(part) for part in texts])
         return replace(batch, targets=(*batch.targets, self.scale * image_bT, text_bT))
 

@@ -32,10 +32,10 @@ import torch
 from pydantic import Field, FiniteFloat
 from torch import Tensor
 
+from clipx.data.images import Draw, crop_seed
 from clipx.data.npy import map_array
 from clipx.data.source import BadSample, Sample, Source
-from clipx.data.transform import Box, Crop
-from clipx.data.views import crop_seed
+from clipx.data.transform import Box
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.safe_json import read_as, read_regular
 
@@ -138,20 +138,17 @@ class StoredTeachers:
     def description(self) -> str:
         return "; ".join(teacher.description for teacher in self.teachers)
 
-    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
+    def draw(self, index: int, draw: Draw) -> Draw:
         """Draws one of the stored views. Raises BadSample if a teacher lacks the sample."""
-        count = self.teachers[0].views.count
-        if not count:
-            return 0, rng
-        view = rng.randrange(count)
+        views = self.teachers[0].views
+        if not views.count:
+            return draw
+        assert isinstance(draw.crop, random.Random)
+        view = draw.crop.randrange(views.count)
         boxes = [teacher.box(index, view) for teacher in self.teachers]
         if boxes.count(boxes[0]) < len(boxes):
             raise BadSample("teacher.embeddings of the ensemble have different crops: write one of them again")
-        return view, boxes[0]
-
-    def augment_seed(self, index: int, crop: int) -> str | None:
-        views = self.teachers[0].views
-        return crop_seed(views.seed, index, crop) if views.count else None
+        return Draw(boxes[0], crop_seed(views.seed, index, view), view)
 
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         """Returns (α·image_T, text_T) of each teacher. Raises BadSample if it lacks the sample or the caption."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,12 +12,13 @@ import torch
 from clipx.config.saved import flatten, to_dict
 from clipx.data.bad_samples import BadCount, BadSampleCounter, check_opened
 from clipx.data.batch import Batch
-from clipx.data.loader import CaptionDraw, parts_of, parts_ready, train_loader
+from clipx.data.images import reader_of
+from clipx.data.loader import LoaderOptions, TrainBatches, train_loader
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Decoder, exchange_captions, open_on_all_ranks, training_order
-from clipx.data.views import view_of
+from clipx.data.texts import TextReader, used_mask
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import CheckpointError
 from clipx.storage.traffic import NO_TRAFFIC
@@ -86,8 +88,8 @@ class DataSide:
         if not workers:
             yield
             return
-        shares = [stage.batch_size // self.comm.world for stage, _ in stages.remaining(samples_seen)]
-        ready = max((parts_ready(parts_of(share), workers, data.prefetch) for share in shares), default=data.prefetch)
+        stages_left = stages.remaining(samples_seen)
+        ready = max((self._options(stage.batch_size).ready for stage, _ in stages_left), default=data.prefetch)
         used = [*self.sources, *known, self.order, self.tokenizer, self.stored]
         on_cuda = self.comm.device.type == "cuda"
         self.pool = LoaderPool(workers, ready, on_cuda, [one for one in used if one is not None])
@@ -102,33 +104,42 @@ class DataSide:
         return DevicePrefetcher(self._batches(learner, stages, samples_seen), self.comm.device)
 
     def _batches(self, learner: Learner, stages: Stages, samples_seen: int) -> Iterator[Batch]:
-        """Yields the batches on the host, from one loader per stage."""
-        spec, comm = self.spec, self.comm
+        """Yields the batches, from one loader per stage."""
+        spec, teacher = self.spec, learner.teacher
+        texts = TextReader(
+            self.tokenizer,
+            each=spec.data.captions_per_step,
+            compared=spec.compares_captions,
+            mask=used_mask(spec.data.caption_mask),
+            packer=learner.model.packer if spec.objective.reads_text else None,
+            teacher=None if teacher is None else teacher.texts,
+        )
+        targets = self.stored or learner.objective.target_source
         for stage, samples in stages.remaining(samples_seen):
-            loader = train_loader(
-                self.dataset.train,
-                self.order,
-                view_of(spec.model.image, spec.data, stage.image_size),
-                self.tokenizer,
-                seed=spec.seed,
-                samples=samples,
-                batch=stage.batch_size,
-                rank=comm.rank,
-                world=comm.world,
-                workers=spec.data.loader_processes(comm.sharing),
-                prefetch=spec.data.prefetch,
-                pin=comm.device.type == "cuda",
-                second=None if learner.teacher is None else learner.teacher.view,
-                targets=self.stored or learner.objective.target_source,
-                mask=spec.data.caption_mask,
-                packer=learner.model.packer if spec.objective.reads_text else None,
-                image_packer=learner.model.image_packer,
-                micro_batches=spec.data.micro_batches,
-                repeat=spec.data.repeat_batch,
-                pool=self.pool,
-                captions=CaptionDraw(spec.data.captions_per_step, spec.compares_captions),
-            )
-            yield from loader if spec.objective.reads_text else (batch.without_texts() for batch in loader)
+            images = reader_of(spec.model.image, spec.data, stage.image_size).for_model(learner.model)
+            images = images if teacher is None else images.and_for(teacher.size)
+            images = images.for_training(spec.data)
+            stream = TrainBatches(self.dataset.train, self.order, images, texts, spec.seed, targets)
+            loader = train_loader(stream, samples, self._options(stage.batch_size))
+            if spec.objective.reads_text:
+                yield from loader
+            else:
+                yield from (replace(batch, text=batch.text.without_tokens()) for batch in loader)
+
+    def _options(self, batch_size: int) -> LoaderOptions:
+        """Returns how this rank loads batches of so many samples over all ranks."""
+        data, comm = self.spec.data, self.comm
+        return LoaderOptions(
+            batch_size,
+            comm.rank,
+            comm.world,
+            data.loader_processes(comm.sharing),
+            data.prefetch,
+            comm.device,
+            data.micro_batches,
+            repeat=data.repeat_batch,
+            pool=self.pool,
+        )
 
     # ----------------------------------------------------------------------------------------------------- counts
 

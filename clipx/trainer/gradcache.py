@@ -55,7 +55,7 @@ class GradCache:
             are finite (0-dim).
         """
         device = self.comm.device
-        inputs = list(zip(batch.image_inputs(self.micro_batches), batch.texts(self.micro_batches), strict=True))
+        inputs = list(zip(batch.image.split(self.micro_batches), batch.text.split(self.micro_batches), strict=True))
         embedded: list[Outputs] = []  # of each micro-batch, without graph but for the last
         states: list[TorchRng] = []  # before each micro-batch but the last
         with self._no_sync(len(inputs) > 1):
@@ -94,7 +94,9 @@ class GradCache:
         gradient: hence the factor `comm.world`.
         """
         image, text, *more = outputs
-        loss, metrics = self.objective(StepInputs(image, text, batch.index, tuple(more), batch.targets, batch.captions))
+        loss, metrics = self.objective(
+            StepInputs(image, text, batch.index, tuple(more), batch.targets, batch.text.digests)
+        )
         whole = loss * self.comm.world
         (whole if self.scaler is None else self.scaler.scale(whole)).backward()
         self.comm.average_gradients(self.objective)

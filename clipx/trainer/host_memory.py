@@ -6,11 +6,9 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from clipx.data.loader import parts_of, parts_ready
+from clipx.data.images import reader_of
+from clipx.data.loader import LoaderOptions
 from clipx.data.processes import memory_groups, numbers
-from clipx.data.views import view_of
 from clipx.errors import require
 from clipx.trainer.stages import StageSpec
 
@@ -59,9 +57,8 @@ def check_batches(spec: RunSpec, comm: Comm) -> None:
     workers = data.loader_processes(comm.sharing)
     for number, stage in enumerate(spec.stages or [StageSpec()]):
         batch, key = stage.batch_size or data.batch_size, f"stages.{number}" if stage.batch_size else "data"
-        local = batch // comm.world
-        parts = parts_of(local)
-        samples = local + parts_ready(parts, workers, data.prefetch) * workers * local // parts
+        loaded = LoaderOptions(batch, world=comm.world, workers=workers, prefetch=data.prefetch)
+        samples = loaded.local + loaded.ready * workers * loaded.local // loaded.parts
         each = _sample_bytes(spec, stage.image_size)
         needed = samples * each + workers * _PROCESS_BYTES
         most = available // each * comm.world
@@ -77,7 +74,5 @@ def check_batches(spec: RunSpec, comm: Comm) -> None:
 
 def _sample_bytes(spec: RunSpec, image_size: int | None) -> int:
     """Returns the bytes of the image and the tokens of a sample in a batch. An image that the device decodes has 0."""
-    view = view_of(spec.model.image, spec.data, image_size)
-    with torch.device("meta"):
-        image = 0 if view.on_device else sum(rows.nbytes for rows in view.allocate(1))
-    return image + _TOKEN_BYTES * spec.model.text.context_length * spec.data.captions_per_step
+    reader = reader_of(spec.model.image, spec.data, image_size).for_training(spec.data)
+    return reader.sample_bytes() + _TOKEN_BYTES * spec.model.text.context_length * spec.data.captions_per_step

@@ -14,7 +14,7 @@ from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
 from clipx.config.registry import MISSING, complete, frozen, option
-from clipx.data.spec import DataSpec, Decoder, check_takes_features, non_default_values
+from clipx.data.spec import DataSpec, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
 from clipx.escape import escaped
@@ -277,9 +277,8 @@ class RunSpec:
 
     def _check_groups(self) -> None:
         """Checks the rules between all other groups. Raises ConfigError."""
+        self._check_images()
         check_stages(self.stages, self.model, self.data, self.whole)
-        self._check_stored_features()
-        self._check_native()
         for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
             self.objective.check(batch, self.data.published)
         taught, logits = self.objective.taught, self.objective.teacher_logits
@@ -295,42 +294,18 @@ class RunSpec:
         length = Length(0, self.data.batch_size)
         self.early_stopping.check(self.active_evaluators, self.objective.has_head, self.whole, length)
 
-    def _check_stored_features(self) -> None:
-        """Checks that no option of images is set if the model reads stored features. Raises ConfigError."""
-        if self.model.image.features is None:
-            return
-        read = f"model.image.features={self.model.image.features}"
-        check_takes_features(self.data)
+    def _check_images(self) -> None:
+        """Checks that the options of images have an effect on those that the model reads. Raises ConfigError."""
+        kind = self.model.image.kind
+        kind.check_data(self.data)
         for name, evaluator in self.evaluator.items():
             for key, data in evaluator.sets.items():
-                check_takes_features(data, f"evaluator.{name}.sets.{key}")
+                kind.check_data(data, f"evaluator.{name}.sets.{key}")
         for i, stage in enumerate(self.stages):
-            for key, value in (("image_size", stage.image_size), ("patch_dropout", stage.patch_dropout)):
-                require(not value, f"stages.{i}.{key}={value} has no effect with {read}: remove it")
-        require(
-            self.teacher.weights is None,
-            f"teacher.weights={self.teacher.weights} embeds images, and {read} reads none: give "
-            "teacher.embeddings of the same samples",
-        )
-
-    def _check_native(self) -> None:
-        """Checks that nothing needs images of one size if they keep their aspect ratio. Raises ConfigError."""
-        if not self.model.image.native:
-            return
-        require(
-            self.data.decode == Decoder.cpu,
-            "data.decode=gpu resizes images to squares and cannot be combined with model.image.native=true: remove it",
-        )
-        for key, value in non_default_values(self.data, ("crop_ratio", "augment")):
-            raise ConfigError(
-                f"data.{key}={value} is for square images and cannot be combined with model.image.native=true: remove "
-                "it"
-            )
-        require(
-            self.teacher.weights is None,
-            f"teacher.weights={self.teacher.weights} reads square images and cannot be combined with "
-            "model.image.native=true: give teacher.embeddings of the same samples",
-        )
+            sizes = (("image_size", stage.image_size), ("patch_dropout", stage.patch_dropout))
+            kind.check_squares([(f"stages.{i}.{key}", value) for key, value in sizes])
+        same = "give teacher.embeddings of the same samples"
+        kind.check_squares([("teacher.weights", self.teacher.weights)], same)
 
     def _check_format(self) -> None:
         """Checks the rules between the number format and other groups, also for the one that auto chose: `resolve`
@@ -339,9 +314,9 @@ class RunSpec:
         self.distributed.check_precision(precision.kind, precision.weight_format, precision.autocasts)
         precision.check(self.optimizer.ema_decay, self.distributed.shards_parameters)
         require(
-            not (self.model.image.native and precision.tunes_shapes),
+            self.model.image.kind.most_tokens is None or not precision.tunes_shapes,
             f"precision={precision.kind} searches kernels for each number of tokens, for minutes, and "
-            "model.image.native=true has tens of them: choose precision=amp_bf16 or float8",
+            f"{self.model.image.kind.option} has tens of them: choose precision=amp_bf16 or float8",
         )
         require(
             not (self.model.has_adapters and precision.converts_layers),

@@ -60,13 +60,6 @@ def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, w
     """Checks the stages as far as possible at composition. Raises ConfigError."""
     if not specs:
         return
-    for i, spec in enumerate(specs if model.image.native else ()):
-        for key, value in (("image_size", spec.image_size), ("patch_dropout", spec.patch_dropout)):
-            require(
-                not value,
-                f"stages.{i}.{key}={value} cannot be combined with model.image.native=true, whose images have no "
-                "common size: remove it",
-            )
     require(len(specs) > 1, "stages has one stage, which is the whole run: set its options in the run itself")
     for i, spec in enumerate(specs):
         _check(f"stages.{i}", spec, data.micro_batches)
@@ -115,8 +108,9 @@ def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
 
 
 def _settings(spec: StageSpec, model: ModelSpec, data: DataSpec) -> tuple[int | None, int, float, float]:
-    """Returns image size, None for stored features, batch size, factor of the learning rate, and patch dropout."""
-    size = None if model.image.features is not None else spec.image_size or model.image.size
+    """Returns image size, None for images of no common size, batch size, factor of the learning rate, and patch
+    dropout."""
+    size = spec.image_size or model.image.size if model.image.kind.squares else None
     return size, spec.batch_size or data.batch_size, spec.lr_scale, spec.patch_dropout
 
 
@@ -153,7 +147,7 @@ class Stage:
 
     start: int
     end: int
-    image_size: int | None  # None: stored features
+    image_size: int | None  # None: images have no common size
     batch_size: int
     lr_scale: float
     patch_dropout: float
@@ -172,7 +166,7 @@ class Step:
     start: int  # samples seen before it
     end: int  # and after it
     batch_size: int  # over all ranks
-    image_size: int | None  # None: stored features
+    image_size: int | None  # None: images have no common size
     patch_dropout: float
     learning_rate: float
 

@@ -74,10 +74,8 @@ def _data(spec: RunSpec, data: DataSide, n: int) -> str:
 
 
 def _images(spec: RunSpec) -> dict[str, str]:
-    image = spec.model.image
-    if not image.native:
-        return {}
-    return {"images": f"at their own aspect ratio, at most {image.max_tokens:,} patches of {image.patch} pixels"}
+    summary = spec.model.image.kind.summary
+    return {"images": summary} if summary else {}
 
 
 def _objective(spec: RunSpec, stages: Stages) -> dict[str, str]:

@@ -110,7 +110,7 @@ class Trainer:
         Raises Stopped if a signal stopped the run before, NotSynced if the upload to `checkpoint.remote` is not
         complete.
         """
-        known = [*self.evaluation.suite.sources, self.learner.teacher and self.learner.teacher.view]
+        known = [*self.evaluation.suite.sources, self.learner.teacher and self.learner.teacher.texts]
         with (
             self.run.training(),
             report_out_of_memory(self.spec, self.comm),
@@ -164,7 +164,7 @@ class Trainer:
             with self.meter.phase("data_wait"):
                 batches.start_next()
             found_inf = self.learner.non_finite.found_inf
-            self.meter.add(metrics, step.batch_size, batch.text_tokens, found_inf, batch.image_tokens)
+            self.meter.add(metrics, step.batch_size, batch.text.tokens, found_inf, batch.image.tokens)
             yield step
 
     def batches(self) -> DevicePrefetcher:

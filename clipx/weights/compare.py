@@ -101,7 +101,7 @@ def _form(spec: ModelSpec) -> dict[str, Any]:
     """Returns the architecture of the image tower, independent of the timm name and options that select it."""
     name, options = _trunk(spec)
     trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
-    form = naflex_form(trunk) if spec.image.native else native_form(trunk)
+    form = naflex_form(trunk) if spec.image.kind.most_tokens is not None else native_form(trunk)
     return {"timm": name, "options": options} if form is None else form
 
 

@@ -47,14 +47,9 @@ def _layout_of(spec: ModelSpec) -> Layout:
             f"open_clip has no tower for model.image.head_blocks={spec.image.head_blocks}: use format=safetensors, or "
             "weights of a run"
         )
-    if spec.image.features is not None:
+    if not spec.image.kind.squares:
         raise CheckpointError(
-            f"open_clip has no tower for model.image.features={spec.image.features}: use format=safetensors, or "
-            "weights of a run"
-        )
-    if spec.image.native:
-        raise CheckpointError(
-            "open_clip has no tower for model.image.native=true: use format=safetensors, or weights of a run"
+            f"open_clip has no tower for {spec.image.kind.option}: use format=safetensors, or weights of a run"
         )
     return LAYOUTS[type(spec)]
 

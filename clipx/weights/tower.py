@@ -116,8 +116,9 @@ def _of_clip(spec: ModelSpec, tower: str, source: LoadedWeights) -> tuple[dict[s
         notes.append(f"{source.location} has no configuration: only names and shapes were compared")
     else:
         require(
-            tower == "text" or source.spec.image.features is None,
-            f"model.image.weights={source.location} reads stored features and has no image tower: give another",
+            tower == "text" or source.spec.image.kind.has_trunk,
+            f"model.image.weights={source.location} has {source.spec.image.kind.option}, which is no image tower: give "
+            "another",
         )
         theirs = source.spec if keep is None else with_context(source.spec, length)
         check_same_tower(spec, theirs, tower, source.location)

@@ -97,7 +97,7 @@ def input_of(source: TimmWeights | LoadedWeights) -> Mapping[str, Any]:
     unknown."""
     if isinstance(source, TimmWeights):
         return {key: source.input[key] for key in INPUT if key in source.input}
-    if source.spec is None or source.spec.image.features is not None:
+    if source.spec is None or not source.spec.image.kind.has_trunk:
         return {}
     return {key: getattr(source.spec.image, key) for key in INPUT}
 

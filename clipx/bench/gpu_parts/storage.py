@@ -11,6 +11,7 @@ import torch
 from clipx.bench import pipelines, saving, shards
 from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
 from clipx.bench.measure import synchronize
+from clipx.data.batch import Batch
 from clipx.data.device_decoder import decode_jpegs
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
@@ -58,15 +59,16 @@ def _decoded(sizes: Sizes, side: int) -> float:
 def _decoded_batches(sizes: Sizes, report: Report, side: int, folder: Path) -> None:
     """Measures data.decode=gpu: one batch to pixels on the device, and batches of few loader processes."""
     batch, workers, rounds = sizes.pick((1024, 4, 12), (4, 1, 1))
-    batches = pipelines.encoded_batches(str(folder), batch, workers, sizes.seed)
-    first = next(batches)
-    rate = 1e3 * batch / milliseconds(lambda: first.to(sizes.place), sizes.place, rounds)
+    encoded = pipelines.training_stream(str(folder), sizes.seed, on_device=True)[range(batch)]
+    assert isinstance(encoded, Batch)
+    rate = 1e3 * batch / milliseconds(lambda: encoded.to(sizes.place), sizes.place, rounds)
     report.number(f"decode=gpu {side}", rate, "images/s")
+    batches = pipelines.decoded_batches(str(folder), batch, workers, sizes.seed, sizes.place)
     for _ in range(2 * workers):  # those that are ready
         next(batches)
     begin = time.perf_counter()
     for _ in range(rounds):
-        next(batches).to(sizes.place)
+        next(batches)
     synchronize(sizes.place)
     rate = batch * rounds / (time.perf_counter() - begin)
     report.number(f"decode=gpu {side}, {workers} processes", rate, "images/s")

@@ -11,7 +11,8 @@ import yaml
 
 from clipx.config.saved import to_dict
 from clipx.data.duplicates import Numbers, exact_duplicates, groups_of, near_duplicates
-from clipx.data.loader import TrainBatches, used_mask
+from clipx.data.images import reader_of
+from clipx.data.loader import TrainBatches
 from clipx.data.look.bars import bars, histogram, percent
 from clipx.data.look.measure import measure
 from clipx.data.look.pictures import Pictures, user_text
@@ -19,7 +20,7 @@ from clipx.data.look.spec import UNUSED, LookSpec
 from clipx.data.order import SourceCount
 from clipx.data.source import count_reasons
 from clipx.data.spec import Dataset, non_default_values, training_order
-from clipx.data.views import view_of
+from clipx.data.texts import TextReader, used_mask
 from clipx.report.page import Cell, details, facts, listing, page, paragraph, section, table, text
 
 _DRAWN, _REPEATED, _LONGEST, _CLASSES, _MORE_CLASSES = 3, 15, 5, 20, 1000  # most samples, captions and classes shown
@@ -37,8 +38,9 @@ class LookPage:
         assert spec.data is not None
         self.spec, self.data, self.dataset = spec, spec.data, dataset
         order, tokenizer = training_order(self.data, dataset, spec.seed, ranks=1), spec.model.text.build_tokenizer()
-        view, mask = view_of(spec.model.image, self.data), used_mask(self.data.caption_mask)
-        stream = TrainBatches(dataset.train, order, view, tokenizer, spec.seed, mask=mask)
+        images = reader_of(spec.model.image, self.data)
+        texts = TextReader(tokenizer, mask=used_mask(self.data.caption_mask))
+        stream = TrainBatches(dataset.train, order, images, texts, spec.seed)
         self.pictures, self.context = Pictures(stream, self.data.max_pixels), tokenizer.context_length
         positions, sheet = (range(min(number, order.samples)) for number in (spec.samples, spec.sheet))
         self.found = measure(stream, self.data.max_pixels, positions, self.data.loader_processes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import unicodedata
 from collections import Counter
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from clipx.data.duplicates import SIGNATURE_FIELDS, preview, signature
+from clipx.data.images import Draw
 from clipx.data.loader import TrainBatches
 from clipx.data.loader_processes import ProcessLoader
 from clipx.data.source import BadRecord, BadSample, prefetch_samples
@@ -61,13 +63,13 @@ class _Chunks(Dataset["Measured | DataError"]):
     def __getitem__(self, places: Sequence[tuple[int, int]]) -> Measured | DataError:
         stream, labels, bad = self.stream, Counter[int | str | None](), list[BadRecord]()
         samples, captions = list[tuple[object, ...]](), list[Caption]()
-        (out,) = stream.view.allocate(1)
+        rows = stream.images.allocate(1)
         try:
             prefetch_samples(stream.source, [index for _, index in places])
             for position, index in places:
                 try:
                     sample = stream.source.read(index)
-                    stream.view.load(sample.image, stream.rng(position), out[0])
+                    stream.images.read(sample.image, Draw(random.Random(position), ""), rows, 0)
                     image, size = preview(sample.image, self.max_pixels)
                 except BadSample as fault:
                     bad.append(BadRecord(stream.source.key(index), str(fault)))
@@ -77,7 +79,7 @@ class _Chunks(Dataset["Measured | DataError"]):
                 row = index, position, len(shown), *size, len(sample.image), kind, *signature(sample.image, image)
                 samples.append(row)
                 for words in shown:
-                    tokens = len(stream.tokenizer.encode(words))
+                    tokens = len(stream.texts.tokenizer.encode(words))
                     captions.append(Caption(index, words, tokens, main_script(repaired(words))))
                 labels[sample.label] += 1
         except DataError as error:

@@ -29,9 +29,14 @@ class Pictures:
     """HTML of samples of the training stream. Captions open to their tokens and the name of the sample."""
 
     def __init__(self, stream: TrainBatches, max_pixels: int) -> None:
-        self.stream, self.source, self.tokenizer, self.max_pixels = stream, stream.source, stream.tokenizer, max_pixels
+        self.stream, self.source, self.tokenizer, self.max_pixels = (
+            stream,
+            stream.source,
+            stream.texts.tokenizer,
+            max_pixels,
+        )
         self.special = frozenset(self.tokenizer.encode(""))
-        self._row = stream.view.allocate(1)[0][0]
+        self._rows = stream.images.allocate(1)
 
     def sheet(self, positions: range) -> str:
         """Returns the samples at positions of the stream as training reads them, and an error that ended them."""
@@ -85,10 +90,10 @@ class Pictures:
     def _drawn(self, position: int, index: int) -> str:
         """Returns a sample as training reads it at a position of the stream. Raises DataError."""
         bad: list[BadRecord] = []
-        drawn = self.stream.draw(position, index, bad, self._row)
-        caption = self.caption(self.stream.shown(position, 0, drawn.captions[0]), drawn.index)
+        index, captions, _ = self.stream.sample(position, index, self._rows, 0, bad)
+        caption = self.caption(self.stream.texts.shown(captions[0], self.stream.seed, position), index)
         remark = f"in place of {bad[0].key}: {bad[0].reason}" if bad else ""
-        return _tile(Image.fromarray(self._row.numpy()), 320, remark, caption)
+        return _tile(Image.fromarray(self._rows[0][0].numpy()), 320, remark, caption)
 
 
 def _tile(image: Image.Image, side: int, remark: str, caption: str) -> str:
