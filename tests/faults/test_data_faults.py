@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.loading import train_batches
 from helpers.processes import children_of
 from helpers.runs import SMALL, VIT, run, start
 from helpers.samples import img2dataset, write_tar
 from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
-from clipx.data.loader import train_loader
+from clipx.data.images import PixelReader
 from clipx.data.order import Order
-from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.model.tokenizer import Tokenizer
 
@@ -77,12 +77,8 @@ def test_a_deleted_shard_loses_its_samples_and_keeps_the_order_of_the_rest(tmp_p
     source = WebDatasetSpec(name="x", shards=f"{tmp_path}/*.tar", held_out_share=0.0).open().train
     order = Order(source.sizes, seed=1, window=12)
     epoch = [order(position) for position in range(40)]
-    stream = iter(
-        train_loader(
-            source, order, ImageView(size=8, crop_scale=[0.9, 1.0], max_pixels=10**6), Tokenizer(8), seed=1,
-            samples=range(40), batch=5, rank=0, world=1, workers=0, prefetch=2, pin=False,
-        )
-    )  # fmt: skip
+    images = PixelReader((8,), crop_scale=[0.9, 1.0], max_pixels=10**6)
+    stream = train_batches(source, order, images, Tokenizer(8), range(40), 5, seed=1)
     found = [next(stream)]
     opened = {index // 10 for index in epoch[:5]}
     (gone,) = sorted(set(range(4)) - opened)[:1]  # an open file stays readable

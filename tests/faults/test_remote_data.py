@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from helpers.loading import train_batches
 from helpers.s3_server import FaultyProxy, admin, clear_caches, new_bucket
 from helpers.samples import captions, img2dataset, write_tar
 
 from clipx.data.batch import Batch
-from clipx.data.loader import train_loader
+from clipx.data.images import PixelReader
 from clipx.data.shards import cache
 from clipx.data.shards.cache import Access, ShardFile
 from clipx.data.shards.index import TXT, index_shards
@@ -25,7 +26,6 @@ from clipx.data.shards.remote import fetch
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample
 from clipx.data.spec import training_order
-from clipx.data.views import ImageView
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
@@ -91,12 +91,9 @@ def batches(folder: str, workers: int = 0, **options: Any) -> Iterator[Batch]:
     shards = f"{folder}/{{00000..{SHARDS - 1:05d}}}.tar"
     data = WebDatasetSpec(name="far", shards=shards, shuffle_window=12, streams=2, **{**defaults, **options})
     opened = data.open()
-    return iter(
-        train_loader(
-            opened.train, training_order(data, opened, 3, ranks=1), ImageView(12, [0.5, 1.0], 10**6), Tokenizer(16),
-            seed=3, samples=range(STEPS * BATCH), batch=BATCH, rank=0, world=1, workers=workers, prefetch=2, pin=False,
-        )
-    )  # fmt: skip
+    order, images = training_order(data, opened, 3, ranks=1), PixelReader((12,), [0.5, 1.0], 10**6)
+    samples = range(STEPS * BATCH)
+    return train_batches(opened.train, order, images, Tokenizer(16), samples, BATCH, seed=3, workers=workers)
 
 
 def indices(found: list[Batch]) -> list[list[int]]:

@@ -7,27 +7,29 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import simplejpeg
 import torch
+from helpers.loading import train_batches
 from helpers.runs import VIT, losses, small
 from helpers.samples import Numbers, encode, picture
 
 from clipx.data.batch import Batch
 from clipx.data.device_decoder import check_device_decoding, decode_jpegs, resize_crops
-from clipx.data.encoded import device_crop
-from clipx.data.loader import TrainLoader, train_loader
+from clipx.data.encoded import EncodedReader, device_crop
+from clipx.data.images import PixelReader
 from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.transform import train_transform
-from clipx.data.views import ImageView
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")]
 
+CPU = torch.device("cpu")
 FILES = {
     "4:2:0": encode(picture(341, 256, 0), "JPEG", quality=90, subsampling=2),
     "4:2:2": encode(picture(341, 256, 1), "JPEG", quality=90, subsampling=1),
@@ -63,7 +65,7 @@ def test_pixels_are_close_to_those_of_the_cpu(name: str, device: torch.device) -
     assert crop is not None
     (pixels,) = decode_jpegs([bytes_of(encoded)], device)
     assert pixels is not None, "the device decodes it"
-    left, top, right, bottom = crop.box
+    left, top, right, bottom = crop[2]
     found = resize_crops([pixels[:, top:bottom, left:right]], 224)[0].cpu()
     assert psnr(found, expected) > (20 if name == "tiny" else 30)
     plain = torch.from_numpy(simplejpeg.decode_jpeg(encoded, fastupsample=device.type == "cuda")).permute(2, 0, 1)
@@ -91,13 +93,13 @@ def test_files_that_cannot_be_decoded_do_not_change_the_others(device: torch.dev
         assert torch.equal(one, other)
 
 
-def loader(on_device: bool, workers: int = 0, pin: bool = False) -> TrainLoader:
+def loader(on_device: bool, device: torch.device = CPU, workers: int = 0) -> Iterator[Batch]:
     images = {i: encode(picture(200 + 10 * i, 150, i), "JPEG", quality=90) for i in range(48)}
     images |= {7: unknown_table(images[7]), 8: images[8][:900], 9: encode(picture(64, 48), "PNG")}
-    source, view = Numbers([48], images=images), ImageView(64, [0.5, 1.0], 10**6, on_device=on_device)
-    return train_loader(
-        source, Order(source.sizes, 0, 30), view, Tokenizer(16), seed=0, samples=range(144), batch=48, rank=0, world=1,
-        workers=workers, prefetch=1, pin=pin, part=20,
+    source, kind = Numbers([48], images=images), EncodedReader if on_device else PixelReader
+    return train_batches(
+        source, Order(source.sizes, 0, 30), kind((64,), [0.5, 1.0], 10**6), Tokenizer(16), range(144), 48,
+        workers=workers, prefetch=1, device=device, part=20,
     )  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def test_batches_have_the_samples_of_the_cpu(device: torch.device) -> None:
     square = torch.randn(2048 if on_cuda else 64, 64, device=device)
     for _ in range(2):
         found = list[Batch]()
-        ahead = DevicePrefetcher(loader(True, workers=2, pin=on_cuda), device)
+        ahead = DevicePrefetcher(loader(True, device, workers=2), device)
         for batch in ahead:
             for _ in range(20):
                 square = (square @ (square.T @ square)).clamp(-1, 1)
@@ -115,15 +117,15 @@ def test_batches_have_the_samples_of_the_cpu(device: torch.device) -> None:
             found.append(batch)
         for batch, expected in zip(found, loader(False), strict=True):
             assert torch.equal(batch.index, expected.index)
-            assert torch.equal(batch.tokens, expected.tokens)
+            assert torch.equal(batch.text.rows[0], expected.text.rows[0])
             assert set(batch.bad) == set(expected.bad)
-            assert batch.image.is_contiguous(memory_format=torch.channels_last)
-            assert min(map(psnr, batch.image.cpu(), expected.image)) > 30
+            assert batch.image.rows[0].is_contiguous(memory_format=torch.channels_last)
+            assert min(map(psnr, batch.image.rows[0].cpu(), expected.image.rows[0])) > 30
 
 
 def test_batches_repeat_bit_for_bit(device: torch.device) -> None:
-    for one, other in zip(loader(True), loader(True), strict=True):
-        assert torch.equal(one.to(device).image, other.to(device).image)
+    for one, other in zip(loader(True, device), loader(True, device), strict=True):
+        assert torch.equal(one.image.rows[0], other.image.rows[0])
 
 
 def test_a_run_trains(device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

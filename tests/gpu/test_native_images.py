@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 from helpers import needs_cuda
+from helpers.loading import train_batches
 from helpers.packed_towers import assert_packed_equals_masked
 from helpers.runs import SMALL, compose
 from helpers.samples import Numbers, jpeg
 
-from clipx.data.loader import train_loader
+from clipx.data.native import NativeImages, NativeReader
 from clipx.data.order import Order
-from clipx.data.patches import PatchView
-from clipx.model.clip import row_shape
 from clipx.model.image_packing import ImagePacking, PackedImages
+from clipx.model.naflex import row_shape
 from clipx.model.packer import ImagePacker
 from clipx.model.packing import CUDA_MULTIPLE
-from clipx.model.patches import grid_of, write_image
+from clipx.model.patches import grid_of, read_grids, write_image
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
 
@@ -44,23 +44,28 @@ def test_packed_images_have_the_features_and_gradients_of_a_mask(
         grid = grid_of(drawn.randint(30, 300), drawn.randint(30, 300), 8, 100)
         write_image(rows_RX, numbers.integers(0, 256, (grid[0] * grid[1], 192), dtype=np.uint8), grid)
     assert model.image_packer is not None
-    packing = ImagePacking.of(torch.from_numpy(rows_BRX), model.image_packer.prefix, CUDA_MULTIPLE)
+    grid_B2 = read_grids(torch.from_numpy(rows_BRX))
+    packing = ImagePacking.of(grid_B2, rows_BRX.shape[1], model.image_packer.prefix, CUDA_MULTIPLE)
     images = PackedImages(torch.from_numpy(rows_BRX), packing).to(device)
     assert_packed_equals_masked(model.image, images, device, monkeypatch)
 
 
 @needs_cuda
-def test_batches_are_pinned_and_packed() -> None:
+@pytest.mark.parametrize("part", [4, 10])
+def test_batches_are_packed_and_equal_those_of_the_host(part: int) -> None:
     source = Numbers([40], images={i: jpeg(i, 20 + i, 60 - i) for i in range(40)})
-    loader = train_loader(
-        source, Order(source.sizes, 0, 30), PatchView(4, 20, [0.5, 1.0], 10**6), Tokenizer(8), seed=0,
-        samples=range(30), batch=10, rank=0, world=1, workers=1, prefetch=1, pin=True, image_packer=ImagePacker(),
-    )  # fmt: skip
-    for batch in loader:
-        assert batch.image.is_pinned() and batch.image_packing[0].row_P.is_pinned()
-        moved = batch.to(torch.device("cuda"))
-        assert torch.equal(moved.image.cpu(), batch.image)
-        assert torch.equal(moved.image_packing[0].row_P.cpu(), batch.image_packing[0].row_P)
+    reader, order = NativeReader(4, 20, [0.5, 1.0], 10**6, packer=ImagePacker()), Order(source.sizes, 0, 30)
+    found = (
+        train_batches(
+            source, order, reader, Tokenizer(8), range(30), 10, workers=1, device=torch.device(kind), part=part
+        )
+        for kind in ("cuda", "cpu")
+    )
+    for batch, expected in zip(*found, strict=True):
+        assert isinstance(batch.image, NativeImages) and isinstance(expected.image, NativeImages)
+        assert batch.image.rows[0].is_cuda and batch.image.packed[0].row_P.is_cuda
+        assert torch.equal(batch.image.rows[0].cpu(), expected.image.rows[0])
+        assert torch.equal(batch.image.packed[0].row_P.cpu(), expected.image.packed[0].row_P)
 
 
 @needs_cuda

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from clipx.data.images import PixelReader
 from clipx.data.source import BadRecord, BadSample, Sample
 from clipx.data.spec import Classes, Dataset
-from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
 from clipx.model.tokenizer import Tokenizer
@@ -67,8 +67,6 @@ class ByColour(nn.Module):
         super().__init__()
         self.words = {Tokenizer(8)([name])[0, 1].item(): rgb for name, rgb in RGB.items()}
 
-    image_packer = None
-
     def encode_image(self, image: Tensor) -> Tensor:
         return F.normalize(image.float().mean((2, 3)) + 1e-3, dim=-1)
 
@@ -89,7 +87,7 @@ def embedder(told: Told | None = None, max_bad_share: float = 0.1) -> Embedder:
         comm=Comm(0, 1, 0, device),
         precision=Precision(torch.float32, None, "cpu"),
         tokenizer=Tokenizer(8),
-        view=ImageView(8, [0.9, 1.0], 1_000_000),
+        reader=PixelReader((8,), [0.9, 1.0], 1_000_000),
         workers=0,
         prefetch=2,
         max_bad_share=max_bad_share,

@@ -35,6 +35,7 @@ from clipx.distributed.comm import Comm
 from clipx.model.spec import FIXED
 from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec
+from helpers.loading import batch_of
 from helpers.objective_cases import of_run
 from helpers.runs import SMALL, compose
 
@@ -343,5 +344,5 @@ def host_batch(spec: RunSpec, step: int = 0) -> Batch:
     texts = ["a red circle" + " and a blue square" * ((i + step) % 4) for i in range(b)]
     tokens = spec.model.text.build_tokenizer()(texts)
     targets = tuple(torch.randn(b, 12, generator=generator) for _ in range(2 * spec.objective.taught))
-    batch = Batch(image, tokens, torch.randperm(256, generator=generator)[:b], targets=targets)
+    batch = batch_of(image, tokens, torch.randperm(256, generator=generator)[:b], targets=targets)
     return of_run(batch, spec).pin_memory()

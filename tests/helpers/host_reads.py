@@ -30,7 +30,7 @@ _METHODS = {Tensor.tolist: "tolist", Tensor.numpy: "numpy", Tensor.cpu: "cpu", T
 class HostReads:
     """Context that lists the reads of tensors that an accelerator would hold, each as "operation (file:line)".
 
-        with HostReads([model, objective], [batch.image]) as reads:
+        with HostReads([model, objective], batch.image.rows) as reads:
             step()
         assert reads.found == []
 

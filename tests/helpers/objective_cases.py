@@ -14,13 +14,16 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from clipx.config.duration import Length
-from clipx.data.batch import Batch, caption_digests
+from clipx.data.batch import Batch
+from clipx.data.inputs import Texts
+from clipx.data.texts import caption_digests
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, Objective, StepInputs
 from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
 from clipx.trainer.spec import RunSpec
 from helpers import objective_reference
+from helpers.loading import batch_of
 from helpers.objective_reference import MovingAverage
 from helpers.prototype_reference import Prototypes
 from helpers.runs import NEEDED, compose
@@ -250,16 +253,17 @@ def inputs(batch: int, samples: int, seed: int = 0, dtype: torch.dtype = torch.f
     generator = torch.Generator().manual_seed(100 + seed)
     image, text = (torch.randn(batch, 7, generator=generator, dtype=torch.float64) for _ in range(2))
     index = torch.randperm(samples, generator=generator)[:batch]
-    return Batch(image.to(dtype), (text + 0.5 * image).to(dtype), index)
+    return batch_of(image.to(dtype), (text + 0.5 * image).to(dtype), index)
 
 
 def with_captions(batch: Batch, each: int, seed: int) -> Batch:
     """Returns the batch with `each` captions of each sample, and digests of which some are equal."""
     generator = torch.Generator().manual_seed(200 + seed)
-    size, width = batch.tokens.shape
-    noise = torch.randn(size, each, width, generator=generator, dtype=batch.tokens.dtype)
+    (tokens,) = batch.text.rows
+    size, width = tokens.shape
+    noise = torch.randn(size, each, width, generator=generator, dtype=tokens.dtype)
     captions = torch.randint(-2 * size, 2 * size, (size, each), generator=generator) // 3
-    return replace(batch, tokens=(batch.tokens[:, None] + noise).flatten(0, 1), captions=captions)
+    return replace(batch, text=Texts(((tokens[:, None] + noise).flatten(0, 1),), each, digests=captions))
 
 
 def of_run(batch: Batch, spec: RunSpec) -> Batch:
@@ -267,13 +271,13 @@ def of_run(batch: Batch, spec: RunSpec) -> Batch:
     if not spec.compares_captions:
         return batch
     each = spec.data.captions_per_step
-    tokens = batch.tokens.repeat_interleave(each, 0)
-    return replace(batch, tokens=tokens, captions=caption_digests(tokens, each))
+    tokens = batch.text.rows[0].repeat_interleave(each, 0)
+    return replace(batch, text=Texts((tokens,), each, digests=caption_digests(tokens, each)))
 
 
 def part_of(batch: Batch, rows: slice) -> Batch:
     """Returns some samples of a batch for `Towers`."""
-    each, captions = batch.texts_per_sample, batch.captions
-    tokens = batch.tokens[rows.start * each : rows.stop * each]
+    each, captions = batch.text.each, batch.text.digests
+    tokens = batch.text.rows[0][rows.start * each : rows.stop * each]
     own = None if captions is None else captions[rows]
-    return Batch(batch.image[rows], tokens, batch.index[rows], captions=own)
+    return batch_of(batch.image.rows[0][rows], tokens, batch.index[rows], each=each, digests=own)

@@ -57,7 +57,9 @@ def teachers(batch: Batch, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
     generator, found = torch.Generator().manual_seed(7), list[Tensor]()
     for width in widths:
         mix = [torch.randn(7, width, generator=generator, dtype=torch.float64) for _ in range(2)]
-        image, text = (F.normalize(x @ m, dim=1) for x, m in zip((batch.image, batch.tokens), mix, strict=True))
+        image, text = (
+            F.normalize(x @ m, dim=1) for x, m in zip((batch.image.rows[0], batch.text.rows[0]), mix, strict=True)
+        )
         found += [6 * image, text]
     return tuple(found)
 

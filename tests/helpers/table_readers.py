@@ -307,10 +307,10 @@ def _teacher(name: str) -> Callable[[Path], Any]:
 
 
 def _features(path: Path) -> list[Any]:
-    from clipx.data.views import FeatureView
+    from clipx.data.features import FeatureReader
 
     try:
-        return FeatureView(_WIDTH).load_for_evaluation(path.read_bytes()).tolist()
+        return FeatureReader(_WIDTH).load_for_evaluation(path.read_bytes()).tolist()
     except BadSample as error:
         return [str(error)]
 

@@ -113,7 +113,7 @@ def test_open_clip_loads_an_export_with_equal_embeddings(
     for seed, (width, height) in enumerate([(61, 47), (40, 90), (48, 32), (53, 33)]):
         image = jpeg(seed, width, height)
         image_BD = theirs.encode_image(transform(Image.open(io.BytesIO(image)))[None], normalize=True)
-        own_BD = ours.encode_image(pixels(image, ours.image_sizes[0]))
+        own_BD = ours.encode_image(pixels(image, ours.image.sizes[0]))
         torch.testing.assert_close(image_BD, own_BD, atol=1e-5, rtol=0)
     learned = objective(runs[name])
     assert theirs.logit_scale.item() == learned["temperature.log_scale"].item()

@@ -11,6 +11,7 @@ import open_clip
 import pytest
 import torch
 from helpers.cases import slow_except
+from helpers.loading import batch_of
 from helpers.runs import VIT, compose, small
 from open_clip.loss import SigLipLoss
 from torch import Tensor, nn
@@ -60,7 +61,7 @@ class OpenClipTraining:
             group["lr"] = lr
         self.optimizer.zero_grad()
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in self.spec.model.image.normalization.values())
-        self.loss(**self.model((batch.image / 255 - mean) / std, batch.tokens)).backward()
+        self.loss(**self.model((batch.image.rows[0] / 255 - mean) / std, batch.text.rows[0])).backward()
         self.optimizer.step()
         with torch.no_grad():
             self.model.logit_scale.clamp_(0, math.log(100))
@@ -70,7 +71,7 @@ def batch(trainer: Trainer) -> Batch:
     rng = torch.Generator().manual_seed(3)
     image = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8, generator=rng)
     texts = [f"a photo of number {i} and {i * i}" for i in range(32)]
-    return Batch(image, trainer.spec.model.text.build_tokenizer()(texts), torch.arange(32))
+    return batch_of(image, trainer.spec.model.text.build_tokenizer()(texts), torch.arange(32))
 
 
 def assert_same(trainer: Trainer, theirs: nn.Module) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.cases import slow_except
 from helpers.forks import fork_measuring_processes
+from helpers.loading import batch_of
 from helpers.objective_cases import spec
 from helpers.runs import compose
 from helpers.steps import take_step
@@ -22,7 +23,6 @@ from clipx.bench.baselines import features, open_clip
 from clipx.bench.measure import BACKWARD, FORWARD, Call, Collectives
 from clipx.bench.processes import Processes
 from clipx.config.duration import Length
-from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.clip import parameter_count
 from clipx.model.spec import FIXED
@@ -76,7 +76,7 @@ def of_step(comm: Comm, run: RunSpec) -> list[Call]:
         seen.calls.clear()
         begins(REST)
         with seen:
-            take_step(learner, Batch(image, tokens, index), step)
+            take_step(learner, batch_of(image, tokens, index), step)
             StopSignals(verbose=False).received_by_any(comm)  # a trainer's agreement after each step
     return seen.calls
 

@@ -17,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from clipx.data.loader import train_loader
+from clipx.data.images import PixelReader
+from clipx.data.loader import LoaderOptions, TrainBatches, train_loader
 from clipx.data.order import Order
 from clipx.data.shards.index import load_table
 from clipx.data.source import BadRecord, Sample
-from clipx.data.views import ImageView
+from clipx.data.texts import TextReader
 from clipx.model.tokenizer import Tokenizer
 
 SHARDS, PER_SHARD = 40_000, 10_000
@@ -78,14 +79,12 @@ def anonymous_memory(pid: int) -> int:
 
 
 def main(folder: str, leak: bool) -> list[list[int]]:
-    ImageView.load = lambda *_: None  # type: ignore[assignment,method-assign,return-value]
+    PixelReader.load = lambda *_: None  # type: ignore[assignment,method-assign,return-value]
     source = FakeSource([PER_SHARD] * SHARDS, folder, leak)
     order = Order(source.sizes, 0, 20_000)  # 50 windows: frequent changes make a trend visible
     start = SHARDS * PER_SHARD // 2
-    loader = train_loader(
-        source, order, ImageView(2, [1.0, 1.0], 1), Tokenizer(16),
-        seed=0, samples=range(start, start + TOTAL), batch=BATCH, rank=0, world=1, workers=2, prefetch=2, pin=False,
-    )  # fmt: skip
+    stream = TrainBatches(source, order, PixelReader((2,), [1.0, 1.0], 1), TextReader(Tokenizer(16)), 0)
+    loader = train_loader(stream, range(start, start + TOTAL), LoaderOptions(BATCH, workers=2))
     trend = []
     for step, loaded in enumerate(loader):
         assert len(loaded.index) == BATCH

@@ -13,6 +13,7 @@ from helpers.texts import captions
 
 from clipx.config.duration import Length
 from clipx.data.batch import Batch
+from clipx.data.inputs import Inputs, Texts
 from clipx.distributed.comm import Comm
 from clipx.trainer.gradcache import GradCache
 
@@ -38,7 +39,8 @@ def main(samples: int, overrides: list[str]) -> None:
     def step(b: int) -> None:
         image = torch.zeros(b, 3, spec.model.image.size, spec.model.image.size, dtype=torch.uint8)
         tokens = captions(b, spec.model.text.context_length, 0)
-        batch = Batch(image.to(memory_format=torch.channels_last), tokens, torch.arange(b))
+        inputs = Inputs((image.to(memory_format=torch.channels_last),))
+        batch = Batch(inputs, Texts((tokens,)), torch.arange(b))
         GradCache(model, objective, comm, precision, spec.data.micro_batches).forward_backward(batch)
 
     step(2 * spec.data.micro_batches)  # a first step allocates memory that all later steps keep

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2 as v2
+from helpers.loading import train_batches
 from helpers.samples import Numbers, picture
 from PIL import Image
 from torch import Tensor
@@ -18,9 +19,8 @@ from torch import Tensor
 from clipx.data.augment import OPERATIONS, Augmentation, strength_of
 from clipx.data.augment_spec import MAGNITUDES, AugmentSpec, ColorJitterSpec, RandAugmentSpec
 from clipx.data.batch import Batch
-from clipx.data.loader import SecondView, train_loader
+from clipx.data.images import PixelReader
 from clipx.data.order import Order
-from clipx.data.views import ImageView
 from clipx.model.tokenizer import Tokenizer
 
 SIDE, FILL = 48, (122, 117, 104)
@@ -100,18 +100,17 @@ def test_flips_grey_and_erasing_change_exactly_their_pixels(on_device: bool) -> 
 
 
 SOURCE = Numbers([17, 40, 4], broken=frozenset({3, 40}))
-VIEW = ImageView(size=SIDE, crop_scale=[0.5, 1.0], max_pixels=10**6)
+VIEW = PixelReader((SIDE,), crop_scale=[0.5, 1.0], max_pixels=10**6)
 
 
 def batches(augment: AugmentSpec | None, start: int = 0, **options: Any) -> list[Batch]:
-    settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
-    view = replace(VIEW, augmentation=augment)
-    order = Order(SOURCE.sizes, seed=3, window=30)
-    return list(train_loader(SOURCE, order, view, Tokenizer(16), samples=range(start, 96), **settings))
+    images = replace(VIEW, augmentation=augment, sizes=options.pop("sizes", VIEW.sizes))
+    order, settings = Order(SOURCE.sizes, seed=3, window=30), {"seed": 3, **options}
+    return list(train_batches(SOURCE, order, images, Tokenizer(16), range(start, 96), 12, **settings))
 
 
 def images(found: list[Batch]) -> Tensor:
-    return torch.cat([batch.image for batch in found])
+    return torch.cat([batch.image.rows[0] for batch in found])
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +123,7 @@ def test_images_depend_on_their_position_alone(augmented: Tensor) -> None:
     assert torch.equal(images(batches(ALL, part=5)), augmented)
     assert torch.equal(images(batches(ALL, start=36)), augmented[36:])
     ranks = [batches(ALL, rank=rank, world=2) for rank in range(2)]
-    joined = [torch.cat([one.image, other.image]) for one, other in zip(*ranks, strict=True)]
+    joined = [torch.cat([one.image.rows[0], other.image.rows[0]]) for one, other in zip(*ranks, strict=True)]
     assert torch.equal(torch.cat(joined), augmented)
     assert not torch.equal(images(batches(ALL, seed=4)), augmented)
 
@@ -132,8 +131,8 @@ def test_images_depend_on_their_position_alone(augmented: Tensor) -> None:
 def test_augmentation_changes_neither_crops_nor_captions_and_differs_between_epochs() -> None:
     flips: dict[int, list[bool]] = {}
     for one, other in zip(batches(None), batches(AugmentSpec(flip=0.5)), strict=True):
-        assert torch.equal(one.tokens, other.tokens) and torch.equal(one.index, other.index)
-        for index, image, changed_one in zip(one.index.tolist(), one.image, other.image, strict=True):
+        assert torch.equal(one.text.rows[0], other.text.rows[0]) and torch.equal(one.index, other.index)
+        for index, image, changed_one in zip(one.index.tolist(), one.image.rows[0], other.image.rows[0], strict=True):
             flips.setdefault(index, []).append(not torch.equal(image, changed_one))
             assert torch.equal(image.flip(2) if flips[index][-1] else image, changed_one)
     assert 24 < sum(map(sum, flips.values())) < 72
@@ -142,10 +141,10 @@ def test_augmentation_changes_neither_crops_nor_captions_and_differs_between_epo
 
 def test_a_second_view_has_the_same_changes_at_its_size() -> None:
     spec = AugmentSpec(flip=0.5, grayscale=0.5, erase=0.5)
-    found = batches(spec, second=SecondView(2 * SIDE, Tokenizer(9)))
+    found = batches(spec, sizes=(SIDE, 2 * SIDE))
     for batch in found:
-        assert batch.second_image is not None
-        small = torch.nn.functional.avg_pool2d(batch.second_image.float(), 2)
-        assert (small - batch.image.float()).abs().mean() < 8
-        grey, larger = ((image == image[:, :1]).flatten(1).float().mean(1) for image in batch.images)
+        image, larger_image = batch.image.rows
+        small = torch.nn.functional.avg_pool2d(larger_image.float(), 2)
+        assert (small - image.float()).abs().mean() < 8
+        grey, larger = ((image == image[:, :1]).flatten(1).float().mean(1) for image in batch.image.rows)
         assert (grey - larger).abs().max() < 0.03

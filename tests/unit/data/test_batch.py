@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
+from helpers.loading import train_batches
 from helpers.samples import Numbers
 from torch import Tensor
 
-from clipx.data import batch as batches_of
-from clipx.data.batch import Batch, Part, mapped
-from clipx.data.loader import SecondView, TrainLoader, train_loader
+from clipx.data.batch import Batch
+from clipx.data.images import Draw, PixelReader
+from clipx.data.inputs import mapped
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
-from clipx.data.transform import Crop
-from clipx.data.views import ImageView
+from clipx.data.texts import TeacherTexts
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
@@ -30,11 +30,8 @@ PACKED = TextPacker(packed=True)
 class Labels:
     """Targets of two kinds, and a sample without any."""
 
-    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
-        return 0, rng
-
-    def augment_seed(self, index: int, crop: int) -> None:
-        return None
+    def draw(self, index: int, draw: Draw) -> Draw:
+        return draw
 
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         if index == 20:
@@ -42,13 +39,13 @@ class Labels:
         return torch.tensor(index), torch.full((3,), len(caption) / 7)
 
 
-def loader(source: Numbers = SOURCE, **options: Any) -> TrainLoader:
+def loader(source: Numbers = SOURCE, **options: Any) -> Iterator[Batch]:
     settings: dict[str, Any] = {
-        "seed": 3, "samples": range(96), "batch": 24, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False,
-        "second": SecondView(8, Tokenizer(9), PACKED), "targets": Labels(), "packer": PACKED,
+        "samples": range(96), "batch": 24, "seed": 3, "teacher": TeacherTexts(Tokenizer(9), PACKED), "targets": Labels(),
+        "packer": PACKED,
     }  # fmt: skip
-    view = ImageView(size=SIDE, crop_scale=[0.5, 1.0], max_pixels=10**6)
-    return train_loader(source, Order(source.sizes, 3, 30), view, Tokenizer(16), **{**settings, **options})
+    images = PixelReader((SIDE, 8), crop_scale=[0.5, 1.0], max_pixels=10**6)
+    return train_batches(source, Order(source.sizes, 3, 30), images, Tokenizer(16), **{**settings, **options})
 
 
 def tensors(value: object) -> list[Tensor]:
@@ -68,7 +65,7 @@ def assert_same(found: Batch, expected: Batch) -> None:
     assert [(x.dtype, x.shape, x.stride()) for x in ours] == [(x.dtype, x.shape, x.stride()) for x in theirs]
     assert all(map(torch.equal, ours, theirs))
     assert list(found.bad) == list(expected.bad)
-    assert found.text_tokens == expected.text_tokens
+    assert found.text.tokens == expected.text.tokens
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +83,7 @@ def test_batches_do_not_depend_on_the_size_of_their_parts(whole: list[Batch], pa
     assert len(found) == len(whole) == 4
     for one, other in zip(found, whole, strict=True):
         assert_same(one, other)
-        assert one.image.is_contiguous(memory_format=torch.channels_last)
+        assert all(rows.is_contiguous(memory_format=torch.channels_last) for rows in one.image.rows)
 
 
 def test_targets_are_those_of_the_samples_and_their_substitutes() -> None:
@@ -95,55 +92,19 @@ def test_targets_are_those_of_the_samples_and_their_substitutes() -> None:
     assert all(torch.equal(batch.targets[0], batch.index) for batch in found)
 
 
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """Stands in for pinned memory, which needs a device. Returns the tensors that were pinned."""
-    found: list[Tensor] = []
-    empty = torch.empty
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_joined_batch_is_packed_and_a_pinned_one_has_all_that_moves_pinned(
+    whole: list[Batch], micro_batches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[Tensor] = []
 
     def pin(x: Tensor) -> Tensor:
-        known = next((one for one in found if one.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()), None)
-        if known is None:
-            found.append(x := x.clone())
-        return x
+        pinned.append(x.clone())
+        return pinned[-1]
 
-    def allocate(*shape: Any, pin_memory: bool = False, **options: Any) -> Tensor:
-        out = empty(*shape, **options)
-        if pin_memory:
-            found.append(out)
-        return out
-
-    monkeypatch.setattr(Tensor, "pin_memory", pin)
-    monkeypatch.setattr(batches_of.torch, "empty", allocate)
-    return found
-
-
-def is_pinned(x: Tensor, pinned: list[Tensor]) -> bool:
-    return any(x.untyped_storage().data_ptr() == one.untyped_storage().data_ptr() for one in pinned)
-
-
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
-def test_parts_are_joined_in_pinned_memory_in_any_order(
-    whole: list[Batch], pinned: list[Tensor], order: tuple[int, ...]
-) -> None:
-    """torch's thread that pins memory receives parts in the order in which the processes complete them."""
-    parts = loader(part=8, micro_batches=2).items.dataset
-    places = list(loader(part=8).sampler)
-    received = {}
-    for batch in (0, 1):  # the parts of two batches
-        for i in order:
-            part = parts[places[3 * batch + i]]
-            assert isinstance(part, Part)
-            received[3 * batch + i] = part.pin_memory()
-    uint8 = sum(x.nbytes for x in pinned if x.dtype == torch.uint8)
-    assert uint8 == 2 * 24 * 3 * (SIDE**2 + 8**2), "images are copied once"
-    for batch in (0, 1):
-        joined = {received[3 * batch + i].join() for i in range(3)}
-        (one,) = joined
-        found = one.take()
-        assert_same(found, whole[batch])
-        moved = [found.image, found.second_image, *tensors((found.targets, found.packing, found.second_packing))]
-        assert all(x is not None and is_pinned(x, pinned) for x in moved)
-        assert not is_pinned(found.tokens, pinned)
-    del joined, one, received
-    assert not [key for key in batches_of._joined if key[0] == places[0].key[0]], "no batch remains in memory"
+    monkeypatch.setattr(Tensor, "pin_memory", pin)  # pinned memory needs a device
+    found = next(loader(part=24, micro_batches=micro_batches)).pin_memory()
+    moved = [*found.image.rows, *found.targets, *tensors(found.text.packed)]
+    assert {id(x) for x in moved} == {id(x) for x in pinned}
+    assert [len(some) for some in found.text.packed] == [micro_batches] * 2
+    assert not {id(x) for x in pinned} & {id(x) for x in (found.index, *found.text.rows)}

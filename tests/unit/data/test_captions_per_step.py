@@ -5,26 +5,26 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
 import torch
+from helpers.loading import train_batches
 from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.batch import Batch, Packers
+from clipx.data.batch import Batch
 from clipx.data.caption_mask_spec import CaptionMaskSpec
-from clipx.data.loader import CaptionDraw, train_loader
+from clipx.data.images import PixelReader
 from clipx.data.order import Order
 from clipx.data.sentences import sub_captions
 from clipx.data.source import Sample
-from clipx.data.views import ImageView
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
-TOKENIZER, VIEW = Tokenizer(16), ImageView(12, [0.5, 1.0], 10**6)
+TOKENIZER, VIEW = Tokenizer(16), PixelReader((12,), [0.5, 1.0], 10**6)
 TEXTS = ("a dog runs.", "a cat sits. it sleeps! is it old?", "two birds")
 BROKEN = frozenset({3, 8, 9, 40})
 
@@ -71,19 +71,18 @@ def test_a_single_draw_uses_the_random_numbers_of_a_choice() -> None:
 
 def batches(each: int, compared: bool = True, **options: Any) -> list[Batch]:
     source = Texts()
-    settings: dict[str, Any] = {"samples": range(96), "rank": 0, "world": 1, "workers": 0, "prefetch": 2, **options}
-    order, captions = Order(source.sizes, 3, 30), CaptionDraw(each, compared)
-    loader = train_loader(source, order, VIEW, TOKENIZER, seed=3, batch=12, pin=False, captions=captions, **settings)
-    return list(loader)
+    order, drawn = Order(source.sizes, 3, 30), {"each": each, "compared": compared}
+    samples = options.pop("samples", range(96))
+    return list(train_batches(source, order, VIEW, TOKENIZER, samples, 12, seed=3, **drawn, **options))
 
 
 def test_a_batch_has_different_captions_of_each_sample_in_its_order() -> None:
     plain = batches(1, compared=False)
     for batch, single in zip(batches(3), plain, strict=True):
-        assert batch.texts_per_sample == 3
-        assert torch.equal(batch.index, single.index) and torch.equal(batch.image, single.image)
-        texts = batch.tokens.view(12, 3, -1)
-        assert torch.equal(texts[:, 0], single.tokens)
+        assert batch.text.each == 3
+        assert torch.equal(batch.index, single.index) and torch.equal(batch.image.rows[0], single.image.rows[0])
+        texts = batch.text.rows[0].view(12, 3, -1)
+        assert torch.equal(texts[:, 0], single.text.rows[0])
         for index, rows in zip(batch.index.tolist(), texts, strict=True):
             own = TOKENIZER([f"{index} {text}" for text in TEXTS[: 1 + index % 3]])
             assert len(rows.unique(dim=0)) == len(own)
@@ -92,21 +91,21 @@ def test_a_batch_has_different_captions_of_each_sample_in_its_order() -> None:
 
 def test_digests_are_of_whole_captions_whatever_a_mask_keeps() -> None:
     for shown, whole in zip(batches(2, mask=CaptionMaskSpec(tokens=1)), batches(2), strict=True):
-        assert not torch.equal(shown.tokens, whole.tokens)
-        assert torch.equal(shown.captions, whole.captions)
+        assert not torch.equal(shown.text.rows[0], whole.text.rows[0])
+        assert torch.equal(shown.text.digests, whole.text.digests)
 
 
 def test_texts_are_packed_with_the_images_of_their_micro_batch() -> None:
     packer, whole = TextPacker(packed=True), batches(2)
     for micro_batches in (1, 2, 3):
         for batch, plain in zip(batches(2, packer=packer, micro_batches=micro_batches), whole, strict=True):
-            chunks = plain.texts(micro_batches)
+            chunks = plain.text.split(micro_batches)
             assert [len(chunk) for chunk in chunks] == [24 // micro_batches] * micro_batches
-            assert torch.equal(torch.cat(chunks), plain.tokens)
-            for packed, chunk in zip(batch.texts(micro_batches), chunks, strict=True):
+            assert torch.equal(torch.cat([*chunks]), plain.text.rows[0])
+            for packed, chunk in zip(batch.text.split(micro_batches), chunks, strict=True):
                 assert torch.equal(packed.tokens_T, packer(chunk).tokens_T)
-            assert batch.text_tokens == packer.count(plain.tokens)
-    uneven = Packers(packer, None, 5)(batches(3)[0]).packing  # 12 samples in micro-batches of 3
+            assert batch.text.tokens == packer.count(plain.text.rows[0])
+    uneven = replace(batches(3)[0].text, packers=(packer,)).pack(5).packed[0]  # 12 samples in micro-batches of 3
     assert [packing.shape[0] for packing in uneven] == [9, 9, 9, 9]
 
 

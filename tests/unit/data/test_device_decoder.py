@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.loading import train_batches
 from helpers.samples import Numbers, encode, picture
 from torch import Tensor
 
 from clipx.data import device_decoder
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
-from clipx.data.encoded import LARGEST, device_crop
-from clipx.data.loader import SecondView, train_loader
+from clipx.data.encoded import LARGEST, EncodedReader, device_crop
+from clipx.data.images import Draw, PixelReader
 from clipx.data.order import Order
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadSample, Sample
-from clipx.data.transform import Crop
-from clipx.data.views import ImageView
+from clipx.data.texts import TeacherTexts
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
@@ -76,11 +76,8 @@ BAD = {3, 11, 12, 14, 20, 33, 44}
 class Targets:
     """Targets of all samples but two, of which one has a damaged image."""
 
-    def draw_crop(self, index: int, rng: random.Random) -> tuple[int, Crop]:
-        return 0, rng
-
-    def augment_seed(self, index: int, crop: int) -> None:
-        return None
+    def draw(self, index: int, draw: Draw) -> Draw:
+        return draw
 
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         if index in (20, 21):
@@ -91,14 +88,13 @@ class Targets:
 def loaded(on_device: bool, **options: Any) -> list[Batch]:
     """Returns the batches on the CPU of two epochs, with a second view, targets, packed texts and augmented images."""
     settings: dict[str, Any] = {
-        "seed": 3, "batch": 24, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, "samples": range(120),
-        "packer": TextPacker(packed=True), "micro_batches": 2, "targets": Targets(),
-        "second": SecondView(16, Tokenizer(9), TextPacker(packed=True)), **options,
+        "seed": 3, "batch": 24, "samples": range(120), "packer": TextPacker(packed=True), "micro_batches": 2,
+        "targets": Targets(), "teacher": TeacherTexts(Tokenizer(9), TextPacker(packed=True)), **options,
     }  # fmt: skip
-    spec = AugmentSpec(flip=0.5, grayscale=0.3, erase=0.5)
-    view = ImageView(SIDE, [0.3, 1.0], 10**6, on_device=on_device, augmentation=spec)
+    spec, kind = AugmentSpec(flip=0.5, grayscale=0.3, erase=0.5), EncodedReader if on_device else PixelReader
+    images = kind((SIDE, 16), [0.3, 1.0], 10**6, augmentation=spec)
     order = Order(SOURCE.sizes, seed=3, window=30)
-    return list(DevicePrefetcher(train_loader(SOURCE, order, view, TOKENIZER, **settings), CPU))
+    return list(DevicePrefetcher(train_batches(SOURCE, order, images, TOKENIZER, **settings), CPU))
 
 
 def psnr(one: Tensor, other: Tensor) -> float:
@@ -111,9 +107,8 @@ def assert_same_samples(found: Sequence[Batch], expected: Sequence[Batch]) -> No
     for one, other in zip(found, expected, strict=True):
         assert all(map(torch.equal, rest(one), rest(other)))
         assert sorted(one.bad, key=str) == sorted(other.bad, key=str)
-        assert one.text_tokens == other.text_tokens
-        assert (one.encoded, one.decoder) == ((), None)
-        for images, others in zip(one.images, other.images, strict=True):
+        assert one.text.tokens == other.text.tokens
+        for images, others in zip(one.image.rows, other.image.rows, strict=True):
             assert (images.dtype, images.shape) == (torch.uint8, others.shape)
             assert images.is_contiguous(memory_format=torch.channels_last)
             assert min(map(psnr, images, others)) > 30
@@ -121,9 +116,9 @@ def assert_same_samples(found: Sequence[Batch], expected: Sequence[Batch]) -> No
 
 def rest(batch: Batch) -> list[Tensor]:
     """Returns all tensors of a batch but its images."""
-    packed = [packing.tokens_T for packing in (*batch.packing, *batch.second_packing)]
-    assert batch.second_tokens is not None and len(packed) >= 2
-    return [batch.index, batch.tokens, batch.second_tokens, *batch.targets, *packed]
+    packed = [packing.tokens_T for some in batch.text.packed for packing in some]
+    assert len(batch.text.rows) == 2 and len(packed) >= 2
+    return [batch.index, *batch.text.rows, *batch.targets, *packed]
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +144,6 @@ def test_a_loader_process_decodes_only_images_that_are_no_baseline_jpegs() -> No
     for encoded in (file(0), IMAGES[35], file(1, subsampling=0), file(0) + bytes(100)):
         crop = device_crop(encoded, [0.5, 1.0], 10**6, random.Random(0))
         assert crop is not None
-        assert crop.file == encoded
     assert device_crop(file(0), [0.5, 1.0], 64 * 48 - 1, random.Random(0)) is None, "data.max_pixels"
     assert LARGEST < 4200 * 4000
     assert device_crop(encode(picture(1, 1).resize((4200, 4000)), "JPEG"), [0.5, 1.0], 10**9, random.Random(0)) is None

@@ -16,12 +16,13 @@ from helpers.samples import encode, exif_of, picture
 from PIL import Image
 
 from clipx.data.duplicates import preview
-from clipx.data.patches import PatchView
+from clipx.data.encoded import EncodedReader
+from clipx.data.images import Crops, Draw, ImageReader, PixelReader
+from clipx.data.native import NativeReader
 from clipx.data.prepare.resize import shard_image
 from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.source import BadSample
 from clipx.data.transform import decode
-from clipx.data.views import Crops, ImageView
 from clipx.evaluator.captioner import Captioner
 from clipx.model.tower_spec import Interpolation
 
@@ -71,17 +72,13 @@ def damaged(whole: bytes, rng: random.Random) -> bytes:
 
 def readers(folder: Path) -> dict[str, Callable[[bytes], Any]]:
     """Returns what each command does with the bytes of an image."""
-    image, patches = ImageView(24, [0.5, 1.0], LIMIT), PatchView(8, 64, [0.5, 1.0], LIMIT)
-    device = ImageView(24, [0.5, 1.0], LIMIT, on_device=True)
+    image, patches = PixelReader((24,), [0.5, 1.0], LIMIT), NativeReader(8, 64, [0.5, 1.0], LIMIT)
+    device = EncodedReader((24,), [0.5, 1.0], LIMIT)
     tower = SimpleNamespace(size=24, stretch=False, interpolation=Interpolation.bicubic)
     captioner = Captioner(cast(Any, SimpleNamespace(spec=SimpleNamespace(image=tower))), *[cast(Any, None)] * 5, 1, LIMIT, cast(Any, None))  # fmt: skip
 
-    def load(view: ImageView | PatchView, encoded: bytes) -> None:
-        view.load(encoded, random.Random(0), view.allocate(1)[0][0])
-
-    def on_device(encoded: bytes) -> None:
-        if device.device_crop(encoded, random.Random(0)) is None:
-            load(device, encoded)
+    def load(reader: ImageReader, encoded: bytes) -> None:
+        reader.read(encoded, Draw(random.Random(0), ""), reader.allocate(1), 0)
 
     def caption(encoded: bytes) -> None:
         (folder / "a.jpg").write_bytes(encoded)
@@ -97,7 +94,7 @@ def readers(folder: Path) -> dict[str, Callable[[bytes], Any]]:
     return {
         "training": lambda encoded: load(image, encoded),
         "training, patches": lambda encoded: load(patches, encoded),
-        "training, device": on_device,
+        "training, device": lambda encoded: load(device, encoded),
         "evaluation": image.load_for_evaluation,
         "evaluation, patches": patches.load_for_evaluation,
         "embed": lambda encoded: Crops(2, 0).load(image, 0, encoded),

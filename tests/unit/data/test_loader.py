@@ -18,23 +18,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.loading import train_batches
 from helpers.samples import Numbers, encode, jpeg, picture
 from helpers.waiting import wait_until
 from torch.utils.data import Dataset
 
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
-from clipx.data.loader import EvalBatch, eval_loader, train_loader
+from clipx.data.images import PixelReader
+from clipx.data.loader import EvalBatch, eval_loader
 from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import Order
 from clipx.data.source import Source
 from clipx.data.transform import decode, eval_transform
-from clipx.data.views import ImageView
 from clipx.errors import DataError
 from clipx.model.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(16)
-VIEW = ImageView(size=12, crop_scale=[0.5, 1.0], max_pixels=10**6)
+VIEW = PixelReader((12,), crop_scale=[0.5, 1.0], max_pixels=10**6)
 BROKEN = frozenset({3, 8, 9, 40, 71})
 SOURCE = Numbers([17, 0, 40, 1, 30, 13], broken=BROKEN)  # 101 samples
 UNEVEN = Numbers([5, 1, 0, 9])
@@ -46,15 +47,14 @@ def batches(source: Source, start: int, stop: int, **options: Any) -> list[Batch
 
 def stream(source: Source, start: int, stop: int, **options: Any) -> Iterator[Batch]:
     order = Order(source.sizes, seed=3, window=options.pop("window", 30))
-    settings = {"seed": 3, "batch": 12, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, "pin": False, **options}
-    return iter(train_loader(source, order, VIEW, TOKENIZER, samples=range(start, stop), **settings))
+    return train_batches(source, order, VIEW, TOKENIZER, range(start, stop), 12, seed=3, **options)
 
 
 def assert_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one.image, other.image)
-        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.image.rows[0], other.image.rows[0])
+        assert torch.equal(one.text.rows[0], other.text.rows[0])
         assert torch.equal(one.index, other.index)
         assert list(one.bad) == list(other.bad)
 
@@ -74,8 +74,7 @@ def test_batches_are_the_same_for_any_number_of_workers(reference_run: list[Batc
 def test_batches_of_the_ranks_concatenate_to_the_global_batch(reference_run: list[Batch]) -> None:
     ranks = [batches(SOURCE, 0, 240, rank=rank, world=4, workers=rank % 2) for rank in range(4)]
     for *parts, whole in zip(*ranks, reference_run, strict=True):
-        joined = (torch.cat([getattr(part, name) for part in parts]) for name in ("image", "tokens", "index"))
-        assert_same([Batch(*joined, [bad for part in parts for bad in part.bad])], [whole])
+        assert_same([Batch.join(parts)], [whole])
 
 
 def test_starting_at_any_step_equals_an_uninterrupted_run(reference_run: list[Batch]) -> None:
@@ -87,7 +86,7 @@ def test_all_captions_of_a_sample_are_drawn_and_views_differ_between_epochs() ->
     seen: dict[int, set[bytes]] = {}
     tokens: dict[int, set[bytes]] = {}
     for batch in batches(UNEVEN, 0, 15 * 12):
-        for image, row, index in zip(batch.image, batch.tokens, batch.index.tolist(), strict=True):
+        for image, row, index in zip(batch.image.rows[0], batch.text.rows[0], batch.index.tolist(), strict=True):
             seen.setdefault(index, set()).add(image.numpy().tobytes())
             tokens.setdefault(index, set()).add(row.numpy().tobytes())
     assert set(seen) == set(range(15))
@@ -147,7 +146,7 @@ def test_evaluation_batches_are_the_same_for_any_number_of_ranks() -> None:
         for step, expected in enumerate(alone):
             batch = ranks[step % 3][step // 3]
             assert batch.index == expected.index, f"{samples=} {step=}"
-            assert torch.equal(batch.image, expected.image), f"{samples=} {step=}"
+            assert torch.equal(batch.image.rows[0], expected.image.rows[0]), f"{samples=} {step=}"
 
 
 def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_bad_samples() -> None:
@@ -157,7 +156,9 @@ def test_evaluation_gives_the_centre_view_all_captions_and_labels_and_reports_ba
     assert [i for batch in found for i in batch.index] == [i for i in range(32) if i not in broken]
     assert [bad.key for batch in found for bad in batch.bad] == [f"sample {i}" for i in sorted(broken)]
     for batch in found:
-        for image, index, captions, label in zip(batch.image, batch.index, batch.captions, batch.labels, strict=True):
+        for image, index, captions, label in zip(
+            batch.image.rows[0], batch.index, batch.captions, batch.labels, strict=True
+        ):
             expected = eval_transform(decode(jpeg(index), 10**6), 12)
             assert np.array_equal(image.permute(1, 2, 0).numpy(), expected)
             assert list(captions) == [f"{index}", f"number {index}"]
@@ -219,10 +220,8 @@ def pool() -> Iterator[LoaderPool]:
 
 
 def training(pool: LoaderPool | None, workers: int = WORKERS, part: int = 512) -> Iterator[Batch]:
-    settings = {"batch": 12, "rank": 0, "world": 1, "workers": workers, "prefetch": 1, "pin": False, "part": part}
-    return iter(
-        train_loader(SOURCE, ORDER, VIEW, TOKENIZER, seed=3, samples=range(24, 144), pool=pool, **settings)  # type: ignore[arg-type]
-    )
+    options = {"workers": workers, "prefetch": 1, "part": part, "pool": pool}
+    return train_batches(SOURCE, ORDER, VIEW, TOKENIZER, range(24, 144), 12, seed=3, **options)
 
 
 def evaluation(pool: LoaderPool | None, workers: int = WORKERS) -> Iterator[EvalBatch]:
@@ -247,12 +246,14 @@ def test_training_and_evaluations_share_the_processes_and_change_no_batch(pool: 
                 evaluated = list(evaluation(pool))
             assert [one.index for one in evaluated] == [one.index for one in expected[1]]
             assert [one.bad for one in evaluated] == [one.bad for one in expected[1]]
-            assert all(torch.equal(a.image, b.image) for a, b in zip(evaluated, expected[1], strict=True))
+            assert all(
+                torch.equal(a.image.rows[0], b.image.rows[0]) for a, b in zip(evaluated, expected[1], strict=True)
+            )
     assert len(found) == len(expected[0])
-    assert not any(batch.image.is_inference() or batch.tokens.is_inference() for batch in found)
+    assert not any(batch.image.rows[0].is_inference() or batch.text.rows[0].is_inference() for batch in found)
     for one, other in zip(found, expected[0], strict=True):
-        assert torch.equal(one.image, other.image)
-        assert torch.equal(one.tokens, other.tokens)
+        assert torch.equal(one.image.rows[0], other.image.rows[0])
+        assert torch.equal(one.text.rows[0], other.text.rows[0])
         assert torch.equal(one.index, other.index)
         assert list(one.bad) == list(other.bad)
     assert {child.pid for child in multiprocessing.active_children()} <= processes  # those of other tests may end

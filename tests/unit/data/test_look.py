@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from helpers.loading import train_batches
 from helpers.looks import CONTEXT, composed, options_of, page_of, part, tiles, write_table
 from helpers.samples import encode, picture
 from PIL import Image
 
 from clipx.data.duplicates import near_duplicates
-from clipx.data.loader import train_loader
+from clipx.data.images import reader_of
 from clipx.data.spec import open_data
-from clipx.data.views import view_of
 from clipx.model.tokenizer import Tokenizer
 
 ALONE: dict[str, Any] = {"seed": 0, "rank": 0, "world": 1, "workers": 0, "prefetch": 1, "pin": False}
@@ -61,11 +61,13 @@ def test_the_contact_sheet_shows_the_first_batch_of_training(tmp_path: Path) -> 
     page = page_of(spec)
     sheet = tiles(part(page, "Contact sheet"))
     source, tokenizer = open_data(spec.data).train, Tokenizer(CONTEXT)
-    order, view = spec.data.order(source, spec.seed), view_of(spec.model.image, spec.data)
+    order, reader = spec.data.order(source, spec.seed), reader_of(spec.model.image, spec.data)
     mask = spec.data.caption_mask
-    (batch,) = train_loader(source, order, view, tokenizer, samples=range(48), batch=48, mask=mask, **ALONE)
+    (batch,) = train_batches(source, order, reader, tokenizer, range(48), 48, mask=mask)
     assert len(sheet) == 48
-    for tile, image, tokens, index in zip(sheet, batch.image, batch.tokens, batch.index.tolist(), strict=True):
+    for tile, image, tokens, index in zip(
+        sheet, batch.image.rows[0], batch.text.rows[0], batch.index.tolist(), strict=True
+    ):
         shown = Image.open(io.BytesIO(base64.b64decode(tile.picture.partition(",")[2])))
         assert torch.equal(torch.from_numpy(np.array(shown)), image.permute(1, 2, 0))
         assert torch.equal(tokenizer([tile.caption])[0], tokens)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from helpers.loading import train_batches
 from helpers.runs import compose, rows
 from helpers.samples import Numbers, img2dataset, write_tar
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clipx.config.saved import from_dict, to_dict
-from clipx.data.loader import train_loader
+from clipx.data.images import PixelReader
 from clipx.data.mixture import MixedOrder, Mixture
 from clipx.data.order import Order
-from clipx.data.views import ImageView
 from clipx.errors import CheckpointError
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import RunSpec
@@ -85,11 +85,8 @@ def test_a_bad_sample_is_replaced_from_the_same_source() -> None:
         mixture.names, [Order([40], 0, 40, stream=(1,)), Order([60], 0, 60, stream=(2,))],
         [Fraction(1), Fraction(3)], random.Random(0),
     )  # fmt: skip
-    loader = train_loader(
-        mixture, order, ImageView(8, [0.5, 1.0], 10**6), Tokenizer(8),
-        seed=0, samples=range(240), batch=12, rank=0, world=1, workers=0, prefetch=2, pin=False,
-    )  # fmt: skip
-    batches = list(loader)
+    images = PixelReader((8,), [0.5, 1.0], 10**6)
+    batches = list(train_batches(mixture, order, images, Tokenizer(8), range(240), 12))
     for batch in batches:
         assert abs((batch.index < 40).sum().item() - 3) <= 1
         assert not (batch.index < 20).any()

@@ -10,16 +10,16 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from helpers.loading import train_batches
 from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from clipx.data.loader import train_loader
+from clipx.data.images import PixelReader
 from clipx.data.mixture import MixedOrder
 from clipx.data.order import Order, SampleOrder, WeightedOrder
 from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams
-from clipx.data.views import ImageView
 from clipx.model.tokenizer import Tokenizer
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
@@ -106,14 +106,11 @@ def test_ranks_and_parts_read_the_stream_of_the_order_from_any_position(
     )
     start, part = data.draw(st.integers(0, 100), "start"), data.draw(st.integers(1, 8), "part")
     batch, order = world * each, Order(sizes, seed, 16)
-    samples = range(start, start + steps * batch)
+    samples, images = range(start, start + steps * batch), PixelReader((4,), [1.0, 1.0], 10**6)
     ranks = [
-        train_loader(
-            Numbers(sizes), order, ImageView(4, [1.0, 1.0], 10**6), Tokenizer(8),
-            seed=5, samples=samples, batch=batch, rank=rank, world=world, workers=0, prefetch=2, pin=False, part=part,
-        )
+        train_batches(Numbers(sizes), order, images, Tokenizer(8), samples, batch, rank=rank, world=world, part=part)
         for rank in range(world)
-    ]  # fmt: skip
+    ]
     stream = [index for parts in zip(*ranks, strict=True) for one in parts for index in one.index.tolist()]
     assert stream == [order(position) for position in samples]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from helpers.loading import batch_of
 
 from clipx.data.batch import Batch
 from clipx.data.prefetch import DevicePrefetcher
@@ -15,7 +16,7 @@ from clipx.model.tokenizer import Tokenizer
 
 def batch(number: int) -> Batch:
     image = torch.full((2, 3, 4, 4), number, dtype=torch.uint8)
-    return Batch(image, Tokenizer(8)(["a", "b"]), torch.tensor([2 * number, 2 * number + 1]))
+    return batch_of(image, Tokenizer(8)(["a", "b"]), torch.tensor([2 * number, 2 * number + 1]))
 
 
 class Streams:

@@ -178,7 +178,7 @@ def test_the_embedding_is_a_projection_of_class_token_and_mean_patch() -> None:
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-        x_BNW = trunk.forward_features((image_BCSS - model.mean_C11) / model.std_C11)
+        x_BNW = trunk.forward_features((image_BCSS - model.image.mean_C11) / model.image.std_C11)
         for block in head.blocks:
             assert isinstance(block, Block)
             x_BNW = block(x_BNW)
@@ -188,6 +188,6 @@ def test_the_embedding_is_a_projection_of_class_token_and_mean_patch() -> None:
         both_BX = torch.cat([x_BNW[:, 0], x_BNW[:, -patches:].mean(1)], 1)
         expected = torch.nn.functional.normalize(both_BX @ model.image.projection.weight.T, dim=-1)
         torch.testing.assert_close(model.encode_image(image_BCSS), expected, rtol=0, atol=1e-6)
-        pooled_BW = trunk((image_BCSS - model.mean_C11) / model.std_C11)
+        pooled_BW = trunk((image_BCSS - model.image.mean_C11) / model.image.std_C11)
         torch.testing.assert_close(model.encode_trunk(image_BCSS), pooled_BW, rtol=0, atol=1e-6)
     assert model.trunk_width == pooled_BW.shape[1]

@@ -41,7 +41,7 @@ def check_equal(spec: CoCaSpec, image_B3SS: Tensor, tokens_BL: Tensor, dtype: to
         torch.testing.assert_close(found, expected, rtol=0, atol=times * atol)
 
     with torch.no_grad():
-        out = twin((image_B3SS.to(dtype) / 255 - model.mean_C11) / model.std_C11, tokens_BL)
+        out = twin((image_B3SS.to(dtype) / 255 - model.image.mean_C11) / model.image.std_C11, tokens_BL)
         image_BD, text_BD, caption_B2 = model(image_B3SS, tokens_BL)
         same(image_BD, out["image_features"])
         same(text_BD, out["text_features"])

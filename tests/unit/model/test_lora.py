@@ -65,7 +65,7 @@ def train(model: CLIP) -> CLIP:
 
 def inputs(model: CLIP, size: int = 4) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(3)
-    side = model.image_sizes[0]
+    side = model.image.sizes[0]
     image = torch.randint(0, 256, (size, 3, side, side), dtype=torch.uint8, generator=random)
     return image, captions(size, model.text.context_length, 3)
 

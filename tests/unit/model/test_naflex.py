@@ -17,8 +17,9 @@ from timm.models.naflexvit import NaFlexVit
 from torch import Tensor
 from transformers.models.siglip2.image_processing_siglip2 import get_image_size_for_max_num_patches
 
-from clipx.model.clip import CLIP, row_shape
+from clipx.model.clip import CLIP
 from clipx.model.image_packing import ImagePacking
+from clipx.model.naflex import row_shape
 from clipx.model.patches import grid_of, read_grids, write_image
 from clipx.model.spec import ClipSpec
 
@@ -81,7 +82,7 @@ def test_rows_hold_grid_patches_and_zeros() -> None:
 @pytest.mark.parametrize("prefix", [0, 3])
 def test_packing_orders_tokens_by_image(prefix: int) -> None:
     rows_BRX = images(spec(), GRIDS)
-    packing = ImagePacking.of(rows_BRX, prefix)
+    packing = ImagePacking.of(read_grids(rows_BRX), rows_BRX.shape[1], prefix)
     tokens = packing.tokens
     assert tokens.start_S is not None and tokens.first_B is not None
     lengths = [prefix + rows * columns for rows, columns in GRIDS]

@@ -86,9 +86,9 @@ def test_embeddings_and_gradients_equal_those_of_timms_modules(
 def test_constants_of_the_normalization_stay_in_float32_in_a_16_bit_copy() -> None:
     model = to_dtype(build(dtype=torch.float32), torch.bfloat16)
     proj = model.image.trunk.patch_embed.proj
-    assert {x.dtype for x in (model.mean_C11, model.std_C11, proj.mean_C, proj.std_C)} == {torch.float32}
+    assert {x.dtype for x in (model.image.mean_C11, model.image.std_C11, proj.mean_C, proj.std_C)} == {torch.float32}
     assert proj.weight.dtype == torch.bfloat16
-    assert model.mean_C11[0].item() == pytest.approx(0.48145466, rel=1e-6)
+    assert model.image.mean_C11[0].item() == pytest.approx(0.48145466, rel=1e-6)
     assert model.encode_image(images()).isfinite().all()
 
 

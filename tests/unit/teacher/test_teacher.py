@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.loading import batch_of
 from helpers.runs import SMALL, VIT, compose, losses, small, tensors, untimed_rows
 
 from clipx.data.batch import Batch
@@ -56,20 +57,21 @@ def batch(size: int = 48, samples: int = 8) -> Batch:
     generator = torch.Generator().manual_seed(0)
     image = torch.randint(0, 256, (samples, 3, size, size), generator=generator, dtype=torch.uint8)
     texts = [f"a red circle, number {i}" for i in range(samples)]
-    return Batch(image, Tokenizer(12)(texts), torch.arange(samples), second_tokens=Tokenizer(20)(texts))
+    return batch_of(image, Tokenizer(12)(texts), torch.arange(samples), second=Tokenizer(20)(texts))
 
 
 def test_a_teacher_returns_its_embeddings_times_its_scale(trained: Path) -> None:
     teacher = Teacher.build(TeacherSpec(weights=str(trained)), ONE, FP64, 3)
     taught = teacher(batch())
     image, text = taught.targets
-    assert taught.second_tokens is not None
     scale = tensors(trained, 3)["objective/temperature.log_scale"].exp()
     assert teacher.scale == pytest.approx(scale.item(), rel=1e-6)
     torch.testing.assert_close(image.norm(dim=1), torch.full((8,), teacher.scale, dtype=torch.float64))
     with torch.no_grad():
-        torch.testing.assert_close(image / teacher.scale, teacher.model.encode_image(taught.image), rtol=0, atol=1e-12)
-        torch.testing.assert_close(text, teacher.model.encode_text(taught.second_tokens), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            image / teacher.scale, teacher.model.encode_image(taught.image.rows[0]), rtol=0, atol=1e-12
+        )
+        torch.testing.assert_close(text, teacher.model.encode_text(taught.text.rows[1]), rtol=0, atol=1e-12)
     assert not image.requires_grad and not teacher.model.training
 
 

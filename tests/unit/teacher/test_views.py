@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.loading import train_batches
 from helpers.runs import SMALL, VIT, compose, small
 
 from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec
-from clipx.data.loader import train_loader
+from clipx.data.images import PixelReader
 from clipx.data.order import Order
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec
 from clipx.data.transform import random_box
-from clipx.data.views import ImageView
 from clipx.distributed.comm import Comm
 from clipx.embed import embed
 from clipx.precision.spec import Precision
@@ -66,15 +66,13 @@ def opened(*folders: Path, overrides: tuple[str, ...] = ()) -> StoredTeachers:
     return StoredTeachers.open([str(path) for path in folders], [None] * len(folders), data().open().train, options)
 
 
-def check_equal_to_the_live_teacher(teacher: Path, targets: StoredTeachers, view: ImageView) -> None:
+def check_equal_to_the_live_teacher(teacher: Path, targets: StoredTeachers, images: PixelReader) -> None:
     """The live teacher embeds the crops and captions of the batch."""
     live = Teacher.build(TeacherSpec(weights=str(teacher)), ONE, FP32, 1)
     train = data().open().train
     tokenizer = compose(*RUN, "teacher.weights=x").model.text.build_tokenizer()
-    loader = train_loader(
-        train, Order(train.sizes, 0, 100), view, tokenizer, seed=0, samples=range(2 * SAMPLES), batch=48, rank=0,
-        world=1, workers=0, prefetch=1, pin=False, second=live.view, targets=targets,
-    )  # fmt: skip
+    order, images = Order(train.sizes, 0, 100), images.and_for(live.size)
+    loader = train_batches(train, order, images, tokenizer, range(2 * SAMPLES), 48, teacher=live.texts, targets=targets)
     for batch in loader:
         image, text, live_image, live_text = live(batch).targets
         torch.testing.assert_close(image / live.scale, live_image / live.scale, rtol=0, atol=1e-6)
@@ -86,7 +84,7 @@ def test_stored_views_equal_the_live_teacher_on_the_same_crops(
     trained: dict[str, Path], stored: dict[str, Path], size: int
 ) -> None:
     """`size`: of the student's images."""
-    check_equal_to_the_live_teacher(trained["a"], opened(stored["a"]), ImageView(size, SCALE, 10**6))
+    check_equal_to_the_live_teacher(trained["a"], opened(stored["a"]), PixelReader((size,), SCALE, 10**6))
 
 
 def test_stored_views_equal_the_live_teacher_on_the_same_augmentation(trained: dict[str, Path], tmp_path: Path) -> None:
@@ -94,7 +92,7 @@ def test_stored_views_equal_the_live_teacher_on_the_same_augmentation(trained: d
     augmentation = ("data.augment.flip=0.5", "data.augment.erase=0.5", "data.augment.color_jitter.probability=1")
     words = ("data.crop_ratio=[1,1]", *augmentation)
     augment = AugmentSpec(flip=0.5, erase=0.5, color_jitter=ColorJitterSpec(probability=1))
-    view = ImageView(48, SCALE, 10**6, crop_ratio=[1.0, 1.0], augmentation=augment)
+    view = PixelReader((48,), SCALE, 10**6, crop_ratio=[1.0, 1.0], augmentation=augment)
     targets = opened(embedded(trained["a"], tmp_path / "a", *words), overrides=words)
     check_equal_to_the_live_teacher(trained["a"], targets, view)
 

@@ -59,7 +59,7 @@ def with_all_graphs_alive(
     model: nn.Module, objective: Objective, batch: Batch, micro_batches: int
 ) -> tuple[Tensor, Metrics]:
     """Returns the reference for accumulation: all graphs of the micro-batches in memory, one loss, one backward."""
-    chunks = zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True)
+    chunks = zip(batch.image.split(micro_batches), batch.text.split(micro_batches), strict=True)
     image, text = (torch.cat(side) for side in zip(*[model(*chunk) for chunk in chunks], strict=True))
     loss, metrics = objective(StepInputs(image, text, batch.index))
     loss.backward()
@@ -91,7 +91,7 @@ def test_4_batch_norm_statistics_are_updated_by_each_micro_batch() -> None:
     model, twin, micro_batches = Towers(norm=True), Towers(norm=True), 3
     batch = inputs(SIZE, SAMPLES)
     GradCache(model, build("infonce"), ONE, FP64, micro_batches).forward_backward(batch)
-    chunks = list(zip(batch.image.chunk(micro_batches), batch.tokens.chunk(micro_batches), strict=True))
+    chunks = list(zip(batch.image.split(micro_batches), batch.text.split(micro_batches), strict=True))
     for chunk in (chunks[-1], *chunks[:-1]):
         twin(*chunk)
     assert_same(dict(model.named_buffers()), dict(twin.named_buffers()), atol=1e-10)

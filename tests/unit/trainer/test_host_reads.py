@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.host_reads import HostReads
+from helpers.loading import batch_of
 from helpers.objective_cases import SETTINGS, of_run
 from helpers.runs import VIT, small
 from helpers.steps import take_step
@@ -14,7 +15,6 @@ from helpers.texts import captions
 from torch import nn
 
 from clipx.config.duration import Length
-from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
 from clipx.model.spec import Varying
 from clipx.model.transfer import HostCopy
@@ -61,8 +61,8 @@ def test_steps_between_logs_read_nothing(
     def step(number: int, detailed: bool = False) -> None:
         image = torch.randint(0, 256, (SIZE, 3, side, side), dtype=torch.uint8)
         tokens = captions(SIZE, spec.model.text.context_length, seed=number)
-        batch = of_run(Batch(image, tokens, torch.arange(SIZE)), spec)
-        reads.mark(batch.image)
+        batch = of_run(batch_of(image, tokens, torch.arange(SIZE)), spec)
+        reads.mark(batch.image.rows[0])
         meter.add(take_step(learner, batch, number, detailed), SIZE, 0, learner.non_finite.found_inf)
 
     reads = HostReads([m for m in (learner.model, learner.weights, learner.objective) if isinstance(m, nn.Module)])

@@ -72,7 +72,7 @@ class Watched(Trainer):
     index: list[int]
 
     def step(self, batch: Batch) -> Metrics:
-        self.shapes.append((len(batch.index), batch.image.shape[-1]))
+        self.shapes.append((len(batch.index), batch.image.rows[0].shape[-1]))
         self.index += batch.index.tolist()
         return super().step(batch)
 

@@ -14,7 +14,7 @@ from helpers.samples import encode, picture
 from transformers import Siglip2Config, Siglip2Model
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
-from clipx.data.views import view_of
+from clipx.data.images import reader_of
 from clipx.weights.load import load_model
 
 SIZES = [(400, 300), (60, 200), (224, 224), (31, 17), (640, 90)]
@@ -60,7 +60,7 @@ def test_features_equal_those_of_transformers(act: dict[str, str], tmp_path: Pat
     assert (weights.log_scale, weights.bias) == (pytest.approx(3.2), pytest.approx(-7.5))
     pictures = [picture(*size, seed) for seed, size in enumerate(SIZES)]
     inputs = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=36)(images=pictures, return_tensors="pt")
-    view = view_of(spec.image, compose().data)
+    view = reader_of(spec.image, compose().data)
     rows_BRX = torch.stack([view.load_for_evaluation(encode(image, "PNG")) for image in pictures])
     drawn = random.Random(0)
     tokens_BL = torch.tensor([[drawn.randrange(64) for _ in range(12)] for _ in SIZES])

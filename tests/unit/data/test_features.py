@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.loading import train_batches
 from helpers.samples import Numbers, jpeg
 
-from clipx.data.loader import train_loader
+from clipx.data.features import FeatureReader, parse_features
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
-from clipx.data.views import FeatureView, parse_features
 from clipx.model.tokenizer import Tokenizer
 
 WIDTH, TOKENIZER = 6, Tokenizer(8)
@@ -66,16 +66,15 @@ def test_an_object_array_is_not_unpickled(tmp_path: Path) -> None:
 
 def test_a_batch_has_the_features_of_its_samples() -> None:
     source = Stored([17, 13], images={4: npy(np.zeros(WIDTH + 1)), 9: jpeg()})
-    loader = train_loader(
-        source, Order(source.sizes, seed=3, window=30), FeatureView(WIDTH), TOKENIZER,
-        seed=3, samples=range(72), batch=12, rank=0, world=1, workers=1, part=5, prefetch=2, pin=False,
-    )  # fmt: skip
-    found = list(loader)
+    order = Order(source.sizes, seed=3, window=30)
+    found = list(
+        train_batches(source, order, FeatureReader(WIDTH), TOKENIZER, range(72), 12, seed=3, workers=1, part=5)
+    )
     assert len(found) == 6
     assert {record.key: record.reason for batch in found for record in batch.bad} == {
         "sample 4": f"features have {WIDTH + 1} numbers, model.image.features={WIDTH}",
         "sample 9": "image is not stored features (.npy)",
     }
     for batch in found:
-        assert (batch.image.dtype, batch.image.shape) == (torch.float32, (12, WIDTH))
-        assert torch.equal(batch.image, stored(batch.index.tolist()))
+        assert (batch.image.rows[0].dtype, batch.image.rows[0].shape) == (torch.float32, (12, WIDTH))
+        assert torch.equal(batch.image.rows[0], stored(batch.index.tolist()))

@@ -1,4 +1,4 @@
-"""The view of images at their own aspect ratio."""
+"""The reader of images at their own aspect ratio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from helpers.samples import encode, picture, unpatchify
 from PIL import Image
 from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
 
-from clipx.data.patches import PatchView, random_native_box
+from clipx.data.images import Draw
+from clipx.data.native import NativeReader, random_native_box
 from clipx.model.patches import read_grids
 from clipx.model.tower_spec import Interpolation
 
@@ -19,10 +20,10 @@ SIZES = [(40, 30), (30, 40), (64, 16), (9, 90), (33, 33), (5, 7), (128, 100)]
 
 
 def test_evaluation_equals_the_processor_of_siglip_2() -> None:
-    view = PatchView(16, 64, crop_scale=[0.5, 1.0], max_pixels=10**6, interpolation=Interpolation.bilinear)
+    reader = NativeReader(16, 64, crop_scale=[0.5, 1.0], max_pixels=10**6, interpolation=Interpolation.bilinear)
     for size in SIZES:
         image = picture(*size)
-        rows_RX = view.load_for_evaluation(encode(image, "PNG"))
+        rows_RX = reader.load_for_evaluation(encode(image, "PNG"))
         theirs = Siglip2ImageProcessorPil(patch_size=16, max_num_patches=64)(images=[image], return_tensors="np")
         grid = read_grids(rows_RX[None])[0].tolist()
         assert grid == theirs["spatial_shapes"][0].tolist(), size
@@ -33,11 +34,11 @@ def test_evaluation_equals_the_processor_of_siglip_2() -> None:
 
 
 def test_a_training_crop_shows_its_box_of_the_image() -> None:
-    box, view = (100, 60, 340, 240), PatchView(8, 100, [0.5, 1.0], 10**6, interpolation=Interpolation.bicubic)
+    box, reader = (100, 60, 340, 240), NativeReader(8, 100, [0.5, 1.0], 10**6, interpolation=Interpolation.bicubic)
     for kind in ("JPEG", "PNG"):
         encoded = encode(picture(400, 300), kind)
-        rows_RX = view.allocate(1)[0][0]
-        assert view.load(encoded, box, rows_RX) == box
+        rows_RX = reader.allocate(1)[0][0]
+        assert reader.load(encoded, Draw(box, ""), rows_RX) == box
         rows, columns = read_grids(rows_RX[None])[0].tolist()
         assert (rows, columns) in ((9, 11), (8, 11)), kind
         found = unpatchify(rows_RX[1 : 1 + rows * columns].numpy(), (rows, columns), 8)
