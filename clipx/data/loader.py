@@ -151,7 +151,7 @@ def train_loader(stream: TrainBatches, samples: range, options: LoaderOptions) -
     """
     stream = replace(stream, whole=options.local, micro_batches=options.micro_batches)
     pin = options.device.type == "cuda"
-    places = _parts(samples, options)
+    places = positions_of(samples, options)
     items = load(options.pool, stream, places, workers=options.workers, ready=options.ready, pin=pin)
     parts, begun = list[Batch](), False
     for part in items:
@@ -167,8 +167,8 @@ def train_loader(stream: TrainBatches, samples: range, options: LoaderOptions) -
             del batch
 
 
-def _parts(samples: range, options: LoaderOptions) -> Iterator[range]:
-    """Yields the positions that this rank reads in each step: its consecutive share of the global batch, in parts of
+def positions_of(samples: range, options: LoaderOptions) -> Iterator[range]:
+    """Yields the positions of each part that this rank reads: its consecutive share of each global batch, in parts of
     equal size up to one sample."""
     bounds = [i * options.local // options.parts for i in range(options.parts + 1)]
     for first in range(samples.start, samples.stop, options.batch):

@@ -56,17 +56,14 @@ class ImageKind:
     def check_data(self, data: DataSpec, key: str = "data") -> None:
         """Raises ConfigError if an option of images is set that has no effect. `key`: key of the data."""
         for name, value in data.image_options(self.data_options):
-            self._refuse(f"{key}.{name}", value)
+            raise ConfigError(f"{key}.{name}={value} has no effect with {self.option}, {self.reason}: remove it")
 
     def check_squares(self, options: Iterable[tuple[str, Any]], fix: str = "remove it") -> None:
         """Raises ConfigError if one of these options of square images is set and the images are no squares."""
         for key, value in () if self.squares else options:
             if value:
-                self._refuse(key, value, fix)
+                raise ConfigError(f"{key}={value} cannot be combined with {self.option}, {self.reason}: {fix}")
 
     def check_squares_for(self, what: str, fix: str) -> None:
         """Raises ConfigError if the images are no squares, which `what` needs."""
         require(self.squares, f"{self.option} cannot be combined with {what}: {fix}")
-
-    def _refuse(self, key: str, value: Any, fix: str = "remove it") -> None:
-        raise ConfigError(f"{key}={value} has no effect with {self.option}, {self.reason}: {fix}")

@@ -13,7 +13,7 @@ from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
 
 from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec, RandAugmentSpec
-from clipx.data.images import PixelReader
+from clipx.data.images import Draw, PixelReader
 
 HERE = Path(__file__).parent
 SIDE, EPOCHS, GAP, LABEL = 96, 8, 4, 130  # pixels of a picture; pictures in a row; pixels between them; of a row's name
@@ -44,10 +44,9 @@ def picture() -> Image.Image:
 
 def drawn(encoded: bytes, scale: list[float], augment: AugmentSpec | None, epoch: int) -> Image.Image:
     """Returns the photograph as a run with the seed 0 reads it at a position."""
-    view = PixelReader((SIDE,), scale, 10**7, augmentation=augment)
+    reader = PixelReader((SIDE,), scale, 10**7, augmentation=augment)
     pixels = torch.empty((SIDE, SIDE, 3), dtype=torch.uint8)
-    view.load(encoded, random.Random(f"0/{epoch}"), pixels)
-    view.augment(f"0/{epoch}/augment", pixels)
+    reader.load(encoded, Draw(random.Random(f"0/{epoch}"), f"0/{epoch}/augment"), pixels)
     return Image.fromarray(pixels.numpy())
 
 

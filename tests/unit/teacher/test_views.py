@@ -13,7 +13,7 @@ from helpers.loading import train_batches
 from helpers.runs import SMALL, VIT, compose, small
 
 from clipx.data.augment_spec import AugmentSpec, ColorJitterSpec
-from clipx.data.images import PixelReader
+from clipx.data.images import Draw, PixelReader
 from clipx.data.order import Order
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec
@@ -114,4 +114,4 @@ def test_teachers_with_different_boxes_are_a_bad_sample(stored: dict[str, Path],
     boxes[3] += 1
     np.save(other / boxes_file(0), boxes)
     with pytest.raises(BadSample, match="have different crops: write one of them again"):
-        opened(stored["a"], other).draw_crop(3, random.Random(0))
+        opened(stored["a"], other).draw(3, Draw(random.Random(0), ""))

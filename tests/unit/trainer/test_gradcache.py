@@ -75,7 +75,7 @@ def whole_batch(name: str) -> dict[str, Tensor]:
 @every
 def test_1_micro_batches_equal_the_whole_batch_in_float64(name: str) -> None:
     """Loss, metrics, the gradient of every parameter with the temperature and the bias, and the state, to 1e-10."""
-    assert [len(c) for c in inputs(SIZE, SAMPLES).image.chunk(3)] == [3, 3, 2]
+    assert [len(c) for c in inputs(SIZE, SAMPLES).image.split(3)] == [3, 3, 2]
     assert_same(steps(name, 3), whole_batch(name), atol=1e-10)
 
 

@@ -12,7 +12,7 @@ import torch
 from helpers.runs import VIT, compose, events, rows, small, tensors
 
 from clipx.checkpoint.resume import step_of
-from clipx.data.loader import _PartSampler
+from clipx.data.loader import LoaderOptions, positions_of
 from clipx.errors import ClipxError, Locked
 from clipx.trainer.rng import rng_state, set_rng_state
 from clipx.trainer.trainer import Trainer
@@ -90,7 +90,7 @@ def test_every_generator_continues_from_the_restored_state() -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_resumed_run_repeats_the_same_batch_on_each_rank(world: int) -> None:
     def read(first: int, rank: int) -> list[range]:
-        return [part.positions for part in _PartSampler(range(first, 96, 32), 32, rank, world, 512, repeat=True)]
+        return list(positions_of(range(first, 96), LoaderOptions(32, rank, world, repeat=True)))
 
     for rank in range(world):
         assert set(read(32, rank)) == set(read(0, rank)) == {range(rank * 32 // world, (rank + 1) * 32 // world)}
