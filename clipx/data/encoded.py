@@ -92,6 +92,11 @@ class EncodedReader(PixelReader):
         """Returns a reader of the same crops."""
         return cls(**{f.name: getattr(reader, f.name) for f in fields(reader)})
 
+    def check_device(self, device: torch.device) -> None:
+        from clipx.data.device_decoder import check_device_decoding
+
+        check_device_decoding(device)
+
     def sample_bytes(self) -> int:
         return 0  # the size of the file is not known
 

@@ -42,9 +42,6 @@ class FeatureReader(ImageReader):
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         return torch.from_numpy(parse_features(encoded, self.width))
 
-    def for_data(self, data: DataSpec) -> Self:
-        return self
-
 
 def parse_features(encoded: bytes, width: int) -> NDArray[np.float32]:
     """Returns the `width` numbers of an .npy file of one row in float16, float32 or float64.

@@ -68,13 +68,16 @@ class ImageReader(ABC):
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         """Returns the row of an image of evaluation for the model. Raises BadSample."""
 
-    @abstractmethod
     def for_data(self, data: DataSpec) -> Self:
         """Returns the reader with the limits of other data."""
+        return self
 
     def for_training(self, data: DataSpec) -> ImageReader:
         """Returns the reader of training batches."""
         return self
+
+    def check_device(self, device: torch.device) -> None:  # noqa: B027  # most kinds need nothing of a device
+        """Raises ConfigError if the device cannot do its part of the reading."""
 
     def for_model(self, model: CLIP) -> Self:
         """Returns the reader with what it needs of a model that has been built."""

@@ -87,7 +87,7 @@ class NativeReader(ImageReader):
         return cls(image.patch, image.max_tokens, data.crop_scale, data.max_pixels, image.interpolation)
 
     def for_model(self, model: CLIP) -> Self:
-        return replace(self, packer=model.image_packer)
+        return replace(self, packer=model.image.packer(model.token_multiple))
 
     def row_types(self) -> Sequence[Row]:
         return [((1 + self.max_tokens, 3 * self.patch**2), torch.uint8)]

@@ -16,6 +16,7 @@ from clipx.data.inputs import Texts
 
 if TYPE_CHECKING:
     from clipx.data.caption_mask_spec import CaptionMaskSpec
+    from clipx.data.spec import DataSpec
     from clipx.model.packer import TextPacker
     from clipx.model.tokenizer import Tokenizer
 
@@ -62,6 +63,21 @@ class TextReader:
         from clipx.data.caption_mask import masked
 
         return masked(caption, self.mask, self.tokenizer, f"{seed}/{position}/caption/{number}")
+
+
+def text_reader_of(
+    data: DataSpec, tokenizer: Tokenizer, packer: TextPacker | None = None, compared: bool = False
+) -> TextReader:
+    """Returns the reader of training texts of data. Loads what the selection of words needs. Raises ConfigError.
+
+    `packer`: of the model. `compared`: whether the objective compares captions.
+    """
+    return TextReader(tokenizer, data.captions_per_step, compared, used_mask(data.caption_mask), packer)
+
+
+def text_bytes(data: DataSpec, context_length: int) -> int:
+    """Returns the bytes of the tokens of a sample."""
+    return torch.int64.itemsize * context_length * data.captions_per_step
 
 
 def used_mask(mask: CaptionMaskSpec) -> CaptionMaskSpec | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from clipx.model.batchnorm import BATCH_NORM, to_dtype
-from clipx.model.packer import ImagePacker, TextPacker
+from clipx.model.packer import TextPacker
 from clipx.model.packing import CUDA_MULTIPLE, Packing
 from clipx.model.spec import FIXED, ClipSpec, Varying
 
@@ -54,16 +54,11 @@ class CLIP(nn.Module):
     @property
     def packer(self) -> TextPacker:
         """Packs tokens on the host for `forward` and `encode_text`, e.g. in a loader process."""
-        return TextPacker(self.text.packed, self.text.end, self._multiple)
+        return TextPacker(self.text.packed, self.text.end, self.token_multiple)
 
     @property
-    def image_packer(self) -> ImagePacker | None:
-        """Packs images on the host whose numbers of tokens differ. None for other models."""
-        packer: ImagePacker | None = self.image.packer(self._multiple)
-        return packer
-
-    @property
-    def _multiple(self) -> int:
+    def token_multiple(self) -> int:
+        """Multiple to which the number of packed tokens is rounded on the model's device."""
         return CUDA_MULTIPLE if self.text.embedding_weight.device.type == "cuda" else 1
 
     def keep_in_evaluation(self, modules: Iterable[str]) -> None:

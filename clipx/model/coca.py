@@ -10,6 +10,7 @@ texts, N tokens of an image, W width, D embedding; W = D.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +20,6 @@ from torch import Tensor, nn
 from clipx.errors import require
 from clipx.model.clip import CLIP, unit
 from clipx.model.decoder import AttentionPool, CaptionDecoder, Captions
-from clipx.model.image_packing import PackedImages
 from clipx.model.packer import TextPacker
 from clipx.model.packing import Packing, end_positions
 from clipx.model.spec import CoCaSpec, Varying
@@ -57,7 +57,7 @@ class CoCa(CLIP):
         loss_B = self.decoder(x_TW, image_BNW, captions)
         return unit(image_BD), unit(text_BD), torch.stack([loss_B, captions.count_B.to(loss_B)], 1)
 
-    def encode_image(self, image: Tensor | PackedImages) -> Tensor:
+    def encode_image(self, image: Any) -> Tensor:
         return unit(self.image(self._input(image))[0])
 
     def encode_text(self, tokens_BL: Tensor | PackedCaptions) -> Tensor:  # type: ignore[override]  # packed captions

@@ -23,6 +23,7 @@ class FeatureTower(nn.Module):
     """
 
     varying: ClassVar[Varying] = FIXED
+    most_tokens: ClassVar[int | None] = None
 
     def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         """Raises ConfigError for projection=none with features that are not D."""
@@ -72,9 +73,6 @@ class FeatureTower(nn.Module):
     def unread(self, image: Tensor) -> Tensor:
         """Returns the input itself: its values are not read on the host."""
         return image
-
-    def packer(self, multiple: int) -> None:
-        """Returns None: features are not packed."""
 
     def set_patch_dropout(self, share: float) -> None:
         """Does nothing: features have no patches."""

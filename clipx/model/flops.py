@@ -11,7 +11,7 @@ from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
 
 if TYPE_CHECKING:
-    from clipx.model.packer import ImagePacker
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +107,19 @@ class Utilisation:
         precision: PrecisionSpec,
         device: torch.device,
         peak: float | None,
-        packer: ImagePacker | None = None,
+        image_tokens: int | None = None,
     ) -> Utilisation | None:
         """Returns None if the peak is unknown.
 
-        `peak`: in TFLOP/s; None: looked up by the name of the device. `packer`: of images at their own aspect ratio.
+        `peak`: in TFLOP/s; None: looked up by the name of the device. `image_tokens`: of an image with all patches,
+        if the number differs between images.
         """
         peak = known_peak(precision, device, peak)
         if peak is None:
             return None
         image, text = (1 if tower.frozen else 2 if tower.lora.rank else 3 for tower in (model.image, model.text))
-        most = model.image.kind.most_tokens
-        tokens = None if packer is None or most is None else most + packer.prefix
         size, length = model.image.size, model.text.context_length
-        return cls(ForwardFlops.of(model), image, text, length, size, tokens, 1e12 * peak)
+        return cls(ForwardFlops.of(model), image, text, length, size, image_tokens, 1e12 * peak)
 
     def metrics(
         self, measured: Mapping[str, float], devices: int, image_size: int | None, patch_dropout: float

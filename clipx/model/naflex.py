@@ -60,7 +60,7 @@ class NativeImageTower(ImageTower):
             ) from error
         _check_parts(trunk, spec)
         trunk.blocks = nn.Sequential(*(PackedBlock(block) for block in trunk.blocks))
-        self.resampling = {}
+        self.resampling, self.most_tokens = {}, spec.max_tokens + trunk.num_prefix_tokens
         return trunk
 
     def set_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
@@ -92,6 +92,7 @@ class NativeImageTower(ImageTower):
         return PackedImages(image, ImagePacking.whole(len(image), self.row_shape[0] - 1, prefix, image.device))
 
     def packer(self, multiple: int) -> ImagePacker:
+        """Returns what packs images on the host. `multiple`: of the number of tokens."""
         return ImagePacker(self.trunk.num_prefix_tokens, multiple)
 
     def pooled(self, image: Tensor | PackedImages) -> Tensor:

@@ -24,7 +24,6 @@ from clipx.model.vit import compute_class_token_only, fold_normalization, produc
 
 if TYPE_CHECKING:
     from clipx.model.head import TokenHead
-    from clipx.model.packer import ImagePacker
 
 _POOLS = (AttentionPool2d, RotAttentionPool2d)  # attention pools that project
 
@@ -42,6 +41,9 @@ class ImageTower(nn.Module):
     constants: ClassVar[tuple[str, ...]] = ("mean_C11", "std_C11")
     mean_C11: Tensor
     std_C11: Tensor
+
+    most_tokens: int | None = None
+    """Largest number of tokens of an image, if that differs between images; else None."""
 
     reads_all_tokens: ClassVar[bool] = False
     """Whether a subclass reads other tokens than those that the trunk pools."""
@@ -140,10 +142,6 @@ class ImageTower(nn.Module):
     def unread(self, image: Tensor) -> Any:
         """Returns an input as if no value of it could be read: for tensors without memory."""
         return image
-
-    def packer(self, multiple: int) -> ImagePacker | None:
-        """Returns what packs images on the host; None for images of one size. `multiple`: of the number of tokens."""
-        return None
 
     def set_patch_dropout(self, share: float) -> None:
         """Sets the share of each image's patches that training drops. No effect unless patch dropout is `varying`."""

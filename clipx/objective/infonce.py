@@ -9,6 +9,7 @@ from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SameC
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
+    from clipx.data.spec import DataSpec
     from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
 
@@ -25,9 +26,9 @@ class InfoNCESpec(SeveralCaptionsSpec):
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
     open_clip_loss: ClassVar[str | None] = "ClipLoss"
 
-    def has_zero_minimum(self, each: int) -> bool:
+    def has_zero_minimum(self, data: DataSpec) -> bool:
         # The cross entropy with a uniform target over n right captions is at least log n.
-        return each == 1 and self.same_caption is not SameCaption.positive
+        return data.captions_per_step == 1 and self.same_caption is not SameCaption.positive
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.positives import MultiPositive

@@ -13,6 +13,7 @@ from clipx.errors import require
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
+    from clipx.data.spec import DataSpec
     from clipx.distributed.comm import Comm
     from clipx.objective.base import Objective
     from clipx.objective.losses.contrastive import Tiling
@@ -114,20 +115,20 @@ class ObjectiveSpec:
         """Returns `traffic` with the options of this spec, for `clipx.plan`."""
         return self.traffic
 
-    def compares_captions(self, each: int) -> bool:
-        """Returns whether the objective compares the captions of a batch of `each` captions of each sample."""
+    def compares_captions(self, data: DataSpec) -> bool:
+        """Returns whether the objective compares the captions of a batch of this data."""
         return False
 
-    def check_captions(self, each: int) -> None:
-        """Raises ConfigError if the objective does not support `each` captions of each sample."""
+    def check_captions(self, data: DataSpec) -> None:
+        """Raises ConfigError if the objective does not support the number of captions of a sample in a step."""
         require(
-            each == 1,
-            f"data.captions_per_step={each} needs a loss with several right captions, and objective={self.kind} has "
-            "one: choose objective=infonce or siglip, or remove it",
+            data.captions_per_step == 1,
+            f"data.captions_per_step={data.captions_per_step} needs a loss with several right captions, and objective="
+            f"{self.kind} has one: choose objective=infonce or siglip, or remove it",
         )
 
-    def has_zero_minimum(self, each: int) -> bool:
-        """Returns `zero_minimum` for `each` captions of each sample."""
+    def has_zero_minimum(self, data: DataSpec) -> bool:
+        """Returns `zero_minimum` for this data."""
         return self.zero_minimum
 
     def describe(self, length: Length) -> str | None:
@@ -301,13 +302,19 @@ class SeveralCaptionsSpec(LearnedTemperatureSpec):
     """Pairs of an image with the equal caption of another sample of the global batch: negative (as any other), mask
     (left out of the loss) or positive (right as well). Captions are equal if their tokens are."""
 
-    def compares_captions(self, each: int) -> bool:
-        return each > 1 or self.same_caption is not SameCaption.negative
+    def compares_captions(self, data: DataSpec) -> bool:
+        return data.captions_per_step > 1 or self.same_caption is not SameCaption.negative
 
-    def check_captions(self, each: int) -> None:
+    def check_captions(self, data: DataSpec) -> None:
+        each = data.captions_per_step
         compared = f"data.captions_per_step={each}" if each > 1 else f"objective.same_caption={self.same_caption}"
         require(
-            self.products is not ProductFormat.fused or not self.compares_captions(each),
+            self.products is not ProductFormat.fused or not self.compares_captions(data),
             f"{compared} does not support objective.products=fused, whose kernels are of one right caption of each "
             "image: use split_fp16",
+        )
+        require(
+            data.indexed or not self.compares_captions(data),
+            f"{compared} compares the samples of a batch, but data={data.kind} has no sample indices: choose data with "
+            "indices, or remove it",
         )

@@ -146,7 +146,7 @@ def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
         size = min(size, 2)
     norms = any(isinstance(module, BATCH_NORM) for module in model.modules())
     return StepShape(
-        objective_traffic(spec.objective, spec.data.captions_per_step),
+        objective_traffic(spec.objective, spec.texts, spec.compares_captions),
         spec.data.batch_size // ranks,
         ranks,
         model.embed_dim,

@@ -55,8 +55,7 @@ class MemoryModel:
     def __init__(self, spec: PlanSpec) -> None:
         self.spec = spec
         self.precision = _on_cpu(spec.precision).build(torch.device("cpu"))
-        texts = spec.data.captions_per_step
-        self.dry = DryRun(spec.model, self.precision, _least_patch_dropout(spec), texts=texts)
+        self.dry = DryRun(spec.model, self.precision, _least_patch_dropout(spec), texts=spec.texts)
         groups = parameter_groups(self.dry.model, self.objective(1, spec.data.batch_size), spec.optimizer)
         self.optimizer = state_bytes(groups, spec.optimizer.build, self.precision.stored)
         self._line: tuple[TowerMemory, TowerMemory] | None = None
@@ -139,7 +138,7 @@ class MemoryModel:
             length = Length(batch, batch, batch)
             tile = spec.objective.tile_size(comm, length)
             split = _SPLIT_BYTES * spec.objective.splits(comm, length)
-        texts = spec.data.captions_per_step
+        texts = spec.texts
         gathered = (1 + texts) * (batch + b) if ranks > 1 else 0
         local = 3 * (1 + texts) * b
         scores = (

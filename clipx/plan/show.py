@@ -43,7 +43,7 @@ def _table(title: str, rows: Rows) -> Table:
 
 def _model(plan: Plan) -> Rows:
     spec, forward = plan.spec, plan.forward
-    length, texts = spec.model.text.context_length, spec.data.captions_per_step
+    length, texts = spec.model.text.context_length, spec.texts
     return [
         *((f"parameters, {name}", f"{count:,}") for name, count in plan.parameters.items()),
         ("parameters", f"{sum(plan.parameters.values()):,}"),

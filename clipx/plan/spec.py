@@ -170,6 +170,11 @@ class PlanSpec(RunSpec):
         return self.device.memory if self.device_memory_gb is None else self.device_memory_gb
 
     @property
+    def texts(self) -> int:
+        """Number of texts of a sample."""
+        return self.data.captions_per_step
+
+    @property
     def tokens(self) -> float:
         """Mean number of tokens of a text that are computed."""
         length = float(self.model.text.context_length)

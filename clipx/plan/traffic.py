@@ -61,16 +61,18 @@ class StepShape:
         return 1 + max(0, -(-(self.gradients - _FIRST_BUCKET) // _BUCKET))
 
 
-def objective_traffic(spec: ObjectiveSpec, captions: int = 1) -> ObjectiveTraffic:
-    """Returns the traffic of an objective with so many captions of each sample. Raises ConfigError if its spec does not
-    declare it."""
+def objective_traffic(spec: ObjectiveSpec, captions: int = 1, compared: bool = False) -> ObjectiveTraffic:
+    """Returns the traffic of an objective with so many captions of each sample, which it compares or not.
+
+    Raises ConfigError if its spec does not declare it.
+    """
     traffic = spec.exchanged()
     if traffic is None:
         raise ConfigError(
             f"objective={spec.kind} does not declare what it exchanges between ranks: define the property traffic of "
             "its spec, see clipx/objective/spec.py"
         )
-    if not spec.compares_captions(captions):
+    if not compared:
         return traffic
     # Of a row and of each column a log-normaliser and two probabilities, and the loss; a sum of losses has none.
     statistics = traffic.statistics and 3 * (1 + captions) + 1

@@ -17,8 +17,8 @@ from clipx.data.loader import LoaderOptions, TrainBatches, train_loader
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadRecord, Source
-from clipx.data.spec import Decoder, exchange_captions, open_on_all_ranks, training_order
-from clipx.data.texts import TextReader, used_mask
+from clipx.data.spec import exchange_captions, open_on_all_ranks, training_order
+from clipx.data.texts import text_reader_of, used_mask
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import CheckpointError
 from clipx.storage.traffic import NO_TRAFFIC
@@ -37,14 +37,8 @@ def check_loading(spec: RunSpec, comm: Comm) -> None:
     data = spec.data
     check_batches(spec, comm)
     warn_of_few_cores("data.workers", data.loader_processes(comm.sharing), comm.rank)
-    if data.caption_mask.active:
-        from clipx.data.caption_mask import check_tagger
-
-        check_tagger(data.caption_mask)
-    if data.decode == Decoder.gpu:
-        from clipx.data.device_decoder import check_device_decoding
-
-        check_device_decoding(comm.device)
+    used_mask(data.caption_mask)
+    reader_of(spec.model.image, data).for_training(data).check_device(comm.device)
 
 
 class DataSide:
@@ -77,11 +71,13 @@ class DataSide:
     # ---------------------------------------------------------------------------------------------------- batches
 
     @contextlib.contextmanager
-    def loading(self, stages: Stages, samples_seen: int, known: Sequence[object]) -> Iterator[None]:
+    def loading(
+        self, learner: Learner, stages: Stages, samples_seen: int, evaluated: Sequence[Source]
+    ) -> Iterator[None]:
         """Context with the loader processes of this rank, for training and all evaluations, unless data.workers=0.
 
         They start before the first step: later the process has more memory, and threads that may hold a lock when it
-        forks. `known`: further objects that batches are made with, such as the sources of evaluations.
+        forks. `evaluated`: the sources of evaluations.
         """
         data = self.spec.data
         workers = data.loader_processes(self.comm.sharing)
@@ -90,7 +86,8 @@ class DataSide:
             return
         stages_left = stages.remaining(samples_seen)
         ready = max((self._options(stage.batch_size).ready for stage, _ in stages_left), default=data.prefetch)
-        used = [*self.sources, *known, self.order, self.tokenizer, self.stored]
+        teacher = None if learner.teacher is None else learner.teacher.texts
+        used = [*self.sources, *evaluated, self.order, self.tokenizer, self.stored, teacher]
         on_cuda = self.comm.device.type == "cuda"
         self.pool = LoaderPool(workers, ready, on_cuda, [one for one in used if one is not None])
         try:
@@ -106,14 +103,9 @@ class DataSide:
     def _batches(self, learner: Learner, stages: Stages, samples_seen: int) -> Iterator[Batch]:
         """Yields the batches, from one loader per stage."""
         spec, teacher = self.spec, learner.teacher
-        texts = TextReader(
-            self.tokenizer,
-            each=spec.data.captions_per_step,
-            compared=spec.compares_captions,
-            mask=used_mask(spec.data.caption_mask),
-            packer=learner.model.packer if spec.objective.reads_text else None,
-            teacher=None if teacher is None else teacher.texts,
-        )
+        packer = learner.model.packer if spec.objective.reads_text else None
+        texts = text_reader_of(spec.data, self.tokenizer, packer, spec.compares_captions)
+        texts = texts if teacher is None else replace(texts, teacher=teacher.texts)
         targets = self.stored or learner.objective.target_source
         for stage, samples in stages.remaining(samples_seen):
             images = reader_of(spec.model.image, spec.data, stage.image_size).for_model(learner.model)

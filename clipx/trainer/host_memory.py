@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from clipx.data.images import reader_of
 from clipx.data.loader import LoaderOptions
 from clipx.data.processes import memory_groups, numbers
+from clipx.data.texts import text_bytes
 from clipx.errors import require
-from clipx.trainer.stages import StageSpec
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
     from clipx.trainer.spec import RunSpec
 
 _PROCESS_BYTES = 16_000_000  # that a loader process does not share with the trainer, measured without data: 19 MB
-_TOKEN_BYTES = 8
 
 
 def available_memory(root: str = "/") -> int | None:
@@ -55,11 +54,10 @@ def check_batches(spec: RunSpec, comm: Comm) -> None:
         return
     available //= comm.sharing
     workers = data.loader_processes(comm.sharing)
-    for number, stage in enumerate(spec.stages or [StageSpec()]):
-        batch, key = stage.batch_size or data.batch_size, f"stages.{number}" if stage.batch_size else "data"
+    for key, batch, image_size in spec.batch_settings:
         loaded = LoaderOptions(batch, world=comm.world, workers=workers, prefetch=data.prefetch)
         samples = loaded.local + loaded.ready * workers * loaded.local // loaded.parts
-        each = _sample_bytes(spec, stage.image_size)
+        each = _sample_bytes(spec, image_size)
         needed = samples * each + workers * _PROCESS_BYTES
         most = available // each * comm.world
         fix = f"{key}.batch_size (at most {most:,} with data.workers=0)" if most >= 2 else "the size of an image"
@@ -75,4 +73,4 @@ def check_batches(spec: RunSpec, comm: Comm) -> None:
 def _sample_bytes(spec: RunSpec, image_size: int | None) -> int:
     """Returns the bytes of the image and the tokens of a sample in a batch. An image that the device decodes has 0."""
     reader = reader_of(spec.model.image, spec.data, image_size).for_training(spec.data)
-    return reader.sample_bytes() + _TOKEN_BYTES * spec.model.text.context_length * spec.data.captions_per_step
+    return reader.sample_bytes() + text_bytes(spec.data, spec.model.text.context_length)

@@ -146,12 +146,12 @@ class Learner:
 
     def utilisation(self) -> Utilisation | None:
         """Returns what the utilisation of the device by the model is computed from; None if its peak is unknown."""
-        spec, packer = self.spec, self.model.image_packer
+        spec, tokens = self.spec, self.model.image.most_tokens
         if self.comm.device.type != "cuda" and spec.device_peak_tflops is None:
             return None
         from clipx.model.flops import Utilisation
 
-        return Utilisation.build(spec.model, spec.precision, self.comm.device, spec.device_peak_tflops, packer)
+        return Utilisation.build(spec.model, spec.precision, self.comm.device, spec.device_peak_tflops, tokens)
 
     def counters(self) -> dict[str, Any]:
         """Returns what a checkpoint has in addition to `state`. Waits for the device."""

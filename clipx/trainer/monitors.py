@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from clipx.data.spec import DataSpec
 from clipx.logger import Row
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
@@ -16,11 +17,11 @@ LARGE_LOG_U = 20.0  # mean of log u: negatives score e^20 times as high as posit
 
 
 class Monitors:
-    """Calls `event(kind, message=…, step=…)` once for each alarm while its cause lasts. `captions`: of each sample."""
+    """Calls `event(kind, message=…, step=…)` once for each alarm while its cause lasts."""
 
-    def __init__(self, objective: Objective, event: Callable[..., None], captions: int = 1) -> None:
+    def __init__(self, objective: Objective, event: Callable[..., None], data: DataSpec) -> None:
         self._temperatures = [m for m in objective.modules() if isinstance(m, GlobalTemperature)]
-        self._event, self._captions = event, captions
+        self._event, self._captions = event, data.captions_per_step
         self._since: int | None = None  # the step at which a temperature was first seen at its limit
         self._reported: set[str] = set()
         self._hits = recompile_limit_hits()  # of earlier runs of this process

@@ -30,7 +30,7 @@ from clipx.trainer.compile import CompileSpec
 from clipx.trainer.continued import composition_base
 from clipx.trainer.early_stopping import EarlyStoppingSpec
 from clipx.trainer.profiler import ProfilerSpec
-from clipx.trainer.stages import StageSpec, check_stages
+from clipx.trainer.stages import StageSpec, batch_settings, check_ranks, check_stages
 
 
 def parse_duration(text: str) -> Duration:
@@ -223,7 +223,7 @@ class RunSpec:
         )
         self._check_captions()
         require(
-            self.max_final_loss is None or self.objective.has_zero_minimum(self.data.captions_per_step),
+            self.max_final_loss is None or self.objective.has_zero_minimum(self.data),
             f"max_final_loss={self.max_final_loss} has no meaning for objective={self.objective.kind}, whose loss does "
             "not have the minimum 0: add max_final_loss=null, or choose objective=infonce with one right caption",
         )
@@ -251,19 +251,23 @@ class RunSpec:
         )
 
     @property
+    def batch_settings(self) -> list[tuple[str, int, int | None]]:
+        """The group of the batch size, the batch size and the image size of each stage, or of the run."""
+        return [*batch_settings(self.stages, self.data)]
+
+    def check_ranks(self, ranks: int) -> None:
+        """Raises ConfigError if so many ranks cannot share the batch of the run, or of a stage, evenly."""
+        check_ranks(self.stages, self.data, ranks)
+
+    @property
     def compares_captions(self) -> bool:
         """True if the objective needs the digests of the captions of a batch."""
-        return self.objective.compares_captions(self.data.captions_per_step)
+        return self.objective.compares_captions(self.data)
 
     def _check_captions(self) -> None:
         """Checks the options of several captions per sample, equal captions and sub-captions. Raises ConfigError."""
-        objective, each = self.objective, self.data.captions_per_step
-        objective.check_captions(each)
-        require(
-            not self.compares_captions or self.data.indexed,
-            f"data.captions_per_step={each} and objective={objective.kind} with these options compare the samples of a "
-            f"batch, but data={self.data.kind} has no sample indices: choose data with indices, or remove them",
-        )
+        objective = self.objective
+        objective.check_captions(self.data)
         for key, value in self.data.set_options(("sub_captions",)):
             require(
                 objective.reads_text,
@@ -279,7 +283,7 @@ class RunSpec:
         """Checks the rules between all other groups. Raises ConfigError."""
         self._check_images()
         check_stages(self.stages, self.model, self.data, self.whole)
-        for batch in {self.data.batch_size} | {stage.batch_size or self.data.batch_size for stage in self.stages}:
+        for batch in {batch for _, batch, _ in self.batch_settings}:
             self.objective.check(batch, self.data.published)
         taught, logits = self.objective.taught, self.objective.teacher_logits
         self.teacher.check(self.objective.kind, taught, logits, self.data.kind, self.data.indexed)

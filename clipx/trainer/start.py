@@ -9,7 +9,7 @@ from clipx.config.duration import Length
 from clipx.errors import require
 from clipx.evaluator.spec import check_data
 from clipx.trainer.spec import RunSpec
-from clipx.trainer.stages import Stages, check_ranks
+from clipx.trainer.stages import Stages
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
@@ -30,7 +30,7 @@ def check_start(spec: RunSpec) -> None:
 
 def check_plan(spec: RunSpec, ranks: int) -> None:
     """Raises ConfigError for what `check_start` knows of a run on so many ranks without its environment and files."""
-    check_ranks(spec.stages, spec.data, ranks)
+    spec.check_ranks(ranks)
     check_data(spec.data, spec.active_evaluators, files=False, trains=True)
     if (device := spec.distributed.device) != "auto":
         for group in (spec.data, spec.precision, spec.objective, spec.compile):
@@ -48,7 +48,7 @@ def check_on_ranks(spec: RunSpec, comm: Comm) -> None:
 
     comm.run_on_main(RunDir(Path(spec.run_dir)).check_files)
     check_storage(spec.checkpoint, spec.run_dir, spec.resume_point.url, comm)
-    check_ranks(spec.stages, spec.data, comm.world)
+    spec.check_ranks(comm.world)
     check_loading(spec, comm)
 
 

@@ -68,7 +68,7 @@ class Trainer:
             length, varying = self.stages.length, self.stages.varying
             self.learner = Learner(spec, comm, length, varying, self.data.opened.classes, self.data.stored)
             self.meter = Meter(comm, self.learner.utilisation())
-            self.monitors = Monitors(self.learner.objective, self.run.warn, spec.data.captions_per_step)
+            self.monitors = Monitors(self.learner.objective, self.run.warn, spec.data)
             self.samples_seen = 0
             self._open_run(typed)
             on_error.pop_all()
@@ -110,11 +110,10 @@ class Trainer:
         Raises Stopped if a signal stopped the run before, NotSynced if the upload to `checkpoint.remote` is not
         complete.
         """
-        known = [*self.evaluation.suite.sources, self.learner.teacher and self.learner.teacher.texts]
         with (
             self.run.training(),
             report_out_of_memory(self.spec, self.comm),
-            self.data.loading(self.stages, self.samples_seen, known),
+            self.data.loading(self.learner, self.stages, self.samples_seen, self.evaluation.suite.sources),
         ):
             self.run.start()
             final = self._finish(self._loop())

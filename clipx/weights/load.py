@@ -308,7 +308,7 @@ def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> lis
 def fit_positions(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
     """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
     expected = model.state_dict()
-    if model.spec.image.kind.most_tokens is not None:  # interpolates its positions to every grid of patches
+    if model.image.most_tokens is not None:  # interpolates its positions to every grid of patches
         return tensors, []
     names = [f"image.{name}" for name in model.image.positional_embeddings()]
     other: dict[str, Tensor] = {}

@@ -43,9 +43,8 @@ def test_packed_images_have_the_features_and_gradients_of_a_mask(
     for rows_RX in rows_BRX:
         grid = grid_of(drawn.randint(30, 300), drawn.randint(30, 300), 8, 100)
         write_image(rows_RX, numbers.integers(0, 256, (grid[0] * grid[1], 192), dtype=np.uint8), grid)
-    assert model.image_packer is not None
     grid_B2 = read_grids(torch.from_numpy(rows_BRX))
-    packing = ImagePacking.of(grid_B2, rows_BRX.shape[1], model.image_packer.prefix, CUDA_MULTIPLE)
+    packing = ImagePacking.of(grid_B2, rows_BRX.shape[1], model.image.packer(1).prefix, CUDA_MULTIPLE)
     images = PackedImages(torch.from_numpy(rows_BRX), packing).to(device)
     assert_packed_equals_masked(model.image, images, device, monkeypatch)
 

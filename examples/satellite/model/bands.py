@@ -1,0 +1,47 @@
+"""CLIP on images of many bands: .npy members [C, H, W] of 16-bit numbers in shards, such as those of Sentinel-2."""
+
+from dataclasses import field
+
+from clipx.config import frozen, option
+from clipx.errors import require
+from clipx.model.image_kind import ImageKind
+from clipx.model.spec import ClipSpec
+from clipx.model.tower_spec import ImageTowerSpec
+
+
+@frozen
+class BandTowerSpec(ImageTowerSpec):
+    """Image tower that reads all bands of an image: an architecture of timm with as many input channels."""
+
+    bands: int = 12
+    """Number of bands of an image, at least 1."""
+
+    scale: float = 10_000.0
+    """Value of a pixel that the tower reads as 1, not 0: the reflectance of Sentinel-2 is stored times 10,000."""
+
+    def __post_init__(self) -> None:
+        ImageTowerSpec.__post_init__(self)
+        for key, value in (("bands", self.bands), ("scale", self.scale)):
+            require(value > 0, f"model.image.{key}={value} must be above 0")
+
+    @property
+    def kind(self) -> ImageKind:
+        return ImageKind(
+            tower=f"{__package__}.bands_tower:BandTower",
+            reader=f"{__package__}.bands_tower:BandReader",
+            option=f"model.image.bands={self.bands}",
+            reason="whose images are arrays",
+            data_options=("crop_scale",),
+        )
+
+
+@option("model")
+@frozen
+class BandsSpec(ClipSpec):
+    """CLIP whose image tower reads images of many bands."""
+
+    kind: str = "bands"
+    """Kind of model: CLIP on images of many bands."""
+
+    image: BandTowerSpec = field(default_factory=lambda: BandTowerSpec(timm="resnet50"))
+    """Image tower: a timm architecture, its input and its projection to the embedding."""
