@@ -51,10 +51,16 @@ def read_npz(path: str | Path, named: str, fix: str) -> dict[str, NDArray[Any]]:
             if member.file_size > _MEMBER:
                 raise ValueError(f"{member.filename} has {member.file_size:,} bytes, more than {_MEMBER >> 20} MiB")
             content = archive.read(member)
-            shape, order, dtype, start = _checked(content, len(content))
-            flat = np.frombuffer(content, dtype, math.prod(shape), start)
-            found[member.filename.removesuffix(".npy")] = flat.reshape(shape, order=order)  # type: ignore[call-overload]
+            found[member.filename.removesuffix(".npy")] = parse_array(content)
     return found
+
+
+def parse_array(content: bytes) -> NDArray[Any]:
+    """Returns the array of an .npy file in memory. Raises an error of any type if it is damaged, cut off, or holds
+    Python objects."""
+    shape, order, dtype, start = _checked(content, len(content))
+    array: NDArray[Any] = np.frombuffer(content, dtype, math.prod(shape), start).reshape(shape, order=order)  # type: ignore[call-overload]
+    return array
 
 
 def _checked(head: bytes, size: int) -> Header:

@@ -136,14 +136,15 @@ def product_dtype(weight: Tensor) -> torch.dtype:
 
 
 def fold_normalization(trunk: Any, mean_C: Tensor, std_C: Tensor) -> bool:
-    """Replaces the convolution of a patch embedding by a FoldedConv2d. Returns False for other trunks.
+    """Replaces the convolution of a patch embedding by a FoldedConv2d. Returns False for other trunks, and for images of
+    other channels.
 
     `mean_C`, `std_C`: of pixel values in [0, 1], in float32 or wider.
     """
     if type(trunk) is not VisionTransformer or type(trunk.patch_embed) is not PatchEmbed:
         return False
     embed = trunk.patch_embed
-    if embed.dynamic_img_pad:
+    if embed.dynamic_img_pad or embed.proj.weight.shape[1] != len(mean_C):
         return False
     embed.proj = FoldedConv2d(embed.proj, mean_C, std_C)
     return True

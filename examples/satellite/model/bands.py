@@ -21,8 +21,8 @@ class BandTowerSpec(ImageTowerSpec):
 
     def __post_init__(self) -> None:
         ImageTowerSpec.__post_init__(self)
-        for key, value in (("bands", self.bands), ("scale", self.scale)):
-            require(value > 0, f"model.image.{key}={value} must be above 0")
+        require(self.bands > 0, f"model.image.bands={self.bands} must be at least 1")
+        require(self.scale > 0, f"model.image.scale={self.scale} must be above 0")
 
     @property
     def kind(self) -> ImageKind:
