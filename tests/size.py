@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import dataclasses
 import functools
 import json
@@ -36,6 +37,17 @@ MasterWeights gradient_norms|update_norms Learner._clip SkippableStep hold_updat
 BEHIND = "HostCopy CudaCopies Packing|PackedImages Temperature Tiling|Products Pairs Tile Normaliser".split()
 STEP_ENTRIES = ("Trainer.step", "Learner.step")
 RUN = ("duration=4st", "schedule.warmup=2st")  # the default warm-up is longer than 4 steps
+
+# The features of the inputs of a step, each by a regular expression of what its code is called, now and before.
+FEATURES = {
+    "stages": r"\.stages\b|StageSpec",
+    "stored features": r"image\.features\b|Feature(Reader|View|Tower)|takes_features|parse_features",
+    "images at their own aspect ratio": r"\.native\b|native=True|Native(Reader|Images|ImageTower)|PatchView|PackedImages"
+    r"|ImagePack(er|ing)\b|image_packer",
+    "decoding on the device": r"\bDecoder\b|DeviceDecoder|Encoded(Images|Reader)|device_decod|device_crop|on_device=|view\.on_device",
+    "several captions": r"captions_per_step|texts_per_sample|CaptionDraw|(texts?|captions|self)\.each\b",
+    "a second view": r"SecondView|second_(image|tokens|packing|size)|TeacherTexts|teacher\.(view|texts)\b|\band_for\b",
+}
 
 # Runs clipx.train, and writes what it imports, instantiates, and calls below STEP_ENTRIES.
 PROGRAM = """
@@ -239,6 +251,22 @@ def coupling(project: Project) -> list[Row]:
     ]
 
 
+class _WithoutText(ast.NodeTransformer):
+    """Empties the strings of code: options are also named in messages, docstrings and lists of keys."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        return ast.Constant("") if isinstance(node.value, str) else node
+
+
+def features(project: Project) -> list[Row]:
+    """Counts the files of clipx and launch, without bench, whose code names a feature of the inputs."""
+    texts = {s: ast.unparse(_WithoutText().visit(copy.deepcopy(s.tree))) for s in project.code if s.part != "bench"}
+    found = {name: [s.name for s, text in texts.items() if re.search(rule, text)] for name, rule in FEATURES.items()}
+    return [
+        Row(name, len(files), " ".join(file.removeprefix("clipx/") for file in files)) for name, files in found.items()
+    ]
+
+
 def imported(project: Project, source: Source) -> set[str]:
     """Returns the modules of clipx that a file imports, anywhere in it."""
     found, modules = set[str](), {source.module for source in project.code}
@@ -270,6 +298,7 @@ def measure(root: Path, run: bool = False, collect: bool = False) -> dict[str, l
         "options, docs, tests": [*option_keys(project), *docs(project), *tests(project, collect)],
         "default run": default_run(project) if run else [],
         "coupling": [*coupling(project), concepts(project), concepts(project, "concepts behind them", BEHIND)],
+        "files that name a feature of the inputs": features(project),
         "files of more than 400 lines": [Row(s.name, n) for s in project.code if (n := s.count_lines()) > 400],
         "longest signatures, in parameters": sorted(signatures, key=lambda row: row.value, reverse=True)[:10],
     }

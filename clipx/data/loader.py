@@ -101,7 +101,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
                 if self.targets is not None:
                     draw = self.targets.draw(index, draw)
                 self.images.read(sample.image, draw, rows, place)
-                captions = sample.draw_captions(rng, self.texts.each)
+                captions = self.texts.draw(sample, rng)
                 targets = () if self.targets is None else self.targets.rows(index, sample, captions[0], draw.number)
                 return index, captions, targets
             except BadSample as error:

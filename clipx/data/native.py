@@ -21,8 +21,7 @@ from clipx.data.jpeg import plain_jpeg
 from clipx.data.shared_memory import shared_rows
 from clipx.data.spec import DataSpec
 from clipx.data.transform import PILLOW, Box, box_inside, decode, decode_shrunk, resize
-from clipx.model.image_packing import ImagePacking, PackedImages
-from clipx.model.packer import ImagePacker
+from clipx.model.image_packing import ImagePacker, ImagePacking, PackedImages
 from clipx.model.patches import grid_bytes, grid_of, patchify, read_grids, write_image
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation
 

@@ -276,6 +276,16 @@ class DataSpec:
         """Returns the options that `open_for_evaluation` opens."""
         return self
 
+    def repeated_captions(self, share: float) -> str:
+        """Returns the alarm for a share of repeated captions in a step, an empty string for none."""
+        each = self.captions_per_step
+        if each == 1 or share <= 1 - 1 / each - 1e-6:
+            return ""
+        return (
+            f"data.captions_per_step={each} repeats one caption of each sample, as no sample has another: remove it, or "
+            "give data with several captions"
+        )
+
     def set_options(self, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
         """Yields (key, value) of the options among `keys` that are set, those of the sources of a mixture too."""
         return non_default_values(self, keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from clipx.data.inputs import Texts
 
 if TYPE_CHECKING:
     from clipx.data.caption_mask_spec import CaptionMaskSpec
+    from clipx.data.source import Sample
     from clipx.data.spec import DataSpec
     from clipx.model.packer import TextPacker
     from clipx.model.tokenizer import Tokenizer
@@ -42,6 +44,10 @@ class TextReader:
     mask: CaptionMaskSpec | None = None  # None: the first tokens of each caption
     packer: TextPacker | None = None  # None: the model takes tokens
     teacher: TeacherTexts | None = None
+
+    def draw(self, sample: Sample, rng: random.Random) -> list[str]:
+        """Draws the captions of a sample."""
+        return sample.draw_captions(rng, self.each)
 
     def __call__(self, captions: Sequence[str], positions: Iterable[int], seed: int) -> Texts:
         """Returns the texts of the drawn captions of the samples at these positions, sample by sample."""

@@ -9,6 +9,7 @@ P patches of all images, T tokens of all images (patches, and the prefix of each
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,6 +73,10 @@ class ImagePacking:
     def to(self, device: torch.device) -> ImagePacking:
         row_P, place_P = (moved(x, device) for x in (self.row_P, self.place_P))
         return replace(self, tokens=self.tokens.to(device), row_P=row_P, place_P=place_P)
+
+
+ImagePacker = Callable[[Tensor, int], ImagePacking]
+"""Packs images by their grids, [B, 2], and R: `ImagePacking.of` for a model. Pickled to loader processes."""
 
 
 @dataclass(frozen=True, slots=True)

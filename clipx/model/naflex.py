@@ -11,6 +11,7 @@ the longest image.
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import Any, ClassVar
 
 import timm
@@ -22,8 +23,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require
-from clipx.model.image_packing import ImagePacking, PackedImages, packed_images
-from clipx.model.packer import ImagePacker
+from clipx.model.image_packing import ImagePacker, ImagePacking, PackedImages, packed_images
 from clipx.model.packing import CUDA_MULTIPLE, Packing, attention
 from clipx.model.patches import Grid, grid_bytes
 from clipx.model.spec import Varying
@@ -93,7 +93,7 @@ class NativeImageTower(ImageTower):
 
     def packer(self, multiple: int) -> ImagePacker:
         """Returns what packs images on the host. `multiple`: of the number of tokens."""
-        return ImagePacker(self.trunk.num_prefix_tokens, multiple)
+        return partial(ImagePacking.of, prefix=self.trunk.num_prefix_tokens, multiple=multiple)
 
     def pooled(self, image: Tensor | PackedImages) -> Tensor:
         device = self.mean_C.device

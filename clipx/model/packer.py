@@ -1,21 +1,17 @@
-"""Packers: token ids to the packed texts that a model takes, and images to the order of their patches, on the host,
-where loader processes run them.
+"""Packers: token ids to the packed texts that a model takes, on the host, where loader processes run them.
 
-Shape suffixes: B batch, L length of a text, R rows of an image, X numbers of a patch.
+Shape suffixes: B batch, L length of a text.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from clipx.model.packing import CLIP_END, Packing
 from clipx.model.tokenizer import TextEnd
-
-if TYPE_CHECKING:
-    from clipx.model.image_packing import ImagePacking
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +37,3 @@ class TextPacker:
         if not self.packed or not tokens_BL.shape[1]:
             return tokens_BL.numel()
         return int(self.end.positions(tokens_BL).sum()) + len(tokens_BL)
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePacker:
-    """Packs images at their own aspect ratio. Pickled to loader processes."""
-
-    prefix: int = 0
-    """Number of class and register tokens of an image."""
-
-    multiple: int = 1
-    """Multiple to which the number of tokens is rounded, see Packing.rounded."""
-
-    def __call__(self, grid_B2: Tensor, rows: int) -> ImagePacking:
-        """Packs images by their grids. `rows`: R."""
-        from clipx.model.image_packing import ImagePacking
-
-        return ImagePacking.of(grid_B2, rows, self.prefix, self.multiple)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.registry import frozen, option
-from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SameCaption, SeveralCaptionsSpec
+from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -28,7 +28,7 @@ class InfoNCESpec(SeveralCaptionsSpec):
 
     def has_zero_minimum(self, data: DataSpec) -> bool:
         # The cross entropy with a uniform target over n right captions is at least log n.
-        return data.captions_per_step == 1 and self.same_caption is not SameCaption.positive
+        return self.has_one_right_caption(data)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.positives import MultiPositive

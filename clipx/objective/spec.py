@@ -302,6 +302,10 @@ class SeveralCaptionsSpec(LearnedTemperatureSpec):
     """Pairs of an image with the equal caption of another sample of the global batch: negative (as any other), mask
     (left out of the loss) or positive (right as well). Captions are equal if their tokens are."""
 
+    def has_one_right_caption(self, data: DataSpec) -> bool:
+        """Returns whether each image has one right caption in a batch."""
+        return data.captions_per_step == 1 and self.same_caption is not SameCaption.positive
+
     def compares_captions(self, data: DataSpec) -> bool:
         return data.captions_per_step > 1 or self.same_caption is not SameCaption.negative
 

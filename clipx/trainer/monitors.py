@@ -21,7 +21,7 @@ class Monitors:
 
     def __init__(self, objective: Objective, event: Callable[..., None], data: DataSpec) -> None:
         self._temperatures = [m for m in objective.modules() if isinstance(m, GlobalTemperature)]
-        self._event, self._captions = event, data.captions_per_step
+        self._event, self._data = event, data
         self._since: int | None = None  # the step at which a temperature was first seen at its limit
         self._reported: set[str] = set()
         self._hits = recompile_limit_hits()  # of earlier runs of this process
@@ -53,14 +53,8 @@ class Monitors:
             f"log u is {log_u:.3g} on average: negatives score far above positives; lower optimizer.lr",
         )
 
-        repeated = row.get("train/repeated_captions", 0.0)
-        self._alarm(
-            "repeated_captions",
-            self._captions > 1 and repeated > 1 - 1 / self._captions - 1e-6,
-            step,
-            f"data.captions_per_step={self._captions} repeats one caption of each sample, as no sample has another: "
-            "remove it, or give data with several captions",
-        )
+        alarm = self._data.repeated_captions(row.get("train/repeated_captions", 0.0))
+        self._alarm("repeated_captions", bool(alarm), step, alarm)
 
     def _alarm(self, kind: str, on: bool, step: int, message: str) -> None:
         if on and kind not in self._reported:

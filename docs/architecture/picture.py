@@ -145,7 +145,7 @@ FLOW = {
     "batch": Part("Batch", "pixels, tokens, index, targets of a rank's samples", "clipx/data/batch.py", WHOLE, 2, DATA),
     "prefetch": Part(
         "DevicePrefetcher",
-        "copies the next batch to the device during a step",
+        "takes the next batch to the device during a step",
         "clipx/data/prefetch.py",
         WHOLE,
         3,
