@@ -282,8 +282,8 @@ class DataSpec:
         if each == 1 or share <= 1 - 1 / each - 1e-6:
             return ""
         return (
-            f"data.captions_per_step={each} repeats one caption of each sample, as no sample has another: remove it, or "
-            "give data with several captions"
+            f"data.captions_per_step={each} repeats one caption of each sample, as no sample has another: remove it, "
+            "or give data with several captions"
         )
 
     def set_options(self, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -136,8 +136,7 @@ def product_dtype(weight: Tensor) -> torch.dtype:
 
 
 def fold_normalization(trunk: Any, mean_C: Tensor, std_C: Tensor) -> bool:
-    """Replaces the convolution of a patch embedding by a FoldedConv2d. Returns False for other trunks, and for images of
-    other channels.
+    """Replaces the convolution of a patch embedding by a FoldedConv2d. Returns False for other trunks and channels.
 
     `mean_C`, `std_C`: of pixel values in [0, 1], in float32 or wider.
     """
