@@ -51,35 +51,30 @@ class Augmentation:
 
     def apply(self, row_SS3: Tensor, fill: Sequence[int]) -> None:
         """Changes an image in host memory by Pillow. `fill`: colour of pixels without content."""
-        self._apply(row_SS3, fill, lambda: _by_pillow(row_SS3, self.operations, fill))
+        self._apply(row_SS3, fill, on_device=False)
 
     def apply_on_device(self, row_SS3: Tensor, fill: Sequence[int]) -> None:
         """Changes an image by tensor operations, which differ by rounding. Hue differs by up to 12 of 255 levels."""
-        self._apply(row_SS3, fill, lambda: _by_tensors(row_SS3, self.operations, fill))
+        self._apply(row_SS3, fill, on_device=True)
 
-    def _apply(self, row_SS3: Tensor, fill: Sequence[int], operate: Callable[[], Tensor]) -> None:
+    def _apply(self, row_SS3: Tensor, fill: Sequence[int], on_device: bool) -> None:
         if self.flip:
             row_SS3.copy_(row_SS3.flip(1))
-        if self.operations:
-            row_SS3.copy_(operate())
+        if self.operations and on_device:
+            image_3SS = self._operated(row_SS3.permute(2, 0, 1).contiguous(), fill)
+            row_SS3.copy_(image_3SS.permute(1, 2, 0))
+        elif self.operations:
+            image = self._operated(Image.fromarray(row_SS3.numpy()), fill)
+            row_SS3.copy_(torch.from_numpy(np.array(image)))
         if self.erased is not None:
             left, top, right, bottom = (round(share * len(row_SS3)) for share in self.erased)
             for channel, level in enumerate(fill):
                 row_SS3[top:bottom, left:right, channel] = level
 
-
-def _by_pillow(row_SS3: Tensor, operations: Sequence[tuple[str, float]], fill: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.array(_operated(Image.fromarray(row_SS3.numpy()), operations, fill)))
-
-
-def _by_tensors(row_SS3: Tensor, operations: Sequence[tuple[str, float]], fill: Sequence[int]) -> Tensor:
-    return _operated(row_SS3.permute(2, 0, 1).contiguous(), operations, fill).permute(1, 2, 0)
-
-
-def _operated(image: Picture, operations: Sequence[tuple[str, float]], fill: Sequence[int]) -> Picture:
-    for name, strength in operations:
-        image = _FUNCTIONS[name](image, strength, list(fill))
-    return image
+    def _operated(self, image: Picture, fill: Sequence[int]) -> Picture:
+        for name, strength in self.operations:
+            image = _FUNCTIONS[name](image, strength, list(fill))
+        return image
 
 
 # --------------------------------------------------------------------------------------------------------------- draws

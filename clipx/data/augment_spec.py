@@ -11,8 +11,6 @@ from clipx.errors import require
 MAGNITUDES = 30
 """Largest magnitude of RandAugment, as in torchvision."""
 
-_MOST_OPERATIONS = 14  # the number of different ones
-
 
 @frozen
 class ColorJitterSpec:
@@ -39,18 +37,15 @@ class ColorJitterSpec:
 
     def __post_init__(self) -> None:
         _check_probability("color_jitter.probability", self.probability)
-        strengths = {name: getattr(self, name) for name in ("brightness", "contrast", "saturation")}
-        for name, value in strengths.items():
+        usual = {"brightness": (10, 0.32), "contrast": (10, 0.32), "saturation": (10, 0.32), "hue": (0.5, 0.08)}
+        for name, (most, often) in usual.items():
+            value = getattr(self, name)
             require(
-                0 <= value <= 10,
-                f"data.augment.color_jitter.{name}={value} must be in [0, 10]: 0 for no change, 0.32 is usual",
+                0 <= value <= most,
+                f"data.augment.color_jitter.{name}={value} must be in [0, {most}]: 0 for no change, {often} is usual",
             )
         require(
-            0 <= self.hue <= 0.5,
-            f"data.augment.color_jitter.hue={self.hue} must be in [0, 0.5]: 0 for no change, 0.08 is usual",
-        )
-        require(
-            any(strengths.values()) or self.hue > 0 or not self.probability,
+            any(getattr(self, name) for name in usual) or not self.probability,
             f"data.augment.color_jitter.probability={self.probability} has no effect with all strengths 0: give one, "
             "or remove it",
         )
@@ -67,15 +62,11 @@ class RandAugmentSpec:
     """Strength of all operations, in [0, 30]."""
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.operations <= _MOST_OPERATIONS,
-            f"data.augment.rand_augment.operations={self.operations} must be in [0, {_MOST_OPERATIONS}]: 0 for none, 2 "
-            "is usual",
-        )
-        require(
-            0 <= self.magnitude <= MAGNITUDES,
-            f"data.augment.rand_augment.magnitude={self.magnitude} must be in [0, {MAGNITUDES}]: 9 is usual",
-        )
+        for name, most, usual in (("operations", 14, "0 for none, 2"), ("magnitude", MAGNITUDES, "9")):
+            value = getattr(self, name)
+            require(
+                0 <= value <= most, f"data.augment.rand_augment.{name}={value} must be in [0, {most}]: {usual} is usual"
+            )
 
 
 @frozen
@@ -133,13 +124,11 @@ def _check_probability(name: str, value: float) -> None:
 
 def check_crops(scale: Sequence[float], ratio: Sequence[float]) -> None:
     """Checks data.crop_scale and data.crop_ratio. Raises ConfigError."""
-    low, high = (*scale, 0, 0)[:2]
     require(
-        len(scale) == 2 and 0 < low <= high <= 1,
+        len(scale) == 2 and 0 < scale[0] <= scale[1] <= 1,
         f"data.crop_scale={scale} must be [low, high] with 0 < low ≤ high ≤ 1, e.g. [0.9,1.0]",
     )
-    low, high = (*ratio, 0, 0)[:2]
     require(
-        len(ratio) == 2 and 0.01 <= low <= high <= 100,
+        len(ratio) == 2 and 0.01 <= ratio[0] <= ratio[1] <= 100,
         f"data.crop_ratio={ratio} must be [low, high] with 0.01 ≤ low ≤ high ≤ 100, e.g. [0.75,1.3333]",
     )

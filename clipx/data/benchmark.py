@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from clipx.config.registry import frozen, option
-from clipx.data.class_names import fill, parse_templates
+from clipx.data.class_names import parse_templates, prompts
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Sample, Source, WrappedSource
@@ -26,12 +26,8 @@ from clipx.storage.files import errors_as, is_local, local_path, read_file
 from clipx.storage.text_file import decode
 from clipx.storage.url import check_url
 
-_CLASSES, _TEMPLATES, _TYPE, _NUMBER = (
-    "classnames.txt",
-    "zeroshot_classification_templates.txt",
-    "dataset_type.txt",
-    "nshards.txt",
-)
+_CLASSES, _TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
+_TYPE, _NUMBER = "dataset_type.txt", "nshards.txt"
 _MOST_SHARDS = 1_000_000
 
 
@@ -121,8 +117,8 @@ class _BenchmarkSet:
         urls = [f"{self.path}/{split}/{shard}.tar" for shard in range(int(number))]
         if self.kind == "retrieval":
             return MultiCaptionShards(Shards.open(urls, "txt", None, self.access))
-        prompts = [[fill(template, name) for template in self._templates] for name in self._names or ()]
-        return PromptedShards(Shards.open(urls, None, "cls", self.access), prompts, trained_on)
+        texts = prompts(self._names or (), self._templates)
+        return PromptedShards(Shards.open(urls, None, "cls", self.access), texts, trained_on)
 
     @cached_property
     def kind(self) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -36,65 +36,42 @@ def masked(caption: str, spec: CaptionMaskSpec, tokenizer: Tokenizer, seed: str)
     A caption is returned unchanged if all of its tokens are kept.
     """
     special, found = len(tokenizer.encode("")), len(tokenizer.encode(caption))
-    budget = _budget(spec, found - special, tokenizer.context_length - special)
+    share, context = max(1, math.ceil(spec.share * (found - special))), tokenizer.context_length - special
+    budget = min(context, share, context if spec.tokens is None else spec.tokens)
     if found - special <= budget:
         return caption
     # Without white space at the end, of which each character would be a start of a word that never comes.
-    words = [match[0] for match in _first(_WORD.finditer(caption[: tokenizer.read_characters].rstrip()), _MOST_WORDS)]
+    found_words = _WORD.finditer(caption[: tokenizer.read_characters].rstrip())
+    words = [match[0] for match in islice(found_words, _MOST_WORDS)]
     counts = [len(tokenizer.encode(word.strip())) - special for word in words]
     kept = sorted(_kept(spec.rule, words, counts, budget, random.Random(seed)))
     return "".join(words[place] for place in kept).strip()
 
 
-def _first(items: Iterable[Any], most: int) -> Iterable[Any]:
-    return (item for _, item in zip(range(most), items, strict=False))
-
-
-def _budget(spec: CaptionMaskSpec, tokens: int, context: int) -> int:
-    """Returns the number of tokens that are kept of a caption with so many."""
-    share = max(1, math.ceil(spec.share * tokens))
-    return min(context, share, context if spec.tokens is None else spec.tokens)
-
-
 def _kept(rule: CaptionRule, words: Sequence[str], counts: Sequence[int], budget: int, rng: random.Random) -> list[int]:
     """Returns the places of the words that are kept: as many as fit, and at least one."""
     places = list(range(len(words)))
-    if rule is CaptionRule.truncate:
-        return _leading(places, counts, budget)
-    if rule is CaptionRule.block:
-        return _leading(places[rng.randint(0, _last_start(counts, budget)) :], counts, budget)
+    if rule in (CaptionRule.truncate, CaptionRule.block):  # up to the first word that does not fit
+        places = places[rng.randint(0, _last_start(counts, budget)) if rule is CaptionRule.block else 0 :]
+        sums = accumulate(counts[place] for place in places)
+        return [place for place, total in zip(places, sums, strict=True) if total <= budget] or places[:1]
     if rule is CaptionRule.random:
         rng.shuffle(places)
     else:
         kinds = kinds_of([word.strip() for word in words])
         places.sort(key=lambda place: kinds[place])
-    return _fitting(places, counts, budget)
-
-
-def _leading(places: Sequence[int], counts: Sequence[int], budget: int) -> list[int]:
-    """Returns the first places before one that does not fit."""
-    sums = accumulate(counts[place] for place in places)
-    return [place for place, total in zip(places, sums, strict=True) if total <= budget] or list(places[:1])
-
-
-def _fitting(places: Sequence[int], counts: Sequence[int], budget: int) -> list[int]:
-    """Returns all places that fit beside those before them."""
     kept: list[int] = []
     for place in places:
         if counts[place] <= budget:
             kept.append(place)
             budget -= counts[place]
-    return kept or list(places[:1])
+    return kept or places[:1]
 
 
 def _last_start(counts: Sequence[int], budget: int) -> int:
     """Returns the first place from which on all words fit: later blocks would be shorter."""
-    total = 0
-    for place in reversed(range(len(counts))):
-        total += counts[place]
-        if total > budget:
-            return min(place + 1, len(counts) - 1)
-    return 0
+    fitting = sum(total <= budget for total in accumulate(reversed(counts)))
+    return max(0, len(counts) - max(fitting, 1))
 
 
 # -------------------------------------------------------------------------------------------------------------- syntax
@@ -102,17 +79,11 @@ def _last_start(counts: Sequence[int], budget: int) -> int:
 
 def kinds_of(words: Sequence[str]) -> list[int]:
     """Returns the kind of each word of an English sentence: 0 noun, 1 adjective, 2 verb, 3 other."""
-    shown = [_bare(word)[:_TAGGED] or "." for word in words]
-    return [_kind(tag) for tag in tagger().tag_sent(shown, taglevel=0)]
-
-
-def _bare(word: str) -> str:
-    """Returns a word without the punctuation around it."""
-    return str(regex.sub(r"^[^\p{L}\p{N}]+|[^\p{L}\p{N}]+$", "", word))
-
-
-def _kind(tag: str) -> int:
-    return next((kind for kind, names in enumerate(_KINDS) if tag.startswith(names)), len(_KINDS))
+    bare = [regex.sub(r"^[^\p{L}\p{N}]+|[^\p{L}\p{N}]+$", "", word)[:_TAGGED] or "." for word in words]
+    return [
+        next((kind for kind, names in enumerate(_KINDS) if tag.startswith(names)), len(_KINDS))
+        for tag in tagger().tag_sent(bare, taglevel=0)
+    ]
 
 
 @lru_cache(maxsize=1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipx.config.lazy_torch import torch
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError, require
+from clipx.storage.text_file import filled_lines
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels
@@ -21,19 +24,21 @@ def read_names(value: str, key: str) -> Sequence[str]:
     """
     if value in NAMES:
         return _lines(_LISTS / f"{value}.txt", value, key, NAMES)
-    names = _lines(Path(value).expanduser(), value, key, NAMES)
-    twice = next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None
-    require(twice is None, f"{key}={value} names {twice!r} twice: class names must differ")
+    names = _lines(Path(value), value, key, NAMES)
+    ((twice, count),) = Counter(names).most_common(1)
+    require(count == 1, f"{key}={value} names {twice!r} twice: class names must differ")
     return names
 
 
-def read_templates(value: str, key: str) -> Sequence[str]:
+def read_templates(value: str | None, key: str) -> Sequence[str]:
     """Returns templates with {} for the class name. Raises ConfigError.
 
     `value` is the value of the option `key`: one of TEMPLATES, or a file with one template per line, in which {}, or
-    {c} as in clip_benchmark, is replaced by the name.
+    {c} as in clip_benchmark, is replaced by the name. None: a photo of a {}.
     """
-    path = _LISTS / f"{value}.txt" if value in TEMPLATES else Path(value).expanduser()
+    if not value:
+        return ("a photo of a {}.",)
+    path = _LISTS / f"{value}.txt" if value in TEMPLATES else Path(value)
     return parse_templates(_lines(path, value, key, TEMPLATES), f"{key}={value}")
 
 
@@ -44,7 +49,7 @@ def class_embeddings(
 
     `embed` maps N texts to [N, D].
     """
-    text_CTD = embed([fill(template, name) for name in names for template in templates])
+    text_CTD = embed([text for texts in prompts(names, templates) for text in texts])
     text_CTD = text_CTD.unflatten(0, (len(names), len(templates)))
     return torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)
 
@@ -57,18 +62,15 @@ def parse_templates(given: Sequence[str], where: str) -> Sequence[str]:
     return templates
 
 
-def fill(template: str, name: str) -> str:
-    return template.replace("{}", name)
+def prompts(names: Sequence[str], templates: Sequence[str]) -> list[list[str]]:
+    """Returns the templates filled with each name."""
+    return [[template.replace("{}", name) for template in templates] for name in names]
 
 
 def _lines(path: Path, value: str, key: str, known: Sequence[str]) -> Sequence[str]:
-    from clipx.storage.text_file import filled_lines
-
     try:
         found = filled_lines(path.read_bytes())
     except (OSError, ValueError) as error:
-        from clipx.config.suggestions import did_you_mean
-
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
             f"{key}={value} cannot be read: {reason}; give a file with one per line, or {' or '.join(known)}"

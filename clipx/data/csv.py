@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from clipx.config.registry import frozen, option
-from clipx.data.image_format import ENDING_UNREAD, ending_unread
+from clipx.data.image_format import ENDING_UNREAD, IMAGES, ending_unread
 from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows, texts_of
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
@@ -26,7 +26,6 @@ from clipx.data.source import (
     split,
 )
 from clipx.data.spec import Dataset
-from clipx.data.text_table import TextTable
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import check_file
 from clipx.storage.text_file import decode
@@ -34,9 +33,13 @@ from clipx.storage.text_file import decode
 Columns = tuple[str, str, str | None]
 """Names of the image, caption and label column."""
 
+Rows = Iterator[tuple[int, Sequence[str | None] | None]]
+"""(line or row from 1, cells of image, caption and label) of each row; None for one with surplus cells."""
+
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _UNDECODABLE = re.compile("[\ud800-\udfff]")
 _BATCH = 1 << 16  # rows of a Parquet table that are read together
+_MAX_CELL = 1 << 17  # characters of a quoted cell
 
 
 @option("data")
@@ -90,7 +93,7 @@ class CsvSpec(SelectionSpec):
         for key, path in (("data.path", self.path), ("data.held_out_path", self.held_out_path)):
             if path is not None:
                 with _readable(path, key):
-                    check_file(Path(path).expanduser())
+                    check_file(Path(path))
 
     def open(self) -> Dataset:
         self.check_complete()
@@ -139,31 +142,25 @@ class CaptionTable(ImageFiles):
 
     @classmethod
     def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> CaptionTable:
-        """Opens the table at `path`, the value of the option `key`. Raises ConfigError or DataError."""
-        place = Path(path).expanduser()
-        with _readable(path, key):
-            encoded = place.read_bytes()
-        return cls.parse(place, encoded, _character(separator, path), columns, key.rpartition(".")[0])
+        """Opens the table at `path`, the value of the option `key`.
 
-    @classmethod
-    def parse(cls, path: Path, encoded: bytes, separator: str, columns: Columns, group: str = "data") -> CaptionTable:
-        """Parses the content of a table. `group` is the group of the options, for error messages.
-
-        Raises ConfigError for a missing column and DataError for a table without a sample.
+        Raises ConfigError for a missing column, and DataError for a table without a sample.
         """
+        with _readable(path, key):
+            encoded = Path(path).read_bytes()
+        character, group = _character(separator, path), key.rpartition(".")[0]
         captions: dict[str, list[str]] = {}
         labels: dict[str, int | str | None] = {}
         bad: list[BadRecord] = []
         table = None
-        rows: Iterator[tuple[int, Mapping[str | None, Any]]]
         if encoded.startswith((MAGIC, ENCRYPTED)):
             rows = _parquet_rows(path, encoded, columns, group)
         else:
             try:
-                table = TextTable(str(path), decode(encoded, "surrogateescape"), separator)
+                table = TextTable(path, decode(encoded, "surrogateescape"), character)
             except ValueError as error:
                 raise DataError(f"{path}: {error}") from None
-            rows = _rows(table, columns, group)
+            rows = _text_rows(table, columns, group)
         for line, row in rows:
             try:
                 image, caption, label = _cells(row, columns)
@@ -177,15 +174,14 @@ class CaptionTable(ImageFiles):
             reasons = f", e.g. line {bad[0].key.rpartition(':')[2]}: {bad[0].reason}" if bad else ""
             raise DataError(f"{path} has no row with an image and a caption ({len(bad)} rows without{reasons})")
         skipped = sum(ENDING_UNREAD in record.reason for record in bad)
-        facts = f"{separator} {columns} " + (f"without {skipped} rows " if skipped else "")
-        fingerprint = hashlib.sha256(facts.encode() + encoded).hexdigest()[:16]
+        facts = f"{character} {columns} " + (f"without {skipped} rows " if skipped else "")
         return cls(
-            folder=str(path.parent),
+            folder=str(Path(path).parent),
             images=Packed.of(captions),
             captions=Packed.of(captions.values()),
             labels=Packed.of(labels.values()),
             bad=bad,
-            fingerprint=fingerprint,
+            fingerprint=hashlib.sha256(facts.encode() + encoded).hexdigest()[:16],
             notes=[] if table is None else table.notes(),
         )
 
@@ -193,11 +189,11 @@ class CaptionTable(ImageFiles):
         return Sample(read_bounded(self.key(index)), self.captions[index], self.labels[index])
 
 
-def _cells(row: Mapping[str | None, str | None], columns: Columns) -> tuple[str, str, int | str | None]:
-    """Returns (image, caption, label) of a row. Raises BadSample."""
-    if None in row:
+def _cells(row: Sequence[str | None] | None, columns: Columns) -> tuple[str, str, int | str | None]:
+    """Returns (image, caption, label) of the cells of a row. Raises BadSample."""
+    if row is None:
         raise BadSample("row has more cells than the header has columns: quote a caption that contains a separator")
-    image, caption, label = ("" if name is None else (row.get(name) or "").strip() for name in columns)
+    image, caption, label = ((cell or "").strip() for cell in row)
     for text, what in ((image, "image"), (caption, "caption"), (label, "label")):
         if not text and not (what == "label" and columns[2] is None):
             raise BadSample(f"{what} is missing")
@@ -208,39 +204,35 @@ def _cells(row: Mapping[str | None, str | None], columns: Columns) -> tuple[str,
     return image, caption, None if columns[2] is None else parse_label(label)
 
 
-def _rows(table: TextTable, columns: Columns, group: str) -> Iterator[tuple[int, Mapping[str | None, str | None]]]:
-    """Yields (line number, cells by column) of each row after checking the header. Surplus cells have the key None."""
+def _text_rows(table: TextTable, columns: Columns, group: str) -> Rows:
+    """Yields the rows of a text by line. Checks the header first."""
     rows = table.rows()
     names = [name.strip() for name in next(rows, (0, []))[1]]
     if not names:
         raise DataError(f"{table.path} is empty: it needs a header line with {table.separator.join(columns[:2])}")
     check_columns(table.path, names, columns, group, _other_separator(table))
     table.names, table.image = names, names.index(columns[0])
+    places = [len(names) if name is None else names.index(name) for name in columns]
     for line, cells in rows:
-        row: dict[str | None, str | None] = dict(zip(names, cells, strict=False))
-        if any(extra.strip() for extra in cells[len(names) :]):
-            row[None] = None
-        yield line, row
+        surplus = any(extra.strip() for extra in cells[len(names) :])
+        yield line, None if surplus else [cells[at] if at < min(len(cells), len(names)) else "" for at in places]
 
 
-def _parquet_rows(
-    path: Path, encoded: bytes, columns: Columns, group: str
-) -> Iterator[tuple[int, dict[str | None, Any]]]:
-    """Yields (row number from 1, cells by column). A cell with several captions gives several rows."""
+def _parquet_rows(path: str, encoded: bytes, columns: Columns, group: str) -> Rows:
+    """Yields the rows of a Parquet file by number. A cell with several captions gives several rows."""
     import pyarrow as pa
 
-    file = open_parquet(pa.BufferReader(encoded), str(path))
+    file = open_parquet(pa.BufferReader(encoded), path)
     check_columns(path, file.schema_arrow.names, columns, group)
     fix = f"if these are images, write them into shards with python -m clipx.data.prepare source={path}"
     named = (columns[0], [columns[1]], columns[2])
-    check_rows(file.schema_arrow, named, PATH, str(path), group, f"{fix} image_column={columns[0]}")
+    check_rows(file.schema_arrow, named, PATH, path, group, f"{fix} image_column={columns[0]}")
     number = 0
-    for batch in batches(file, [name for name in columns if name is not None], str(path), _BATCH):
+    for batch in batches(file, [name for name in columns if name is not None], path, _BATCH):
         for image, found, label in rows(batch, named):
             number += 1
             for caption in texts_of(found[columns[1]]) or [""]:
-                cells = dict(zip(columns, (image, caption, label), strict=True))
-                yield number, {name: None if x is None else str(x) for name, x in cells.items() if name}
+                yield number, [image, caption, None if label is None else str(label)]
 
 
 def check_columns(
@@ -263,3 +255,96 @@ def _other_separator(table: TextTable) -> str | None:
     header = table.text.partition("\n")[0]
     names = [name for name, character in _SEPARATORS.items() if character in header]
     return names[0] if names and table.separator not in header else None
+
+
+# ------------------------------------------------------------------------------------------------- tables of text
+
+
+@dataclass(slots=True)
+class TextTable:
+    r"""Rows of a text with \n as ends of lines, with cells quoted as by spreadsheets, or not at all. `path`: its file.
+
+    A quoted cell begins with a quote, and ends with a quote before a separator or the end of a line; two quotes in it
+    are one. Every other quote is text, as in `20" monitor` and `"Hello" says the sign`. A quoted cell may have several
+    lines, unless one of them is a row: then its first quote is text, too.
+    """
+
+    path: str
+    text: str
+    separator: str
+    names: Sequence[str] = ()
+    """Cells of the first row."""
+
+    image: int = 0
+    """Place of the cells with paths of images, by which rows are known."""
+
+    unquoted: list[int] = field(default_factory=list)
+    """Lines of the cells so far that begin with a quote and are text."""
+
+    spanning: list[int] = field(default_factory=list)
+    """First lines of the cells so far that have several lines."""
+
+    _quoted: re.Pattern[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.text = self.text.removesuffix("\n") + "\n"
+        self._quoted = re.compile(f'"((?:[^"]++|"")*+)"(?=\n|{re.escape(self.separator)})')
+
+    def rows(self) -> Iterator[tuple[int, list[str]]]:
+        """Yields (line from 1, cells) of each row that is not blank. Raises DataError for an ambiguous quote."""
+        line, start = 1, 0
+        while start < len(self.text):
+            end = self.text.index("\n", start)
+            row = self.text[start:end]
+            if '"' in row:
+                cells, end = self._cells(start, line)
+                yield line, cells
+                line += self.text.count("\n", start, end)
+            elif row:
+                yield line, row.split(self.separator)
+            line, start = line + 1, end + 1
+
+    def notes(self) -> list[str]:
+        """Returns remarks on the quotes of the rows so far."""
+        found = [(self.unquoted, "begin with a quote that is read as text"), (self.spanning, "have several lines")]
+        return [
+            f"{self.path}: {len(lines):,} cells {what}, e.g. in line {lines[0]:,}" for lines, what in found if lines
+        ]
+
+    def _cells(self, start: int, line: int) -> tuple[list[str], int]:
+        """Returns the cells of the row at `start`, and the place of its end."""
+        cells, at, literal = list[str](), start, re.compile(f"[^\n{re.escape(self.separator)}]*")
+        while True:
+            found = self._quoted.match(self.text, at, at + _MAX_CELL)
+            if found and "\n" in found[1] and self._holds_row(found.end(), start, line):
+                found = None
+            if found is None:
+                found = literal.match(self.text, at)
+                assert found is not None
+                cells.append(found[0])
+                if found[0].startswith('"'):
+                    self.unquoted.append(line)
+            else:
+                cells.append(found[1].replace('""', '"'))
+                if "\n" in found[1]:
+                    self.spanning.append(line)
+            at = found.end() + 1
+            if self.text[found.end()] == "\n":
+                return cells, found.end()
+
+    def _holds_row(self, end: int, start: int, line: int) -> bool:
+        """Returns whether lines of a quoted cell are rows of the table. Raises DataError if they may be."""
+        first, *others = self.text[start : self.text.index("\n", end)].split("\n")
+        rows = [row for row in (line.split(self.separator) for line in others) if len(row) == len(self.names)]
+        if any(map(self._has_image, rows)):
+            return True
+        row = first.split(self.separator)
+        if len(rows) < len(others) or len(row) != len(self.names) or self._has_image(row):
+            return False
+        raise DataError(
+            f"{self.path}:{line}: a quote begins a cell of {len(others) + 1} lines, each of which may be a row as "
+            'well: write "" for a quote in a cell, and quote each cell that has one'
+        )
+
+    def _has_image(self, row: Sequence[str]) -> bool:
+        return row[self.image].strip(' "').lower().endswith(IMAGES)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from clipx.config.registry import frozen, option
-from clipx.data.class_names import fill, read_names, read_templates
+from clipx.data.class_names import prompts, read_names, read_templates
 from clipx.data.image_format import IMAGES, READ, ending_unread
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.packed import Packed
@@ -92,14 +92,13 @@ class FolderSpec(SelectionSpec):
                 f"data.classnames={self.classnames} has {len(names)} names where data.path={self.path} has "
                 f"{len(folders)} class folders: give one name per folder, in the order of the folder names",
             )
-        unreadable = [name for name in names if not _is_utf8(name)]
-        require(
-            not unreadable,
-            f"data.path={self.path}: the class folder {''.join(unreadable[:1])} is not named in UTF-8, and its name is "
-            "part of the captions: rename it, or give the class names by data.classnames=FILE",
-        )
-        templates = read_templates(self.templates, "data.templates") if self.templates else ("a photo of a {}.",)
-        return Classes(names, templates)
+        for name in names:
+            require(
+                not any("\ud800" <= character <= "\udfff" for character in name),
+                f"data.path={self.path}: the class folder {name} is not named in UTF-8, and its name is part of the "
+                "captions: rename it, or give the class names by data.classnames=FILE",
+            )
+        return Classes(names, read_templates(self.templates, "data.templates"))
 
     def _check_known(self, held_out: Sequence[str], folders: Sequence[str]) -> None:
         unknown = sorted(set(held_out) - set(folders))
@@ -115,7 +114,7 @@ def class_folders(path: str, key: str) -> Sequence[str]:
 
     `key`: the option that has the path. Numbers are ordered by value, all other names as texts.
     """
-    root = Path(path).expanduser()
+    root = Path(path)
     require(root.is_dir(), f"{key}={path} is not a folder: give one that contains a folder per class")
     found = [entry for entry in os.scandir(root) if not is_hidden(entry.name)]
     for entry in found:
@@ -139,8 +138,12 @@ class ImageFolder(ImageFiles):
     @classmethod
     def open(cls, path: str, key: str, folders: Sequence[str], classes: Classes) -> ImageFolder:
         """Lists the images. `folders`: the classes in label order. Raises DataError for a class without images."""
-        root = Path(path).expanduser()
-        files = {label: _files(root, name, key) for label, name in enumerate(folders) if (root / name).is_dir()}
+        root = Path(path)
+        files = {
+            label: sorted(os.path.relpath(file, root) for file in walk(str(root / name), key))
+            for label, name in enumerate(folders)
+            if (root / name).is_dir()
+        }
         found = {label: images_of(of_class) for label, of_class in files.items()}
         empty = [folders[label] for label, images in found.items() if not images]
         if empty:
@@ -151,7 +154,7 @@ class ImageFolder(ImageFiles):
         notes = unread_notes(path, [file for of_class in files.values() for file in of_class])
         apart = images_of(sorted(entry.name for entry in os.scandir(root) if entry.is_file()))
         notes += [f"{path}: {len(apart):,} images are in no class folder and not read, e.g. {one}" for one in apart[:1]]
-        captions = [[fill(template, name) for template in classes.templates] for name in classes.names]
+        captions = prompts(classes.names, classes.templates)
         images = [image for of_class in found.values() for image in of_class]
         labels = [label for label, of_class in found.items() for _ in of_class]
         facts = "\n".join([*images, *(caption for texts in captions for caption in texts)])
@@ -161,15 +164,6 @@ class ImageFolder(ImageFiles):
     def read(self, index: int) -> Sample:
         label = self.labels[index]
         return Sample(read_bounded(self.key(index)), self.captions[label], label)
-
-
-def _files(root: Path, name: str, key: str) -> list[str]:
-    """Returns the files of a class, including subfolders, as sorted paths relative to `root`. Raises DataError."""
-    return sorted(os.path.relpath(file, root) for file in walk(str(root / name), key))
-
-
-def _is_utf8(name: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def images_of(files: Iterable[str]) -> list[str]:

@@ -1,41 +1,45 @@
 """Data sets of Hugging Face, on the hub or in a folder with the same layout: Parquet files or WebDataset tars.
 
-This option finds the files of a split (hf_layout.py) and the columns of images, captions and labels (hf_features.py).
-data=parquet and data=webdataset read them.
+This option finds the files of a split (hf_layout.py) and the columns of images, captions and labels. data=parquet and
+data=webdataset read them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import frozen, option
 from clipx.data.benchmark import PromptedShards
-from clipx.data.class_names import fill, read_templates
-from clipx.data.hf_features import Columns
+from clipx.data.class_names import prompts, read_templates
 from clipx.data.hf_layout import CARD, Repository, single_format
 from clipx.data.parquet import ParquetSpec, caption_columns
+from clipx.data.parquet_file import IMAGE, held
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import check_access
 from clipx.data.source import check_held_out_share
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.walk import walk
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ClipxError, DataError, require
+from clipx.errors import ClipxError, ConfigError, DataError, require
 from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.remote import StorageFolder, read_range, retry
 from clipx.storage.url import check_folder_url, check_url
 
+if TYPE_CHECKING:
+    from pyarrow import Schema
+
+    from clipx.data.shards.row_groups import RowColumns
+
 _CARD_BYTES = 1 << 20
-_PARQUET_ONLY = ("image_column", "templates")
-_TEMPLATE = "a photo of a {}."
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +108,13 @@ class HfSpec(SelectionSpec):
         check_held_out_share(self.held_out_share)
         check_access(self.retry_s, self.cache_gb)
         if self.path is not None:
-            self._check_path(self.path)
+            hub, on_hub = self._hub, self.path.startswith("hf://")
+            (check_url if is_local(self.path) or on_hub else check_folder_url)("data.path", self.path)
+            require(
+                not on_hub or (hub is not None and hub.kind == "dataset" and not hub.path),
+                f"data.path={self.path} is not a data set on the hub: give hf://datasets/OWNER/NAME, or data=parquet "
+                "data.path=hf://…/*.parquet for files",
+            )
         if self.revision is not None:
             require(self._hub is not None, f"data.revision={self.revision} has no effect without hf://: remove it")
             require(
@@ -114,18 +124,6 @@ class HfSpec(SelectionSpec):
             )
         if self.caption_column is not None:
             caption_columns(self.caption_column)
-
-    def _check_path(self, path: str) -> None:
-        if not path.startswith("hf://"):
-            (check_url if is_local(path) else check_folder_url)("data.path", path)
-            return
-        check_url("data.path", path)
-        hub = HubFile.parse(path.rstrip("/"))
-        require(
-            hub is not None and hub.kind == "dataset" and not hub.path,
-            f"data.path={path} is not a data set on the hub: give hf://datasets/OWNER/NAME, or data=parquet "
-            "data.path=hf://…/*.parquet for files",
-        )
 
     @property
     def _hub(self) -> HubFile | None:
@@ -214,10 +212,8 @@ class HfSpec(SelectionSpec):
 
     def _open(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool = True) -> Dataset:
         tars = single_format([*urls, *(held_out or ())], str(self.path)) == ".tar"
-        without_effect = _PARQUET_ONLY if tars else ("samples_per_shard",)
-        for key in without_effect:
-            value = getattr(self, key)
-            form = "tars" if tars else "Parquet files"
+        for key in ("image_column", "templates") if tars else ("samples_per_shard",):
+            value, form = getattr(self, key), "tars" if tars else "Parquet files"
             require(value is None, f"data.{key}={value} has no effect on {form}: remove it")
         return self._open_tars(urls, held_out, training) if tars else self._open_parquet(urls, held_out, training)
 
@@ -240,42 +236,55 @@ class HfSpec(SelectionSpec):
 
     def _open_parquet(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool) -> Dataset:
         from clipx.data.shards.footer import open_parquet_file
-        from clipx.data.shards.row_groups import RowColumns
 
-        schema = open_parquet_file(urls[0], self.retry_s).schema()
-        found = Columns.of(urls[0], schema)
-        label = found.label(self.label_column)
-        captions = found.caption(self.caption_column, labelled=bool(found.class_names))
-        found.check_label(label, captions)
-        columns = RowColumns(
-            found.image(self.image_column), () if captions is None else caption_columns(captions), label
-        )
-        classes = self._classes(found.class_names.get(label or "", ()))
-        spec = ParquetSpec(**self._shared(), held_out_share=self.held_out_share)
-        opened = replace(spec.open_files(urls, held_out, columns), classes=classes)
-        if captions is not None:
-            return opened
-        require(
-            classes is not None,
-            f"data.label_column={label} of {urls[0]} has no class names, of which captions are made: name a column of "
-            "captions with data.caption_column=…",
-        )
-        assert classes is not None
-        prompts = [[fill(template, name) for template in classes.templates] for name in classes.names]
-        held = opened.held_out
-        return replace(
-            opened,
-            train=PromptedShards(opened.train, prompts, training),
-            held_out=None if held is None else PromptedShards(held, prompts, trained_on=False),
-        )
-
-    def _classes(self, names: Sequence[str]) -> Classes | None:
+        columns, names = self._columns(urls[0], open_parquet_file(urls[0], self.retry_s).schema())
         require(
             bool(names) or self.templates is None,
             f"data.templates={self.templates} has no effect without a column of labels with class names: remove it",
         )
-        templates = read_templates(self.templates, "data.templates") if self.templates else (_TEMPLATE,)
-        return Classes([name.replace("_", " ") for name in names], templates) if names else None
+        classes = None
+        if names:
+            templates = read_templates(self.templates, "data.templates")
+            classes = Classes([name.replace("_", " ") for name in names], templates)
+        spec = ParquetSpec(**self._shared(), held_out_share=self.held_out_share)
+        opened = replace(spec.open_files(urls, held_out, columns), classes=classes)
+        if columns.captions:
+            return opened
+        if classes is None:
+            raise ConfigError(
+                f"data.label_column={columns.label} of {urls[0]} has no class names, of which captions are made: name "
+                "a column of captions with data.caption_column=…"
+            )
+        held, texts = opened.held_out, prompts(classes.names, classes.templates)
+        return replace(
+            opened,
+            train=PromptedShards(opened.train, texts, training),
+            held_out=None if held is None else PromptedShards(held, texts, trained_on=False),
+        )
+
+    def _columns(self, url: str, schema: Schema) -> tuple[RowColumns, Sequence[str]]:
+        """Returns the columns of the options, or else the only candidates, and the class names of the labels.
+
+        Without a column of texts there are no captions, but class names. Raises ConfigError.
+        """
+        from clipx.data.shards.row_groups import RowColumns
+
+        images, texts, class_names = candidates(schema)
+        image, captions, label = self.image_column, self.caption_column, self.label_column
+        if image is None:
+            require(bool(images), f"{url} has no column of images: give a data set with images, or data.image_column=…")
+            image = _only(url, images, "images", "image_column")
+        if captions is None and (texts or not class_names):
+            require(
+                bool(texts),
+                f"{url} has neither texts nor a column of labels with class names: give a data set with captions, or "
+                "write captions with python -m clipx.data.prepare",
+            )
+            captions = _only(url, texts, "captions", "caption_column")
+        if label is None and class_names and (captions is None or len(class_names) == 1):
+            label = _only(url, list(class_names), "labels", "label_column")
+        weighted = () if captions is None else caption_columns(captions)
+        return RowColumns(image, weighted, label), class_names.get(label or "", ())
 
     def _shared(self) -> dict[str, Any]:
         """Returns the options that data=parquet and data=webdataset have, too."""
@@ -287,3 +296,36 @@ def _local_files(root: str) -> dict[str, int]:
     """Returns the size of each file below a folder. Links are followed: the cache of the hub has these."""
     files = map(Path, walk(root, "data.path"))
     return {str(file.relative_to(root)): file.stat().st_size for file in files if file.is_file()}
+
+
+# ------------------------------------------------------------------------------------------------ columns of Parquet
+
+
+def candidates(schema: Schema) -> tuple[list[str], list[str], dict[str, list[str]]]:
+    """Returns the columns of images, those of texts, and the class names of each column of labels.
+
+    Found by the features that the library `datasets` writes into a file, or else by the types of the columns.
+    """
+    kinds, features = {field.name: field.type for field in schema}, _features(schema)
+    labels = {
+        name: [str(one) for one in feature["names"]]
+        for name, feature in features.items()
+        if feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
+    }
+    images = [name for name, feature in features.items() if feature.get("_type") == "Image"]
+    texts = [name for name, kind in kinds.items() if name not in labels and held(kind) in ("text", "list of text")]
+    return images or [name for name, kind in kinds.items() if IMAGE.fits(kind)], texts, labels
+
+
+def _features(schema: Schema) -> dict[str, dict[str, Any]]:
+    """Returns the features by column, {} if the file has none that can be read."""
+    try:
+        features = dict(json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"])
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return {}
+    return {name: feature for name, feature in features.items() if name in schema.names and isinstance(feature, dict)}
+
+
+def _only(url: str, names: Sequence[str], what: str, key: str) -> str:
+    require(len(names) == 1, f"{url} has several columns of {what}: {', '.join(names)}; name one with data.{key}=…")
+    return names[0]

@@ -186,9 +186,9 @@ def _of_card(config: Mapping[str, Any], files: Sequence[str], where: str) -> Spl
         return _by_name(inside, folder)
     splits: dict[str, list[str]] = {}
     for split, pattern in _patterns(config["data_files"], where):
-        full = f"{folder}/{pattern}" if folder else pattern
-        matches = _matcher(full.removeprefix("./"))
-        splits.setdefault(split, []).extend(filter(matches, inside))
+        full = (f"{folder}/{pattern}" if folder else pattern).removeprefix("./")
+        tests = [matcher(full), matcher(f"{full.rstrip('/')}/**")]  # a folder names all of its files
+        splits.setdefault(split, []).extend(path for path in inside if any(test(path) for test in tests))
     return {split: list(dict.fromkeys(paths)) for split, paths in splits.items()}
 
 
@@ -214,12 +214,6 @@ def _patterns(value: Any, where: str) -> list[tuple[str, str]]:
     return found
 
 
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    """Returns a function that tests a path. * matches in one folder, ** in all below, and a folder all of its files."""
-    tests = [matcher(pattern), matcher(f"{pattern.rstrip('/')}/**")]
-    return lambda path: any(test(path) for test in tests)
-
-
 # ---------------------------------------------------------------------------------------------------- by the names
 
 
@@ -228,31 +222,23 @@ def _folder_configs(files: Sequence[str]) -> dict[str, dict[str, Any]]:
     data = [path for path in files if path.endswith(FORMATS)]
     folders = dict.fromkeys(path.partition("/")[0] if "/" in path else "" for path in data)
     named = all(folder and folder != "data" and _split_of_name(folder) is None for folder in folders)
-    configs = {folder: {"data_dir": folder} for folder in folders}
-    inside = ([path for path in data if path.startswith(f"{folder}/")] for folder in folders)
-    return (
-        configs
-        if data and named and all(_rule(paths, folder) for folder, paths in zip(folders, inside, strict=True))
-        else {}
-    )
+    inside = ([path.partition("/")[2] for path in data if path.startswith(f"{folder}/")] for folder in folders)
+    return {folder: {"data_dir": folder} for folder in folders} if named and all(map(_rule, inside)) else {}
 
 
 def _by_name(files: Sequence[str], folder: str = "") -> Splits:
     """Returns the splits that the names of files in `folder` tell. All files are train if they tell none."""
-    data = [path for path in files if path.endswith(FORMATS)]
-    rule = _rule(data, folder)
-    if rule is None:
-        return {"train": data}
+    names = {path: path[len(folder) :].lstrip("/") for path in files if path.endswith(FORMATS)}
+    rule = _rule(list(names.values()))
     splits: dict[str, list[str]] = {}
-    for path in data:
-        if (name := rule(path[len(folder) :].lstrip("/"))) is not None:
-            splits.setdefault(name, []).append(path)
+    for path, name in names.items():
+        if (split := "train" if rule is None else rule(name)) is not None:
+            splits.setdefault(split, []).append(path)
     return splits
 
 
-def _rule(files: Sequence[str], folder: str) -> Callable[[str], str | None] | None:
+def _rule(names: Sequence[str]) -> Callable[[str], str | None] | None:
     """Returns the first rule that finds the split of a file."""
-    names = [path[len(folder) :].lstrip("/") for path in files]
     return next((rule for rule in (_numbered_split, _folder_split, _file_split) if any(map(rule, names))), None)
 
 
@@ -262,8 +248,7 @@ def _numbered_split(path: str) -> str | None:
 
 
 def _folder_split(path: str) -> str | None:
-    parts = path.split("/")[:-1]
-    return next((name for part in parts if (name := _split_of_name(part)) is not None), None)
+    return next(filter(None, map(_split_of_name, path.split("/")[:-1])), None)
 
 
 def _file_split(path: str) -> str | None:

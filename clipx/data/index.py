@@ -10,7 +10,7 @@ from typing import Any
 from clipx.cli import cli
 from clipx.config.registry import MISSING, frozen, option
 from clipx.data.shards.index import RETRY_S, ShardIndex, caption_columns, fingerprint, index_shards
-from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons
+from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons, kept_samples
 from clipx.errors import require
 from clipx.escape import json_text
 from clipx.storage.local import write_text
@@ -94,7 +94,7 @@ def index(spec: IndexSpec) -> None:
     for line in count_reasons([record for index in indices for record in (*index.bad, *index.notes)]):
         console.print(line)
     if spec.manifest is not None:
-        write_manifest(spec, Path(spec.manifest).expanduser(), urls, indices)
+        write_manifest(spec, Path(spec.manifest), urls, indices)
         console.print(f"written to {spec.manifest}")
 
 
@@ -102,7 +102,7 @@ def summary_table(spec: IndexSpec, indices: Sequence[ShardIndex]) -> Any:
     from clipx.report.console import text_table
 
     samples = sum(index.samples for index in indices)
-    held_out = int(samples * spec.held_out_share)
+    held_out = samples - kept_samples(samples, spec.held_out_share)
     part = "" if spec.part is None else f", part {spec.part}"
     row = {
         "shards": f"{len(indices):,}",

@@ -26,9 +26,7 @@ _JFIF = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
 _END = b"\xff\xd9"
 _BARE = frozenset(b"\0\1\xd0\xd1\xd2\xd3\xd4\xd5\xd6\xd7\xff")  # after FF: no segment begins
 _MARKER = re.compile(b"\xff[^%s]" % re.escape(bytes(sorted(_BARE))))
-_STRAY = re.compile(
-    r"(\d+) extraneous bytes before marker 0xd9$"
-)  # the warning of libjpeg, which shows the first one only
+_STRAY = re.compile(r"(\d+) extraneous bytes before marker 0xd9$")  # libjpeg shows its first warning only
 _FILL = 32  # equal bytes with which a picture may end: the last ones of a plain area. More may stand for lost data.
 _TRIES = 4  # libjpeg does not count stray bytes FF, and a run of equal ones is left in part
 
@@ -60,26 +58,26 @@ def _fault_without_stray(encoded: bytes, colours: str, fault: str) -> str:
         if (stray := _STRAY.search(fault)) is None:
             return fault
         end = min(filled, end - int(stray[1]))
-        try:
-            simplejpeg.decode_jpeg(encoded[:end] + _END, colours, min_height=1, min_width=1, min_factor=8)
-        except ValueError as error:
-            fault = _one_line(error)
-        else:
-            return ""
+        fault = _fault(encoded[:end] + _END, colours)
     return fault
+
+
+def is_flawless(encoded: bytes) -> bool:
+    """Returns whether libjpeg has no warning about a plain JPEG."""
+    return not _fault(encoded, "GRAY")
+
+
+def _fault(encoded: bytes, colours: str) -> str:
+    """Returns the warning or error of libjpeg, "" without one. Half the time of decoding: all data are read."""
+    try:
+        simplejpeg.decode_jpeg(encoded, colours, min_height=1, min_width=1, min_factor=8)
+    except ValueError as error:
+        return _one_line(error)
+    return ""
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:120]
-
-
-def is_flawless(encoded: bytes) -> bool:
-    """Returns whether libjpeg has no warning about a plain JPEG. Half the time of decoding: its data are read."""
-    try:
-        simplejpeg.decode_jpeg(encoded, "GRAY", min_height=1, min_width=1, min_factor=8)
-    except ValueError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------- headers
@@ -89,10 +87,7 @@ def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
     """Returns (width, height) of a JPEG that only needs decoding; None for an image that needs Pillow."""
     if not encoded.startswith(b"\xff\xd8\xff") or not _upright(encoded):
         return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
-    except (ValueError, KeyError):  # KeyError: subsampling that simplejpeg has no name for
-        return None
+    width, height, colours = _header(encoded)
     return (width, height) if colours in ("YCbCr", "Gray", "RGB") and width * height <= max_pixels else None
 
 
@@ -130,7 +125,7 @@ def readable_jpeg(encoded: bytes, size: tuple[int, int]) -> bytes | None:
 
     Returns None for a rare coding that only Pillow decodes, such as arithmetic coding and subsampling by 4 x 2.
     """
-    if _size(encoded) == size:
+    if _header(encoded)[:2] == size:
         return encoded
     parts, at = [encoded[:2]], 2
     for kind, start, at in _segments(encoded):
@@ -139,15 +134,16 @@ def readable_jpeg(encoded: bytes, size: tuple[int, int]) -> bytes | None:
         elif kind == _APP0 and encoded.startswith(b"JFIF\0", start + 4):
             parts.append(_JFIF)  # libjpeg warns of an unknown version
     plainer = b"".join([*parts, encoded[at:]])
-    return plainer if _size(plainer) == size else None
+    return plainer if _header(plainer)[:2] == size else None
 
 
-def _size(encoded: bytes) -> tuple[int, int] | None:
+def _header(encoded: bytes) -> tuple[int, int, str]:
+    """Returns (width, height, colours); (0, 0, "") if libjpeg does not read the header."""
     try:
-        height, width, _, _ = simplejpeg.decode_jpeg_header(encoded)
-    except (ValueError, KeyError):
-        return None
-    return width, height
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(encoded)
+    except (ValueError, KeyError):  # KeyError: subsampling that simplejpeg has no name for
+        return 0, 0, ""
+    return width, height, colours
 
 
 def _segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:

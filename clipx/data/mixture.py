@@ -82,10 +82,7 @@ class MixtureSpec(DataSpec):
 
     def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
         before = saved.get("sources") or {}
-        pinned = {
-            name: _of(name, source, lambda data: data.pinned(before.get(name) or {}))  # noqa: B023  # called at once
-            for name, source in self._sorted()
-        }
+        pinned = self._each(lambda name, source: source.pinned(before.get(name) or {}))
         same = all(pinned[name] is source for name, source in self.sources.items())
         return self if same else dataclasses.replace(self, sources=pinned)
 
@@ -94,23 +91,21 @@ class MixtureSpec(DataSpec):
         return _sum([source.published for source in self.sources.values()])
 
     def count(self) -> int | None:
-        return _sum([_of(name, source, lambda data: data.count()) for name, source in self._sorted()])
+        return _sum(list(self._each(lambda name, source: source.count()).values()))
 
     def check_complete(self) -> None:
         require(
             bool(self.sources),
             "data.sources is empty: add each source by +data@data.sources.NAME=OPTION, e.g. +data@data.sources.cc=cc3m",
         )
-        for name, source in self._sorted():
-            _of(name, source, lambda data: data.check_complete())
+        self._each(lambda name, source: source.check_complete())
 
     def check_files(self) -> None:
-        for name, source in self._sorted():
-            _of(name, source, lambda data: data.check_files())
+        self._each(lambda name, source: source.check_files())
 
     def open(self) -> Dataset:
         self.check_complete()
-        opened = {name: _of(name, source, open_data) for name, source in self._sorted()}
+        opened = self._each(lambda name, source: open_data(source))
         held_out = {name: data.held_out for name, data in opened.items() if data.held_out is not None}
         if self.held_out is not None:
             require(
@@ -130,28 +125,27 @@ class MixtureSpec(DataSpec):
         )
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
-        orders = [source.order(samples, seed, (*stream, k)) for k, source, samples in self._numbered(train)]
         assert isinstance(train, Mixture)
+        orders = [source.order(samples, seed, (*stream, k)) for k, source, samples in self._numbered(train)]
         return MixedOrder(train.names, orders, self._weights(), random.Random(f"{seed}/mixture/{stream}"))
 
     def stream_orders(
         self, train: Source, seed: int, count: int, stream: tuple[int, ...] = ()
     ) -> Sequence[SampleOrder]:
+        assert isinstance(train, Mixture)
         by_source = [
             source.stream_orders(samples, seed, count, (*stream, k)) for k, source, samples in self._numbered(train)
         ]
-        assert isinstance(train, Mixture)
         weights, sizes = self._weights(), [sum(source.sizes) for source in train.sources]
         return [
             MixedOrder(train.names, orders, weights, random.Random(f"{seed}/mixture/{stream}/{number}"), sizes)
             for number, orders in enumerate(zip(*by_source, strict=True))
         ]
 
-    def _numbered(self, train: Source) -> Iterator[tuple[int, DataSpec, Source]]:
+    def _numbered(self, train: Mixture) -> Iterator[tuple[int, DataSpec, Source]]:
         """Yields (number from 1, options, opened source) of each source."""
-        assert isinstance(train, Mixture)
-        for number, ((_, source), samples) in enumerate(zip(self._sorted(), train.sources, strict=True), start=1):
-            yield number, source, samples
+        options = [source for _, source in self._sorted()]
+        return zip(range(1, len(options) + 1), options, train.sources, strict=True)
 
     def _weights(self) -> list[Fraction]:
         return [Fraction(repr(source.weight)) for _, source in self._sorted()]  # the decimal value: 0.1 is exactly 1/10
@@ -166,18 +160,21 @@ class MixtureSpec(DataSpec):
         """Returns the sources sorted by name, so that nothing depends on the order of the overrides."""
         return sorted(self.sources.items())
 
+    def _each(self, call: Callable[[str, DataSpec], T]) -> dict[str, T]:
+        """Returns `call(name, options)` of each source by name. Errors name the keys with their path in the mixture."""
+        found = {}
+        for name, source in self._sorted():
+            try:
+                found[name] = call(name, source)
+            except ClipxError as error:
+                keys = [f.name for f in dataclasses.fields(source)]
+                raise with_location(error, f"data.sources.{name}", keys) from None
+        return found
+
 
 def _sum(known: Sequence[int | None]) -> int | None:
     """Returns the sum. None if there is no number, or one of them is unknown."""
     return sum(n for n in known if n is not None) if known and None not in known else None
-
-
-def _of(name: str, source: DataSpec, call: Callable[[DataSpec], T]) -> T:
-    """Returns `call(source)`. Its errors name the keys with their path in the mixture."""
-    try:
-        return call(source)
-    except ClipxError as error:
-        raise with_location(error, f"data.sources.{name}", [f.name for f in dataclasses.fields(source)]) from None
 
 
 def _common_classes(by_source: Sequence[Classes | None]) -> Classes | None:

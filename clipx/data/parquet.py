@@ -14,15 +14,15 @@ from clipx.config.registry import frozen, option
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand, first_local
-from clipx.data.source import Source, check_caption_weights, check_held_out_share, split
+from clipx.data.source import check_held_out_share, split, weights_of
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import check_cache
-from clipx.errors import ConfigError, DataError, require
+from clipx.errors import DataError, require
 from clipx.storage.files import errors_as, local_path
 from clipx.storage.local import check_file
 
 if TYPE_CHECKING:
-    from clipx.data.shards.row_groups import RowColumns, RowGroups
+    from clipx.data.shards.row_groups import RowColumns
 
 
 @option("data")
@@ -88,66 +88,41 @@ class ParquetSpec(SelectionSpec):
                     check_file(Path(local_path(url)))
 
     def open(self) -> Dataset:
+        from clipx.data.shards.row_groups import RowColumns
+
         self.check_complete()
         assert self.path is not None
+        columns = RowColumns(self.image_column, caption_columns(self.caption_column), self.label_column)
         held_out = None
         if self.held_out_path is not None:
             held_out = expand(self.held_out_path, "data.held_out_path", "file")
-        return self.open_files(expand(self.path, "data.path", "file"), held_out)
+        return self.open_files(expand(self.path, "data.path", "file"), held_out, columns)
 
-    def open_files(
-        self, urls: Sequence[str], held_out: Sequence[str] | None, columns: RowColumns | None = None
-    ) -> Dataset:
-        """Opens files.
+    def open_files(self, urls: Sequence[str], held_out: Sequence[str] | None, columns: RowColumns) -> Dataset:
+        """Opens files. `held_out`: files to evaluate on. None: a share of `urls` is held out."""
+        from clipx.data.selection.choose import NamedSamples
+        from clipx.data.shards.row_groups import RowGroups
 
-        `held_out`: files to evaluate on. None: a share of `urls` is held out. `columns`: None for those of the options.
-        """
-        columns = columns or self._columns
-        groups = self._find(urls, columns)
+        access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole=True)
+        groups = RowGroups.find(urls, columns, self.retry_s)
         kept, held = groups.split(0.0 if held_out is not None else self.held_out_share)
-        train = kept.open(self._access)
-        sides: tuple[Source, Source | None]
         if held_out is not None:
-            sides = train, self._find(held_out, columns).open(self._access)
-        elif held is not None:
-            sides = train, held.open(self._access)
-        else:
-            sides = split(train, self.held_out_share)
-        check_cache(list(zip(train.lengths, train.sizes, strict=True)), self._access, self.shuffle_window)
-        size = sum(train.lengths) / sum(train.sizes)
-        dataset = Dataset(*sides, whole_shards=True, sample_bytes=size)
+            held = RowGroups.find(held_out, columns, self.retry_s)
+        train = kept.open(access)
+        sides = split(train, self.held_out_share) if held is None else (train, held.open(access))
+        check_cache(list(zip(train.lengths, train.sizes, strict=True)), access, self.shuffle_window)
+        dataset = Dataset(*sides, whole_shards=True, sample_bytes=sum(train.lengths) / sum(train.sizes))
         if not self.selects:
             return dataset
-        from clipx.data.selection.choose import NamedSamples
-
-        whole = groups.open(self._access)
+        whole = groups.open(access)
         return self.select(dataset, NamedSamples(whole.urls, whole.sizes), train.urls, self.retry_s)
 
     def evaluated(self) -> Self:
         path = self.held_out_path or self.path
         return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
 
-    @property
-    def _access(self) -> Access:
-        return Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole=True)
-
-    @property
-    def _columns(self) -> RowColumns:
-        from clipx.data.shards.row_groups import RowColumns
-
-        return RowColumns(self.image_column, caption_columns(self.caption_column), self.label_column)
-
-    def _find(self, urls: Sequence[str], columns: RowColumns) -> RowGroups:
-        from clipx.data.shards.row_groups import RowGroups
-
-        return RowGroups.find(urls, columns, self.retry_s)
-
 
 def caption_columns(value: Any) -> tuple[tuple[str, float], ...]:
     """Returns (column, weight) of each column of captions, sorted. Raises ConfigError."""
-    fix = "give a column, or several with weights, {caption:0.3,recaption:0.7}"
-    if not value or not isinstance(value, str | dict):
-        raise ConfigError(f"data.caption_column={value} names no column: {fix}")
-    weights: dict[Any, Any] = value if isinstance(value, dict) else {value: 1.0}
-    check_caption_weights("data.caption_column", weights)
-    return tuple((str(name), float(weights[name])) for name in sorted(weights, key=str))
+    rule = "names no column: give a column, or several with weights, {caption:0.3,recaption:0.7}"
+    return tuple(weights_of("data.caption_column", value, rule).items())

@@ -7,7 +7,7 @@ Spark, Impala and older writers store texts. A number is never a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,12 @@ FIX = "give a complete Parquet file that is not encrypted"
 
 _VIEWS = {"string_view": "string", "binary_view": "binary"}  # names: pyarrow 15 lacks the types
 _BINARY = {"string": "binary", "large_string": "large_binary"}
+_HELD = {
+    **dict.fromkeys(_BINARY, "text"),
+    **dict.fromkeys(_BINARY.values(), "bytes"),
+    "null": "nothing",
+    "bool": "bool",
+}
 _SHOWN = 20  # names of columns in a message
 
 
@@ -57,74 +63,49 @@ def _is_list(kind: DataType) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def is_string(kind: DataType) -> bool:
-    return str(plain(kind)) in _BINARY
-
-
-def is_strings(kind: DataType) -> bool:
-    return _is_list(kind) and is_string(kind.value_type)
-
-
-def is_bytes(kind: DataType) -> bool:
-    return str(plain(kind)) in _BINARY.values()
-
-
-def is_image(kind: DataType) -> bool:
-    from pyarrow import types
-
-    if types.is_struct(kind):
-        return kind.get_field_index("bytes") >= 0 and is_bytes(kind.field("bytes").type)
-    return is_bytes(kind)
-
-
-def _is_text(kind: DataType) -> bool:
-    return is_string(kind) or is_bytes(kind) or _is_null(kind)
-
-
-def _is_texts(kind: DataType) -> bool:
-    return _is_text(kind) or (_is_list(kind) and _is_text(kind.value_type))
-
-
-def _is_null(kind: DataType) -> bool:
-    """Returns whether no row has a value, as pandas writes a column that is empty in one of several files."""
-    return str(plain(kind)) == "null"
-
-
-def _is_whole(kind: DataType) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_integer(plain(kind)))
-
-
-def is_number(kind: DataType) -> bool:
+def held(kind: DataType) -> str:
+    """Returns what the values of a column are: text, bytes, image (a struct with bytes), whole (a number), number,
+    bool, nothing (as pandas writes a column that is empty in one of several files), a list of these, or other."""
     from pyarrow import types
 
     found = plain(kind)
-    return bool(types.is_integer(found) or types.is_floating(found) or types.is_decimal(found))
+    if _is_list(found):
+        return f"list of {held(found.value_type)}"
+    if types.is_struct(kind):
+        place = kind.get_field_index("bytes")
+        return "image" if place >= 0 and held(kind.field(place).type) == "bytes" else "other"
+    if types.is_integer(found):
+        return "whole"
+    return "number" if types.is_floating(found) or types.is_decimal(found) else _HELD.get(str(found), "other")
 
 
-def _is_label(kind: DataType) -> bool:
-    return _is_text(kind) or is_number(kind) or str(plain(kind)) == "bool"
+def is_string(kind: DataType) -> bool:
+    return held(kind) == "text"
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Use of a column by a reader: the types that `fits` accepts. `holds`: their name in messages."""
+    """Use of a column by a reader. `holds`: its values, for messages. `taken`: results of `held`; (): all of them."""
 
     holds: str
-    fits: Callable[[DataType], bool]
+    taken: Sequence[str] = ()
+
+    def fits(self, kind: DataType) -> bool:
+        """Returns whether the values of this type have the role."""
+        return not self.taken or held(kind) in self.taken
 
 
-ANY = Role("a value", lambda kind: True)
-IMAGE = Role("the bytes of images", is_image)
-PATH = Role("paths", is_string)
-TEXT = Role("texts", _is_text)
-TEXTS = Role("texts or lists of texts", _is_texts)
-LABEL = Role("indices or names", _is_label)
-KEY = Role("texts", lambda kind: _is_text(kind) or _is_whole(kind))
-INDEX = Role("whole numbers", _is_whole)
-INDICES = Role("lists of whole numbers", lambda kind: _is_list(kind) and _is_whole(kind.value_type))
-NUMBER = Role("numbers", lambda kind: is_number(kind) or _is_null(kind))
+_TEXT = ("text", "bytes", "nothing")
+ANY = Role("a value")
+IMAGE = Role("the bytes of images", ("bytes", "image"))
+PATH = Role("paths", ("text",))
+TEXT = Role("texts", _TEXT)
+TEXTS = Role("texts or lists of texts", (*_TEXT, *(f"list of {kind}" for kind in _TEXT)))
+LABEL = Role("indices or names", (*_TEXT, "whole", "number", "bool"))
+KEY = Role("texts", (*_TEXT, "whole"))
+INDEX = Role("whole numbers", ("whole",))
+INDICES = Role("lists of whole numbers", ("list of whole",))
+NUMBER = Role("numbers", ("whole", "number", "nothing"))
 
 
 def check_type(
@@ -184,7 +165,7 @@ def comparable(column: Array) -> Array:
     """Returns a column whose texts can be compared with texts. pyarrow raises an error for bytes that are not UTF-8."""
     import pyarrow as pa
 
-    return plain_column(column).cast(pa.large_string()) if is_bytes(column.type) else plain_column(column)
+    return plain_column(column).cast(pa.large_string()) if held(column.type) == "bytes" else plain_column(column)
 
 
 def encoded(column: Array) -> Array:
@@ -192,7 +173,7 @@ def encoded(column: Array) -> Array:
     import pyarrow as pa
 
     found = plain_column(column)
-    return (found.cast(pa.string()) if _is_whole(found.type) else found).cast(pa.large_binary())
+    return (found.cast(pa.string()) if held(found.type) == "whole" else found).cast(pa.large_binary())
 
 
 def cells(column: Array) -> list[Any]:
@@ -224,9 +205,8 @@ def texts_of(cell: Any) -> list[str]:
 def images(column: Array) -> list[bytes | None]:
     """Returns the bytes of images, from structs {bytes, …} too."""
     import pyarrow.compute as pc
-    from pyarrow import types
 
-    found = pc.struct_field(column, "bytes") if types.is_struct(column.type) else column
+    found = pc.struct_field(column, "bytes") if held(column.type) == "image" else column
     return plain_column(found).to_pylist()  # type: ignore[no-any-return]
 
 
@@ -242,9 +222,8 @@ def whole_numbers(column: Array) -> NDArray[np.int64]:
     """Returns whole numbers as int64, -1 for a missing one or one above its range."""
     import pyarrow as pa
 
-    found: NDArray[np.int64] = (
-        plain_column(column).cast(pa.int64(), safe=False).fill_null(-1).to_numpy(zero_copy_only=False)
-    )
+    whole = plain_column(column).cast(pa.int64(), safe=False).fill_null(-1)
+    found: NDArray[np.int64] = whole.to_numpy(zero_copy_only=False)
     return found
 
 

@@ -115,8 +115,8 @@ class ShapesSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        require(self.samples >= 2, f"data.samples={self.samples} must be at least 2")
-        require(self.held_out_samples >= 1, f"data.held_out_samples={self.held_out_samples} must be at least 1")
+        for name, least in (("samples", 2), ("held_out_samples", 1)):
+            require(getattr(self, name) >= least, f"data.{name}={getattr(self, name)} must be at least {least}")
         require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must be in [16, 512]")
 
     @property
@@ -127,8 +127,9 @@ class ShapesSpec(DataSpec):
         """Opens the shards, written first if they are not in the cache."""
         from clipx.data.shards.shards import Shards
 
+        style = "" if self.style is Style.painted else f"-{self.style}"
+
         def shards(name: str, samples: int, held_out: bool) -> Shards:
-            style = "" if self.style is Style.painted else f"-{self.style}"
             folder = f"shapes-v{_VERSION}-{self.seed}-{self.pixels}px{style}/{name}-{samples}"
             make = functools.partial(
                 make_sample, seed=self.seed, held_out=held_out, pixels=self.pixels, style=self.style
@@ -157,15 +158,8 @@ def make_sample(index: int, *, seed: int, held_out: bool, pixels: int, style: St
 def random_scene(rng: random.Random, held_out: bool, index: int) -> Scene:
     labels = _labels(held_out)
     colour, texture, shape = COMBINATIONS[labels[index % len(labels)]]  # every combination equally often
-    return Scene(
-        colour=colour,
-        texture=texture,
-        shape=shape,
-        size=rng.choice(list(SIZES)),
-        position=rng.choice(list(POSITIONS)),
-        count=rng.choice(list(COUNTS)),
-        background=rng.choice(list(BACKGROUNDS)),
-    )
+    size, position, count, background = (rng.choice(list(of)) for of in (SIZES, POSITIONS, COUNTS, BACKGROUNDS))
+    return Scene(colour, texture, shape, size, position, count, background)
 
 
 @functools.cache

@@ -6,15 +6,16 @@ import math
 import os
 import random
 import re
-import stat
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from clipx.errors import require
+from clipx.storage.safe_json import read_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -94,7 +95,9 @@ class Sample:
             for weight, captions in self.captions_by_key or [(1.0, self.captions)]
             if (left := [texts for caption in captions if (texts := self._left(caption, drawn))])
         ]
-        captions = by_key[0][1] if not self.captions_by_key else _weighted(rng, by_key)
+        captions = by_key[0][1]
+        if self.captions_by_key:
+            ((_, captions),) = rng.choices(by_key, [weight for weight, _ in by_key])
         texts = rng.choice(captions)
         return rng.choice(texts) if len(texts) > 1 else texts[0]
 
@@ -107,27 +110,12 @@ class Sample:
         return [text for text in texts if text not in drawn]
 
 
-def _weighted(rng: random.Random, by_key: Sequence[tuple[float, list[list[str]]]]) -> list[list[str]]:
-    ((_, captions),) = rng.choices(by_key, [weight for weight, _ in by_key])
-    return captions
-
-
 def read_bounded(path: str, what: str = "image", limit: int = MAX_BYTES) -> bytes:
     """Returns the content of a regular file of at most `limit` bytes. Raises BadSample for anything else."""
     try:
-        with open(path, "rb", buffering=0, opener=_open_nonblocking) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise BadSample(f"{what} is not a regular file")
-            if status.st_size > limit:
-                raise BadSample(f"{what} is larger than {limit >> 20} MiB")
-            return file.read(status.st_size) or b""
+        return read_regular(Path(path), limit)
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         raise BadSample(f"{what} cannot be read: {getattr(error, 'strerror', error)}") from None
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # otherwise opening a named pipe waits for a writer
 
 
 class Source(Protocol):
@@ -152,31 +140,15 @@ class Source(Protocol):
         """Returns the sample at an index. Raises BadSample."""
 
 
-@runtime_checkable
-class SupportsPrefetch(Protocol):
-    """Source that can request samples before they are read."""
-
-    def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
-        """Requests the samples that this process reads next.
-
-        `later` and `done` have a sample of each whole shard to fetch and to release: see ReadAhead.
-        """
-
-
 def prefetch_samples(
     source: Source, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()
 ) -> None:
-    """Calls `source.prefetch` if the source has the method."""
-    if isinstance(source, SupportsPrefetch):
-        source.prefetch(indices, later, done)
+    """Requests the samples that this process reads next, by the method `prefetch` of sources that have it.
 
-
-@runtime_checkable
-class PartOfData(Protocol):
-    """Source of some of the samples of the data."""
-
-    def whole_index(self, index: int) -> int:
-        """Returns the number of a sample among all samples of the data."""
+    `later` and `done` have a sample of each whole shard to fetch and to release: see ReadAhead.
+    """
+    if (prefetch := getattr(source, "prefetch", None)) is not None:
+        prefetch(indices, later, done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +303,14 @@ def _ratio(share: float) -> Fraction:
 
 
 def whole_index(source: Source, index: int) -> int:
-    """Returns the number of a sample before some are selected or held out: among all samples of the data."""
+    """Returns the number of a sample before some are selected or held out: among all samples of the data.
+
+    A source of some shards has the method `whole_index`.
+    """
     while isinstance(source, WrappedSource):
         index, source = source.source_index(index), source.source
-    return source.whole_index(index) if isinstance(source, PartOfData) else index
+    own = getattr(source, "whole_index", None)
+    return index if own is None else int(own(index))
 
 
 def check_held_out_share(share: float) -> None:
@@ -358,26 +334,28 @@ def caption_weights(key: str, value: Any, tables: bool = False) -> dict[str, flo
     `value` is the value of the option `key`: one key, or a dictionary from keys to weights. `tables`: whether keys may
     be columns of data.caption_table.
     """
-    require(
-        bool(value) and isinstance(value, str | dict),
-        f"{key}={value} names no caption: give txt, json.KEY, or several with weights, {{txt:0.3,json.KEY:0.7}}",
-    )
-    weights: dict[str, Any] = value if isinstance(value, dict) else {value: 1.0}
+    fix = "give txt, json.KEY, or several with weights, {txt:0.3,json.KEY:0.7}"
+    weights = weights_of(key, value, f"names no caption: {fix}")
     for name in weights:
-        if not (tables and str(name).startswith(TABLE)):
-            check_key(key, str(name), "txt")
-    check_caption_weights(key, weights)
-    return {name: float(weights[name]) for name in sorted(weights)}
+        if not (tables and name.startswith(TABLE)):
+            check_key(key, name, "txt")
+    return weights
 
 
-def check_caption_weights(key: str, weights: Mapping[Any, Any]) -> None:
-    """Raises ConfigError for weights of keys, `key`.NAME, that nothing can be drawn by."""
+def weights_of(key: str, value: Any, rule: str) -> dict[str, float]:
+    """Returns the weight of each name of the option `key`: one name, or a dictionary from names to weights, sorted.
+
+    `rule`: in the error of a value that is neither. Raises ConfigError.
+    """
+    require(bool(value) and isinstance(value, str | dict), f"{key}={value} {rule}")
+    weights: dict[Any, Any] = value if isinstance(value, dict) else {value: 1.0}
     for name, weight in weights.items():
         require(
             type(weight) in (int, float) and 0 < weight <= sys.float_info.max,
             f"{key}.{name}={weight} must be a finite number above 0: to draw no caption from it, remove it",
         )
     require(sum(map(float, weights.values())) < math.inf, f"the sum of {key} is not finite: divide all of its weights")
+    return {str(name): float(weights[name]) for name in sorted(weights, key=str)}
 
 
 def caption_text(caption: bytes | str) -> str:

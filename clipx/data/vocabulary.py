@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from clipx.cli import cli
 from clipx.config.registry import frozen, option
 from clipx.data.bad_samples import check_bad_share
-from clipx.data.class_names import fill
 from clipx.data.source import BadRecord, BadSample
 from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, check_effect, open_data
 from clipx.errors import ConfigError, DataError, require
@@ -75,7 +74,7 @@ def vocabulary(spec: VocabularySpec) -> None:
     dataset = open_data(spec.data)
     counts = count_words(_texts(dataset, spec.data.max_bad_share))
     tokenizer = word_tokenizer(counts, spec.size)
-    path = Path(spec.out).expanduser()
+    path = Path(spec.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: tokenizer.save(temporary))
     size = tokenizer.get_vocab_size()
@@ -93,10 +92,12 @@ def vocabulary(spec: VocabularySpec) -> None:
 def count_words(texts: Iterable[str]) -> Counter[str]:
     """Returns the number of occurrences of each word and run of punctuation, in lower case, in the first 4,096
     characters of each text."""
+    from tokenizers import normalizers, pre_tokenizers
+
     from clipx.model.hf_tokenizer import clean_text
     from clipx.model.text_spec import Clean
 
-    normalizer, splitter = _normalizer(), _splitter()
+    normalizer, splitter = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     counts = Counter[str]()
     for text in texts:
         cleaned = normalizer.normalize_str(clean_text(Clean.clip, text))
@@ -109,15 +110,15 @@ def word_tokenizer(counts: Counter[str], size: int) -> Tokenizer:
 
     Words of equal frequency are sorted alphabetically. Raises DataError without a word.
     """
-    from tokenizers import Tokenizer, models, processors
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     words = sorted(counts, key=lambda word: (-counts[word], word))
     if not words:
         raise DataError("the captions have no words: give other data")
     ids = {token: i for i, token in enumerate([*SPECIAL, *words[: size - len(SPECIAL)]])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
-    tokenizer.normalizer = _normalizer()
-    tokenizer.pre_tokenizer = _splitter()
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, ids[END])])
     tokenizer.enable_padding(pad_id=ids[PAD], pad_token=PAD, direction="left")
     return tokenizer
@@ -140,19 +141,7 @@ def _texts(dataset: Dataset, max_bad_share: float) -> Iterator[str]:
         yield from captions
     if dataset.classes is not None:
         yield from dataset.classes.names
-        yield from (fill(template, "") for template in dataset.classes.templates)
-
-
-def _normalizer() -> Any:
-    from tokenizers import normalizers
-
-    return normalizers.Lowercase()
-
-
-def _splitter() -> Any:
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.Whitespace()
+        yield from (template.replace("{}", "") for template in dataset.classes.templates)
 
 
 main = cli(vocabulary, "vocabulary", unused=("evaluator",))

@@ -34,7 +34,6 @@ from clipx.storage.files import is_local
 from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
-    from clipx.data.selection.captions import CaptionTables
     from clipx.data.shards.counts import Counts, Manifest
     from clipx.data.shards.shards import Shards
 
@@ -127,16 +126,16 @@ class WebDatasetSpec(SelectionSpec):
             check_path("data.manifest", self.manifest)
 
     def _check_captions(self) -> None:
-        weights = caption_weights("data.caption_key", self.caption_key, tables=True)
-        of_table = [name for name in weights if name.startswith(TABLE)]
+        own, of_table = self._captions
         named = f"data.caption_key={self.caption_key}"
         require(
-            len(of_table) < len(weights),
+            bool(own),
             f"{named} has no caption in the shards, which a sample needs: add txt or json.KEY, with a small weight",
         )
+        columns = ", ".join(TABLE + name for name in of_table)
         require(
             not of_table or self.caption_table is not None,
-            f"{named} needs the table of {', '.join(of_table)}: give data.caption_table=shards, or a folder of tables",
+            f"{named} needs the table of {columns}: give data.caption_table=shards, or a folder of tables",
         )
         require(
             bool(of_table) or self.caption_table is None,
@@ -145,10 +144,11 @@ class WebDatasetSpec(SelectionSpec):
         )
 
     @property
-    def own_captions(self) -> dict[str, float]:
-        """Weights of the captions in the shards."""
+    def _captions(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Weights of the captions in the shards, and of the columns of the table of captions."""
         weights = caption_weights("data.caption_key", self.caption_key, tables=True)
-        return {name: weight for name, weight in weights.items() if not name.startswith(TABLE)}
+        own = {name: weight for name, weight in weights.items() if not name.startswith(TABLE)}
+        return own, {name.removeprefix(TABLE): weights[name] for name in weights if name not in own}
 
     @property
     def published(self) -> int | None:
@@ -246,7 +246,7 @@ class WebDatasetSpec(SelectionSpec):
 
     def evaluated(self) -> Self:
         chosen = replace(self.unselected(), held_out_shards=None, held_out_share=0.0, read="range")
-        chosen = replace(chosen, caption_key=self.own_captions, caption_table=None)
+        chosen = replace(chosen, caption_key=self._captions[0], caption_table=None)
         if self.held_out_shards is not None:  # which the manifest need not list
             chosen = replace(chosen, shards=self.held_out_shards, manifest=None)
         return chosen
@@ -262,7 +262,7 @@ class WebDatasetSpec(SelectionSpec):
             return Counts([self.samples_per_shard] * len(urls), f"data.samples_per_shard={self.samples_per_shard}")
         if all(map(is_local, urls)):
             return None
-        columns = caption_columns(self.own_captions)
+        columns = caption_columns(self._captions[0])
         find_shard(columns, self.retry_s, urls[0])  # a missing shard or a refusal is an error before others are read
 
         def count(others: Sequence[str]) -> list[int]:
@@ -273,25 +273,16 @@ class WebDatasetSpec(SelectionSpec):
     def _open(self, urls: Sequence[str], counts: Counts | None, whole: bool, tables: bool = False) -> Shards:
         from clipx.data.shards.shards import Shards
 
-        access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole)
-        further = self._caption_tables(access) if tables else None
-        shards = Shards.open(urls, self.own_captions, self.label_key, access, counts, further)
-        remote = [
-            (size, samples)
-            for url, size, samples in zip(shards.urls, shards.lengths, shards.sizes, strict=False)
-            if not is_local(url)
-        ]
-        check_cache(remote, access, self.shuffle_window)
+        own, of_table = self._captions
+        access, further = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole), None
+        if tables and self.caption_table is not None:
+            from clipx.data.selection.captions import CaptionTables
+
+            further = CaptionTables(self.caption_table, of_table, access)
+        shards = Shards.open(urls, own, self.label_key, access, counts, further)
+        sizes = zip(shards.urls, shards.lengths, shards.sizes, strict=False)
+        check_cache([(size, n) for url, size, n in sizes if not is_local(url)], access, self.shuffle_window)
         return shards
-
-    def _caption_tables(self, access: Access) -> CaptionTables | None:
-        if self.caption_table is None:
-            return None
-        from clipx.data.selection.captions import CaptionTables
-
-        weights = caption_weights("data.caption_key", self.caption_key, tables=True)
-        columns = {name.removeprefix(TABLE): weight for name, weight in weights.items() if name.startswith(TABLE)}
-        return CaptionTables(self.caption_table, columns, access)
 
 
 def check_cache(remote: Sequence[tuple[int, int]], access: Access, window: int) -> None:

@@ -14,7 +14,7 @@ from clipx.errors import ConfigError
 from clipx.objective.losses.temperature import GlobalTemperature
 
 if TYPE_CHECKING:
-    from clipx.data.labels import Labels
+    from clipx.data.loader import TargetSource
     from clipx.data.spec import Classes
 
 Metrics = dict[str, Tensor]
@@ -79,7 +79,7 @@ class Objective(nn.Module):
         loaded. `embed` returns [N, D] for N texts. Collective."""
 
     @property
-    def target_source(self) -> Labels | None:
+    def target_source(self) -> TargetSource | None:
         """Reads the targets of each sample in the loader. None: the objective needs no targets."""
         return None
 

@@ -31,14 +31,17 @@ def read_regular(path: Path, limit: int = _LIMIT) -> bytes:
 
     Raises OSError for other files: a named pipe would block for ever, a sparse file may exceed the memory.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
+    with open(path, "rb", opener=_open_nonblocking) as file:  # Path.open has no opener
+        found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if found.st_size > limit:
             raise OSError(errno.EFBIG, f"{found.st_size:,} bytes, more than {limit:,}", str(path))
         return file.read(found.st_size)  # reading `limit` would allocate it
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # otherwise opening a named pipe waits for a writer
 
 
 def parse_json(content: bytes | str) -> Any:

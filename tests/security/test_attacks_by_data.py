@@ -168,7 +168,7 @@ def test_paths_in_a_table_are_opened_only_as_regular_files(flag: Flag, tmp_path:
         path = tmp_path / "table.tsv"
         path.write_text("filepath\tcaption\n" + "".join(f"{name}\ta caption\n" for name in ["good.jpg", *paths]))
         source = CsvSpec(name="x", path=str(path), held_out_share=0.0).open().train
-        assert faults(source).count("image is not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe"
+        assert faults(source).count("image cannot be read: not a regular file") == 3, "/dev/zero, /dev/stdin and a pipe"
         prepare(PrepareSpec(source=str(path), out="$(touch flag)", processes=1))
         server.setblocking(False)
         with pytest.raises(BlockingIOError):  # no request has come

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipx.data.class_names import class_embeddings, read_names, read_templates
-from clipx.data.labels import Labels
-from clipx.data.source import BadSample
+from clipx.data.images import Draw
+from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError, require
@@ -34,6 +34,31 @@ class HeadOptions:
 
     label_smoothing: float
     """Share of the target that is spread evenly over all classes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """`TargetSource` of the label of each sample: an index into `names`, 0-dim int64."""
+
+    names: Sequence[str]
+
+    def draw(self, index: int, draw: Draw) -> Draw:
+        return draw
+
+    def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
+        return (torch.tensor(self.number(sample.label)),)
+
+    def number(self, label: int | str | None) -> int:
+        """Returns the index of a label. Raises BadSample if it is missing, or is not a known name or index."""
+        if label is None:
+            raise BadSample("label is missing")
+        if isinstance(label, str):
+            if label not in self.names:
+                raise BadSample(f"label {label!r} is not among the {len(self.names)} class names")
+            return list(self.names).index(label)
+        if not 0 <= label < len(self.names):
+            raise BadSample(f"label {label} is out of range: there are {len(self.names)} class names")
+        return label
 
 
 class Classification(Objective):

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from helpers.runs import VIT, small
 
 from clipx.config.duration import Length
-from clipx.data.labels import Labels
 from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
 from clipx.objective.base import StepInputs
 from clipx.objective.classification import ClassificationSpec
-from clipx.objective.losses.classification import Classification
+from clipx.objective.losses.classification import Classification, Labels
 from clipx.trainer.trainer import Trainer
 
 ONE = Comm(0, 1, 0, torch.device("cpu"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from clipx.data.text_table import TextTable
+from clipx.data.csv import TextTable
 from clipx.errors import DataError
 
 SEPARATORS = st.sampled_from(",;\t|")
