@@ -9,7 +9,9 @@ from typing import Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, frozen, option
-from clipx.data.shards.index import RETRY_S, ShardIndex, caption_columns, fingerprint, index_shards
+from clipx.data.shards.cache import Access
+from clipx.data.shards.index import RETRY_S, caption_columns, fingerprint
+from clipx.data.shards.shard import Shard, index_shards
 from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons, kept_samples
 from clipx.errors import require
 from clipx.escape import json_text
@@ -89,44 +91,44 @@ def index(spec: IndexSpec) -> None:
     if not urls:
         console.print(f"part {k} of {n} of {len(everything)} shards is empty: nothing to do")
         return
-    indices = index_shards(urls, *caption_columns(spec.caption_keys), retry_s=spec.retry_s)
-    console.print(summary_table(spec, indices))
-    for line in count_reasons([record for index in indices for record in (*index.bad, *index.notes)]):
+    columns, access = tuple(caption_columns(spec.caption_keys)), Access(spec.retry_s)
+    shards = index_shards([Shard(url, columns, access) for url in urls])
+    console.print(summary_table(spec, shards))
+    for line in count_reasons([record for shard in shards for record in (*shard.bad, *shard.notes)]):
         console.print(line)
     if spec.manifest is not None:
-        write_manifest(spec, Path(spec.manifest), urls, indices)
+        write_manifest(spec, Path(spec.manifest), shards)
         console.print(f"written to {spec.manifest}")
 
 
-def summary_table(spec: IndexSpec, indices: Sequence[ShardIndex]) -> Any:
+def summary_table(spec: IndexSpec, shards: Sequence[Shard]) -> Any:
     from clipx.report.console import text_table
 
-    samples = sum(index.samples for index in indices)
+    samples = sum(shard.samples for shard in shards)
     held_out = samples - kept_samples(samples, spec.held_out_share)
     part = "" if spec.part is None else f", part {spec.part}"
     row = {
-        "shards": f"{len(indices):,}",
+        "shards": f"{len(shards):,}",
         "samples": f"{samples:,}",
-        "bytes": f"{sum(index.size for index in indices):,}",
-        "bad": f"{sum(len(index.bad) for index in indices):,}",
+        "bytes": f"{sum(shard.size for shard in shards):,}",
+        "bad": f"{sum(len(shard.bad) for shard in shards):,}",
         "epoch length": f"{samples - held_out:,} samples" + (f" ({held_out:,} held out)" if held_out else ""),
-        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, [index.digest for index in indices]),
+        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, [shard.digest for shard in shards]),
     }
     columns = list(row) if spec.part is None else list(row)[:4]
     return text_table(columns, [[row[name] for name in columns]], f"{spec.shards}{part}", right=columns)
 
 
-def write_manifest(spec: IndexSpec, path: Path, urls: Sequence[str], indices: Sequence[ShardIndex]) -> None:
+def write_manifest(spec: IndexSpec, path: Path, shards: Sequence[Shard]) -> None:
     """Writes url, samples, bytes and digest of each shard, and the total, as JSON."""
-    shards = [
-        {"url": url, "samples": index.samples, "bytes": index.size, "digest": index.digest}
-        for url, index in zip(urls, indices, strict=True)
+    listed = [
+        {"url": shard.url, "samples": shard.samples, "bytes": shard.size, "digest": shard.digest} for shard in shards
     ]
     manifest = {
         "caption_key": spec.caption_key,
-        "samples": sum(index.samples for index in indices),
-        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, [index.digest for index in indices]),
-        "shards": shards,
+        "samples": sum(shard.samples for shard in shards),
+        "fingerprint": fingerprint(spec.caption_keys, spec.label_key, [shard.digest for shard in shards]),
+        "shards": listed,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json_text(manifest, indent=1) + "\n")

@@ -9,15 +9,17 @@ import pickle
 import signal
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.reduction import ForkingPickler
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from clipx.compat import loader_workers
+from clipx.data.loader_process import start_process
 from clipx.data.processes import Environment, blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
 from clipx.errors import DataError, exhausted
 
@@ -53,12 +55,12 @@ class ProcessLoader(DataLoader[T]):
 
     def start(self) -> Iterator[T | DataError]:
         """Starts the processes. Returns an iterator whose items are taken by `receive`."""
-        # Without the handler of SIGCHLD that torch installs, and with SIGTERM left to `exit_with_trainer`.
         first_oom_kills()
         try:
-            with _replaced_sigchld(None), blocked_sigterm(), warnings.catch_warnings():
+            with blocked_sigterm(), warnings.catch_warnings():  # SIGTERM is left to `exit_with_trainer`
                 warnings.filterwarnings("ignore", "Got pickle error")  # several lines; the error follows
-                return super().__iter__()
+                start = super().__iter__
+                return _deaths.watch(start) if self.num_workers else start()
         except (OSError, RuntimeError) as error:
             if lacking := exhausted(error):
                 raise lacking from error
@@ -87,21 +89,24 @@ class ProcessLoader(DataLoader[T]):
 
 def receive(items: Iterator[T | DataError]) -> T | DataError:
     """Returns the next item. Raises StopIteration after the last, and DataError for a loader process that died."""
-    with _replaced_sigchld(lambda *_: _check_alive(items)):
-        try:
-            _check_alive(items)
-            return next(items)
-        except (RuntimeError, OSError, EOFError) as error:
-            if lacking := exhausted(error):
-                raise lacking from error
-            # A connection to a process that is being killed breaks before its end can be seen.
-            _check_alive(items, _END_S, error)
-            if isinstance(error, RuntimeError):
-                raise
-            raise DataError(
-                f"a loader process of this rank sent no batch ({error!r}): see its output above; if it lacks open "
-                "files, raise ulimit -n, or lower data.workers or data.prefetch"
-            ) from error
+    if _in_main_thread():
+        _deaths.awaited = items
+    try:
+        _check_alive(items)
+        return next(items)
+    except (RuntimeError, OSError, EOFError) as error:
+        if lacking := exhausted(error):
+            raise lacking from error
+        # A connection to a process that is being killed breaks before its end can be seen.
+        _check_alive(items, _END_S, error)
+        if isinstance(error, RuntimeError):
+            raise
+        raise DataError(
+            f"a loader process of this rank sent no batch ({error!r}): see its output above; if it lacks open "
+            "files, raise ulimit -n, or lower data.workers or data.prefetch"
+        ) from error
+    finally:
+        _deaths.awaited = None
 
 
 def taken(item: T | DataError) -> T:
@@ -111,23 +116,52 @@ def taken(item: T | DataError) -> T:
     return item
 
 
-@contextlib.contextmanager
-def _replaced_sigchld(handler: Callable[[int, FrameType | None], None] | None) -> Iterator[None]:
-    """Replaces the handler of SIGCHLD by `handler`, if given, and restores it. No effect outside the main thread.
+class _Deaths:
+    """Handler of SIGCHLD from the start of the first loader processes to the end of the last ones.
 
-    Torch's handler raises the death of a loader process in any statement, also in one that writes a file or releases a
-    lock. Here it is raised only while the trainer waits for a batch, where a message that ends half-way would block it.
+    It raises the death of a process of `awaited`, the iterator of which the main thread waits for an item, where a
+    message that ends half-way would block it. The handler of torch raises deaths in any statement, also in one that
+    writes a file or releases a lock.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGCHLD)
-    if handler is not None:
-        signal.signal(signal.SIGCHLD, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
+
+    def __init__(self) -> None:
+        self.awaited: object = None
+        self._before: Any = None  # the handler that it has replaced, while it is installed
+        self._running = 0  # iterators that have not ended
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.awaited is not None:
+            _check_alive(self.awaited)
+        if callable(self._before):
+            self._before(signum, frame)
+
+    def watch(self, start: Callable[[], Iterator[T]]) -> Iterator[T]:
+        """Returns the iterator that `start` returns."""
+        before = handler = signal.getsignal(signal.SIGCHLD)
+        try:
+            items = start()
+            if self._before is None and _in_main_thread():
+                self._before, handler = before, self
+        finally:
+            if _in_main_thread():
+                signal.signal(signal.SIGCHLD, handler)  # in place of that which torch installs
+        self._running += 1
+        weakref.finalize(items, self._ended)
+        return items
+
+    def _ended(self) -> None:
+        self._running -= 1
+        current: object = signal.getsignal(signal.SIGCHLD)
+        if not self._running and _in_main_thread() and current is self:
+            signal.signal(signal.SIGCHLD, self._before)
+            self._before = None
+
+
+_deaths = _Deaths()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _check_alive(items: object, wait_s: float = 0.0, cause: Exception | None = None) -> None:
@@ -144,12 +178,13 @@ def _check_alive(items: object, wait_s: float = 0.0, cause: Exception | None = N
 
 
 def exit_with_trainer(_worker: int) -> None:
-    """Ends a loader process when its trainer ends or sends SIGTERM. Ignores SIGTERM from any other process.
+    """Starts a loader process. It ends when its trainer ends or sends SIGTERM, and ignores SIGTERM from any other one.
 
     SLURM may send SIGTERM to every process of a job that it ends. A loader process that ended on it would bring the
     trainer down before it has saved.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in a process of a fork server that others started
+    start_process(sends_batches=True)
     trainer = start_in_child()
 
     def wait() -> None:

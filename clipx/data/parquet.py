@@ -110,8 +110,9 @@ class ParquetSpec(SelectionSpec):
             held = RowGroups.find(held_out, columns, self.retry_s)
         train = kept.open(access)
         sides = split(train, self.held_out_share) if held is None else (train, held.open(access))
-        check_cache(list(zip(train.lengths, train.sizes, strict=True)), access, self.shuffle_window)
-        dataset = Dataset(*sides, whole_shards=True, sample_bytes=sum(train.lengths) / sum(train.sizes))
+        lengths = [group.size for group in train.shards]
+        check_cache(list(zip(lengths, train.sizes, strict=True)), access, self.shuffle_window)
+        dataset = Dataset(*sides, whole_shards=True, sample_bytes=sum(lengths) / sum(train.sizes))
         if not self.selects:
             return dataset
         whole = groups.open(access)

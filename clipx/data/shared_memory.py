@@ -7,16 +7,15 @@ from __future__ import annotations
 import fcntl
 import os
 from contextlib import suppress
-from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy
-from torch.utils.data import get_worker_info
 
 from clipx.compat import new_shared, open_shared, share_fd
 from clipx.data.batch import PART_SAMPLES
+from clipx.data.loader_process import this_process
 from clipx.errors import DataError
 
 _KEPT = 16  # files of a process that are used again
@@ -24,21 +23,17 @@ _KEPT = 16  # files of a process that are used again
 
 def empty_rows(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Returns an uninitialised tensor of rows. In a loader process it is memory of the last call for such rows."""
-    if get_worker_info() is None:
+    if not this_process().sends_batches:
         return torch.empty(shape, dtype=dtype)
-    row = (shape[1:], dtype)
-    if row not in _reused or len(_reused[row]) < shape[0]:
-        _reused[row] = torch.empty(shape, dtype=dtype)
-    return _reused[row][: shape[0]]
-
-
-_reused: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
-"""Rows of this loader process by shape and type of a row."""
+    buffers, row = this_process().row_buffers, (shape[1:], dtype)
+    if row not in buffers or len(buffers[row]) < shape[0]:
+        buffers[row] = torch.empty(shape, dtype=dtype)
+    return buffers[row][: shape[0]]
 
 
 def shared_rows(rows: Tensor) -> Tensor:
     """Copies rows of a loader process to shared memory, see copy_to_shared. Returns others unchanged."""
-    return rows if get_worker_info() is None or not rows.nbytes else copy_to_shared(rows)
+    return copy_to_shared(rows) if this_process().sends_batches and rows.nbytes else rows
 
 
 def copy_to_shared(rows: Tensor) -> Tensor:
@@ -75,7 +70,7 @@ def _storage(size: int) -> torch.UntypedStorage:
     CPU time of the loader for an image of 256 pixels (AMD EPYC of Zen 4, 2 workers, 2026-11-27): 656 µs, instead of 722
     with new memory that is written as here, and 765 with new memory that is written by `share_memory_`.
     """
-    kept = _kept(os.getpid())
+    kept = this_process().shared_files
     unused = sorted((os.fstat(file).st_size, file) for file in kept if _is_unused(file))
     if not unused:
         storage: torch.UntypedStorage = new_shared(size)
@@ -92,12 +87,6 @@ def _storage(size: int) -> torch.UntypedStorage:
     finally:
         os.close(opened)
     return again
-
-
-@lru_cache(maxsize=1)
-def _kept(_process: int) -> list[int]:
-    """Returns the descriptors of the files of this process. After a fork, those of its parent are not its own."""
-    return []
 
 
 def _reopened(file: int) -> int:

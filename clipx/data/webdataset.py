@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from clipx.config.registry import frozen, option
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
+from clipx.data.shards.index import caption_columns, shard_info
 from clipx.data.shards.urls import expand, first_local
 from clipx.data.source import (
     TABLE,
@@ -205,27 +206,27 @@ class WebDatasetSpec(SelectionSpec):
         else:
             opened = [self._open(urls, counts, whole, tables=True)]
             side, held_out = split(opened[0], share)
-            sides = side, split(opened[0].by_ranges().without_tables(), share)[1] if held_out else None
+            sides = side, split(opened[0].evaluated(), share)[1] if held_out else None
         if held_out_urls is not None:
             opened.append(self._open(held_out_urls, self._counts(held_out_urls, None), whole=False))
             sides = sides[0], opened[-1]
         notes = count_reasons([note for shards in opened for note in shards.notes])
-        size = opened[0].first_shard_bytes() / max(1, opened[0].sizes[0]) if whole else 0.0
+        size = shard_info(opened[0].urls[0], self.retry_s)["size"] / max(1, opened[0].sizes[0]) if whole else 0.0
         dataset = Dataset(*sides, published=self.published, notes=notes, whole_shards=whole, sample_bytes=size)
         if not self.selects:
             return dataset
         from clipx.data.selection.tables import ShardSamples
 
-        shards, sizes = opened[0], opened[0].sizes if counts is None else counts.samples
-        samples = ShardSamples(urls, sizes, shards.columns, shards.access, shards.indices)
-        return self.select(dataset, samples, shards.urls, self.retry_s)
+        train = opened[0]
+        samples = ShardSamples(list(train.shards), train.sizes)
+        if counts is not None:  # which the held-out shards have, too
+            samples = ShardSamples([replace(train.shards[0], url=url) for url in urls], counts.samples)
+        return self.select(dataset, samples, train.urls, self.retry_s)
 
     def check_complete(self) -> None:
         require(self.shards is not None or self.manifest is not None, self._missing_shards())
 
     def check_files(self) -> None:
-        from clipx.data.shards.index import shard_info
-
         SelectionSpec.check_files(self)
         for key, pattern in (("data.shards", self.shards), ("data.held_out_shards", self.held_out_shards)):
             for url in first_local(pattern, key):
@@ -254,7 +255,7 @@ class WebDatasetSpec(SelectionSpec):
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
         """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""
         from clipx.data.shards.counts import Counts, listed_counts
-        from clipx.data.shards.index import caption_columns, find_shard, index_shards
+        from clipx.data.shards.shard import Shard, index_shards
 
         if manifest is not None:
             return manifest.counts(urls)
@@ -262,11 +263,11 @@ class WebDatasetSpec(SelectionSpec):
             return Counts([self.samples_per_shard] * len(urls), f"data.samples_per_shard={self.samples_per_shard}")
         if all(map(is_local, urls)):
             return None
-        columns = caption_columns(self._captions[0])
-        find_shard(columns, self.retry_s, urls[0])  # a missing shard or a refusal is an error before others are read
+        shard_info(urls[0], self.retry_s)  # a missing shard or a refusal is an error before others are read
 
         def count(others: Sequence[str]) -> list[int]:
-            return [index.samples for index in index_shards(others, *columns, retry_s=self.retry_s)]
+            columns, access = tuple(caption_columns(self._captions[0])), Access(self.retry_s)
+            return [shard.samples for shard in index_shards([Shard(url, columns, access) for url in others])]
 
         return listed_counts(urls, self.retry_s, count)
 
@@ -278,10 +279,14 @@ class WebDatasetSpec(SelectionSpec):
         if tables and self.caption_table is not None:
             from clipx.data.selection.captions import CaptionTables
 
-            further = CaptionTables(self.caption_table, of_table, access)
+            further = CaptionTables(self.caption_table, of_table)
         shards = Shards.open(urls, own, self.label_key, access, counts, further)
-        sizes = zip(shards.urls, shards.lengths, shards.sizes, strict=False)
-        check_cache([(size, n) for url, size, n in sizes if not is_local(url)], access, self.shuffle_window)
+        remote = [
+            (shard.size, samples)
+            for shard, samples in zip(shards.shards, shards.sizes, strict=True)
+            if shard.size and not shard.local
+        ]
+        check_cache(remote, access, self.shuffle_window)
         return shards
 
 

@@ -19,13 +19,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from clipx.errors import ClipxError, DataError, StorageError
 from clipx.escape import print_stderr
 from clipx.storage.bounded import MOST_BYTES, WHOLE_FILE, BadAnswer, complete, http_session, time_left, time_limit
 from clipx.storage.failure import Failure, FailureKind
-from clipx.storage.files import is_local
+from clipx.storage.files import is_local, local_path
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.traffic import count_read
 
@@ -165,6 +165,23 @@ def read_range(url: str, start: int, end: int, retry_s: float, patient: bool = F
     `patient`: see `retry`.
     """
     return _read(url, retry_s, patient, start=start, end=end)
+
+
+def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
+    """Opens a file for sequential reading. The next block of a remote file is fetched while the current one is read.
+
+    A typical shard has a header every 30 KB. Separate requests of 512 bytes would take 20 ms each, whereas one request
+    of 16 MiB returns five hundred headers. Members larger than a block are skipped without fetching them.
+    """
+    if is_local(url):
+        return Path(local_path(url)).open("rb")
+    from fsspec.caching import BackgroundBlockCache
+    from fsspec.spec import AbstractBufferedFile
+
+    file: Any = AbstractBufferedFile(*file_system(url), size=size)
+    fetch_block = partial(read_range, url, retry_s=retry_s)  # instead of fsspec's, which has other retries
+    file.cache = BackgroundBlockCache(BLOCK, fetch_block, size, maxblocks=3)
+    return file  # type: ignore[no-any-return]
 
 
 def _read(url: str, retry_s: float, patient: bool = False, **span: Any) -> bytes:

@@ -29,7 +29,9 @@ from clipx.checkpoint.records import TENSORS
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.uploader import Uploader
 from clipx.config.duration import Length
-from clipx.data.shards.index import TXT, index_shards
+from clipx.data.shards.cache import Access
+from clipx.data.shards.index import TXT
+from clipx.data.shards.shard import Shard, index_shards
 from clipx.distributed.comm import Comm
 from clipx.errors import (
     CheckpointError,
@@ -195,7 +197,7 @@ def test_an_outage_at_the_start_does_not_begin_a_new_run(
 USES: dict[str, tuple[Callable[[str], object], type[ClipxError]]] = {
     "checkpoint.remote": (lambda url: check_writable(f"{url}/runs", 20), ConfigError),
     "resume": (lambda url: remote_checkpoints(f"{url}/run", 20), CheckpointError),
-    "a shard": (lambda url: index_shards([f"{url}/0.tar"], TXT, retry_s=20), DataError),
+    "a shard": (lambda url: index_shards([Shard(f"{url}/0.tar", (TXT,), Access(20.0))]), DataError),
 }
 
 

@@ -20,9 +20,9 @@ from helpers.samples import captions, img2dataset, write_tar
 from clipx.data.batch import Batch
 from clipx.data.images import PixelReader
 from clipx.data.shards import cache
-from clipx.data.shards.cache import Access, ShardFile
-from clipx.data.shards.index import TXT, index_shards
-from clipx.data.shards.remote import fetch
+from clipx.data.shards.cache import Access
+from clipx.data.shards.index import TXT
+from clipx.data.shards.shard import Shard, index_shards
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample
 from clipx.data.spec import training_order
@@ -192,10 +192,12 @@ def test_an_outage_loses_no_sample_and_a_longer_one_is_an_error(
     assert source.read(7).captions == ["caption 7"]
     assert time.monotonic() - start > 1, "the read is retried during the outage"
     proxy.set(mode, amount)
+    access = replace(source.access, retry_s=2.0)
+    impatient = replace(source, shards=[replace(shard, access=access) for shard in source.shards])
     with pytest.raises(
         DataError, match=rf"^{bucket}/00001.tar cannot be read: the storage failed for \d+ s \(.+\): check"
     ):
-        source.with_access(replace(source.access, retry_s=2.0)).read(7)
+        impatient.read(7)
     proxy.set("up")
     assert captions(source) == [f"caption {i}" for i in range(SHARDS * EACH)]
 
@@ -225,14 +227,9 @@ def test_permanent_errors_are_not_retried(own: str, proxy: FaultyProxy, endpoint
 
 
 def test_the_cache_evicts_the_least_recently_used_shard(bucket: str, local: Path, tmp_path: Path) -> None:
-    found = index_shards([f"{bucket}/{k:05d}.tar" for k in range(3)], TXT)
-    limit = sum(sorted(index.size for index in found)[1:])
-    files = [
-        ShardFile(
-            f"{bucket}/{k:05d}.tar", Path(index.table).stem, index.size, Access(20.0, limit, str(tmp_path / "own"))
-        )
-        for k, index in enumerate(found)
-    ]
+    found = index_shards([Shard(f"{bucket}/{k:05d}.tar", (TXT,), Access()) for k in range(3)])
+    limit = sum(sorted(shard.size for shard in found)[1:])
+    files = [replace(shard, access=Access(20.0, limit, str(tmp_path / "own"))) for shard in found]
     for k in (0, 1):
         cache.store(files[k])
     os.utime(files[0].cache_path, (1, 1))
@@ -240,7 +237,7 @@ def test_the_cache_evicts_the_least_recently_used_shard(bucket: str, local: Path
     other = tmp_path / "own" / "00000.tar"
     other.touch()
     os.utime(other, (0, 0))
-    fetch(files[0], 0, 512)  # most recently used
+    files[0].fetch((0, 512))  # most recently used
     cache.store(files[2])
     assert [file.cache_path.exists() for file in files] == [True, False, True]
     assert other.exists(), "a file that the cache has not written"
@@ -253,20 +250,19 @@ def test_concurrent_fetches_download_a_shard_once_and_remove_partial_files(
     bucket: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"{bucket}/00001.tar"
-    (found,) = index_shards([url], TXT)
-    file = ShardFile(url, Path(found.table).stem, found.size, Access(600.0, 10**9))
+    (file,) = index_shards([Shard(url, (TXT,), Access(600.0, 10**9))])
     place = file.cache_path
     partial = (place.with_name(f"{0:032x}.part"), place.with_suffix(".part"))  # of another shard, and of this one
     for path in partial:  # of a killed process
         path.write_bytes(bytes(100))
     downloads: list[str] = []
-    write = ShardFile.write
+    write = Shard.write
 
-    def counted(self: ShardFile, out: IO[bytes]) -> None:
+    def counted(self: Shard, out: IO[bytes]) -> None:
         downloads.append(self.url)
         write(self, out)
 
-    monkeypatch.setattr(ShardFile, "write", counted)  # not requests: a busy server may let one be repeated
+    monkeypatch.setattr(Shard, "write", counted)  # not requests: a busy server may let one be repeated
     proxy.set("slow", 0.5)
     threads = [threading.Thread(target=cache.store, args=(file,)) for _ in range(4)]
     for thread in threads:

@@ -360,14 +360,12 @@ if __name__ == "__main__":
 
 def clear_caches() -> None:
     """Clears the caches of fsspec and of clipx's shards in this process."""
-    from clipx.data.shards import cache, first_use, footer, remote, row_groups
+    from clipx.data.loader_process import start_process
+    from clipx.data.shards import cache, footer
     from clipx.storage import hub_repository
 
     forget_sessions()
-    first_use._process.cache_clear()
-    remote._prefetcher.cache_clear()
-    cache._background.cache_clear()
+    start_process()
     cache._cache_dir.cache_clear()
     footer._metadata.cache_clear()
-    row_groups._content.cache_clear()
     hub_repository._listed.cache_clear()

@@ -165,7 +165,9 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
     manifest.json. Raises DataError if every sample was dropped.
     """
     from clipx.data.index import IndexSpec, summary_table, write_manifest
-    from clipx.data.shards.index import caption_columns, index_shards
+    from clipx.data.shards.cache import Access
+    from clipx.data.shards.index import caption_columns
+    from clipx.data.shards.shard import Shard, index_shards
     from clipx.report.console import stdout_console, text_table
 
     tars = [_tar(out, k) for k in range(shards)]
@@ -191,9 +193,10 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
     name = tars[0].name if shards == 1 else f"{{{tars[0].stem}..{tars[-1].stem}}}.tar"
     label_key = None if spec.label_column is None else "json.label"
     about = IndexSpec(shards=f"{out}/{name}", caption_key="json.captions", label_key=label_key, held_out_share=0.0)
-    indices = index_shards([str(tar) for tar in tars], *caption_columns(about.caption_keys))
-    console.print(summary_table(about, indices))
-    write_manifest(about, out / "manifest.json", [str(tar) for tar in tars], indices)
+    columns = tuple(caption_columns(about.caption_keys))
+    indexed = index_shards([Shard(str(tar), columns, Access()) for tar in tars])
+    console.print(summary_table(about, indexed))
+    write_manifest(about, out / "manifest.json", indexed)
     console.print(f"train on the shards: {_training_command(about)}")
 
 

@@ -31,14 +31,13 @@ from clipx.data.parquet_file import (
     rows,
     texts_of,
 )
-from clipx.data.shards.remote import open_sequential
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.files import errors_as, is_local, local_path
-from clipx.storage.remote import REQUESTS, file_system, retry
+from clipx.storage.remote import REQUESTS, file_system, open_sequential, retry
 from clipx.storage.text_file import filled_lines
 
 if TYPE_CHECKING:

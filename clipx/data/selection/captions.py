@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from clipx.data.parquet_file import TEXTS, cells
 from clipx.data.selection.tables import ShardSamples, SidecarTables, sidecar
-from clipx.data.shards.cache import Access
-from clipx.data.shards.index import MissingShard, ShardIndex, find_shard
+from clipx.data.shards.index import MissingShard, file_version
+from clipx.data.shards.shard import Shard
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadRecord, BadSample, caption_text
 from clipx.errors import DataError
@@ -43,41 +43,36 @@ class CaptionTables:
     weights: dict[str, float]
     """Weight of each column."""
 
-    access: Access
     prepared: bool = False
     """True once `prepare` has read all tables and reported missing captions."""
 
-    def captions(self, url: str, size: int, index: ShardIndex, place: int) -> list[tuple[float, Sequence[str]]]:
-        """Returns (weight, captions) of each column that has captions for a sample.
+    def captions(self, shard: Shard, size: int, place: int) -> list[tuple[float, Sequence[str]]]:
+        """Returns (weight, captions) of each column that has captions for the sample at a place of a shard.
 
-        Args:
-            url: the shard.
-            size: its number of places.
-            index: its index.
-            place: place of the sample in it.
+        `size`: number of places of the shard.
         """
-        key = (self.place, tuple(self.weights), index.table)
+        key = (self.place, tuple(self.weights), shard.table)
         if key not in _used:
-            path = self._file(url, size, index)
+            path = self._file(shard, size)
             if not path.is_file():
-                self._store(path, url, size, index)
+                self._store(path, shard, size)
             if not self.prepared and (missing := _missing(path)):
-                _report(self.place, f"{url}: {self._note(missing, size)}")
+                _report(self.place, f"{shard.url}: {self._note(missing, size)}")
             _used[key] = str(path)
         table = _map(_used[key])
         found = ((weight, _texts(table[column][place].as_py())) for column, weight in self.weights.items())
         return [(weight, texts) for weight, texts in found if texts]
 
-    def prepare(self, urls: Sequence[str], indices: Sequence[ShardIndex]) -> tuple[CaptionTables, str, list[BadRecord]]:
+    def prepare(self, shards: Sequence[Shard]) -> tuple[CaptionTables, str, list[BadRecord]]:
         """Reads the tables that are not in the cache, with a progress bar.
 
         Returns the prepared tables, a digest of their texts, and a note if samples have no caption in them. Raises
         DataError.
         """
-        sizes = [index.samples for index in indices]
+        urls, sizes = [shard.url for shard in shards], [shard.samples for shard in shards]
         with ThreadPoolExecutor(_LOOKUPS) as pool:
-            paths = list(pool.map(self._file, urls, sizes, indices))
-        items = [item for item in zip(paths, urls, sizes, indices, strict=True) if not item[0].is_file()]
+            paths = list(pool.map(self._file, shards, sizes))
+        items = [item for item in zip(paths, shards, sizes, strict=True) if not item[0].is_file()]
         threads = 0 if all(map(is_local, map(self._table, urls))) else _THREADS
         run_in_pool(partial(_store, self), items, "reading captions", threads=threads)
         digest = hashlib.sha256()
@@ -91,24 +86,25 @@ class CaptionTables:
         named = f"data.caption_table={self.place}"
         return f"{missing:,} of {size:,} samples have no caption in {named}, and their other captions are drawn"
 
-    def _file(self, url: str, size: int, index: ShardIndex) -> Path:
+    def _file(self, shard: Shard, size: int) -> Path:
         """Returns the path of the stored captions of a shard, which changes with the shard and its table."""
-        table_url = self._table(url)
+        table_url = self._table(shard.url)
         try:
-            version = find_shard((), self.access.retry_s, table_url).table.stem
+            version, _ = file_version(table_url, (), shard.access.retry_s)
         except MissingShard:
             named = f"data.caption_table={self.place}"
-            raise DataError(f"{named}: table {table_url} of {url} does not exist: write it") from None
+            raise DataError(f"{named}: table {table_url} of {shard.url} does not exist: write it") from None
         columns = hashlib.sha256("\n".join(self.weights).encode("utf-8", "surrogatepass")).hexdigest()
-        name = f"{Path(index.table).stem}-{version[:16]}-{size}-{columns[:16]}.arrow"
+        name = f"{shard.version}-{version[:16]}-{size}-{columns[:16]}.arrow"
         return cache_folder("captions") / name
 
-    def _store(self, path: Path, url: str, size: int, index: ShardIndex) -> None:
+    def _store(self, path: Path, shard: Shard, size: int) -> None:
         """Writes the captions of each place of a shard. Raises DataError."""
         option = f"data.caption_table={self.place}"
-        samples = ShardSamples([url], [size], (), self.access, {url: index})
         columns = list(self.weights)
-        found = SidecarTables(samples, columns, option, TEXTS, self._table).read(0).select(columns)
+        found = (
+            SidecarTables(ShardSamples([shard], [size]), columns, option, TEXTS, self._table).read(0).select(columns)
+        )
         write_atomically(path, partial(_write, found))
 
     def _table(self, url: str) -> str:
@@ -126,7 +122,7 @@ def _report(place: str, line: str) -> None:
         print_stderr(f"{line}; further shards are not reported by this process")
 
 
-def _store(tables: CaptionTables, item: tuple[Path, str, int, ShardIndex]) -> None:
+def _store(tables: CaptionTables, item: tuple[Path, Shard, int]) -> None:
     tables._store(*item)
 
 

@@ -241,11 +241,11 @@ class _Chooser:
 
         def parts() -> Iterator[tuple[int, _Part]]:
             with ThreadPoolExecutor(_THREADS) as pool:
-                for first in range(0, len(self.samples.urls), _TOGETHER):
-                    group = range(first, min(first + _TOGETHER, len(self.samples.urls)))
+                for first in range(0, len(self.samples.sizes), _TOGETHER):
+                    group = range(first, min(first + _TOGETHER, len(self.samples.sizes)))
                     yield from zip(group, pool.map(self._part, group), strict=True)
 
-        return Progress(shown=not rank_or_none(), name="selecting").track(parts(), len(self.samples.urls), "shards")
+        return Progress(shown=not rank_or_none(), name="selecting").track(parts(), len(self.samples.sizes), "shards")
 
     def _part(self, shard: int) -> _Part:
         start, size = self.starts[shard], self.samples.sizes[shard]
@@ -256,7 +256,7 @@ class _Chooser:
                 self.missing[name] = self.missing.get(name, 0) + table[name].null_count
             if "uid" in table.column_names:
                 uids = table["uid"].combine_chunks()
-                ids["uid"] = ids_of(uids, "uid", self.samples.urls[shard])
+                ids["uid"] = ids_of(uids, "uid", self.tables.samples.shards[shard].url)
             if self.where is not None:
                 mask &= self.where.selects(table)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -20,16 +20,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from clipx.data import parquet_file
+from clipx.data.loader_process import this_process
 from clipx.data.parquet_file import ANY, FIX, KEY, TEXT, Role, check_type, encoded, open_parquet, plain, shown
 from clipx.data.selection.ids import ID, Ids, IdSet, ids_of
-from clipx.data.shards.cache import Access, ShardFile
-from clipx.data.shards.index import JSON, ShardIndex, index_shards, load_table
-from clipx.data.shards.remote import fetch, open_sequential, prefetch_spans
+from clipx.data.shards.index import JSON, load_table
+from clipx.data.shards.shard import Shard, index_shards
 from clipx.data.shards.write import run_in_pool
 from clipx.data.source import BadSample
 from clipx.errors import DataError
 from clipx.storage.files import errors_as, file_info, is_local
 from clipx.storage.local import cache_folder, write_atomically
+from clipx.storage.remote import open_sequential
 
 _REQUESTED = 512  # json members of a remote shard that are requested together
 _THREADS = 16
@@ -39,16 +40,14 @@ _ROLES = {"key": KEY, "status": TEXT}  # of img2dataset's columns
 
 @dataclass(slots=True)
 class ShardSamples:
-    """The shards of a selection, with the number of places in each.
+    """The shards of a selection, with the number of places in each. Those without a table are not indexed yet."""
 
-    `indices` has the indices that were made before, by URL.
-    """
-
-    urls: Sequence[str]
+    shards: list[Shard]
     sizes: Sequence[int]
-    captions: tuple[int, ...]
-    access: Access
-    indices: dict[str, ShardIndex] = field(default_factory=dict)
+
+    @property
+    def urls(self) -> list[str]:
+        return [shard.url for shard in self.shards]
 
     @property
     def total(self) -> int:
@@ -56,15 +55,15 @@ class ShardSamples:
 
     def ensure_keys(self) -> None:
         """Indexes the shards that have no index yet, with a progress bar."""
-        missing = [url for url in self.urls if url not in self.indices]
-        found = index_shards(missing, *self.captions, retry_s=self.access.retry_s) if missing else []
-        self.indices.update(zip(missing, found, strict=True))
+        missing = [k for k, shard in enumerate(self.shards) if not shard.table]
+        for k, shard in zip(missing, index_shards([self.shards[k] for k in missing]), strict=True):
+            self.shards[k] = shard
 
-    def index(self, shard: int) -> ShardIndex:
-        url = self.urls[shard]
-        if url not in self.indices:
-            (self.indices[url],) = index_shards([url], *self.captions, retry_s=self.access.retry_s)
-        return self.indices[url]
+    def index(self, shard: int) -> Shard:
+        """Returns a shard, indexed."""
+        if not self.shards[shard].table:
+            (self.shards[shard],) = index_shards([self.shards[shard]])
+        return self.shards[shard]
 
     def rows(self, shard: int) -> NDArray[np.int64]:
         """Returns the row in the index of the shard's place, -1 for a place without a sample."""
@@ -154,8 +153,9 @@ class SidecarTables:
 
     def read(self, shard: int) -> pa.Table:
         """Returns the columns of each place of a shard. Raises DataError if the file does not match the shard."""
-        url = self.table_of(self.samples.urls[shard])
-        file = parquet(url, self.samples.access.retry_s)
+        opened = self.samples.shards[shard]
+        url = self.table_of(opened.url)
+        file = parquet(url, opened.access.retry_s)
         further = {name: role for name, role in _ROLES.items() if name in file.schema_arrow.names}
         for roles in (dict.fromkeys(self.columns, self.role), further):
             check_columns(file.schema_arrow, roles, self.option, url)
@@ -171,8 +171,8 @@ class SidecarTables:
 
     def _rows(self, shard: int, table: pa.Table, url: str) -> NDArray[np.int64]:
         """Returns the row of each place of a shard, -1 for none."""
-        size, shard_url = self.samples.sizes[shard], self.samples.urls[shard]
-        if shard_url not in self.samples.indices and len(table) == size:
+        size = self.samples.sizes[shard]
+        if not self.samples.shards[shard].table and len(table) == size:
             return np.arange(size)
         if "key" in table.column_names:
             ids = ids_of(table["key"].combine_chunks(), "key", url)
@@ -208,44 +208,40 @@ class JsonTables:
     def prepare(self) -> None:
         """Reads the json members that are not in the cache, with a progress bar."""
         self.samples.ensure_keys()
-        shards = [(url, self.samples.indices[url]) for url in self.samples.urls]
-        new = [item for item in shards if not self._path(item[1]).is_file()]
-        make = partial(_store_columns, columns=tuple(self.columns), access=self.samples.access)
-        items = [(url, index, str(self._path(index))) for url, index in new]
-        run_in_pool(make, items, "reading json", threads=0 if all(is_local(url) for url, _ in new) else _THREADS)
+        new = [(shard, path) for shard in self.samples.shards if not (path := self._path(shard)).is_file()]
+        make = partial(_store_columns, columns=tuple(self.columns))
+        run_in_pool(make, new, "reading json", threads=0 if all(shard.local for shard, _ in new) else _THREADS)
 
     def read(self, shard: int) -> pa.Table:
         """Returns the columns of each place of a shard."""
         table = pq.read_table(self._path(self.samples.index(shard)), use_threads=False, partitioning=None)
         return take(table, self.samples.rows(shard))
 
-    def _path(self, index: ShardIndex) -> Path:
+    def _path(self, shard: Shard) -> Path:
         digest = hashlib.sha256("\n".join(self.columns).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        return cache_folder("columns") / f"{Path(index.table).stem}-{digest}.parquet"
+        return cache_folder("columns") / f"{shard.version}-{digest}.parquet"
 
 
-def _store_columns(item: tuple[str, ShardIndex, str], columns: tuple[str, ...], access: Access) -> None:
-    url, index, path = item
+def _store_columns(item: tuple[Shard, Path], columns: tuple[str, ...]) -> None:
+    shard, path = item
     values: dict[str, list[Any]] = {name: [] for name in columns}
-    for meta in _json_members(url, index, access):
+    for meta in _json_members(shard):
         for name in columns:
             values[name].append(meta.get(name))
     table = pa.table({name: _column(found) for name, found in values.items()})
-    write_atomically(Path(path), lambda temporary: pq.write_table(table, temporary))
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
 
 
-def _json_members(url: str, index: ShardIndex, access: Access) -> Iterator[dict[str, Any]]:
+def _json_members(shard: Shard) -> Iterator[dict[str, Any]]:
     """Yields the json member of each sample of a shard, {} if it has none that can be read."""
-    ranges = replace(access, whole=False, cache_bytes=0)
-    file = ShardFile(url, Path(index.table).stem, index.size, ranges)
-    spans = [tuple(span) for span in load_table(index.table)[:, JSON].tolist()]
+    shard = replace(shard, access=replace(shard.access, whole=False, cache_bytes=0))
+    spans = [(offset, size) for offset, size in load_table(shard.table)[:, JSON].tolist()]
     for start in range(0, len(spans), _REQUESTED):
         group = spans[start : start + _REQUESTED]
-        if not file.local:
-            prefetch_spans(f"json {url}", [(file, (offset, size)) for offset, size in group if size > 0])
-        for offset, size in group:
+        this_process().request(f"json {shard.url}", [(shard, span) for span in group if span[1] > 0])
+        for span in group:
             try:
-                meta = json.loads(fetch(file, offset, size)) if size > 0 else {}
+                meta = json.loads(shard.fetch(span)) if span[1] > 0 else {}
             except (BadSample, ValueError, RecursionError):
                 meta = {}
             yield meta if isinstance(meta, dict) else {}

@@ -1,4 +1,4 @@
-"""Shard files, and a size-limited cache of whole shard files that the processes of a machine share.
+"""A size-limited cache of whole shard files that the processes of a machine share.
 
 fsspec's `filecache` and `simplecache` have no size limit, and with them each process fetches its files separately.
 """
@@ -10,20 +10,21 @@ import fcntl
 import math
 import os
 import re
-import threading
 import time
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO
+from typing import TYPE_CHECKING
 
-from clipx.errors import ClipxError, DataError, require
+from clipx.data.loader_process import this_process
+from clipx.data.shards.index import RETRY_S, Span
+from clipx.errors import require
 from clipx.escape import print_stderr
-from clipx.storage.files import is_local
+from clipx.storage.failure import error_text
 from clipx.storage.local import cache_folder, ensure_folder, open_own
 
-Span = tuple[int, int]
-"""(first byte, number of bytes)"""
+if TYPE_CHECKING:
+    from clipx.data.shards.shard import Shard
 
 _USED_EVERY = 60.0  # seconds between updates of a cached file's time of last use
 _CACHED_NAME = re.compile(r"[0-9a-f]{32}\.(tar|part)")
@@ -35,7 +36,7 @@ _ORPHAN_S = 86_400.0  # seconds without use after which a whole file without a l
 class Access:
     """Retry and cache settings of remote files. Local files are read directly."""
 
-    retry_s: float = 120.0
+    retry_s: float = RETRY_S
     """Total time in seconds for the retries of a read."""
 
     cache_bytes: int = 0
@@ -67,53 +68,8 @@ def check_access(retry_s: float, cache_gb: float) -> None:
     require(cache_gb >= 0, f"data.cache_gb={cache_gb} is negative: give 0 to disable the cache, or its limit in GB")
 
 
-@dataclass(frozen=True, slots=True)
-class ShardFile:
-    """A shard file. `version` is the name of its index, which changes with the content of the file."""
-
-    url: str
-    version: str
-    size: int
-    access: Access
-
-    @property
-    def local(self) -> bool:
-        return is_local(self.url)
-
-    @property
-    def cacheable(self) -> bool:
-        return self.size > 0 and (self.access.whole or self.size <= self.access.cache_bytes)
-
-    @property
-    def cache_path(self) -> Path:
-        """Path of the file in the cache. The file need not exist there."""
-        return self.access.folder / f"{self.version}.tar"
-
-    def write(self, out: IO[bytes]) -> None:
-        """Writes the content of the cached file. Raises DataError, or OSError if `out` cannot be written."""
-        from clipx.storage.remote import BLOCK, read_range
-
-        for start in range(0, self.size, BLOCK):
-            out.write(read_range(self.url, start, min(start + BLOCK, self.size), self.access.retry_s))
-        if out.tell() != self.size:
-            raise DataError("it is shorter than recorded in its index")
-
-    def read_uncached(self, span: Span) -> bytes:
-        """Reads a span that is not in the cache as a byte range, and starts a background fetch of the file.
-
-        Therefore no sample waits for a whole file, and a full or failing cache reduces the speed only.
-        """
-        from clipx.storage.remote import read_range
-
-        offset, size = span
-        if self.cacheable:
-            _store_in_background(self)
-        return read_range(self.url, offset, offset + size, self.access.retry_s, patient=True)
-
-
-def read_cached(file: ShardFile, span: Span) -> bytes | None:
-    """Reads a span from the cache. Returns None if the file is not in the cache."""
-    path = file.cache_path
+def read_cached(path: Path, span: Span) -> bytes | None:
+    """Reads a span of a cached file. Returns None if the file is not in the cache."""
     try:
         with path.open("rb", buffering=0) as opened:  # closed at once: an open file that is evicted holds its space
             if time.time() - os.fstat(opened.fileno()).st_mtime > _USED_EVERY:
@@ -124,75 +80,43 @@ def read_cached(file: ShardFile, span: Span) -> bytes | None:
         return None
 
 
-class _Background:
-    """State of the background fetches of a process, which fetches one whole file at a time in a thread.
+def store_in_background(shard: Shard) -> None:
+    """Fetches a shard into the cache in a thread, unless this process is fetching another one."""
+    process = this_process()
+    if process.caching.done():
+        process.caching = process.whole_shards.submit(partial(store_now, shard, Exception))
 
-    Each process has one, because threads do not survive a fork.
+
+def store_now(shard: Shard, tolerated: type[Exception] = OSError) -> None:
+    """Fetches a shard into the cache. If that fails, prints the reason: its samples are read as byte ranges.
+
+    After a failure, does nothing for a minute. Raises the errors of the storage, unless they are `tolerated`.
     """
-
-    def __init__(self) -> None:
-        self.fetching = threading.Lock()
-        self.not_before = 0.0  # earliest time of the next fetch, on the monotonic clock; set after a failure
-
-
-@lru_cache(maxsize=1)
-def _background(_process: int) -> _Background:
-    return _Background()
-
-
-def _store_in_background(file: ShardFile) -> None:
-    background = _background(os.getpid())
-    if time.monotonic() < background.not_before or not background.fetching.acquire(blocking=False):
-        return
-
-    def run() -> None:
-        try:
-            store(file)
-        except (ClipxError, OSError) as error:
-            background.not_before = time.monotonic() + _PAUSE
-            from clipx.storage.failure import error_text
-
-            print_stderr(f"{file.url} cannot be cached: {error_text(error)}")
-        finally:
-            background.fetching.release()
-
-    threading.Thread(target=run, daemon=True, name="clipx-cache").start()
-
-
-def store_now(file: ShardFile) -> None:
-    """Fetches a whole file into the cache. If that fails, prints the reason: its samples are read as byte ranges.
-
-    After a failure of the disk, does nothing for a minute. Raises DataError if the storage fails.
-    """
-    background = _background(os.getpid())
-    if file.cache_path.exists() or time.monotonic() < background.not_before:
+    process, path = this_process(), shard.cache_path
+    if path.exists() or time.monotonic() < process.cache_again_at:
         return
     try:
-        store(file)
-    except OSError as error:
-        background.not_before = time.monotonic() + _PAUSE
-        from clipx.storage.failure import error_text
-
-        print_stderr(
-            f"{file.url} cannot be stored in {file.cache_path.parent}: {error_text(error)}; reading it by ranges"
-        )
+        store(shard)
+    except tolerated as error:
+        process.cache_again_at = time.monotonic() + _PAUSE
+        print_stderr(f"{shard.url} cannot be stored in {path.parent}: {error_text(error)}; reading it by ranges")
 
 
-def release(file: ShardFile) -> None:
-    """Marks a whole file as no longer used by this run: it is removed, or is the first one to be evicted."""
+def discard(shard: Shard) -> None:
+    """Marks a shard as no longer used by this run: it is removed, or is the first one to be evicted."""
     with contextlib.suppress(OSError):
-        if file.access.cache_bytes:
-            os.utime(file.cache_path, (0, 0))
+        if shard.access.cache_bytes:
+            os.utime(shard.cache_path, (0, 0))
         else:
-            file.cache_path.unlink()
+            shard.cache_path.unlink()
 
 
-def store(file: ShardFile) -> None:
-    """Fetches a file into the cache unless another process is fetching it.
+def store(shard: Shard) -> None:
+    """Fetches a shard into the cache unless another process is fetching it.
 
     Writes to a `.part` file and renames it when it is complete. Raises DataError or OSError.
     """
-    path = file.cache_path
+    path = shard.cache_path
     part = path.with_suffix(".part")
     with open_own(path.parent / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one process at a time frees space
@@ -202,15 +126,15 @@ def store(file: ShardFile) -> None:
         except OSError:
             target.close()
             return
-        if path.exists() or not _make_room(path.parent, part, file.size, file.access):
+        if path.exists() or not _make_room(path.parent, part, shard.size, shard.access):
             part.unlink(missing_ok=True)
             target.close()
             return
         target.truncate(0)
-        os.truncate(part, file.size)  # reserves the space: other processes now count it
+        os.truncate(part, shard.size)  # reserves the space: other processes now count it
     with target, open_own(part, "r+b") as out:
         try:
-            file.write(out)
+            shard.write(out)
             out.truncate()  # the size of a row group is an estimate
             part.rename(path)
         except BaseException:

@@ -88,7 +88,7 @@ class Manifest:
                 raise ConfigError(
                     f"data.manifest={self.path} does not list {url}: write it again for these shards, or remove it"
                 )
-            found += same
+            found.append(same[0])
         digests = [str(facts["digest"]) for facts in found if facts.get("digest")]
         samples = [int(facts["samples"]) for facts in found]
         return Counts(samples, f"data.manifest={self.path}", digests if len(digests) == len(found) else ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipx.data.parquet_file import ENCRYPTED, FIX, MAGIC, open_parquet
-from clipx.data.shards.index import find_shard
+from clipx.data.shards.index import file_version
 from clipx.errors import DataError
 from clipx.storage.failure import error_text
 from clipx.storage.files import errors_as
-from clipx.storage.local import write_bytes
+from clipx.storage.local import cache_folder, write_bytes
 from clipx.storage.remote import read_range
 from clipx.storage.safe_json import read_regular
 
@@ -65,7 +65,7 @@ class ParquetFile:
         metadata, leaves = self.metadata(), self.leaves(names)
         # pyarrow ends the process when it is asked for a column that is encrypted or has lost its description: one in
         # 600 damaged footers. Its reader raises an error for the same column, before it reads any byte of the file.
-        unread = pa.PythonFile(_Unread(self.size), "r")
+        unread = pa.PythonFile(RangeFile(self.size, _refuse), "r")
         reader = open_parquet(unread, self.url, metadata=metadata, pre_buffer=True)
         with errors_as(DataError, f"{self.url} cannot be read as Parquet", FIX), suppress(_Asked):
             reader.read_row_groups(list(range(metadata.num_row_groups)), columns=leaves, use_threads=False)
@@ -79,15 +79,15 @@ def open_parquet_file(url: str, retry_s: float) -> ParquetFile:
 
     Costs a look-up, and on first use one request, or two for a footer above 64 KiB.
     """
-    found = find_shard((), retry_s, url)
-    copy = found.table.with_suffix(".footer")
+    version, size = file_version(url, (), retry_s)
+    copy = cache_folder("index") / f"{version}.footer"
     try:
         footer = read_regular(copy, _LARGEST)
     except OSError:
         with errors_as(DataError, f"{url} cannot be read", "check the URL and the permission to read it"):
-            footer = _read_footer(url, found.size, retry_s)
+            footer = _read_footer(url, size, retry_s)
         write_bytes(copy, footer)
-    file = ParquetFile(url, found.size, hashlib.sha256(b"%d " % found.size + footer).hexdigest()[:32], str(copy))
+    file = ParquetFile(url, size, hashlib.sha256(b"%d " % size + footer).hexdigest()[:32], str(copy))
     try:
         file.metadata()
     except Exception as error:  # pyarrow raises OSError, ValueError and others on damaged footers
@@ -121,12 +121,12 @@ def _metadata(footer: str) -> FileMetaData:
     return pq.read_metadata(pa.BufferReader(MAGIC + Path(footer).read_bytes()))
 
 
-class SizedFile(io.RawIOBase):
-    """File object of a known size for pyarrow. Subclasses read its bytes."""
+class RangeFile(io.RawIOBase):
+    """File object for pyarrow, of a known size. `read_range(start, end)` returns bytes of it."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, read_range: Callable[[int, int], bytes]) -> None:
         super().__init__()
-        self._size, self._position = size, 0
+        self._size, self._read_range, self._position = size, read_range, 0
 
     def readable(self) -> bool:
         return True
@@ -142,13 +142,16 @@ class SizedFile(io.RawIOBase):
         self._position = base + offset
         return self._position
 
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._size, self._position + size)
+        content = self._read_range(self._position, end)
+        self._position += len(content)
+        return content
+
 
 class _Asked(Exception):
     """A byte of a file was asked for."""
 
 
-class _Unread(SizedFile):
-    """File of which nothing can be read."""
-
-    def read(self, size: int = -1) -> bytes:
-        raise _Asked
+def _refuse(_start: int, _end: int) -> bytes:
+    raise _Asked

@@ -10,23 +10,23 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, compress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Self
 
+from clipx.data import parquet_file
 from clipx.data.csv import check_columns
-from clipx.data.parquet_file import IMAGE, check_rows, open_parquet, rows, texts_of
-from clipx.data.shards.cache import Access, ShardFile, Span, read_cached, store_now
-from clipx.data.shards.first_use import ShardSet
-from clipx.data.shards.footer import ParquetFile, SizedFile, open_parquet_file
-from clipx.data.shards.index import JSON, FoundShard, Row, ShardIndex
+from clipx.data.loader_process import this_process
+from clipx.data.parquet_file import check_rows, open_parquet, rows, texts_of
+from clipx.data.shards.cache import Access, read_cached, store_now
+from clipx.data.shards.footer import ParquetFile, RangeFile, open_parquet_file
+from clipx.data.shards.index import IMAGE, JSON, MISSING, Row, Span, UnreadableShard
+from clipx.data.shards.shard import Shard
 from clipx.data.shards.shards import Shards
-from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord, held_shards
+from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord, BadSample, held_shards
 from clipx.errors import DataError
 from clipx.storage.failure import error_text
 from clipx.storage.local import cache_folder
@@ -36,12 +36,7 @@ if TYPE_CHECKING:
     from pyarrow import Schema
 
 _BATCH = 64  # rows decoded at a time
-_MISSING = (0, -1)
 _VERSION = 1  # of the cached files
-
-
-class UnreadableGroup(DataError):
-    """A row group cannot be read: it is damaged, or its file has changed or does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +62,84 @@ class RowColumns:
         for name in [name for name, _ in self.captions] or [self.image]:
             check_columns(url, schema.names, (self.image, name, self.label), "data")
         fix = "for paths use data=csv, or name the column with the bytes"
-        check_rows(schema, self.named, IMAGE, url, "data", fix)
+        check_rows(schema, self.named, parquet_file.IMAGE, url, "data", fix)
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroupFile(ShardFile):
-    """The file of a row group in the cache. `size` is an estimate."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup(Shard):
+    """A row group of a Parquet file. `size` is an estimate of that of its file in the cache, which is what is read."""
 
     file: ParquetFile
     group: int
     columns: RowColumns
 
+    @classmethod
+    def of(cls, file: ParquetFile, group: int, size: int, columns: RowColumns, access: Access) -> Self:
+        identity = f"{_VERSION} {file.digest} {file.footer} {group} {columns.image} {columns.texts}"
+        version = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return cls(
+            f"{file.url}#{group}",
+            (JSON,),
+            access,
+            size,
+            str(cache_folder("index") / f"{version}.npy"),
+            file=file,
+            group=group,
+            columns=columns,
+        )
+
     @property
     def local(self) -> bool:
         return False  # the file that is read is in the cache
 
-    @property
-    def cacheable(self) -> bool:
-        return True
+    def _index(self) -> None:
+        self._unstored()  # it could not be stored, or only the index was removed
 
-    @property
-    def found(self) -> FoundShard:
-        """The index of the cached file."""
-        return FoundShard(self.url, cache_folder("index") / f"{self.version}.npy", self.size)
+    def name(self, row: int) -> str:
+        return str(row)
+
+    def members(self, row: int, columns: Iterable[int]) -> dict[int, Span]:
+        members = Shard.members(self, row, columns)
+        if not members:  # of a bad row
+            reasons = {record.key: record.reason for record in self.bad}
+            raise BadSample(reasons[f"{self.url}:{row}"])
+        return members
+
+    def fetch_remote(self, span: Span) -> bytes:
+        """Reads a span after storing the row group again; from memory if it cannot be stored."""
+        content = read_cached(self.cache_path, span)
+        if content is None:
+            store_now(self)
+            content = read_cached(self.cache_path, span)
+        return self._unstored()[span[0] : sum(span)] if content is None else content
+
+    def _unstored(self) -> bytes:
+        """Returns the content of the cached file. A process keeps that of one row group."""
+        process = this_process()
+        version, content = process.unstored
+        if version != self.version:
+            out = io.BytesIO()
+            self.write(out)
+            content = out.getvalue()
+            process.unstored = (self.version, content)
+        return content
 
     def write(self, out: IO[bytes]) -> None:
-        """Writes the content of the cached file, and its index. Raises UnreadableGroup, DataError or OSError."""
+        """Writes the content of the cached file, and its index. Raises UnreadableShard, DataError or OSError."""
         table, bad = list[Row](), list[BadRecord]()
         for number, (image, captions, label) in enumerate(self._rows()):
             labels = {} if self.columns.label is None else {self.columns.label: label}
             text = json.dumps({**captions, **labels}).encode()
+            row = [MISSING] * 4
+            table.append(row)
             if fault := self._fault(image, captions, label, len(text)):
                 bad.append(BadRecord(f"{self.url}:{number}", fault))
-                table.append([_MISSING] * 4)
                 continue
-            row = [_MISSING] * 4
-            row[0], row[JSON] = (out.tell(), len(image)), (out.tell() + len(image), len(text))
+            row[IMAGE], row[JSON] = (out.tell(), len(image)), (out.tell() + len(image), len(text))
             out.write(image)
             out.write(text)
-            table.append(row)
-        if not self.found.indexed:
-            self.found.save(table, self.version[:16], bad)
+        if not self.indexed:
+            self.save(table, self.version[:16], bad)
 
     def _fault(
         self, image: bytes | None, captions: Mapping[str, Any], label: int | str | None, text_bytes: int
@@ -128,107 +160,44 @@ class RowGroupFile(ShardFile):
         """Yields (image, captions by column, label) of each row. Requests the columns in blocks of at most 16 MiB."""
         import pyarrow as pa
 
-        reader = _RangeReader(self.file.url, self.file.size, self.access.retry_s)
+        read = partial(read_range, self.file.url, retry_s=self.access.retry_s, patient=True)
+        leaves = self.file.leaves(_leaves(self.file.schema(), self.columns))
+        opened = pa.PythonFile(RangeFile(self.file.size, read), "r")
+        file = open_parquet(opened, self.url, metadata=self.file.metadata(), buffer_size=BLOCK)
         try:
-            metadata = self.file.metadata()
-            leaves = self.file.leaves(_leaves(self.file.schema(), self.columns))
-            file = open_parquet(pa.PythonFile(reader, "r"), self.url, metadata=metadata, buffer_size=BLOCK)
             for batch in file.iter_batches(_BATCH, row_groups=[self.group], columns=leaves, use_threads=False):
                 yield from rows(batch, self.columns.named)
+        except DataError:
+            raise
         except Exception as error:  # pyarrow raises errors of many types on damaged pages
-            if isinstance(reader.failure, DataError):
-                raise reader.failure from None
-            raise UnreadableGroup(f"cannot be read ({error_text(reader.failure or error)})") from None
-
-    def read_uncached(self, span: Span) -> bytes:
-        """Reads a span after storing the row group again; from memory if it cannot be stored."""
-        store_now(self)
-        stored = read_cached(self, span)
-        return _content(self)[span[0] : span[0] + span[1]] if stored is None else stored
-
-
-@lru_cache(maxsize=1)
-def _content(file: RowGroupFile) -> bytes:
-    out = io.BytesIO()
-    file.write(out)
-    return out.getvalue()
-
-
-class _RangeReader(SizedFile):
-    """File object for pyarrow that reads ranges with retries. `failure`: the error of the last read."""
-
-    def __init__(self, url: str, size: int, retry_s: float) -> None:
-        super().__init__(size)
-        self._url, self._retry_s = url, retry_s
-        self.failure: Exception | None = None
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._size, self._position + size)
-        try:
-            content = read_range(self._url, self._position, end, self._retry_s, patient=True)
-        except Exception as error:  # a remote file system raises the exceptions of its library
-            self.failure = error
-            raise OSError from None
-        self._position += len(content)
-        return content
-
-
-@dataclass(frozen=True, slots=True)
-class RowGroupSet(ShardSet):
-    """First use of row groups: each is stored in the cache."""
-
-    files: Sequence[ParquetFile] = ()
-    columns: RowColumns = RowColumns("", (), None)
-    numbers: dict[str, tuple[int, int, int]] = field(default_factory=dict, repr=False)
-    """(number of the file, number of the row group, estimated bytes) by URL."""
-
-    def file(self, url: str, index: ShardIndex | None = None) -> RowGroupFile:
-        number, group, size = self.numbers[url]
-        file = self.files[number]
-        identity = f"{_VERSION} {file.digest} {file.footer} {group} {self.columns.image} {self.columns.texts}"
-        version = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        return RowGroupFile(url, version, size, self.access, file, group, self.columns)
-
-    def name(self, url: str, index: ShardIndex, row: int) -> str:
-        return str(row)
-
-    def _prepare(self, url: str, record: Path) -> ShardIndex:
-        file = self.file(url)
-        try:
-            store_now(file)
-            if not file.found.indexed:  # it could not be stored, or only the index was removed
-                _content(file)
-        except UnreadableGroup as error:
-            return ShardIndex("", 0, "", [BadRecord(url, f"row group {error}")], (), 0)
-        return file.found.load()
+            raise UnreadableShard(f"row group cannot be read ({error_text(error)})") from None
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroups:
-    """Row groups of Parquet files: number of the file, number in the file, rows and estimated bytes in the cache."""
+    """Row groups of Parquet files: (file, number in the file, rows, estimated bytes in the cache) of each."""
 
-    files: Sequence[ParquetFile]
     columns: RowColumns
-    groups: Sequence[tuple[int, int, int, int]]
+    groups: Sequence[tuple[ParquetFile, int, int, int]]
     starts: Sequence[int] = ()
     """Number of the first sample of each row group among all samples, if some are held out."""
 
     @classmethod
-    def find(cls, urls: Sequence[str], columns: RowColumns, retry_s: float) -> RowGroups:
+    def find(cls, urls: Sequence[str], columns: RowColumns, retry_s: float) -> Self:
         """Reads the footers of all files. Raises ConfigError for a missing column, and DataError."""
         with ThreadPoolExecutor(REQUESTS) as pool:  # a remote request takes about 50 ms
             files = list(pool.map(partial(open_parquet_file, retry_s=retry_s), urls))
         groups = []
-        for number, file in enumerate(files):
+        for file in files:
             schema = file.schema()
             columns.check(file.url, schema)
             sizes = file.group_sizes(_leaves(schema, columns))
-            groups += [(number, k, rows, max(1, size)) for k, (rows, size) in enumerate(sizes) if rows]
+            groups += [(file, k, rows, max(1, size)) for k, (rows, size) in enumerate(sizes) if rows]
         if not groups:
             raise DataError(f"{len(urls)} Parquet files, from {urls[0]}, have no row: give files with images")
-        return cls(files, columns, groups)
+        return cls(columns, groups)
 
-    def split(self, share: float) -> tuple[RowGroups, RowGroups | None]:
+    def split(self, share: float) -> tuple[Self, Self | None]:
         """Holds out a share of the row groups, evenly spread; None if that is less than one of them."""
         held = held_shards(self.groups, share)
         if not any(held):
@@ -243,27 +212,18 @@ class RowGroups:
 
     def open(self, access: Access) -> Shards:
         """Returns the source over the row groups."""
-        urls = [f"{self.files[number].url}#{k}" for number, k, _, _ in self.groups]
-        facts = [f"{self.files[number].digest} {k}" for number, k, _, _ in self.groups]
+        facts = [f"{file.digest} {k}" for file, k, _, _ in self.groups]
         facts += [self.columns.image, *self.columns.texts]
-        digest = hashlib.sha256("\n".join(facts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        sizes = [rows for _, _, rows, _ in self.groups]
-        lengths = [size for *_, size in self.groups]
-        numbers = {url: (number, k, size) for url, (number, k, _, size) in zip(urls, self.groups, strict=True)}
         return Shards(
-            urls=urls,
-            remote=True,
-            sizes=sizes,
+            shards=[RowGroup.of(file, k, size, self.columns, access) for file, k, _, size in self.groups],
+            sizes=[rows for _, _, rows, _ in self.groups],
             bad=[],
             notes=[],
-            fingerprint=digest,
+            fingerprint=hashlib.sha256("\n".join(facts).encode("utf-8", "surrogatepass")).hexdigest()[:16],
             captions={f"json.{name}": weight for name, weight in self.columns.captions},
             label_key=None if self.columns.label is None else f"json.{self.columns.label}",
-            lengths=lengths,
             listed_by="the footer",
             starts=self.starts,
-            _set=RowGroupSet((JSON,), access, time.time(), {}, self.files, self.columns, numbers),
-            _ends=list(accumulate(sizes)),
         )
 
 

@@ -11,36 +11,24 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from clipx.data.shards.cache import Access, ShardFile, Span
-from clipx.data.shards.first_use import ShardSet
-from clipx.data.shards.index import (
-    CLS,
-    IMAGE,
-    JSON,
-    TXT,
-    ShardIndex,
-    caption_columns,
-    find_shard,
-    fingerprint,
-    index_shards,
-    load_table,
-)
-from clipx.data.shards.remote import fetch, prefetch_spans
+from clipx.config.specs import complete
+from clipx.data.loader_process import this_process
+from clipx.data.shards.cache import Access
+from clipx.data.shards.index import CLS, IMAGE, JSON, TXT, Span, caption_columns, fingerprint
+from clipx.data.shards.shard import Shard, index_shards, joined
 from clipx.data.source import BadRecord, BadSample, Sample, caption_text, caption_weights, parse_label, whole_label
 from clipx.errors import DataError
 from clipx.escape import print_stderr
-from clipx.storage.files import is_local
 
 if TYPE_CHECKING:
     from clipx.data.selection.captions import CaptionTables
     from clipx.data.shards.counts import Counts
 
 _DEFAULT_ACCESS = Access()
-_GAP = 1 << 16  # bytes between the members of a sample up to which one request is cheaper than two
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +39,33 @@ class Shards:
     a shard that has fewer samples than listed is a bad sample.
     """
 
-    urls: Sequence[str]
+    shards: Sequence[Shard] = field(repr=False)
     sizes: Sequence[int]
     bad: Sequence[BadRecord]
     notes: Sequence[BadRecord]
     fingerprint: str
     captions: dict[str, float]  # key -> weight
     label_key: str | None
-    remote: bool  # whether any shard is not on a local file system
-    lengths: Sequence[int] = field(repr=False)  # bytes of each shard; () if they are not known
     listed_by: str  # what lists the numbers of samples; "" if the shards are indexed
-    _set: ShardSet = field(repr=False, compare=False)
-    _ends: Sequence[int] = field(repr=False)
     tables: CaptionTables | None = None  # further captions
     starts: Sequence[int] = field(default=(), repr=False)
     """Numbers of the first samples of the shards among those of all shards; () if no other shards are held out."""
+
+    opened: float = field(default_factory=time.time, compare=False)
+    """Time since 1970. Shards are looked up again since then."""
+
+    _ends: Sequence[int] = field(init=False, repr=False)
+    _columns: Sequence[int] = field(init=False, repr=False)  # of the members that are read
+    _remote: bool = field(init=False, repr=False)  # whether any shard is not on a local file system
+
+    def __post_init__(self) -> None:
+        label = {None: IMAGE, "cls": CLS}.get(self.label_key, JSON)
+        complete(
+            self,
+            _ends=list(accumulate(self.sizes)),
+            _columns=sorted({IMAGE, *caption_columns(self.captions), label}),
+            _remote=not all(shard.local for shard in self.shards),
+        )
 
     @classmethod
     def open(
@@ -76,7 +76,7 @@ class Shards:
         access: Access = _DEFAULT_ACCESS,
         counts: Counts | None = None,
         tables: CaptionTables | None = None,
-    ) -> Shards:
+    ) -> Self:
         """Opens the shards, indexing new ones with a progress bar unless their numbers of samples are given.
 
         With `caption_key` None a sample is an image with a label in the member cls, without captions. `tables`: further
@@ -84,17 +84,17 @@ class Shards:
         """
         captions = {} if caption_key is None else caption_weights("data.caption_key", caption_key)
         columns = tuple(caption_columns(captions) or [CLS])
-        indices: list[ShardIndex] = []
+        shards = [Shard(url, columns, access) for url in urls]
         if counts is None:
-            indices = index_shards(urls, *columns, retry_s=access.retry_s)
-            digest = fingerprint(captions, label_key, [index.digest for index in indices])
+            shards = index_shards(shards)
+            digest = fingerprint(captions, label_key, [shard.digest for shard in shards])
         elif counts.digests:
             digest = fingerprint(captions, label_key, counts.digests)
         else:
             digest = counts.fingerprint(urls, captions, label_key)
-        sizes = [index.samples for index in indices] if counts is None else counts.samples
-        bad = [item for index in indices for item in index.bad]
-        notes = [item for index in indices for item in index.notes]
+        sizes = [shard.samples for shard in shards] if counts is None else counts.samples
+        bad = [item for shard in shards for item in shard.bad]
+        notes = [item for shard in shards for item in shard.notes]
         if not sum(sizes):
             reasons = "".join(f"; {item.key}: {item.reason}" for item in [*bad, *notes][:1])
             wanted = f"caption (data.caption_key={' or '.join(captions)})" if captions else "label (the member cls)"
@@ -102,138 +102,109 @@ class Shards:
         if tables is not None:
             texts, further = "-".join(tables.weights), list[BadRecord]()
             if counts is None:
-                tables, texts, further = tables.prepare(urls, indices)
+                tables, texts, further = tables.prepare(shards)
             digest, notes = f"{digest}-captions-{texts}", [*notes, *further]
-        return cls(
-            urls=urls,
-            remote=not all(map(is_local, urls)),
-            sizes=sizes,
-            bad=bad,
-            notes=notes,
-            fingerprint=digest,
-            captions=captions,
-            label_key=label_key,
-            lengths=[index.size for index in indices],
-            listed_by="" if counts is None else counts.by,
-            _set=ShardSet(columns, access, time.time(), dict(zip(urls, indices, strict=False))),
-            _ends=list(accumulate(sizes)),
-            tables=tables,
-        )
+        return cls(shards, sizes, bad, notes, digest, captions, label_key, "" if counts is None else counts.by, tables)
 
     @property
-    def columns(self) -> tuple[int, ...]:
-        """The columns that make a sample usable: see `index_shards`."""
-        return self._set.captions
-
-    @property
-    def indices(self) -> dict[str, ShardIndex]:
-        """The indices that were made when the source was opened, by URL."""
-        return dict(self._set.known)
-
-    def without_tables(self) -> Shards:
-        """Returns the same samples with the captions in the shards only."""
-        return replace(self, tables=None)
-
-    def by_ranges(self) -> Shards:
-        """Returns the same samples, which are not read by whole shards."""
-        return self.with_access(replace(self.access, whole=False))
-
-    def with_access(self, access: Access) -> Shards:
-        """Returns the same samples, read with other settings."""
-        return replace(self, _set=replace(self._set, access=access))
+    def urls(self) -> list[str]:
+        return [shard.url for shard in self.shards]
 
     @property
     def access(self) -> Access:
-        return self._set.access
+        return self.shards[0].access
 
-    def first_shard_bytes(self) -> int:
-        """Returns the size of the first shard. Raises DataError if it does not exist, before a run starts."""
-        return find_shard(self._set.captions, self.access.retry_s, self.urls[0]).size
+    def evaluated(self) -> Self:
+        """Returns the same samples with the captions in the shards only, which are not read whole."""
+        access = replace(self.access, whole=False)
+        shards = [replace(shard, access=access) for shard in self.shards] if self.access.whole else self.shards
+        return replace(self, tables=None, shards=shards)
 
     def _locate(self, index: int) -> tuple[int, int]:
-        """Returns (shard, row) of a sample."""
+        """Returns (shard, place in the shard) of a sample."""
         shard = bisect_right(self._ends, index)
         return shard, index - self._ends[shard] + self.sizes[shard]
 
     def whole_index(self, index: int) -> int:
         """Returns the number of a sample among those of all shards, held-out ones included."""
-        shard, row = self._locate(index)
-        return self.starts[shard] + row if self.starts else index
+        shard, place = self._locate(index)
+        return self.starts[shard] + place if self.starts else index
 
     def key(self, index: int) -> str:
-        shard, row = self._locate(index)
-        name = f"sample {row}"
+        number, place = self._locate(index)
+        name = f"sample {place}"
         try:
-            found = self._index(shard)
-            found_row = self._row(row, shard, found)
-            if found_row is not None:
-                name = self._set.name(self.urls[shard], found, found_row)
+            shard = self._prepared(number)
+            if (row := shard.row(place, self.sizes[number])) is not None:
+                name = shard.name(row)
         except (BadSample, DataError, tarfile.TarError, ValueError, OverflowError, IndexError, OSError):
             pass
-        return f"{self.urls[shard]}:{name}"
+        return f"{self.shards[number].url}:{name}"
 
     def read(self, index: int) -> Sample:
-        file, spans = self._member_spans(index)
-        found = dict(zip(spans, _read(file, list(spans.values())), strict=True))
+        shard, members = self._members(index)
+        found = shard.read(members)
         captions_by_key = _captions_by_key(found, self.captions) if self.captions else []
         label = None if self.label_key is None else _label(found, self.label_key)
         if self.tables is not None:
-            shard, place = self._locate(index)
-            captions_by_key += self.tables.captions(self.urls[shard], self.sizes[shard], self._index(shard), place)
+            number, place = self._locate(index)
+            captions_by_key += self.tables.captions(shard, self.sizes[number], place)
         captions = [caption for _, held in captions_by_key for caption in held]
         several = len(self.captions) > 1 or self.tables is not None
         return Sample(found[IMAGE], captions, label, captions_by_key if several else ())
 
     def prefetch(self, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()) -> None:
         """Requests the samples of remote shards that are read next. Whole shards are fetched and released instead."""
-        if later or done:
-            self._set.read_ahead(*([self.urls[self._locate(i)[0]] for i in some] for some in (later, done)))
-        if self.remote and not self.access.whole:
-            wanted = []
+        process = this_process()
+        for key in [(self.opened, self.shards[self._locate(index)[0]]) for index in done]:
+            if (ahead := process.ahead.pop(key, None)) is not None:
+                ahead.cancel()
+            if (shard := process.shards.pop(key, None)) is not None:
+                shard.release()
+        for key in [(self.opened, self.shards[self._locate(index)[0]]) for index in later]:
+            if key not in process.shards and key not in process.ahead:
+                process.ahead[key] = process.whole_shards.submit(partial(key[1].prepare, self.opened, wait=False))
+        if self._remote and not self.access.whole:
+            spans = []
             for index in indices:
                 try:
-                    wanted.append(self._member_spans(index))
+                    shard, members = self._members(index)
                 except BadSample:  # reading it reports the fault
                     continue
-            spans = [(file, group) for file, members in wanted for group in _groups(list(members.values()))]
-            prefetch_spans(self.fingerprint, spans)
+                spans += [(shard, span) for span in joined(list(members.values()))]
+            process.request(self.fingerprint, spans)
 
-    def _member_spans(self, index: int) -> tuple[ShardFile, dict[int, Span]]:
-        """Returns the shard file of a sample and the spans of the members needed, by column. Raises BadSample."""
-        shard, row = self._locate(index)
-        found = self._index(shard)
-        place = self._row(row, shard, found)
-        if place is None:
-            raise BadSample(self._missing(shard, found))
-        members: list[Span] = [tuple(span) for span in load_table(found.table)[place].tolist()]
-        if members[IMAGE][1] <= 0:  # of a row group, whose bad rows have a place, too
-            key = f"{self.urls[shard]}:{row}"
-            raise BadSample(next((record.reason for record in found.bad if record.key == key), "image is missing"))
-        file = self._set.file(self.urls[shard], found)
-        return file, {c: members[c] for c in self._columns() if members[c][1] > 0}
+    def _members(self, index: int) -> tuple[Shard, dict[int, Span]]:
+        """Returns the shard of a sample and the spans of the members that are read, by column. Raises BadSample."""
+        number, place = self._locate(index)
+        shard = self._prepared(number)
+        row = shard.row(place, self.sizes[number])
+        if row is None:
+            raise BadSample(self._missing(shard, self.sizes[number]))
+        return shard, shard.members(row, self._columns)
 
-    def _row(self, place: int, shard: int, found: ShardIndex) -> int | None:
-        """Returns the row of a place in the shard's table: see ShardIndex.places. None if it has no sample."""
-        if not found.skipped or self.sizes[shard] != found.samples + len(found.skipped):
-            return place if place < found.samples else None
-        before = bisect_right(found.skipped, place)
-        return None if before and found.skipped[before - 1] == place else place - before
-
-    def _index(self, shard: int) -> ShardIndex:
-        found = self._set.index(self.urls[shard])
-        if found.samples > self.sizes[shard]:
-            _report_longer(self.urls[shard], found.samples, self.sizes[shard], self.listed_by)
+    def _prepared(self, number: int) -> Shard:
+        """Returns a shard that is indexed, and stored if shards are read whole."""
+        shard = self.shards[number]
+        if shard.samples and not shard.access.whole:
+            return shard
+        process, key = this_process(), (self.opened, shard)
+        found = process.shards.get(key)
+        if found is None:
+            ahead = process.ahead.pop(key, None)
+            found = ahead.result() if ahead is not None and ahead.done() else None
+            found = found or shard.prepare(self.opened, wait=True)
+            assert found is not None
+            process.shards[key] = found
+            if found.samples > self.sizes[number]:
+                _report_longer(shard.url, found.samples, self.sizes[number], self.listed_by)
         return found
 
-    def _missing(self, shard: int, found: ShardIndex) -> str:
-        if self.sizes[shard] == found.samples + len(found.skipped):
-            return found.bad[0].reason if found.bad else "sample is unusable"
-        listed = f"shard has {found.samples:,} of the {self.sizes[shard]:,} samples that {self.listed_by} lists"
-        return "; ".join([listed, *(record.reason for record in found.bad[:1])])
-
-    def _columns(self) -> set[int]:
-        labels = {None: IMAGE, "cls": CLS}
-        return {IMAGE, *caption_columns(self.captions), labels.get(self.label_key, JSON)}
+    def _missing(self, shard: Shard, listed: int) -> str:
+        if listed == shard.samples + len(shard.skipped):
+            return shard.bad[0].reason if shard.bad else "sample is unusable"
+        lacks = f"shard has {shard.samples:,} of the {listed:,} samples that {self.listed_by} lists"
+        return "; ".join([lacks, *(record.reason for record in shard.bad[:1])])
 
 
 _longer: set[str] = set()  # what has been reported by this process
@@ -293,24 +264,3 @@ def _label(found: dict[int, bytes], label_key: str) -> int | str:
     if label is None:
         raise BadSample(f"label is missing: {label_key} is neither an index nor a name")
     return parse_label(label) if isinstance(label, str) else label
-
-
-# ------------------------------------------------------------------------------------------------- reading
-
-
-def _groups(spans: Sequence[Span]) -> list[Span]:
-    """Returns the ranges to request for a sample: one range if its members are close together, else one per member."""
-    start, end = min(offset for offset, _ in spans), max(offset + size for offset, size in spans)
-    if end - start > sum(size for _, size in spans) + _GAP:
-        return list(spans)
-    return [(start, end - start)]
-
-
-def _read(file: ShardFile, spans: Sequence[Span]) -> list[bytes]:
-    """Returns the bytes of each span."""
-    groups = _groups(spans)
-    contents = [fetch(file, *group) for group in groups]
-    if len(groups) > 1 or len(spans) == 1:
-        return contents
-    ((start, _),) = groups
-    return [contents[0][offset - start : offset - start + size] for offset, size in spans]

@@ -1,17 +1,24 @@
-"""Scans the headers of a tar: the offsets and sizes of its samples' members, and damage of the archive."""
+"""Indexes a tar by its headers: the offsets and sizes of its samples' members, and damage of the archive."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from clipx.data.image_format import IMAGES
-from clipx.data.shards.index import CLS, IMAGE, JSON, TXT
-from clipx.data.shards.remote import open_sequential
-from clipx.data.source import MAX_BYTES, MAX_TEXT
+from clipx.data.shards.counts import listed_in_files
+from clipx.data.shards.index import CLS, IMAGE, JSON, MISSING, TXT
+from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord
+from clipx.errors import DataError
+from clipx.storage.files import errors_as
+from clipx.storage.remote import open_sequential
+
+if TYPE_CHECKING:
+    from clipx.data.shards.shard import Shard
 
 COLUMNS = {
     **dict.fromkeys((ending[1:] for ending in IMAGES), IMAGE),
@@ -23,7 +30,6 @@ COLUMNS = {
 """{extension: column} of the members that are read, all others are ignored: of a column, the first one that a sample
 has. npy: stored features in place of an image."""
 
-_MISSING = (0, -1)
 _MAX_MEMBER_BYTES = (MAX_BYTES, MAX_TEXT, MAX_TEXT, MAX_TEXT)  # limit of a member in bytes, by column
 _BLOCK = 512  # bytes; a caption of this size is in the block after its header, so reading it costs nothing
 _MAX_HEADER_BYTES = 1 << 20  # limit of a header in bytes, including long names
@@ -48,7 +54,7 @@ class TarSample:
 
     def row(self) -> list[tuple[int, int]]:
         """Returns (offset, size) of each column of the index table."""
-        row = [_MISSING] * 4
+        row = [MISSING] * 4
         for extension, span in self.read.items():
             row[COLUMNS[extension]] = span
         return row
@@ -96,7 +102,7 @@ def scan(url: str, size: int, retry_s: float) -> TarContent:
                 found.damage = f"is cut off or damaged after {found.samples[-1].name} ({reason})"
             else:
                 found.damage = f"cannot be read as an uncompressed tar: {reason}"
-    images = {sample.name for sample in found.samples if sample.row()[IMAGE] != _MISSING}
+    images = {sample.name for sample in found.samples if sample.row()[IMAGE] != MISSING}
     found.dotted = [name for name in found.dotted if _key_and_extension(name)[0] not in images]
     return found
 
@@ -200,3 +206,64 @@ def _end_damage(file: _Headers, offset: int) -> str | None:
     if end.strip(b"\0"):
         return "has data after its end-of-archive mark, as tars joined by cat have: create it again"
     return None
+
+
+# ----------------------------------------------------------------------------------------------------------- index
+
+
+def index_tar(shard: Shard, content: str | None = None, cross_check: bool = True) -> None:
+    """Reads the headers of a shard and writes its index. Raises DataError.
+
+    Args:
+        shard: a shard that has been looked up.
+        content: path of a copy of the shard, which is read instead. None: there is none.
+        cross_check: whether to compare the number of samples with the files that list it.
+    """
+    captions, retry_s = shard.captions, shard.access.retry_s
+    with errors_as(DataError, f"shard {shard.url} cannot be read", "check the URL and the permission to read it"):
+        tar = scan(content or shard.url, shard.size, retry_s)
+    rows, bad, notes = [], list[BadRecord](), list[BadRecord]()
+    names, skipped = [], []
+    digest = hashlib.sha256()
+    for number, sample in enumerate(tar.samples):
+        digest.update(f"{sample.name} {sorted(sample.read.items())}\n".encode("utf-8", "replace"))
+        if fault := sample.fault(captions):
+            bad.append(BadRecord(f"{shard.url}:{sample.name}", fault))
+            skipped.append(number)
+        else:
+            rows.append(sample.row())
+            names.append(sample.name)
+    listed, file = listed_in_files(shard.url, retry_s) if cross_check else (None, "")
+    if tar.damage:
+        if tar.samples and tar.samples[-1].fault(captions):
+            bad.pop()  # the damage is the reason why members of the last sample are missing
+        of = "" if listed is None else f", of {listed:,} listed by {file}"
+        bad.append(BadRecord(shard.url, f"shard {tar.damage}; {len(rows):,} samples before it are used{of}"))
+    elif listed not in (None, len(tar.samples)):
+        count = f"shard has {len(tar.samples):,} samples, but {file} lists {listed:,}; those in the shard are used"
+        notes.append(BadRecord(shard.url, count))
+    notes += _name_notes(shard.url, tar)
+    shard.save(rows, digest.hexdigest()[:16], bad, notes, names, skipped)
+
+
+def _name_notes(url: str, tar: TarContent) -> list[BadRecord]:
+    """Returns notes on the images that are not read because of their names."""
+    several = [sample.name for sample in tar.samples if len(sample.read) < len(sample.members)]
+    order = ", ".join(name for name, column in COLUMNS.items() if column == IMAGE)
+    notes = [BadRecord(url, _dotted_note(tar.dotted))] if tar.dotted else []
+    for found, note in (
+        (tar.hidden, "hidden images are not read: macOS writes ._ files; rename other images"),
+        (several, f"samples have several images, of which the first in the order {order} is read"),
+    ):
+        notes += [BadRecord(f"{url}:{name}", f"{len(found):,} {note}") for name in found[:1]]
+    return notes
+
+
+def _dotted_note(members: Sequence[str]) -> str:
+    base = members[0].rpartition("/")[2]
+    stem, _, extension = base.partition(".")
+    better = "_".join(base.rsplit(".", 1)[0].split(".")) + "." + base.rpartition(".")[2]
+    return (
+        f"{len(members):,} images are not read because of the dots in their names, e.g. {members[0]}: the name of a "
+        f"sample ends at the first dot, here {stem}, and {extension} is no extension of an image; name it {better}"
+    )

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers.samples import jpeg
 
+from clipx.data.loader_process import this_process
 from clipx.data.parquet import ParquetSpec
-from clipx.data.shards import first_use
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
 
@@ -75,7 +75,7 @@ def test_a_row_group_is_fetched_ahead_and_removed_when_it_is_done(tmp_path: Path
     assert isinstance(source, Shards)
     stored = tmp_path / "cache" / "shards"
     source.prefetch([], later=[0, 10])
-    for future in list(first_use._process(first_use.os.getpid()).ahead.values()):
+    for future in list(this_process().ahead.values()):
         future.result()
     assert len(list(stored.glob("*.tar"))) == 2
     assert source.read(10).captions == ["caption 10"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -19,8 +21,8 @@ from helpers.processes import descendants_of, is_running
 from helpers.samples import Called
 from helpers.waiting import wait_until
 
-from clipx.data import processes
-from clipx.data.loader_processes import ProcessLoader
+from clipx.data import loader_processes, processes
+from clipx.data.loader_processes import ProcessLoader, receive
 from clipx.data.processes import how_ended, oom_kills, why_ended
 from clipx.data.shards.write import run_in_pool
 from clipx.errors import DataError
@@ -130,6 +132,29 @@ def test_an_item_that_cannot_be_sent_is_an_error_and_not_lost(monkeypatch: pytes
     monkeypatch.setattr(ForkingPickler, "dumps", fail)
     with pytest.raises(DataError, match=r"^in a loader process: processes need more shared memory than /dev/shm has"):
         list(ProcessLoader(Called(abs), [1], workers=1, prefetch=1))
+
+
+def test_one_handler_raises_a_death_while_an_item_is_awaited_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_processes, "_deaths", loader_processes._Deaths())  # loaders of other tests may be left
+    before, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
+    items = ProcessLoader(Called(time.sleep), [0, 3600], workers=1, prefetch=1).start()
+    handler = signal.getsignal(signal.SIGCHLD)
+    receive(items)
+    (worker,) = set(multiprocessing.active_children()) - others
+    try:
+        worker.kill()
+        wait_until(lambda: not worker.is_alive())
+    except DataError as error:
+        pytest.fail(f"raised by another statement: {error}")
+    with pytest.raises(DataError, match="died"):
+        receive(items)
+    longer = ProcessLoader(Called(abs), [1], workers=1, prefetch=1).start()
+    del items
+    gc.collect()
+    assert signal.getsignal(signal.SIGCHLD) is handler is not before, "a loader is left"
+    assert receive(longer) == 1
+    del longer
+    assert signal.getsignal(signal.SIGCHLD) is before
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import get_context
 
-from clipx.data import shared_memory
+from clipx.data.loader_process import start_process, this_process
 from clipx.data.shared_memory import copy_to_shared
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has leases")
@@ -21,11 +21,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 @pytest.fixture(autouse=True)
 def own_files() -> Iterator[list[int]]:
     """Starts without files, and closes those of the test."""
-    shared_memory._kept.cache_clear()
-    yield (kept := shared_memory._kept(os.getpid()))
+    start_process()
+    yield (kept := this_process().shared_files)
     for file in kept:
         os.close(file)
-    shared_memory._kept.cache_clear()
+    start_process()
 
 
 def rows(value: int, count: int = 5) -> Tensor:

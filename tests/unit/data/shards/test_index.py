@@ -14,7 +14,9 @@ from helpers.samples import img2dataset, read_all, write_tar
 
 from clipx.data.index import IndexSpec, main
 from clipx.data.index import index as index_command
-from clipx.data.shards.index import _VERSION, TXT, ShardIndex, index_shards
+from clipx.data.shards.cache import Access
+from clipx.data.shards.index import _VERSION, TXT
+from clipx.data.shards.shard import Shard, index_shards
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample, Source, whole_index
 from clipx.data.spec import Dataset
@@ -71,10 +73,11 @@ def test_parts_indexed_apart_equal_the_whole_index(
         assert len(cells(out)) == 4, "only the whole index prints the samples of an epoch"
         assert len(cached_files() - seen[-1]) == 3 * (2, 2, 1)[k - 1], "each part indexes only its shards"
         seen.append(cached_files())
-    parts = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
+    unread = [Shard(url, (TXT,), Access()) for url in expand(f"{shards}/*.tar", "shards")]
+    parts = index_shards(unread)
     assert cached_files() == seen[-1], "all shards are indexed already"
     monkeypatch.setenv("CLIPX_CACHE", str(shards.parent / "other"))
-    whole = index_shards(expand(f"{shards}/*.tar", "shards"), TXT)
+    whole = index_shards(unread)
     assert [(i.samples, i.digest, i.bad, i.size) for i in parts] == [
         (i.samples, i.digest, i.bad, i.size) for i in whole
     ]
@@ -82,8 +85,8 @@ def test_parts_indexed_apart_equal_the_whole_index(
         assert Path(one.table).read_bytes() == Path(other.table).read_bytes()
 
 
-def index_of(path: Path) -> ShardIndex:
-    (found,) = index_shards([str(path)], TXT)
+def index_of(path: Path) -> Shard:
+    (found,) = index_shards([Shard(str(path), (TXT,), Access())])
     return found
 
 
