@@ -120,8 +120,8 @@ class _Deaths:
     """Handler of SIGCHLD from the start of the first loader processes to the end of the last ones.
 
     It raises the death of a process of `awaited`, the iterator of which the main thread waits for an item, where a
-    message that ends half-way would block it. The handler of torch raises deaths in any statement, also in one that
-    writes a file or releases a lock.
+    message that ends half-way would block it. The handler of torch, which it does not call, raises deaths in any
+    statement, also in one that writes a file or releases a lock.
     """
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class _Deaths:
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self.awaited is not None:
             _check_alive(self.awaited)
-        if callable(self._before):
+        if callable(self._before) and not self._before.__module__.startswith("torch."):
             self._before(signum, frame)
 
     def watch(self, start: Callable[[], Iterator[T]]) -> Iterator[T]:

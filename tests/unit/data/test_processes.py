@@ -20,6 +20,7 @@ from helpers.forks import start_server
 from helpers.processes import descendants_of, is_running
 from helpers.samples import Called
 from helpers.waiting import wait_until
+from torch.utils.data import DataLoader
 
 from clipx.data import loader_processes, processes
 from clipx.data.loader_processes import ProcessLoader, receive
@@ -135,6 +136,7 @@ def test_an_item_that_cannot_be_sent_is_an_error_and_not_lost(monkeypatch: pytes
 
 
 def test_one_handler_raises_a_death_while_an_item_is_awaited_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    iter(DataLoader([0], num_workers=1))  # torch's handler, which remains
     monkeypatch.setattr(loader_processes, "_deaths", loader_processes._Deaths())  # loaders of other tests may be left
     before, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
     items = ProcessLoader(Called(time.sleep), [0, 3600], workers=1, prefetch=1).start()
