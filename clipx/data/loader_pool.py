@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch.utils.data import Dataset
 
-from clipx.data.loader_processes import ProcessLoader, receive, taken
+from clipx.data.loader_processes import receive, start_loading, taken
 from clipx.errors import DataError
 
 T = TypeVar("T")
@@ -46,9 +46,8 @@ class LoaderPool:
         self._known = {id(one): number for number, one in enumerate(known)}
         self._streams: list[_Stream[Any]] = []  # open ones, the newest last
         self._requested = deque[_Stream[Any] | None]()  # the stream of each item in flight; None: no work
-        self._items: Iterator[object] | None = ProcessLoader(
-            _Routed(tuple(known)), self._requests(), workers, ready, pin
-        ).start()
+        routed, requests = _Routed(tuple(known)), self._requests()
+        self._items: Iterator[object] | None = start_loading(routed, requests, workers, ready, pin)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -199,25 +198,23 @@ def load(
     workers: int,
     ready: int,
     pin: bool = False,
-) -> Iterable[T]:
-    """Returns an iterable of the data set's items, made by the pool, or, without one, by `workers` new processes.
+) -> Iterator[T]:
+    """Yields the data set's items, made by the pool, or, without one, by `workers` new processes; 0: by this process.
 
-    Each process keeps `ready` items ready. New processes also make the items of a data set that the pool cannot.
+    Each process keeps `ready` items ready. New processes also make the items of a data set that the pool cannot. Raises
+    the DataErrors that are among the items.
     """
+    if not workers:
+        yield from (taken(dataset[item]) for item in items)
+        return
     described = None if pool is None else pool.describe(dataset)
-    if pool is None or described is None:
-        return ProcessLoader(dataset, items, workers, ready, pin)
-    return _Pooled(pool, described, items, ready)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Pooled(Generic[T]):
-    """Iterable of a described data set's items in a pool."""
-
-    pool: LoaderPool
-    described: bytes
-    items: Iterable[object]
-    ready: int
-
-    def __iter__(self) -> Iterator[T]:
-        return self.pool.stream(self.described, self.items, self.ready)
+    if pool is not None and described is not None:
+        yield from pool.stream(described, items, ready)
+        return
+    own = LoaderPool(workers, ready, pin, [dataset])
+    try:
+        described = own.describe(dataset)
+        assert described is not None, "a known object is described by its number"
+        yield from own.stream(described, items, ready)
+    finally:
+        own.close()

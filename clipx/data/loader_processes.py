@@ -31,60 +31,46 @@ _SPARE_FILES = 32
 _END_S = 5.0  # time in which the end of a process whose connection broke is seen
 
 
-class ProcessLoader(DataLoader[T]):
-    """DataLoader that raises the DataErrors returned by its dataset, and one if a loader process died.
+def start_loading(
+    dataset: Dataset[T | DataError], items: Iterable[object], workers: int, ready: int, pin: bool = False
+) -> Iterator[T | DataError]:
+    """Starts processes that make the items of a data set. Returns an iterator whose items are taken by `receive`.
 
-    An item of the dataset is a batch or a part of one; each process keeps `prefetch` items ready.
+    Each process keeps `ready` items ready. Raises DataError if the processes cannot be started.
     """
-
-    def __init__(
-        self, dataset: Dataset[T | DataError], items: Iterable[object], workers: int, prefetch: int, pin: bool = False
-    ) -> None:
-        super().__init__(
-            _Loaded(dataset) if workers else dataset,  # type: ignore[arg-type]  # __iter__ raises the errors
-            batch_size=None,  # items are not collated
-            sampler=items,
-            collate_fn=_identity,
-            num_workers=workers,
-            prefetch_factor=prefetch if workers else None,
-            worker_init_fn=exit_with_trainer,
-            pin_memory=pin,
-            # Otherwise each iterator draws from the default generator, which dropout uses.
-            generator=torch.Generator(),
-        )
-
-    def start(self) -> Iterator[T | DataError]:
-        """Starts the processes. Returns an iterator whose items are taken by `receive`."""
-        first_oom_kills()
-        try:
-            with blocked_sigterm(), warnings.catch_warnings():  # SIGTERM is left to `exit_with_trainer`
-                warnings.filterwarnings("ignore", "Got pickle error")  # several lines; the error follows
-                start = super().__iter__
-                return _deaths.watch(start) if self.num_workers else start()
-        except (OSError, RuntimeError) as error:
-            if lacking := exhausted(error):
-                raise lacking from error
-            if not isinstance(error, OSError):
-                raise
-            raise DataError(
-                f"loader processes cannot be started ({error}): make /dev/shm a folder that this user may write to, or "
-                "set data.workers=0"
-            ) from error
-        except (TypeError, AttributeError, pickle.PicklingError) as error:  # of local classes, locks and open files
-            method = multiprocessing.get_start_method()
-            if method == "fork":
-                raise
-            raise DataError(
-                f"the data cannot be sent to loader processes ({error}), which multiprocessing starts by {method}: "
-                "make them picklable, or set data.workers=0"
-            ) from error
-
-    def __iter__(self) -> Iterator[T]:  # type: ignore[override]
-        items = self.start()
-        with contextlib.suppress(StopIteration):
-            # Without a local variable: the shared memory of an item is free as soon as the caller drops it.
-            while True:
-                yield taken(receive(items))
+    loader: DataLoader[T | DataError] = DataLoader(
+        _Loaded(dataset),  # type: ignore[arg-type]  # its items are unpickled as those of the data set
+        batch_size=None,  # items are not collated
+        sampler=items,
+        collate_fn=_identity,
+        num_workers=workers,
+        prefetch_factor=ready,
+        worker_init_fn=exit_with_trainer,
+        pin_memory=pin,
+        generator=torch.Generator(),  # otherwise each iterator draws from the default generator, which dropout uses
+    )
+    first_oom_kills()
+    try:
+        with blocked_sigterm(), warnings.catch_warnings():  # SIGTERM is left to `exit_with_trainer`
+            warnings.filterwarnings("ignore", "Got pickle error")  # several lines; the error follows
+            return _deaths.watch(loader.__iter__)
+    except (OSError, RuntimeError) as error:
+        if lacking := exhausted(error):
+            raise lacking from error
+        if not isinstance(error, OSError):
+            raise
+        raise DataError(
+            f"loader processes cannot be started ({error}): make /dev/shm a folder that this user may write to, or "
+            "set data.workers=0"
+        ) from error
+    except (TypeError, AttributeError, pickle.PicklingError) as error:  # of local classes, locks and open files
+        method = multiprocessing.get_start_method()
+        if method == "fork":
+            raise
+        raise DataError(
+            f"the data cannot be sent to loader processes ({error}), which multiprocessing starts by {method}: "
+            "make them picklable, or set data.workers=0"
+        ) from error
 
 
 def receive(items: Iterator[T | DataError]) -> T | DataError:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from clipx.data.duplicates import SIGNATURE_FIELDS, preview, signature
 from clipx.data.images import ImageReader
 from clipx.data.inputs import Inputs
-from clipx.data.loader_processes import ProcessLoader
+from clipx.data.loader_pool import load
 from clipx.data.look.measure import MOST_CAPTIONS, main_script
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.errors import DataError
@@ -108,7 +108,8 @@ def read_scored(
     prefetch: int,
 ) -> Iterator[ScoredBatch]:
     """Yields the measurements of ranges of the source, in their order."""
-    yield from ProcessLoader(_Batches(source, reader, entries, scores, max_pixels), batches, workers, prefetch)
+    measured = _Batches(source, reader, entries, scores, max_pixels)
+    return load(None, measured, batches, workers=workers, ready=prefetch)
 
 
 def caption_scores(captions: Sequence[str]) -> Row:

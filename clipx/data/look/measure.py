@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from clipx.data.duplicates import SIGNATURE_FIELDS, preview, signature
 from clipx.data.images import Draw
 from clipx.data.loader import TrainBatches
-from clipx.data.loader_processes import ProcessLoader
+from clipx.data.loader_pool import load
 from clipx.data.source import BadRecord, BadSample, prefetch_samples
 from clipx.errors import DataError
 from clipx.model.tokenizer import repaired
@@ -94,7 +94,7 @@ def measure(stream: TrainBatches, max_pixels: int, positions: range, workers: in
         found.setdefault(stream.order(position), position)
     places = [(position, index) for index, position in found.items()]
     items = [places[start : start + _CHUNK] for start in range(0, len(places), _CHUNK)]
-    chunks: Iterable[Measured] = ProcessLoader(_Chunks(stream, max_pixels), items, workers, prefetch=2)
+    chunks: Iterable[Measured] = load(None, _Chunks(stream, max_pixels), items, workers=workers, ready=2)
     samples, captions = [np.empty(0, SAMPLE)], list[Caption]()
     labels, bad = Counter[int | str | None](), list[BadRecord]()
     for chunk in track(chunks, "reading", len(places), "samples", lambda chunk: len(chunk.samples) + len(chunk.bad)):

@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 import pytest
 from helpers.samples import Called
 
+from clipx.data.loader_pool import load
 from clipx.data.loader_process import Threads, start_process, this_process
-from clipx.data.loader_processes import ProcessLoader
 
 
 def is_loader(_item: object) -> tuple[int, bool]:
@@ -20,7 +20,7 @@ def is_loader(_item: object) -> tuple[int, bool]:
 
 
 def test_loader_processes_send_batches_and_the_trainer_does_not() -> None:
-    ((pid, sends),) = ProcessLoader(Called(is_loader), [1], workers=1, prefetch=1)
+    ((pid, sends),) = load(None, Called(is_loader), [1], workers=1, ready=1)
     assert pid != os.getpid() and sends
     assert is_loader(1) == (os.getpid(), False)
 

@@ -23,7 +23,8 @@ from helpers.waiting import wait_until
 from torch.utils.data import DataLoader
 
 from clipx.data import loader_processes, processes
-from clipx.data.loader_processes import ProcessLoader, receive
+from clipx.data.loader_pool import load
+from clipx.data.loader_processes import receive, start_loading
 from clipx.data.processes import how_ended, oom_kills, why_ended
 from clipx.data.shards.write import run_in_pool
 from clipx.errors import DataError
@@ -64,7 +65,7 @@ def test_a_dead_process_is_named_with_its_exit_code_or_signal(
 ) -> None:
     monkeypatch.setattr("clipx.data.processes.oom_kills", lambda: 0)
     with pytest.raises(DataError, match=rf"^a loader process of this rank died \(pid \d+, {expected}"):
-        list(ProcessLoader(Called(end), [argument] * 3, workers=1, prefetch=1))
+        list(load(None, Called(end), [argument] * 3, workers=1, ready=1))
     with pytest.raises(DataError, match=rf"^counting: a process died \(pid \d+, {expected}.*; run the command again"):
         run_in_pool(end, [argument] * 3, "counting", processes=2)  # type: ignore[arg-type]
 
@@ -107,7 +108,7 @@ def test_signals_without_a_name_have_a_number() -> None:
 @pytest.mark.parametrize("method", ["forkserver"], indirect=True)
 def test_data_that_cannot_be_sent_to_a_process_is_one_line(method: str) -> None:
     with pytest.raises(DataError, match=r"cannot be sent to loader processes \(cannot pickle '_thread.lock' object\)"):
-        list(ProcessLoader(Called(threading.Lock()), [1], workers=1, prefetch=1))  # type: ignore[arg-type]
+        list(load(None, Called(threading.Lock()), [1], workers=1, ready=1))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", ["forkserver"], indirect=True)
@@ -116,7 +117,7 @@ def test_processes_have_the_environment_of_the_one_that_starts_them(
 ) -> None:
     """And not that of a fork server: it names the cache, the plug-ins and the credentials."""
     monkeypatch.setenv("CLIPX_PROCESSES", "1")
-    assert list(ProcessLoader(Called(os.getenv), ["CLIPX_PROCESSES"], workers=1, prefetch=1)) == ["1"]
+    assert list(load(None, Called(os.getenv), ["CLIPX_PROCESSES"], workers=1, ready=1)) == ["1"]
     run_in_pool(subprocess.check_call, [["sh", "-c", "test $CLIPX_PROCESSES = 1"]], "testing")
 
 
@@ -132,14 +133,14 @@ def test_an_item_that_cannot_be_sent_is_an_error_and_not_lost(monkeypatch: pytes
     dumps = ForkingPickler.dumps
     monkeypatch.setattr(ForkingPickler, "dumps", fail)
     with pytest.raises(DataError, match=r"^in a loader process: processes need more shared memory than /dev/shm has"):
-        list(ProcessLoader(Called(abs), [1], workers=1, prefetch=1))
+        list(load(None, Called(abs), [1], workers=1, ready=1))
 
 
 def test_one_handler_raises_a_death_while_an_item_is_awaited_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     iter(DataLoader([0], num_workers=1))  # torch's handler, which remains
     monkeypatch.setattr(loader_processes, "_deaths", loader_processes._Deaths())  # loaders of other tests may be left
     before, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
-    items = ProcessLoader(Called(time.sleep), [0, 3600], workers=1, prefetch=1).start()
+    items = start_loading(Called(time.sleep), [0, 3600], workers=1, ready=1)
     handler = signal.getsignal(signal.SIGCHLD)
     receive(items)
     (worker,) = set(multiprocessing.active_children()) - others
@@ -150,7 +151,7 @@ def test_one_handler_raises_a_death_while_an_item_is_awaited_alone(monkeypatch: 
         pytest.fail(f"raised by another statement: {error}")
     with pytest.raises(DataError, match="died"):
         receive(items)
-    longer = ProcessLoader(Called(abs), [1], workers=1, prefetch=1).start()
+    longer = start_loading(Called(abs), [1], workers=1, ready=1)
     del items
     gc.collect()
     assert signal.getsignal(signal.SIGCHLD) is handler is not before, "a loader is left"
