@@ -197,8 +197,8 @@ def sufficient_side(size: int) -> int:
 
 def _resized(images: Sequence[bytes], size: int) -> list[bytes]:
     """Returns the images as clipx.data.prepare stores them."""
+    from clipx.data.prepare import PrepareSpec, Resize
     from clipx.data.prepare.resize import shard_image
-    from clipx.data.prepare.spec import PrepareSpec, Resize
     from clipx.data.source import BadSample
 
     spec, found = PrepareSpec(source="", out="", resize=Resize.keep_ratio, size=size), []

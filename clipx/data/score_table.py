@@ -2,11 +2,17 @@
 
 The table is read in parts. Held are a byte for each row, and for each row that meets the conditions on single samples
 the columns by which samples are compared.
+
+Balanced sampling is that of MetaCLIP (arXiv:2309.16671). An entry of a metadata list that c samples match is drawn with
+the probability min(1, t / c). A sample is kept if any of its entries is drawn, with the probability
+1 - Π (1 - min(1, t / c)); a sample without an entry is dropped.
+
+Shape suffixes: N samples, E entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +24,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from clipx.data.balance import entry_counts, keep_probabilities, uniform_draws
 from clipx.data.npy import map_array
 from clipx.data.parquet_file import (
     ANY,
@@ -37,6 +42,7 @@ from clipx.data.parquet_file import (
     shown,
     whole_numbers,
 )
+from clipx.data.selection import tables
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.text_file import lines
 
@@ -133,11 +139,9 @@ def _conditions(spec: SelectSpec) -> list[Condition]:
     if spec.within is not None:
         wanted = np.unique(_indices(spec.within))
         conditions.append((f"in {spec.within}", lambda part: _is_in(whole_numbers(part["index"]), wanted)))
-    for name, limit in (spec.least or {}).items():  # NaN, a missing value, meets no limit
-        meets = partial(_meets, name=name, compare=np.greater_equal, limit=limit)
-        conditions.append((f"with {name} ≥ {limit}", meets))
-    for name, limit in (spec.most or {}).items():
-        conditions.append((f"with {name} ≤ {limit}", partial(_meets, name=name, compare=np.less_equal, limit=limit)))
+    for limits, sign, compare in ((spec.least, "≥", np.greater_equal), (spec.most, "≤", np.less_equal)):
+        for name, limit in (limits or {}).items():
+            conditions.append((f"with {name} {sign} {limit}", partial(_meets, name, compare, limit)))
     if spec.scripts:
         scripts = encoded(pa.array(spec.scripts))
         conditions.append(
@@ -146,8 +150,8 @@ def _conditions(spec: SelectSpec) -> list[Condition]:
     return conditions
 
 
-def _meets(part: pa.RecordBatch, name: str, compare: Callable[..., Any], limit: float) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = compare(_numbers(part, name), limit)
+def _meets(name: str, compare: Callable[..., Any], limit: float, part: pa.RecordBatch) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = compare(_numbers(part, name), limit)  # NaN, a missing value, meets no limit
     return found
 
 
@@ -205,19 +209,17 @@ def balance_rows(spec: SelectSpec, table: ScoreTable, rows: Rows) -> NDArray[np.
     """Applies balanced sampling. Returns for `weights` the probability with which it keeps each remaining row."""
     assert spec.balance is not None
     counts = entry_counts(_entries(part) for part in table.parts(["entries"], rows.mask))
-    matched, drawn = list[NDArray[np.bool_]](), list[NDArray[np.bool_]]()
-    weights = list[NDArray[np.float64]]()
+    matched, kept = list[NDArray[np.bool_]](), list[NDArray[Any]]()
     for part in table.parts(["index", "entries"], rows.mask):
         probability = keep_probabilities(_entries(part), counts, spec.balance)
+        draws = uniform_draws(whole_numbers(part["index"]), spec.seed)
         matched.append(probability > 0)
-        if spec.weights:
-            weights.append(probability[probability > 0])
-        else:
-            drawn.append((uniform_draws(whole_numbers(part["index"]), spec.seed) < probability)[probability > 0])
+        kept.append((probability if spec.weights else draws < probability)[probability > 0])
     rows.keep(np.concatenate(matched), "with an entry")
+    found: NDArray[Any] = np.concatenate(kept)
     if spec.weights:
-        return np.concatenate(weights)
-    rows.keep(np.concatenate(drawn), f"drawn by balance={spec.balance}")
+        return found
+    rows.keep(found, f"drawn by balance={spec.balance}")
     return None
 
 
@@ -238,15 +240,11 @@ def _numbers(part: pa.RecordBatch, name: str) -> NDArray[np.float64]:
 
 def _indices(file: str) -> NDArray[np.int64]:
     """Reads the indices of a file that this command has written. Raises DataError."""
-    path, named, fix = Path(file).expanduser(), f"within={file}", "give a file of clipx.data.select"
+    path = Path(file).expanduser()
     if path.suffix == ".npy":
-        found = map_array(path, named, fix)
+        found = map_array(path, f"within={file}", "give a file of clipx.data.select")
     else:
-        table = open_parquet(path, named)
-        if "index" not in table.schema_arrow.names:
-            raise DataError(f"{named} has no column index, only {shown(table.schema_arrow.names)}: {fix}")
-        check_type(table.schema_arrow, "index", INDEX, file, "column index", fix)
-        parts = batches(table, ["index"], named, _BATCH)
+        parts = tables.batches(str(path), {"index": INDEX}, "within", 0.0)
         found = np.concatenate([np.empty(0, np.int64), *(whole_numbers(part["index"]) for part in parts)])
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise DataError(f"within={file} holds {found.dtype} {list(found.shape)}, not a list of indices")
@@ -269,18 +267,17 @@ def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDAr
 
 
 def _write_parquet(path: str, table: ScoreTable, rows: Rows, weights: NDArray[np.float64] | None) -> None:
-    names = ["key", "index"] if weights is None else ["index"]
-    schema = table.file.schema_arrow
-    schema = pa.schema([pa.field(name, plain(schema.field(name).type)) for name in names])
-    schema = schema if weights is None else schema.append(pa.field("weight", pa.float64()))
+    names, types = ["key", "index"] if weights is None else ["index"], table.file.schema_arrow
+    schema = pa.schema([(name, plain(types.field(name).type)) for name in names])
+    if weights is not None:
+        schema = schema.append(pa.field("weight", pa.float64()))
     start = 0
     with pq.ParquetWriter(path, schema) as output:
         for part in table.parts(names, rows.mask):
-            end = start + len(part)
-            columns = [part[name] for name in names] + ([] if weights is None else [pa.array(weights[start:end])])
+            columns = [*part.columns, *([] if weights is None else [pa.array(weights[start : start + len(part)])])]
+            start += len(part)
             if len(part):
                 output.write_table(pa.table(columns, schema=schema))
-            start = end
 
 
 def _line(key: str | None) -> str:
@@ -289,3 +286,45 @@ def _line(key: str | None) -> str:
     if not key or written.decode() != key or lines(written) != [key.strip()]:
         raise DataError(f"key {key!r} is not a line of a text file: write a .npy or .parquet file")
     return key
+
+
+# ------------------------------------------------------------------------------------------------- balanced sampling
+
+
+# SplitMix64: the number at place i is a function of (state, i), so that a draw depends on the sample alone.
+_STEP, _FIRST, _SECOND = (np.uint64(word) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def entry_counts(lists: Iterable[pa.ListArray], entries: int = 0) -> NDArray[np.int64]:
+    """Returns the number of samples that match each entry, [E], for at least `entries` entries.
+
+    lists: the numbers of the entries of each sample, each once; null of an unusable sample.
+    """
+    counts_E = np.zeros(entries, dtype=np.int64)
+    for part in lists:
+        found = np.bincount(part.flatten().to_numpy(), minlength=len(counts_E))
+        found[: len(counts_E)] += counts_E
+        counts_E = found
+    return counts_E
+
+
+def keep_probabilities(lists_N: pa.ListArray, counts_E: NDArray[np.int64], threshold: int) -> NDArray[np.float64]:
+    """Returns the probability with which each sample is kept: 0 without an entry."""
+    skipped_E = 1 - threshold / np.maximum(counts_E, threshold)
+    sizes_N = lists_N.value_lengths().fill_null(0).to_numpy()
+    skipped_N = np.ones(len(lists_N))
+    starts_N = np.cumsum(sizes_N) - sizes_N
+    if (matched_N := sizes_N > 0).any():
+        entries = lists_N.flatten().to_numpy()
+        skipped_N[matched_N] = np.multiply.reduceat(skipped_E[entries], starts_N[matched_N])
+    return 1 - skipped_N
+
+
+def uniform_draws(index_N: NDArray[np.int64], seed: int) -> NDArray[np.float64]:
+    """Returns a number in [0, 1) for each index, a function of (seed, index)."""
+    state = np.random.SeedSequence(seed).generate_state(1, np.uint64)
+    bits_N = state + (index_N.astype(np.uint64) + np.uint64(1)) * _STEP  # modulo 2^64
+    bits_N = (bits_N ^ (bits_N >> np.uint64(30))) * _FIRST
+    bits_N = (bits_N ^ (bits_N >> np.uint64(27))) * _SECOND
+    draws_N: NDArray[np.float64] = ((bits_N ^ (bits_N >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    return draws_N

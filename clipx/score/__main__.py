@@ -8,7 +8,7 @@ from __future__ import annotations
 from clipx.cli import cli, imports
 from clipx.errors import ConfigError
 from clipx.evaluator.spec import check_data
-from clipx.score.spec import ScoreSpec
+from clipx.score import ScoreSpec
 from clipx.weights.model_spec import UNUSED
 from clipx.weights.spec import check_exists
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,38 +15,35 @@ from torch.utils.data import Dataset
 from clipx.data.duplicates import SIGNATURE_FIELDS, preview, signature
 from clipx.data.images import ImageReader
 from clipx.data.inputs import Inputs
-from clipx.data.loader_pool import load
 from clipx.data.look.measure import MOST_CAPTIONS, main_script
-from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
+from clipx.data.source import BadSample, Sample, Source, prefetch_samples
 from clipx.errors import DataError
 from clipx.model.tokenizer import repaired
+from clipx.score import Score
 from clipx.score.entries import Entries
-from clipx.score.spec import Score
 
 SIGNATURE = np.dtype([("index", "i8"), *SIGNATURE_FIELDS])
 """Signature of an image, with the number of its sample."""
 
 Row = dict[str, int | float | str | list[int]]
-"""Scores of a sample by column."""
+"""Scores of a sample by column; of an unusable one, the column reason alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredBatch:
-    """The m usable samples of a batch. `index` has their numbers, and the other lists one item for each of them.
+    """Consecutive samples, with a row for each of them. `captions` and `image` have the usable ones alone.
 
     `image`: the batch of the model, None without a model; `signatures`: empty unless duplicates are searched.
     """
 
-    index: Sequence[int]
     rows: Sequence[Row]
     captions: Sequence[Sequence[str]]
     image: Inputs | None
     signatures: NDArray[np.void]
-    bad: Sequence[tuple[int, BadRecord]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Batches(Dataset["ScoredBatch | DataError"]):
+class ScoredBatches(Dataset["ScoredBatch | DataError"]):
     """Data set of the measurements of ranges of the source. `reader`: None if no model reads the images.
 
     `entries`: None if they are not matched.
@@ -59,8 +56,8 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
     max_pixels: int
 
     def __getitem__(self, indices: range) -> ScoredBatch | DataError:
-        index, rows, captions, images = list[int](), list[Row](), list[Sequence[str]](), list[Tensor]()
-        signatures, bad = list[tuple[object, ...]](), list[tuple[int, BadRecord]]()
+        rows, captions, images = list[Row](), list[Sequence[str]](), list[Tensor]()
+        signatures = list[tuple[object, ...]]()
         try:
             prefetch_samples(self.source, indices)
             for number in indices:
@@ -70,16 +67,15 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
                     if self.reader is not None:
                         images.append(self.reader.load_for_evaluation(sample.image))
                 except BadSample as fault:
-                    bad.append((number, BadRecord(self.source.key(number), str(fault))))
+                    rows.append({"reason": str(fault)})
                 else:
-                    index.append(number)
                     rows.append(row)
                     captions.append(sample.captions if Score.similarity in self.scores else ())
                     signatures += signed
         except DataError as error:
             return error
         image = self.reader.inputs([torch.stack(images)]) if self.reader is not None and images else None
-        return ScoredBatch(index, rows, captions, image, np.array(signatures, SIGNATURE), bad)
+        return ScoredBatch(rows, captions, image, np.array(signatures, SIGNATURE))
 
     def _measure(self, number: int, sample: Sample) -> tuple[Row, list[tuple[object, ...]]]:
         """Returns the scores that need no model, and the row of SIGNATURE if duplicates are searched."""
@@ -95,21 +91,6 @@ class _Batches(Dataset["ScoredBatch | DataError"]):
             if Score.duplicates in self.scores:
                 found.append((number, *signature(sample.image, shown)))
         return row, found
-
-
-def read_scored(
-    source: Source,
-    reader: ImageReader | None,
-    entries: Entries | None,
-    scores: Sequence[Score],
-    max_pixels: int,
-    batches: Sequence[range],
-    workers: int,
-    prefetch: int,
-) -> Iterator[ScoredBatch]:
-    """Yields the measurements of ranges of the source, in their order."""
-    measured = _Batches(source, reader, entries, scores, max_pixels)
-    return load(None, measured, batches, workers=workers, ready=prefetch)
 
 
 def caption_scores(captions: Sequence[str]) -> Row:

@@ -13,8 +13,8 @@ out/score.json            plan: what all parts depend on (scores, data, model); 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,30 +27,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipx.config.saved import to_dict
-from clipx.data.balance import entry_counts
 from clipx.data.images import ImageReader, reader_of
 from clipx.data.inputs import Inputs
+from clipx.data.loader_pool import load
+from clipx.data.npy import read_npz
+from clipx.data.score_table import entry_counts
 from clipx.data.selection.files import INDEXED
 from clipx.data.source import Source, whole_index
 from clipx.data.spec import DataSpec, exchange_captions, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import warn_of_few_cores
-from clipx.distributed.parts import check_plan, locked, write_missing
-from clipx.errors import DataError
+from clipx.distributed.parts import locked, write_missing
+from clipx.errors import CheckpointError, DataError
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import Progress, stdout_console
+from clipx.score import OF_MODEL, Score
 from clipx.score.entries import Entries, read_entries
-from clipx.score.head import LinearHead, load_head
-from clipx.score.samples import SIGNATURE, Row, ScoredBatch, read_scored
-from clipx.score.spec import OF_MODEL, Score
+from clipx.score.samples import Row, ScoredBatch, ScoredBatches
 from clipx.storage.part_store import PartStore, Record, record_file
 from clipx.teacher.live import weights_digest
+from clipx.weights.files import read_tensors
 from clipx.weights.load import load_model
 
 if TYPE_CHECKING:
-    from clipx.score.spec import ScoreSpec
+    from clipx.score import ScoreSpec
 
 PLAN, TABLE, ENTRIES, MANIFEST, VERSION = "score.json", "scores.parquet", "entries.parquet", "manifest.json", 1
 
@@ -67,6 +69,49 @@ _COLUMNS: dict[Score, dict[str, pa.DataType]] = {
     },
     Score.entries: {"entries": pa.list_(pa.int32())},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class LinearHead:
+    """score_B = embeddings_BD · weight_D + bias."""
+
+    weight_D: Tensor
+    bias: float
+
+    def __call__(self, image_BD: Tensor) -> Tensor:
+        return image_BD.double() @ self.weight_D + self.bias
+
+
+def load_head(file: str, width: int) -> LinearHead:
+    """Reads the head of embeddings of `width` numbers. Raises DataError."""
+    tensors = _tensors(file)
+    found = {name: [value for key, value in tensors.items() if key.endswith(name)] for name in ("weight", "bias")}
+    for name, values in found.items():
+        if len(values) != 1:
+            raise DataError(
+                f"head={file} holds {len(values)} tensors whose names end in {name}, of {', '.join(sorted(tensors))}: "
+                "give one weight and one bias"
+            )
+    weight, bias = (values[0].double().flatten() for values in found.values())
+    if len(weight) != width or len(bias) != 1:
+        raise DataError(
+            f"head={file} has a weight of {len(weight)} and a bias of {len(bias)} numbers: the embeddings of run= have "
+            f"{width} dimensions, give {width} and 1"
+        )
+    if not bool(torch.isfinite(torch.cat([weight, bias])).all()):
+        raise DataError(f"head={file} has numbers that are not finite: give another file")
+    return LinearHead(weight, float(bias))
+
+
+def _tensors(file: str) -> Mapping[str, Tensor]:
+    path, fix = Path(file).expanduser(), "give a .safetensors, .pt or .npz file"
+    try:
+        if path.suffix != ".npz":
+            return read_tensors(path)[0]
+        arrays = read_npz(path, f"head={file}", fix)
+        return {name: torch.from_numpy(array.astype(np.float64)) for name, array in arrays.items()}
+    except (CheckpointError, OSError, ValueError, TypeError) as error:
+        raise DataError(f"head={file} cannot be read ({error}): {fix}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +177,7 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
     }
     comm.require_equal(scores=plan)
     with locked(writer.store, comm):
-        comm.run_on_main(lambda: check_plan(writer.store, PLAN, plan, "scores"))
+        comm.run_on_main(lambda: writer.store.check_plan(PLAN, plan, "scores"))
         progress = Progress(shown=comm.is_main, name=f"scoring {data.name}")
         write = partial(writer.write, workers=workers, progress=progress)
         records = write_missing(writer.store, writer.parts(), write, comm, "parts")
@@ -157,20 +202,6 @@ def _encoder(spec: ScoreSpec, data: DataSpec, comm: Comm) -> tuple[Encoder | Non
     }
 
 
-@dataclass(slots=True)
-class _Part:
-    """Measured samples of a part: an item or a row for each one."""
-
-    samples: range
-    rows: list[Row | None] = field(default_factory=list)
-    reasons: list[str | None] = field(default_factory=list)
-    signatures: list[NDArray[np.void]] = field(default_factory=list)
-    embeddings: NDArray[np.float16] | None = None
-
-    def __post_init__(self) -> None:
-        self.rows, self.reasons = [None] * len(self.samples), [None] * len(self.samples)
-
-
 @dataclass(frozen=True, slots=True)
 class ScoreWriter:
     """Scores the samples of a source and writes the parts."""
@@ -192,15 +223,12 @@ class ScoreWriter:
         """Writes these parts, among those `of` that all ranks write. Yields (number, record) of each complete one."""
         batches = [batch for number in numbers for batch in self._batches(number)]
         reader = None if self.encoder is None else self.encoder.reader
-        scores, data, entries = self.spec.scores, self.data, self.entries
-        loaded = read_scored(self.source, reader, entries, scores, data.max_pixels, batches, workers, data.prefetch)
+        measured = ScoredBatches(self.source, reader, self.entries, self.spec.scores, self.data.max_pixels)
+        loaded: Iterable[ScoredBatch] = load(None, measured, batches, workers=workers, ready=self.data.prefetch)
         total = sum(len(self._samples(number)) for number in of)
         with progress.share(loaded, batches, total, "samples") as scored:
             for number in numbers:
-                part = _Part(self._samples(number))
-                for _ in self._batches(number):
-                    self._add(next(scored), part)
-                yield number, self._put(number, part)
+                yield number, self._put(number, [self._complete(next(scored)) for _ in self._batches(number)])
 
     def _samples(self, number: int) -> range:
         start = number * self.spec.samples_per_part
@@ -211,54 +239,51 @@ class ScoreWriter:
         samples, size = self._samples(number), self.spec.batch_size
         return [samples[at : at + size] for at in range(0, len(samples), size)]
 
-    def _add(self, batch: ScoredBatch, part: _Part) -> None:
-        first = part.samples.start
-        for index, fault in batch.bad:
-            part.reasons[index - first] = fault.reason
-        for index, row in zip(batch.index, batch.rows, strict=True):
-            part.rows[index - first] = row
-        part.signatures.append(batch.signatures)
-        if self.encoder is None or batch.image is None:
-            return
-        image_mD, scores = self.encoder.image(batch.image), self.spec.scores
-        if Score.similarity in scores:
-            for row, similarity in zip(batch.rows, self.encoder.similarities(image_mD, batch.captions), strict=True):
-                row["similarity"] = similarity
-        if self.encoder.head is not None:
-            for row, aesthetic in zip(batch.rows, self.encoder.head(image_mD).tolist(), strict=True):
-                row["aesthetic"] = aesthetic
-        if Score.semantic in scores:
-            if part.embeddings is None:
-                part.embeddings = np.full((len(part.samples), image_mD.shape[1]), np.nan, np.float16)
-            part.embeddings[[index - first for index in batch.index]] = image_mD.numpy()
+    def _complete(self, batch: ScoredBatch) -> tuple[Sequence[Row], dict[str, NDArray[Any]]]:
+        """Returns the rows of a batch, with the scores of the model, and the arrays of the part by name.
 
-    def _put(self, number: int, part: _Part) -> Record:
+        The embedding of an unusable sample is NaN.
+        """
+        scores, arrays = self.spec.scores, dict[str, NDArray[Any]]()
+        if Score.duplicates in scores:
+            arrays["signatures"] = batch.signatures
+        if self.encoder is None:
+            return batch.rows, arrays
+        usable = [place for place, row in enumerate(batch.rows) if "reason" not in row]
+        embeddings = np.full((len(batch.rows), self.encoder.model.embed_dim), np.nan, np.float16)
+        if batch.image is not None:
+            image_mD, rows = self.encoder.image(batch.image), [batch.rows[place] for place in usable]
+            embeddings[usable] = image_mD.numpy()
+            if Score.similarity in scores:
+                for row, similarity in zip(rows, self.encoder.similarities(image_mD, batch.captions), strict=True):
+                    row["similarity"] = similarity
+            if self.encoder.head is not None:
+                for row, aesthetic in zip(rows, self.encoder.head(image_mD).tolist(), strict=True):
+                    row["aesthetic"] = aesthetic
+        if Score.semantic in scores:
+            arrays["embeddings"] = embeddings
+        return batch.rows, arrays
+
+    def _put(self, number: int, batches: Sequence[tuple[Sequence[Row], dict[str, NDArray[Any]]]]) -> Record:
+        """Writes a part of the rows and arrays of its batches."""
+        samples, rows = self._samples(number), [row for found, _ in batches for row in found]
+        reasons = [row.get("reason") for row in rows]
         columns: dict[str, pa.Array] = {
-            "index": pa.array([whole_index(self.source, index) for index in part.samples], pa.int64()),
-            "key": pa.array([_text(self.source.key(index)) for index in part.samples], pa.string()),
-            "reason": pa.array([None if reason is None else _text(reason) for reason in part.reasons], pa.string()),
+            "index": pa.array([whole_index(self.source, index) for index in samples], pa.int64()),
+            "key": pa.array([_text(self.source.key(index)) for index in samples], pa.string()),
+            "reason": pa.array([None if reason is None else _text(str(reason)) for reason in reasons], pa.string()),
         }
         for score, types in _COLUMNS.items():
             if score in self.spec.scores:
-                columns |= {
-                    name: pa.array([None if row is None else row[name] for row in part.rows], kind)
-                    for name, kind in types.items()
-                }
+                columns |= {name: pa.array([row.get(name) for row in rows], kind) for name, kind in types.items()}
         table = pa.table(columns, metadata={INDEXED: b"1"})
         name = f"{number:05d}"
         files = {f"{name}.parquet": self.store.put(f"{name}.parquet", lambda path: pq.write_table(table, path))}
-        arrays: dict[str, NDArray[Any]] = {}
-        if Score.duplicates in self.spec.scores:
-            arrays["signatures"] = np.concatenate([*part.signatures, np.empty(0, SIGNATURE)])
-        if Score.semantic in self.spec.scores:
-            assert self.encoder is not None
-            missing = np.full((len(part.samples), self.encoder.model.embed_dim), np.nan, np.float16)
-            arrays["embeddings"] = missing if part.embeddings is None else part.embeddings
-        for kind, array in arrays.items():
+        for kind in batches[0][1]:
+            array = np.concatenate([arrays[kind] for _, arrays in batches])
             file = f"{name}.{kind}.npy"
             files[file] = self.store.put(file, partial(_save, array=array))
-        usable = sum(row is not None for row in part.rows)
-        record = {"samples": len(part.samples), "usable": usable, "files": files}
+        record = {"samples": len(samples), "usable": reasons.count(None), "files": files}
         self.store.put_json(record_file(number), record)
         return record
 
@@ -282,17 +307,19 @@ def _finish(writer: ScoreWriter, plan: dict[str, Any], records: list[Record], de
         image_ND = np.concatenate([store_array(store, f"{number:05d}.embeddings.npy") for number in numbers])
         joined |= semantic_columns(image_ND, writer.spec.clusters, writer.spec.seed, device)
 
+    schema = store_table(store, 0).schema
+    for name, column in joined.items():
+        schema = schema.append(pa.field(name, column.type))
+
     def write(path: str) -> None:
-        output, start = None, 0
-        for number in numbers:
-            table = store_table(store, number)
-            for name, column in joined.items():
-                table = table.append_column(name, column.slice(start, len(table)))
-            start += len(table)
-            output = output or pq.ParquetWriter(path, table.schema)
-            output.write_table(table, row_group_size=len(table))
-        assert output is not None
-        output.close()
+        start = 0
+        with pq.ParquetWriter(path, schema) as output:
+            for number in numbers:
+                table = store_table(store, number)
+                for name, column in joined.items():
+                    table = table.append_column(name, column.slice(start, len(table)))
+                start += len(table)
+                output.write_table(table, row_group_size=len(table))
 
     files = {TABLE: store.put(TABLE, write)}
     if writer.entries is not None:

@@ -6,17 +6,18 @@ hashes of its files, so that a later command finds the parts that are complete a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clipx.errors import DataError
+from clipx.errors import ConfigError, DataError, require
 from clipx.escape import json_text
 from clipx.storage.files import errors_as, is_local, local_path
-from clipx.storage.local import ensure_folder, write_atomically, writing
+from clipx.storage.local import acquire_lock, ensure_folder, open_own, remove_partial, write_atomically, writing
 from clipx.storage.remote import StorageFolder, retry
 from clipx.storage.safe_json import parse_json, read_as, read_regular
 
@@ -48,6 +49,39 @@ class PartStore:
         self.folder = Path(local_path(out)).expanduser() if is_local(out) else None
         if self.folder is not None:
             ensure_folder(self.folder, f"out={out}", "give")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Locks a local folder against other commands, and removes temporary files of a killed command."""
+        if self.folder is None:
+            yield
+            return
+        try:
+            lock = open_own(self.folder / ".lock", "w")
+        except OSError as error:
+            raise ConfigError(f"out={self.out} cannot be written ({error.strerror}): give a writable folder") from None
+        with lock:
+            acquire_lock(lock, f"out={self.out}")
+            remove_partial(self.folder)
+            yield
+
+    def check_plan(self, name: str, plan: dict[str, Any], what: str) -> None:
+        """Compares `plan`, on which all parts depend, with that of an earlier run in the file `name`, or writes it.
+
+        Raises ConfigError if they differ. `what`: what the parts contain, for the message.
+        """
+        text = self.read_text(name)
+        if text is None:
+            self.put_json(name, plan)
+            return
+        fix = "give another folder, or delete this one"
+        try:
+            before = read_as(dict[str, Any], text)
+        except ValueError as error:
+            raise DataError(f"out={self.out}: {name} cannot be read ({error}): {fix}") from None
+        changed = [key for key in {**before, **plan} if before.get(key) != plan.get(key)]
+        differences = ", ".join(f"{key} was {before.get(key)}, is {plan.get(key)}" for key in changed)
+        require(not changed, f"out={self.out} holds other {what} ({differences}): {fix}")
 
     def put(self, name: str, write: Callable[[str], object]) -> list[Any]:
         """Writes a file by `write(path)` to a temporary path, then renames or uploads it. Returns [bytes, SHA-256]."""

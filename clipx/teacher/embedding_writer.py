@@ -20,7 +20,7 @@ from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import warn_of_few_cores
-from clipx.distributed.parts import check_plan, locked, write_missing
+from clipx.distributed.parts import locked, write_missing
 from clipx.errors import DataError, require
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
@@ -101,7 +101,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     }
     comm.require_equal(embeddings=plan)
     with locked(store, comm):
-        comm.run_on_main(lambda: check_plan(store, PLAN, plan, "embeddings"))
+        comm.run_on_main(lambda: store.check_plan(PLAN, plan, "embeddings"))
         workers, progress = (
             data.loader_processes(comm.sharing),
             Progress(shown=comm.is_main, name=f"embedding {data.name}"),

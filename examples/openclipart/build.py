@@ -28,8 +28,8 @@ from typing import Any
 from PIL import Image
 
 from clipx.data.image_format import OTHER_ENDINGS
-from clipx.data.prepare.prepare import prepare
-from clipx.data.prepare.spec import PrepareSpec, Resize
+from clipx.data.prepare import PrepareSpec, Resize
+from clipx.data.prepare.__main__ import prepare
 from clipx.data.source import MAX_TEXT, BadSample, caption_text, read_bounded, without_numbers
 from clipx.errors import ClipxError, require
 from clipx.escape import escaped, json_text

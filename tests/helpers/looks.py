@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
+from clipx.data.look import LookSpec
 from clipx.data.look.look import LookPage
-from clipx.data.look.spec import LookSpec
 from clipx.data.spec import open_data
 from helpers.runs import compose
 

@@ -30,8 +30,8 @@ from clipx.checkpoint.spec import CheckpointSpec
 from clipx.data.csv import CsvSpec
 from clipx.data.index import IndexSpec, index
 from clipx.data.look.__main__ import look
-from clipx.data.prepare.prepare import prepare
-from clipx.data.prepare.spec import PrepareSpec
+from clipx.data.prepare import PrepareSpec
+from clipx.data.prepare.__main__ import prepare
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, DataError

@@ -17,7 +17,7 @@ from helpers.runs import SMALL, VIT, compose, run
 from clipx.cli import print_error
 from clipx.data.index import IndexSpec, index
 from clipx.data.index import main as index_main
-from clipx.data.prepare.prepare import main as prepare_main
+from clipx.data.prepare.__main__ import main as prepare_main
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main

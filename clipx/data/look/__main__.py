@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clipx.cli import cli, imports
-from clipx.data.look.spec import UNUSED, LookSpec
+from clipx.data.look import LookSpec
 from clipx.data.spec import exchange_captions, open_data
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import ConfigError
@@ -36,7 +36,7 @@ def look(spec: LookSpec) -> None:
     console.print(f"written to {spec.out}")
 
 
-main = cli(look, "look", unused=UNUSED)
+main = cli(look, "look", unused=LookSpec.unused)
 
 if __name__ == "__main__":  # loader processes import this module again
     main()

@@ -13,10 +13,9 @@ from clipx.config.saved import to_dict
 from clipx.data.duplicates import Numbers, exact_duplicates, groups_of, near_duplicates
 from clipx.data.images import reader_of
 from clipx.data.loader import TrainBatches
-from clipx.data.look.bars import bars, histogram, percent
+from clipx.data.look import LookSpec
 from clipx.data.look.measure import measure
-from clipx.data.look.pictures import Pictures, user_text
-from clipx.data.look.spec import UNUSED, LookSpec
+from clipx.data.look.pictures import Pictures, bars, histogram, percent, user_text
 from clipx.data.order import SourceCount
 from clipx.data.source import count_reasons
 from clipx.data.spec import Dataset, non_default_values, training_order
@@ -50,7 +49,7 @@ class LookPage:
         sources = self._sources(order.source_counts(len(positions)), len(positions))
         last = [self._unusable(seen), self._duplicates()]
         parts = [self._sheet(sheet), self._draws(), sources, self._sizes(), self._captions(), self._classes(), *last]
-        keys = {key: value for key, value in to_dict(spec).items() if key not in ("kind", *UNUSED)}
+        keys = {key: value for key, value in to_dict(spec).items() if key not in ("kind", *spec.unused)}
         lines = yaml.dump(keys, sort_keys=False, allow_unicode=True, width=120).splitlines()
         parts.append(section("Configuration", details("all keys of the command", listing(lines))))
         items = "".join(f"<li><b>{text(what)}</b>: {text(fix)}</li>\n" for what, fix in self.findings)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 from clipx.data.csv import CaptionTable, Columns, check_columns
 from clipx.data.folder import images_of, unread_notes
@@ -31,53 +31,27 @@ from clipx.data.parquet_file import (
     rows,
     texts_of,
 )
+from clipx.data.prepare import PrepareSpec
+from clipx.data.shards.footer import open_parquet_file
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.files import errors_as, is_local, local_path
-from clipx.storage.remote import REQUESTS, file_system, open_sequential, retry
+from clipx.storage.remote import REQUESTS, open_sequential, read_range
 from clipx.storage.text_file import filled_lines
-
-if TYPE_CHECKING:
-    from pyarrow import Schema
 
 ReadSample = Callable[[], Sample]
 """Raises BadSample."""
 
 TABLES = (".csv", ".tsv", ".parquet")
 _ROWS = 64  # rows with images that are read together
-_FOOTER = 1 << 16  # bytes at the end of a file that pyarrow's Parquet reader requests first
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """Options of `prepare` for reading files. See PrepareSpec."""
-
-    columns: Columns
-    separator: str | None
-    retry_s: float
-
-
 class SampleRange:
-    """Consecutive samples of a file."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    def part(self, start: int, stop: int) -> SampleRange:
-        """Returns the samples from `start` to before `stop`, relative to this range."""
-        raise NotImplementedError
-
-    def samples(self) -> Iterator[tuple[str, ReadSample]]:
-        """Yields (origin, function that reads the sample) of each sample. The origin is a path, or path:row."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class _RowRange(SampleRange):
-    """Rows of a table, from `start` to before `stop`."""
+    """Consecutive samples of a file, from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -85,8 +59,13 @@ class _RowRange(SampleRange):
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def part(self, start: int, stop: int) -> Self:
+    def part(self, start: int, stop: int) -> SampleRange:
+        """Returns the samples from `start` to before `stop`, relative to this range."""
         return replace(self, start=self.start + start, stop=self.start + stop)
+
+    def samples(self) -> Iterator[tuple[str, ReadSample]]:
+        """Yields (origin, function that reads the sample) of each sample. The origin is a path, or path:row."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,22 +93,23 @@ class RawSource:
         return shards
 
 
-def open_raw(source: str, options: ReadOptions) -> RawSource:
+def open_raw(spec: PrepareSpec) -> RawSource:
     """Opens a source: a path, pattern, @list or URL of tables or folders; several are joined by `::`.
 
     Inspects all files before it reads a sample. Raises ConfigError and DataError if one of them cannot be read.
     """
-    files = [file for path in expand(source, "source", "file") for file in _list_files(path)]
+    files = [file for path in expand(spec.source, "source", "file") for file in _list_files(path)]
     with ThreadPoolExecutor(REQUESTS) as pool:  # a remote request takes about 50 ms
-        inspected = list(pool.map(partial(_inspect, options=options), files))
+        found = pool.map(lambda file: file if isinstance(file, RawSource) else _open_parquet(file, spec), files)
+        inspected = list(found)
     # Opens tables of paths one after the other, because each is read as a whole.
-    opened = [one or _open_table(str(file), options) for file, one in zip(files, inspected, strict=True)]
+    opened = [one or _open_table(str(file), spec) for file, one in zip(files, inspected, strict=True)]
     digest = hashlib.sha256("\n".join(one.fingerprint for one in opened).encode()).hexdigest()[:16]
     bad = [record for one in opened for record in one.bad]
     return RawSource([samples for one in opened for samples in one.ranges], bad, digest)
 
 
-def _list_files(path: str) -> Sequence[str | CaptionedImages]:
+def _list_files(path: str) -> Sequence[str | RawSource]:
     """Returns the images of a folder, or its tables if it has no images. Any other path is returned unchanged."""
     if not is_local(path) or not Path(local_path(path)).is_dir():
         return [path]
@@ -149,7 +129,8 @@ def _list_files(path: str) -> Sequence[str | CaptionedImages]:
         notes.append(f"{path} holds images: its {len(tables):,} tables are skipped; to read them, name their files")
     for note in notes:
         print_stderr(note)
-    return [CaptionedImages(chosen)]
+    names = hashlib.sha256("\n".join(chosen).encode("utf-8", "surrogateescape")).hexdigest()
+    return [RawSource([CaptionedImages(0, len(chosen), chosen)], [], names)]
 
 
 def _one_of_each_name(images: Sequence[str]) -> list[str]:
@@ -160,24 +141,16 @@ def _one_of_each_name(images: Sequence[str]) -> list[str]:
     return sorted(chosen.values())
 
 
-def _inspect(file: str | CaptionedImages, options: ReadOptions) -> RawSource | None:
-    """Opens a file without reading its samples. Returns None for a table of paths, which must be read as a whole."""
-    if isinstance(file, str):
-        return _open_parquet(file, options)
-    names = "\n".join(file.images).encode("utf-8", "surrogateescape")
-    return RawSource([file], [], hashlib.sha256(names).hexdigest())
-
-
 # --------------------------------------------------------------------------------------------- tables of paths
 
 
 @lru_cache(maxsize=1)
-def _table(path: str, options: ReadOptions, mtime: int) -> CaptionTable:
+def _table(path: str, separator: str | None, columns: Columns, mtime: int) -> CaptionTable:
     """Opens a table. Caches the last one; a single table is opened in the parent, and forked processes share it.
 
     Raises DataError if the modification time of the file is not `mtime`.
     """
-    table = CaptionTable.open(path, "source", options.separator, options.columns)
+    table = CaptionTable.open(path, "source", separator, columns)
     if _mtime(path) != mtime:
         raise DataError(f"source={path} changed while it was read: run the command again when the file is complete")
     return table
@@ -187,24 +160,24 @@ def _mtime(path: str) -> int:
     return Path(path).stat().st_mtime_ns
 
 
-def _open_table(url: str, options: ReadOptions) -> RawSource:
+def _open_table(url: str, spec: PrepareSpec) -> RawSource:
     path, mtime = local_path(url), _mtime(local_path(url))
-    table = _table(path, options, mtime)
+    table = _table(path, spec.separator, spec.columns, mtime)
     for note in table.notes:
         print_stderr(note)
-    return RawSource([TableRows(0, len(table.images), path, options, mtime)], table.bad, table.fingerprint)
+    return RawSource([TableRows(0, len(table.images), path, spec, mtime)], table.bad, table.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
-class TableRows(_RowRange):
+class TableRows(SampleRange):
     """Images of a table of paths. Rows that name the same image become captions of one sample."""
 
     path: str
-    options: ReadOptions
+    spec: PrepareSpec
     mtime: int
 
     def samples(self) -> Iterator[tuple[str, ReadSample]]:
-        table = _table(self.path, self.options, self.mtime)
+        table = _table(self.path, self.spec.separator, self.spec.columns, self.mtime)
         return ((table.key(index), partial(table.read, index)) for index in range(self.start, self.stop))
 
 
@@ -213,15 +186,12 @@ class TableRows(_RowRange):
 
 @dataclass(frozen=True, slots=True)
 class CaptionedImages(SampleRange):
-    """Images with their captions in text files of the same name, one caption per line."""
+    """Images with their captions in text files of the same name, one caption per line. `images`: those of the range."""
 
     images: Sequence[str]
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def part(self, start: int, stop: int) -> CaptionedImages:
-        return CaptionedImages(self.images[start:stop])
+    def part(self, start: int, stop: int) -> SampleRange:
+        return replace(self, start=start, stop=stop, images=self.images[start:stop])
 
     def samples(self) -> Iterator[tuple[str, ReadSample]]:
         return ((image, partial(_read_captioned, image)) for image in self.images)
@@ -246,31 +216,31 @@ def _read_captioned(image: str) -> Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetRows(_RowRange):
+class ParquetRows(SampleRange):
     """Rows of a Parquet file with embedded images. `size`: size of the file in bytes."""
 
     url: str
     size: int
-    options: ReadOptions
+    spec: PrepareSpec
 
     def samples(self) -> Iterator[tuple[str, ReadSample]]:
-        caption = self.options.columns[1]
+        caption = self.spec.columns[1]
         for number, (image, captions, label) in enumerate(self._read_rows(), start=self.start + 1):
             yield f"{self.url}:{number}", partial(self._sample, image, captions[caption], label)
 
     def _read_rows(self) -> Iterator[tuple[Any, Mapping[str, Any], int | str | None]]:
         """Yields (image, captions, label) of each row. Reads the row groups that contain them, 64 rows at a time."""
-        with open_sequential(self.url, self.size, self.options.retry_s) as source:
+        with open_sequential(self.url, self.size, self.spec.retry_s) as source:
             file = open_parquet(source, self.url)
             sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
             starts = list(accumulate(sizes, initial=0))
             groups = [k for k in range(len(sizes)) if starts[k] < self.stop and starts[k + 1] > self.start]
             row = starts[groups[0]]
-            columns = [name for name in self.options.columns if name is not None]
+            columns = [name for name in self.spec.columns if name is not None]
             for batch in batches(file, columns, self.url, _ROWS, row_groups=groups):
                 first, row = row, row + len(batch)
                 low, high = max(first, self.start), min(row, self.stop)
-                yield from rows(batch.slice(low - first, max(0, high - low)), _named(self.options.columns))
+                yield from rows(batch.slice(low - first, max(0, high - low)), _named(self.spec.columns))
 
     def _sample(self, image: bytes | None, captions: Any, label: int | str | None) -> Sample:
         if not image:
@@ -278,7 +248,7 @@ class ParquetRows(_RowRange):
         texts = texts_of(captions)
         if not texts:
             raise BadSample("caption is missing")
-        if self.options.columns[2] is not None:
+        if self.spec.columns[2] is not None:
             label = parse_label("" if label is None else str(label))
         return Sample(image, [caption_text(text) for text in texts], label)
 
@@ -288,44 +258,23 @@ def _named(columns: Columns) -> RowColumns:
     return image, [caption], label
 
 
-def _open_parquet(url: str, options: ReadOptions) -> RawSource | None:
+def _open_parquet(url: str, spec: PrepareSpec) -> RawSource | None:
     """Opens a Parquet file with embedded images. Returns None for other tables, which must be local."""
     require(
         not is_local(url) or Path(local_path(url)).is_file(),
         f"source={url} is neither a file nor a folder: check the path",
     )
     with errors_as(DataError, f"source={url} cannot be read as Parquet", "check the file"):
-        footer = retry(url, options.retry_s, partial(_read_footer, url))
-    if footer is not None:
-        check_columns(url, footer.schema.names, options.columns, group="")
-        column = options.columns[0]
-        kind = footer.schema.field(column).type if footer.schema.names.count(column) == 1 else None
+        head = read_range(url, 0, len(MAGIC), spec.retry_s)
+    if head in (MAGIC, ENCRYPTED):
+        file = open_parquet_file(url, spec.retry_s)
+        schema, column = file.schema(), spec.columns[0]
+        check_columns(url, schema.names, spec.columns, group="")
+        kind = schema.field(column).type if schema.names.count(column) == 1 else None
         if kind is not None and not is_string(kind):
-            check_rows(footer.schema, _named(options.columns), IMAGE, url, "", "name the column with paths or images")
-            return RawSource([ParquetRows(0, footer.rows, url, footer.size, options)], [], footer.fingerprint)
+            check_rows(schema, _named(spec.columns), IMAGE, url, "", "name the column with paths or images")
+            footer = hashlib.sha256(Path(file.footer).read_bytes()[:-8]).hexdigest()  # without its length, and PAR1
+            samples = ParquetRows(0, file.metadata().num_rows, url, file.size, spec)
+            return RawSource([samples], [], f"{file.size} {footer}")
     require(is_local(url), f"source={url} is a table of paths: copy it to the machine that has its images")
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Footer:
-    """Footer of a Parquet file: its schema, and a digest of its bytes, which describe each column of each row group."""
-
-    size: int
-    rows: int
-    schema: Schema
-    fingerprint: str
-
-
-def _read_footer(url: str) -> _Footer | None:
-    """Reads the footer. Returns None if the file is not Parquet."""
-    fs, path = file_system(url)
-    with fs.open(path, block_size=_FOOTER, cache_type="bytes") as file:
-        if file.read(len(MAGIC)) not in (MAGIC, ENCRYPTED):
-            return None
-        parquet = open_parquet(file, f"source={url}")
-        size = file.seek(-8, os.SEEK_END) + 8  # the last 8 bytes: 4 with the length of the footer, then PAR1
-        length = int.from_bytes(file.read(4), "little")
-        file.seek(size - 8 - length)
-        digest = hashlib.sha256(file.read(length)).hexdigest()
-        return _Footer(size, parquet.metadata.num_rows, parquet.schema_arrow, f"{size} {digest}")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from clipx.data.prepare.spec import PrepareSpec, Resize
+from clipx.data.prepare import PrepareSpec, Resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,16 +21,12 @@ _LEFT_TO_FILTER = 2
 _FACTORS = (8, 4, 2)  # factors such as 3/8 have no SIMD code, and shift the centres of pixels
 
 
-@dataclass(frozen=True, slots=True)
-class ShardImage:
-    """An encoded image of a shard."""
+class ShardImage(NamedTuple):
+    """An encoded image of a shard, its size, and the size of the source image."""
 
     encoded: bytes
     size: Size
-    """Size of `encoded`."""
-
     original: Size
-    """Size of the source image."""
 
 
 def shard_image(encoded: bytes, spec: PrepareSpec) -> ShardImage:

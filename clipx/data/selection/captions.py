@@ -55,9 +55,11 @@ class CaptionTables:
         if key not in _used:
             path = self._file(shard, size)
             if not path.is_file():
-                self._store(path, shard, size)
-            if not self.prepared and (missing := _missing(path)):
-                _report(self.place, f"{shard.url}: {self._note(missing, size)}")
+                self._store((path, shard, size))
+            if not self.prepared and self.place not in _reported and (missing := _missing(path)):
+                _reported.add(self.place)
+                note = f"{shard.url}: {self._note(missing, size)}"
+                print_stderr(f"{note}; further shards are not reported by this process")
             _used[key] = str(path)
         table = _map(_used[key])
         found = ((weight, _texts(table[column][place].as_py())) for column, weight in self.weights.items())
@@ -74,7 +76,7 @@ class CaptionTables:
             paths = list(pool.map(self._file, shards, sizes))
         items = [item for item in zip(paths, shards, sizes, strict=True) if not item[0].is_file()]
         threads = 0 if all(map(is_local, map(self._table, urls))) else _THREADS
-        run_in_pool(partial(_store, self), items, "reading captions", threads=threads)
+        run_in_pool(self._store, items, "reading captions", threads=threads)
         digest = hashlib.sha256()
         for path in paths:
             digest.update(_map(str(path)).schema.metadata[_DIGEST])
@@ -98,8 +100,9 @@ class CaptionTables:
         name = f"{shard.version}-{version[:16]}-{size}-{columns[:16]}.arrow"
         return cache_folder("captions") / name
 
-    def _store(self, path: Path, shard: Shard, size: int) -> None:
+    def _store(self, item: tuple[Path, Shard, int]) -> None:
         """Writes the captions of each place of a shard. Raises DataError."""
+        path, shard, size = item
         option = f"data.caption_table={self.place}"
         columns = list(self.weights)
         found = (
@@ -114,16 +117,6 @@ class CaptionTables:
 
 _used: dict[tuple[str, tuple[str, ...], str], str] = {}  # files of the shards that this process has used
 _reported: set[str] = set()
-
-
-def _report(place: str, line: str) -> None:
-    if place not in _reported:
-        _reported.add(place)
-        print_stderr(f"{line}; further shards are not reported by this process")
-
-
-def _store(tables: CaptionTables, item: tuple[Path, Shard, int]) -> None:
-    tables._store(*item)
 
 
 def _texts(value: Any) -> list[str]:

@@ -1,12 +1,13 @@
-"""Files of ids and weights: .npy, .parquet and .txt, read in parts and stored in the cache as sorted arrays."""
+"""Files of ids and weights: .npy, .parquet and .txt, read in parts and stored as arrays in a temporary folder."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,23 @@ from numpy.typing import NDArray
 from clipx.data.npy import map_array
 from clipx.data.parquet_file import ANY, INDEX, KEY, NUMBER, numbers, shown, whole_numbers
 from clipx.data.selection.expression import Condition
-from clipx.data.selection.ids import HEADER_BYTES, ID, Ids, IdSet, count_bits, ids_of, is_sorted, write_sorted
+from clipx.data.selection.ids import CHUNK, ID, WEIGHTED, Ids, IdSet, ids_of, is_sorted, with_weights, write_sorted
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.files import errors_as, file_info, is_local, local_path
 from clipx.storage.local import open_own
 from clipx.storage.text_file import open_lines
 
-Indices = NDArray[np.int64]
-Values = NDArray[np.float64]
-
 INDEXED = b"clipx.score"
 """Key of the metadata of a Parquet file whose column `index` numbers the samples of the data. Elsewhere, as in files of
 pandas, a column of that name can number the rows of the file."""
 
-_CHUNK = 1 << 20
 _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified")
 _FIX = "check the path"
 _IDS = {"index": INDEX, "key": KEY, "uid": KEY}
+
+Part = tuple[NDArray[Any], NDArray[np.float64] | None]
+"""(indices or ids, weight of each one or None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,33 +47,35 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Ordered:
-    """Samples by their place in the data: a bit or a value for each sample.
+class Named:
+    """Samples that a file names, by their place in the data, or by their key or uid (`by`).
 
-    With values and bits, the bits are of the samples that have a value. The bits of a list of `given` indices:
-    `unknown` of these are not in the data, `repeated` were there before.
+    `values`, by place: of all samples in their order, whether each is named, or its weight, NaN without one.
     """
 
-    bits: NDArray[np.uint8] | None = None
-    values: NDArray[Any] | None = None
-    given: int = 0
-    unknown: int = 0
-    repeated: int = 0
-
-    def mask(self, start: int, size: int) -> NDArray[np.bool_]:
-        """Returns whether each of `size` samples from `start` is selected."""
-        assert self.bits is not None
-        part = np.unpackbits(self.bits[start >> 3 : (start + size + 7) >> 3])
-        return part[start & 7 : (start & 7) + size].astype(bool)
-
-
-@dataclass(slots=True)
-class ById:
-    """Samples by their key or uid (`by`), with `values` of the ids if these are weights."""
-
     by: str
-    ids: IdSet
+    values: NDArray[Any] | None = None
+    ids: IdSet | None = None
+    given: int = 0
+    unknown_indices: int = 0
     repeated: int = 0
+
+    def of(self, start: int, size: int, ids_by: Callable[[str], Ids]) -> NDArray[Any]:
+        """Returns whether each of `size` samples from `start` is named, or its weight, NaN without one."""
+        if self.ids is None:
+            assert self.values is not None
+            return self.values[start : start + size]
+        at = self.ids.find(ids_by(self.by))
+        if self.ids.ids.dtype == ID:
+            return at >= 0
+        return np.where(at >= 0, self.ids.ids["weight"][np.maximum(at, 0)], np.nan)
+
+    def notes(self) -> list[str]:
+        """Returns the numbers of ids that were not found in the data, or that are repeated."""
+        plural = "indices" if self.by == "index" else f"{self.by}s"
+        unknown = self.unknown_indices if self.ids is None else self.ids.unknown
+        notes = [f"{unknown:,} of {self.given:,} {plural} are not in the data"] if unknown else []
+        return [*notes, *([f"{self.repeated:,} {plural} are repeated"] if self.repeated else [])]
 
 
 def version(url: str, retry_s: float, key: str) -> str:
@@ -84,22 +86,49 @@ def version(url: str, retry_s: float, key: str) -> str:
     return f"{Path(url).resolve() if is_local(url) else url} {info['size']} {[info[k] for k in _VERSIONS if k in info]}"
 
 
-def read_ids(path: str, key: str, reading: Reading) -> Ordered | ById:
+def read_ids(path: str, key: str, reading: Reading) -> Named:
     """Reads a file of ids. Raises ConfigError or DataError."""
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
         return _npy_ids(path, key, reading)
     if suffix == ".txt":
         return _text_ids(path, key, reading)
-    require(suffix == ".parquet", f"{key}={path} must end with .npy, .parquet or .txt")
-    names = parquet(path, reading.retry_s).schema_arrow.names
-    by = next((name for name in ("index", "key", "uid") if name in names), None)
-    require(by is not None, f"{key}={path} has the columns {shown(names)}: name one of them index, key or uid")
-    assert by is not None
-    columns = (batch.column(0) for batch in batches(path, {by: _IDS[by]}, key, reading.retry_s))
-    if by == "index":
-        return _by_index((whole_numbers(column) for column in columns), path, key, reading)
-    return _by_id(by, ((ids_of(column, by, path), None) for column in columns), path, key, reading)
+    by, parts = _read_tables([path], key, ("index", "key", "uid"), reading)
+    if by is None:
+        names = parquet(path, reading.retry_s).schema_arrow.names
+        raise ConfigError(f"{key}={path} has the columns {shown(names)}: name one of them index, key or uid")
+    return _store(by, parts, key, path, reading)
+
+
+def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) -> Named:
+    """Returns the samples whose row of a table satisfies the condition.
+
+    The column `index` finds the samples of a table of clipx.score, a column `key` or `uid` those of another table.
+    Without one, the rows of all files together must be the samples in their order.
+    """
+    schema = parquet(urls[0], reading.retry_s).schema_arrow
+    check_columns(schema, dict.fromkeys(condition.columns, ANY), "data.table", urls[0])
+    ids = ("index",) if INDEXED in (schema.metadata or {}) else ("key", "uid")
+    by, parts = _read_tables(urls, "data.table", ids, reading, condition)
+    return _store(by or "index", parts, "data.where", condition.text, reading)
+
+
+def read_weights(path: str, key: str, reading: Reading) -> Named:
+    """Reads a file of weights: a .npy of one number per sample, or a .parquet with the column weight."""
+    if Path(path).suffix.lower() == ".npy":
+        array = _npy(path, key)
+        require(array.dtype.kind in "fiu", f"{key}={path} holds {array.dtype}: give one number per sample")
+        _check_rows(len(array), reading.total, key, [path])
+        for start in range(0, len(array), CHUNK):
+            _checked(array[start : start + CHUNK], f"{key}={path}")
+        return Named("index", array)
+    by, parts = _read_tables([path], key, ("key", "uid", "index"), reading, weighted=True)
+    found = _store(by or "index", parts, key, path, reading, weighted=True)
+    require_data(
+        found.by != "index" or not found.notes(),
+        f"{key}={path}: {'; '.join(found.notes())}: give each sample of this data one weight",
+    )
+    return found
 
 
 def _npy(path: str, key: str) -> NDArray[Any]:
@@ -109,102 +138,101 @@ def _npy(path: str, key: str) -> NDArray[Any]:
     return array
 
 
-def _npy_ids(path: str, key: str, reading: Reading) -> Ordered | ById:
-    array = _npy(path, key)
-    parts = (array[at : at + _CHUNK] for at in range(0, len(array), _CHUNK))
-    if array.dtype.names is not None and [array.dtype[name] for name in array.dtype.names] == [np.dtype("u8")] * 2:
-        if is_sorted(ids := array.view(ID)):
-            return ById("uid", IdSet(ids))
-        return _by_id("uid", ((part.view(ID), None) for part in parts), path, key, reading)
+def _npy_ids(path: str, key: str, reading: Reading) -> Named:
+    array, by = _npy(path, key), "index"
     if array.dtype == bool:
         _check_rows(len(array), reading.total, key, [path])
-        return Ordered(bits=np.packbits(array))
-    return _by_index(parts, path, key, reading)
+        return Named(by, array)
+    if array.dtype.names is not None and [array.dtype[name] for name in array.dtype.names] == [np.dtype("u8")] * 2:
+        array, by = array.view(ID), "uid"
+        if is_sorted(array):
+            return Named(by, ids=IdSet(array), given=len(array))
+    require(
+        by == "uid" or array.dtype.kind in "iu",
+        f"{key}={path} holds {array.dtype}: give integers (indices), true and false for each sample, or u8,u8 (uids, "
+        "as DataComp)",
+    )
+    parts = ((array[at : at + CHUNK], None) for at in range(0, len(array), CHUNK))
+    return _store(by, parts, key, path, reading)
 
 
-def _by_index(parts: Iterable[NDArray[Any]], path: str, key: str, reading: Reading) -> Ordered:
-    """Sets the bits of indices in any order."""
-    bits, given, known = _no_bits(reading.total), 0, 0
-    for part in parts:
-        require(
-            part.dtype.kind in "iu",
-            f"{key}={path} holds {part.dtype}: give integers (indices), true and false for each sample, or u8,u8 "
-            "(uids, as DataComp)",
-        )
-        indices = part[(part >= 0) & (part < reading.total)].astype(np.int64)
-        _set_bits(bits, indices)
-        given, known = given + len(part), known + len(indices)
-    require(given > 0, f"{key}={path} is empty")
-    return Ordered(bits=bits, given=given, unknown=given - known, repeated=known - count_bits(bits))
-
-
-def _no_bits(total: int) -> NDArray[np.uint8]:
-    return np.zeros(-(-total // 8), dtype=np.uint8)
-
-
-def _set_bits(bits: NDArray[np.uint8], indices: Indices) -> None:
-    """Sets bits in the order of np.packbits."""
-    np.bitwise_or.at(bits, indices >> 3, (128 >> (indices & 7)).astype(np.uint8))
-
-
-def _text_ids(path: str, key: str, reading: Reading) -> ById:
+def _text_ids(path: str, key: str, reading: Reading) -> Named:
     """Reads a key or uid from each line. They are uids if the first one has 32 hexadecimal digits."""
     with errors_as(ConfigError, f"{key}={path} cannot be read", _FIX):
         raw: Any = open_retried(path, reading.retry_s)
         opened = io.BufferedReader(raw)  # fsspec's files would copy 5 MiB for each line
     with open_lines(opened) as file:
         try:
-            lines = (line for line in map(str.strip, file) if line)
-            first = next(lines, "")
-            require(bool(first), f"{key}={path} is empty")
-            by = "uid" if re.fullmatch("[0-9a-fA-F]{32}", first) else "key"
-            chunks = _chunks([first], lines)
-            return _by_id(by, ((ids_of(pa.array(chunk), by, path), None) for chunk in chunks), path, key, reading)
+            lines = filter(None, map(str.strip, file))
+            first = list(islice(lines, 1))
+            by = "uid" if re.fullmatch("[0-9a-fA-F]{32}", "".join(first)) else "key"
+            ids = chain(first, lines)
+            chunks = iter(lambda: list(islice(ids, CHUNK)), [])
+            parts = ((ids_of(pa.array(chunk), by, path), None) for chunk in chunks)
+            return _store(by, parts, key, path, reading)
         except UnicodeError:
             raise DataError(f"{key}={path} is not UTF-8: save it as UTF-8, with one key or uid per line") from None
 
 
-def _chunks(first: list[str], lines: Iterator[str]) -> Iterator[list[str]]:
-    while chunk := [*first, *islice(lines, _CHUNK)]:
-        yield chunk
-        first = []
+def _read_tables(
+    urls: Sequence[str],
+    key: str,
+    ids: Sequence[str],
+    reading: Reading,
+    condition: Condition | None = None,
+    weighted: bool = False,
+) -> tuple[str | None, Iterator[Part]]:
+    """Returns the first column of `ids` that a table has, and the ids of the rows that satisfy the condition.
 
-
-def _by_id(by: str, chunks: Iterable[tuple[Ids, Values | None]], identity: str, key: str, reading: Reading) -> ById:
-    """Sorts ids into a temporary file."""
-    path = reading.folder / f"{key}.ids"
-    repeated = write_sorted(str(path), chunks)
-    require(path.stat().st_size > HEADER_BYTES, f"{key} selects nothing: {identity}")
-    return ById(by, IdSet.open(str(path)), repeated)
-
-
-def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) -> Ordered | ById:
-    """Returns the samples whose row of a table satisfies the condition.
-
-    The column `index` finds the samples of a table of clipx.score, a column `key` or `uid` those of another table.
-    Without one, the rows of all files together must be the samples in their order.
+    Without such a column, the rows of all tables have the indices of the samples. Raises DataError.
     """
-    key, total = "data.table", reading.total
-    schema = parquet(urls[0], reading.retry_s).schema_arrow
-    check_columns(schema, dict.fromkeys(condition.columns, ANY), key, urls[0])
-    ids = ("index",) if INDEXED in (schema.metadata or {}) else ("key", "uid")
-    by = next((name for name in ids if name in schema.names), None)
-    columns = {**dict.fromkeys(condition.columns, ANY), **({by: _IDS[by]} if by else {})}
-    parts = (pa.Table.from_batches([b]) for url in urls for b in batches(url, columns, key, reading.retry_s))
-    if by == "index":
-        found = (whole_numbers(t["index"].combine_chunks())[condition.selects(t)] for t in parts)
-        return _by_index(found, urls[0], key, reading)
-    if by is not None:
-        kept = (t[by].combine_chunks().filter(pa.array(condition.selects(t))) for t in parts)
-        chunks = ((ids_of(texts, by, urls[0]), None) for texts in kept)
-        return _by_id(by, chunks, f"{urls[0]} {condition.text}", key, reading)
-    bits, start = _no_bits(total), 0
-    for table in parts:
-        if start + len(table) <= total:
-            _set_bits(bits, start + np.flatnonzero(condition.selects(table)))
-        start += len(table)
-    _check_rows(start, total, key, urls)
-    return Ordered(bits=bits)
+    names = parquet(urls[0], reading.retry_s).schema_arrow.names
+    by = next((name for name in ids if name in names), None)
+    columns = dict.fromkeys(condition.columns if condition else (), ANY)
+    columns |= {"weight": NUMBER} if weighted else {}
+    columns |= {by: _IDS[by]} if by else {}
+
+    def parts() -> Iterator[Part]:
+        rows = 0
+        for url in urls:
+            for batch in batches(url, columns, key, reading.retry_s):
+                named: NDArray[Any] = np.arange(rows, rows + len(batch))
+                rows += len(batch)
+                if condition is not None:
+                    chosen = condition.selects(pa.Table.from_batches([batch]))
+                    batch, named = batch.filter(pa.array(chosen)), named[chosen]
+                if by is not None:
+                    named = whole_numbers(batch[by]) if by == "index" else ids_of(batch[by], by, url)
+                yield named, _checked(numbers(batch["weight"]), f"{key}={url}") if weighted else None
+        if by is None:
+            _check_rows(rows, reading.total, key, urls)
+
+    return by, parts()
+
+
+def _store(by: str, parts: Iterable[Part], key: str, place: str, reading: Reading, weighted: bool = False) -> Named:
+    """Stores ids or indices, with their weights, in a temporary file. Raises ConfigError or DataError."""
+    path, total, given, known = reading.folder / key, reading.total, 0, 0
+    if by != "index":
+        rows = (named if weights is None else with_weights(named, weights) for named, weights in parts)
+        repeated = write_sorted(path, rows)
+        require(path.stat().st_size > 0, f"{key}={place} names no sample")
+        ids = np.memmap(path, WEIGHTED if weighted else ID, "r").view(np.ndarray)
+        return Named(by, ids=IdSet(ids), given=len(ids), repeated=repeated)
+    kind = np.dtype(np.float64 if weighted else np.bool_)
+    with open_own(path, "w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, total * kind.itemsize)  # a full disk would end the process by SIGBUS
+        values = np.memmap(file, kind, "r+", shape=(total,)).view(np.ndarray)
+    if weighted:
+        values.fill(np.nan)
+    for indices, weights in parts:
+        inside = (indices >= 0) & (indices < total)
+        values[indices[inside].astype(np.int64)] = True if weights is None else weights[inside]
+        given, known = given + len(indices), known + int(np.count_nonzero(inside))
+    require(given > 0, f"{key}={place} names no sample")
+    chunks = (values[at : at + CHUNK] for at in range(0, total, CHUNK))
+    named = sum(int(np.count_nonzero(np.isfinite(chunk) if weighted else chunk)) for chunk in chunks)
+    return Named(by, values, given=given, unknown_indices=given - known, repeated=known - named)
 
 
 def _check_rows(rows: int, total: int, key: str, urls: Sequence[str]) -> None:
@@ -215,47 +243,9 @@ def _check_rows(rows: int, total: int, key: str, urls: Sequence[str]) -> None:
     )
 
 
-def read_weights(path: str, key: str, reading: Reading) -> Ordered | ById:
-    """Reads a file of weights: a .npy of one number per sample, or a .parquet with the column weight."""
-    suffix = Path(path).suffix.lower()
-    if suffix == ".npy":
-        array = _npy(path, key)
-        require(array.dtype.kind in "fiu", f"{key}={path} holds {array.dtype}: give one number per sample")
-        _check_rows(len(array), reading.total, key, [path])
-        return Ordered(values=array)
-    require(suffix == ".parquet", f"{key}={path} must end with .npy or .parquet")
-    names = parquet(path, reading.retry_s).schema_arrow.names
-    by = next((name for name in ("key", "uid", "index") if name in names), None)
-    parts = batches(path, {"weight": NUMBER, **({by: _IDS[by]} if by else {})}, key, reading.retry_s)
-    weights = ((batch, numbers(batch.column(0))) for batch in parts)
-    if by == "index":
-        by_index = ((whole_numbers(batch.column(1)), found) for batch, found in weights)
-        return _weights_by_index(by_index, path, key, reading)
-    if by is not None:
-        chunks = ((ids_of(batch.column(1), by, path), found) for batch, found in weights)
-        return _by_id(by, chunks, path, key, reading)
-    stored, rows = reading.folder / f"{key}.values", 0
-    with open_own(stored, "wb") as file:
-        for _, found in weights:
-            found.tofile(file)
-            rows += len(found)
-    _check_rows(rows, reading.total, key, [path])
-    return Ordered(values=np.memmap(stored, dtype=np.float64, mode="r").view(np.ndarray))
-
-
-def _weights_by_index(chunks: Iterable[tuple[Indices, Values]], path: str, key: str, reading: Reading) -> Ordered:
-    """Writes the values of some of the samples into a temporary file. Raises DataError."""
-    total, rows = reading.total, 0
-    bits = _no_bits(total)
-    values = np.memmap(reading.folder / f"{key}.values", dtype=np.float64, mode="w+", shape=(total,))
-    for indices, chunk in chunks:
-        if len(wrong := indices[(indices < 0) | (indices >= total)]):
-            raise DataError(
-                f"{key}={path} has the index {wrong[0]}, but the data has {total:,} samples: write the file of "
-                "this data"
-            )
-        values[indices] = chunk
-        _set_bits(bits, indices)
-        rows += len(indices)
-    require_data(count_bits(bits) == rows, f"{key}={path} repeats an index: give each sample one weight")
-    return Ordered(bits=bits, values=values.view(np.ndarray))
+def _checked(weights: NDArray[Any], named: str) -> NDArray[Any]:
+    """Returns the weights. Raises DataError for one that is missing, negative or not finite."""
+    wrong = weights[~((weights >= 0) & np.isfinite(weights))]
+    if len(wrong):
+        raise DataError(f"{named} has the weight {wrong[0]}: give finite numbers from 0")
+    return weights

@@ -1,7 +1,7 @@
 """Sorted sets of ids of 128 bits in files that are mapped into memory.
 
 The id of a key is a digest of its text: see `key_digests`. That of a uid, 32 hexadecimal digits as in DataComp, is the
-number itself. So a DataComp subset, a sorted .npy of dtype u8,u8, is such a file. Others are sorted in buckets of a
+number itself. So a DataComp subset, a sorted .npy of dtype u8,u8, is such a set. Others are sorted in buckets of a
 bounded size.
 """
 
@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,12 +23,11 @@ from clipx.errors import DataError
 from clipx.storage.local import open_own
 
 ID = np.dtype("<u8,<u8")
+WEIGHTED = np.dtype([*ID.descr, ("weight", "<f8")])
 Ids = NDArray[np.void]
-"""[n] of dtype ID."""
+"""[n] of dtype ID or WEIGHTED."""
 
-HEADER_BYTES = 128  # of a .npy file of ids
-_CHUNK = 1 << 20  # ids that are read or sorted together
-_BUCKETS = 256
+CHUNK = 1 << 20  # ids that are read together
 _UID = r"^[0-9a-fA-F]{32}$"
 
 
@@ -55,124 +53,75 @@ def ids_of(values: pa.Array, by: str, where: str) -> Ids:
     return found
 
 
-def write_sorted(path: str, chunks: Iterable[tuple[Ids, NDArray[np.float64] | None]]) -> int:
-    """Writes ids, sorted and each once, to a .npy file. Returns the number of repeated ids.
+def with_weights(ids: Ids, weights: NDArray[np.float64]) -> Ids:
+    """Returns the ids with the weight of each one."""
+    rows = np.empty(len(ids), dtype=WEIGHTED)
+    rows["f0"], rows["f1"], rows["weight"] = ids["f0"], ids["f1"], weights
+    return rows
 
-    Values of the ids, if given, are written to `path`.values in the order of the ids: the first of a repeated id.
+
+def write_sorted(path: Path, chunks: Iterable[Ids]) -> int:
+    """Writes ids, sorted and each once, with its first weight. Returns the number of repeated ids.
+
     Memory: a bucket, 1/256 of the ids.
     """
-    folder = Path(path).parent
-    written = repeated = 0
-    with TemporaryDirectory(dir=folder) as buckets:
-        files = [Path(buckets) / f"{k:03d}" for k in range(_BUCKETS)]
-        row, values = ID, False
-        for ids, value in chunks:
-            values = value is not None
-            row = np.dtype([("f0", "<u8"), ("f1", "<u8"), *([("value", "<f8")] if values else [])])
-            rows = np.empty(len(ids), dtype=row)
-            rows["f0"], rows["f1"] = ids["f0"], ids["f1"]
-            if value is not None:
-                rows["value"] = value
-            bucket = (rows["f0"] >> np.uint64(56)).astype(np.uint8)
+    repeated, dtype = 0, ID
+    with TemporaryDirectory(dir=path.parent) as buckets, open_own(path, "wb") as out:
+        for rows in chunks:
+            dtype, bucket = rows.dtype, (rows["f0"] >> np.uint64(56)).astype(np.uint8)
             order = np.argsort(bucket, kind="stable")
             for part in np.split(rows[order], np.flatnonzero(np.diff(bucket[order])) + 1):
                 if len(part):
-                    with open_own(files[int(part["f0"][0] >> np.uint64(56))], "ab") as file:
+                    with open_own(Path(buckets) / f"{int(part['f0'][0]) >> 56:03d}", "ab") as file:
                         part.tofile(file)
-        with open_own(Path(path), "wb") as out, open_own(Path(f"{path}.values"), "wb") as out_values:
-            out.write(_header(0))
-            for file_path in files:
-                if not file_path.exists():
-                    continue
-                rows = np.fromfile(file_path, dtype=row)
-                rows = rows[np.lexsort((rows["f1"], rows["f0"]))]  # stable: the first of repeated ids stays first
-                same = (rows["f0"][1:] == rows["f0"][:-1]) & (rows["f1"][1:] == rows["f1"][:-1])
-                rows = rows[np.concatenate([[True], ~same])]
-                repeated += int(same.sum())
-                written += len(rows)
-                ids = np.empty(len(rows), dtype=ID)
-                ids["f0"], ids["f1"] = rows["f0"], rows["f1"]
-                ids.tofile(out)
-                if values:
-                    np.ascontiguousarray(rows["value"]).tofile(out_values)
-            out.seek(0)
-            out.write(_header(written))
-    if not values:
-        Path(f"{path}.values").unlink()
+        for stored in sorted(Path(buckets).iterdir()):
+            rows = np.fromfile(stored, dtype=dtype)
+            rows = rows[np.lexsort((rows["f1"], rows["f0"]))]  # stable: the first of repeated ids stays first
+            same = (rows["f0"][1:] == rows["f0"][:-1]) & (rows["f1"][1:] == rows["f1"][:-1])
+            repeated += int(same.sum())
+            rows[np.concatenate([[True], ~same])].tofile(out)
     return repeated
 
 
-def _header(count: int) -> bytes:
-    """Returns the 128 bytes of the header of a .npy file of ids, the same number for any count."""
-    text = f"{{'descr': {ID.descr}, 'fortran_order': False, 'shape': ({count},), }}".ljust(HEADER_BYTES - 11) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+def _below(left: Ids, right: Ids) -> NDArray[np.bool_]:
+    return (left["f0"] < right["f0"]) | ((left["f0"] == right["f0"]) & (left["f1"] < right["f1"]))  # type: ignore[no-any-return]
 
 
 def is_sorted(ids: Ids) -> bool:
     """Returns whether each id is larger than the one before. Reads a part of a mapped file at a time."""
-    for start in range(0, len(ids) - 1, _CHUNK):
-        part = ids[start : start + _CHUNK + 1]
-        high, low = part["f0"], part["f1"]
-        if not bool(np.all((high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1])))):
-            return False
-    return True
-
-
-def count_bits(packed: NDArray[np.uint8]) -> int:
-    """Returns the number of bits that are set, with the memory of a part of them."""
-    return sum(int(np.unpackbits(packed[at : at + _CHUNK]).sum()) for at in range(0, len(packed), _CHUNK))
+    parts = (ids[start : start + CHUNK + 1] for start in range(0, len(ids) - 1, CHUNK))
+    return all(bool(_below(part[:-1], part[1:]).all()) for part in parts)
 
 
 class IdSet:
-    """A sorted set of ids in a file, which counts those that were found. Memory: one bit for each id.
+    """A sorted set of `ids`, with or without weights, which counts those that were found.
 
-    `values`: the value of each id, or None.
+    Memory: one bit for each id.
     """
 
-    def __init__(self, ids: Ids, values: NDArray[np.float64] | None = None) -> None:
-        self.ids, self.values = ids, values
+    def __init__(self, ids: Ids) -> None:
+        self.ids = ids
         self._found = np.zeros(-(-len(ids) // 8), dtype=np.uint8)
         self._lock = threading.Lock()
 
-    @classmethod
-    def open(cls, path: str) -> IdSet:
-        """Maps the file of `write_sorted` into memory."""
-        ids: Ids = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
-        values = f"{path}.values"
-        return cls(ids, np.memmap(values, dtype="<f8", mode="r").view(np.ndarray) if Path(values).exists() else None)
-
     def find(self, wanted: Ids) -> NDArray[np.int64]:
         """Returns the position of each wanted id in the set, -1 if it is not in it."""
-        places = self._lower_bound(wanted["f0"].astype(np.uint64))
-        found = np.full(len(wanted), -1, dtype=np.int64)
-        active = np.arange(len(wanted))
-        while len(active):  # ids with the same first half follow each other; there is nearly always one
-            active = active[places[active] < len(self.ids)]
-            at = self.ids[places[active]]
-            active, at = active[same := at["f0"] == wanted["f0"][active]], at[same]
-            equal = at["f1"] == wanted["f1"][active]
-            found[active[equal]] = places[active[equal]]
-            active = active[~equal]
-            places[active] += 1
-        marked = found[found >= 0]
+        low, end = np.zeros(len(wanted), dtype=np.int64), np.full(len(wanted), len(self.ids), dtype=np.int64)
+        if not len(self.ids):
+            return low - 1
+        for _ in range(len(self.ids).bit_length()):  # np.searchsorted would copy all ids
+            middle = (low + end) // 2
+            below = (low < end) & _below(self.ids[np.minimum(middle, len(self.ids) - 1)], wanted)
+            low, end = np.where(below, middle + 1, low), np.where(below, end, np.maximum(low, middle))
+        at = self.ids[np.minimum(low, len(self.ids) - 1)]
+        equal = (low < len(self.ids)) & (at["f0"] == wanted["f0"]) & (at["f1"] == wanted["f1"])
+        places = low[equal]
         with self._lock:
-            np.bitwise_or.at(self._found, marked >> 3, (1 << (marked & 7)).astype(np.uint8))
-        return found
+            np.bitwise_or.at(self._found, places >> 3, (1 << (places & 7)).astype(np.uint8))
+        return np.where(equal, low, -1)
 
     @property
     def unknown(self) -> int:
         """Number of ids that were not found yet."""
-        return len(self.ids) - count_bits(self._found)
-
-    def _lower_bound(self, wanted: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the first position whose first half is not below the wanted one.
-
-        np.searchsorted would copy the first halves of all ids, which are not contiguous.
-        """
-        high: Any = self.ids["f0"]
-        low, end = np.zeros(len(wanted), dtype=np.int64), np.full(len(wanted), len(high), dtype=np.int64)
-        for _ in range(len(high).bit_length()):
-            middle = (low + end) // 2
-            below = (low < end) & (high[np.minimum(middle, len(high) - 1)] < wanted)
-            low, end = np.where(below, middle + 1, low), np.where(below, end, np.maximum(low, middle))
-        return low
+        parts = (self._found[at : at + CHUNK] for at in range(0, len(self._found), CHUNK))
+        return len(self.ids) - sum(int(np.unpackbits(part).sum()) for part in parts)

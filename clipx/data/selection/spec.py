@@ -93,12 +93,11 @@ class SelectionSpec(DataSpec):
             own: some or all of their shards.
             retry_s: seconds for which a failed read of a remote file is repeated.
         """
-        from clipx.data.selection.choose import Choice, choose, side_of
+        from clipx.data.selection.choose import choose, side_of
 
         train = dataset.train
-        where = None if self.where is None else Condition.parse("data.where", self.where)
-        choice = Choice(self.keep, where, self.table, self.weights, retry_s)
-        selected, notes = choose(choice, samples, train, side_of(train, own, samples.urls, samples.sizes))
+        side = side_of(train, own, samples.urls, samples.sizes)
+        selected, notes = choose(self, samples, train, side, retry_s)
         size = dataset.sample_bytes * sum(selected.sizes) / sum(train.sizes)
         return replace(dataset, train=selected, notes=[*dataset.notes, *notes], sample_bytes=size)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 import numpy as np
@@ -49,10 +50,6 @@ class ShardSamples:
     def urls(self) -> list[str]:
         return [shard.url for shard in self.shards]
 
-    @property
-    def total(self) -> int:
-        return sum(self.sizes)
-
     def ensure_keys(self) -> None:
         """Indexes the shards that have no index yet, with a progress bar."""
         missing = [k for k, shard in enumerate(self.shards) if not shard.table]
@@ -75,15 +72,10 @@ class ShardSamples:
 
     def keys(self, shard: int) -> Ids:
         """Returns the id of the key of each place, 0 without a sample."""
-        stored = np.load(self.index(shard).keys, allow_pickle=False)
-        return at_rows(stored, self.rows(shard))
-
-
-def at_rows(values: Ids, rows: NDArray[np.int64]) -> Ids:
-    """Returns the ids at these rows, 0 at -1."""
-    found = np.zeros(len(rows), dtype=ID)
-    found[rows >= 0] = values[rows[rows >= 0]]
-    return found
+        rows = self.rows(shard)
+        found = np.zeros(len(rows), dtype=ID)
+        found[rows >= 0] = np.load(self.index(shard).keys, allow_pickle=False)[rows[rows >= 0]]
+        return found
 
 
 def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
@@ -150,23 +142,27 @@ class SidecarTables:
     role: Role = ANY
     table_of: Callable[[str], str] = sidecar
     without_sample: int = 0
+    lock: Lock = field(default_factory=Lock)
 
     def read(self, shard: int) -> pa.Table:
         """Returns the columns of each place of a shard. Raises DataError if the file does not match the shard."""
         opened = self.samples.shards[shard]
         url = self.table_of(opened.url)
         file = parquet(url, opened.access.retry_s)
-        further = {name: role for name, role in _ROLES.items() if name in file.schema_arrow.names}
+        schema = file.schema_arrow
+        further = {name: role for name, role in _ROLES.items() if name in schema.names}
         for roles in (dict.fromkeys(self.columns, self.role), further):
-            check_columns(file.schema_arrow, roles, self.option, url)
+            check_columns(schema, roles, self.option, url)
         wanted = list(dict.fromkeys([*self.columns, *further]))
         parts = list(parquet_file.batches(file, wanted, f"table {url}", _BATCH, use_threads=False))
-        schema = pa.schema([(name, plain(file.schema_arrow.field(name).type)) for name in wanted])
+        schema = pa.schema([(name, plain(schema.field(name).type)) for name in wanted])
         table = pa.Table.from_batches(parts, schema)
         if "status" in further:
             table = table.filter(pc.equal(encoded(table["status"]), b"success"))
         rows = self._rows(shard, table, url)
-        self.without_sample += len(table) - int((rows >= 0).sum())
+        unused = len(table) - int((rows >= 0).sum())
+        with self.lock:
+            self.without_sample += unused
         return take(table, rows)
 
     def _rows(self, shard: int, table: pa.Table, url: str) -> NDArray[np.int64]:

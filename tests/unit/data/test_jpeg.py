@@ -19,8 +19,8 @@ from clipx.data.duplicates import preview
 from clipx.data.encoded import EncodedReader
 from clipx.data.images import Crops, Draw, ImageReader, PixelReader
 from clipx.data.native import NativeReader
+from clipx.data.prepare import PrepareSpec, Resize
 from clipx.data.prepare.resize import shard_image
-from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.source import BadSample
 from clipx.data.transform import decode
 from clipx.evaluator.captioner import Captioner

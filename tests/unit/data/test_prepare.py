@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from clipx.data.prepare.prepare import prepare
+from clipx.data.prepare import PrepareSpec, Resize
+from clipx.data.prepare.__main__ import prepare
 from clipx.data.prepare.resize import _factor, resize, shard_image
-from clipx.data.prepare.spec import PrepareSpec, Resize
 from clipx.data.source import Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
@@ -124,9 +124,9 @@ def test_another_source_or_other_options_require_another_folder(tmp_path: Path) 
     write_images(tmp_path)
     path = table(tmp_path, [("000.jpg", "a")])
     prepare_shards(path, tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"holds shards with other options \(resize was no, is border, .*\): give another"):  # fmt: skip
+    with pytest.raises(ConfigError, match=r"holds other shards \(resize was no, is border, .*\): give another"):  # fmt: skip
         prepare_shards(path, tmp_path / "out", resize=Resize.border)
-    with pytest.raises(ConfigError, match=r"holds shards with other options \(source was"):
+    with pytest.raises(ConfigError, match=r"holds other shards \(source was"):
         prepare_shards(table(tmp_path, [("001.jpg", "a")]), tmp_path / "out")
     write_tar(tmp_path / "mine" / "a.tar", [])
     with pytest.raises(ConfigError, match=r"holds shards that prepare did not write"):

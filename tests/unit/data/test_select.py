@@ -31,12 +31,12 @@ from clipx.data.parquet import ParquetSpec
 from clipx.data.select import select
 from clipx.data.selection.expression import Condition
 from clipx.data.selection.files import INDEXED
-from clipx.data.selection.ids import ID, IdSet, is_sorted, write_sorted
+from clipx.data.selection.ids import ID, WEIGHTED, IdSet, is_sorted, write_sorted
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.source import BadSample, ImageFiles, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ConfigError
+from clipx.errors import ConfigError, DataError
 
 PER_SHARD, SHARDS = 10, 3
 TOTAL = PER_SHARD * SHARDS
@@ -376,6 +376,20 @@ def test_weights_that_are_too_large_together_are_an_error(tmp_path: Path) -> Non
     assert {drawn(p) for p in range(1000)} == set(range(TOTAL))
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"index": [2, TOTAL], "weight": [1.0, 1.0]}, "1 of 2 indices are not in the data: give each sample of this"),
+        ({"index": [2, 2], "weight": [1.0, 2.0]}, "1 indices are repeated: give each sample of this data one weight"),
+        ({"index": [2, 3], "weight": [1.0, -1.0]}, "has the weight -1.0: give finite numbers from 0"),
+    ],
+)
+def test_weights_of_other_data_and_negative_ones_are_errors(tmp_path: Path, columns: Any, message: str) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "w.parquet")
+    with pytest.raises(DataError, match=message):
+        opened(write_shards(tmp_path), weights=f"{tmp_path}/w.parquet")
+
+
 def test_zero_weights_at_the_ends_are_never_drawn() -> None:
     order = WeightedOrder(np.cumsum([0.0, 1e-300, 0.0, 1e-300, 0.0]), 0)
     assert {order(p) for p in range(5000)} == {1, 3}
@@ -392,17 +406,16 @@ PAIRS = st.tuples(HALVES, HALVES)  # so that many ids have an equal half
 def test_sorted_ids_find_ids_with_equal_halves(
     tmp_path: Path, parts: list[list[tuple[int, int]]], wanted: list[tuple[int, int]]
 ) -> None:
-    """They find what a dict finds, in which the first value of a repeated id stays."""
+    """They find what a dict finds, in which the first weight of a repeated id stays."""
     pairs = [pair for part in parts for pair in part]
     expected = {pair: place for place, pair in reversed(list(enumerate(pairs)))}
     places = iter(range(len(pairs)))
-    chunks = [(np.array(part, dtype=ID), np.array([float(next(places)) for _ in part])) for part in parts]
-    assert write_sorted(str(tmp_path / "ids"), chunks) == len(pairs) - len(expected)
-    found = IdSet.open(str(tmp_path / "ids"))
+    chunks = [np.array([(*pair, next(places)) for pair in part], dtype=WEIGHTED) for part in parts]
+    assert write_sorted(tmp_path / "ids", chunks) == len(pairs) - len(expected)
+    found = IdSet(np.fromfile(tmp_path / "ids", WEIGHTED))
     assert is_sorted(found.ids) and len(found.ids) == len(expected)
-    assert found.values is not None
     at = found.find(np.array(wanted, dtype=ID))
-    assert [float(found.values[i]) if i >= 0 else None for i in at] == [expected.get(pair) for pair in wanted]
+    assert [found.ids["weight"][i] if i >= 0 else None for i in at] == [expected.get(pair) for pair in wanted]
     assert found.unknown == len(expected.keys() - set(wanted))
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from clipx.data.class_names import read_names, read_templates
 from clipx.data.csv import CsvSpec
-from clipx.data.prepare.raw import ReadOptions, open_raw
+from clipx.data.prepare import PrepareSpec
+from clipx.data.prepare.raw import open_raw
 from clipx.data.selection.files import Reading, read_ids
 from clipx.data.selection.ids import ids_of
 from clipx.data.shards.urls import expand
@@ -43,7 +44,8 @@ def urls(path: Path) -> object:
 def ids(path: Path) -> object:
     import pyarrow as pa
 
-    found = read_ids(str(path), "data.keep", Reading(3, 0.0, path.parent)).ids  # type: ignore[union-attr]
+    found = read_ids(str(path), "data.keep", Reading(3, 0.0, path.parent)).ids
+    assert found is not None
     return [text for text, at in zip(WRITTEN, found.find(ids_of(pa.array(WRITTEN), "key", "")), strict=True) if at >= 0]
 
 
@@ -57,7 +59,7 @@ def caption_files(path: Path) -> object:
     folder.mkdir(exist_ok=True)
     (folder / "a.jpg").write_bytes(jpeg())
     (folder / "a.txt").write_bytes(path.read_bytes())
-    ((_, read),) = open_raw(str(folder), ReadOptions(("", "", None), None, 0.0)).ranges[0].samples()
+    ((_, read),) = open_raw(PrepareSpec(source=str(folder), out="out")).ranges[0].samples()
     return list(read().captions)
 
 
