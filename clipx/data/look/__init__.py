@@ -65,11 +65,8 @@ class LookSpec:
         check_path("out", self.out)
         check_effect(self.data, ("micro_batches", "captions_per_step"), "the samples")
         check_effect(self.data, ("decode",), "the samples, which are read on the CPU")
-        features, shown = self.model.image.features, "which cannot be shown: choose a model"
-        fix = f"{shown} that reads images, and the data with the images"
-        require(features is None, f"model.image.features={features} reads stored features, {fix}")
-        fix = f"{shown} of square images, such as model=tiny, and the same data"
-        require(not self.model.image.native, f"model.image.native=true reads images as patches, {fix}")
+        fix = "choose a model of square images, such as model=tiny, and data with images"
+        self.model.image.kind.check_squares_for("this page, which shows what a model reads", fix)
         towers = {f"{tower}.weights": location for tower, location in self.model.tower_weights.items()}
         for key, location in {"weights": self.model.weights, **towers}.items():
             require(location is None, f"model.{key}={location} has no effect on the samples: remove it")
