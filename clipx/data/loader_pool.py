@@ -12,12 +12,13 @@ import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.utils.data import Dataset
 
+from clipx.data.loader_process import this_process
 from clipx.data.loader_processes import receive, start_loading, taken
 from clipx.errors import DataError
 
@@ -46,8 +47,8 @@ class LoaderPool:
         self._known = {id(one): number for number, one in enumerate(known)}
         self._streams: list[_Stream[Any]] = []  # open ones, the newest last
         self._requested = deque[_Stream[Any] | None]()  # the stream of each item in flight; None: no work
-        routed, requests = _Routed(tuple(known)), self._requests()
-        self._items: Iterator[object] | None = start_loading(routed, requests, workers, ready, pin)
+        make, requests = partial(_made, tuple(known)), self._requests()
+        self._items: Iterator[object] | None = start_loading(make, requests, workers, ready, pin)
 
     def close(self) -> None:
         """Ends the processes."""
@@ -140,7 +141,7 @@ class _Stream(Generic[T]):
     def request(self) -> _Request:
         """Returns the request of the next item."""
         self.in_flight += 1
-        return _Request(self.dataset, self._ahead.pop())
+        return self.dataset, self._ahead.pop()
 
     def close(self) -> None:
         self.closed = True
@@ -148,26 +149,22 @@ class _Stream(Generic[T]):
         self._ahead.clear()
 
 
-class _Request(NamedTuple):
-    dataset: bytes
-    item: object
+_Request = tuple[bytes, object]
+"""Description of a data set, and the item of it that is wanted."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Routed(Dataset[object]):
-    """Data set of the items of any described data set."""
-
-    known: tuple[object, ...]
-
-    def __getitem__(self, request: _Request | None) -> object:
-        return None if request is None else _load(self, request.dataset)[request.item]
-
-
-@lru_cache(maxsize=_LOADED)
-def _load(routed: _Routed, description: bytes) -> Dataset[Any]:
-    """Returns the described data set, as an object of this loader process."""
-    dataset: Dataset[Any] = _Unpickler(io.BytesIO(description), routed.known).load()
-    return dataset
+def _made(known: Sequence[object], request: _Request | None) -> object:
+    """Returns the item of a request, made by this loader process."""
+    if request is None:
+        return None
+    (described, item), datasets = request, this_process().datasets
+    dataset = datasets.pop(described, None)
+    if dataset is None:
+        dataset = _Unpickler(io.BytesIO(described), known).load()
+    if len(datasets) >= _LOADED:
+        datasets.pop(next(iter(datasets)))
+    datasets[described] = dataset  # the one used last is the last
+    return dataset[item]
 
 
 class _Pickler(pickle.Pickler):

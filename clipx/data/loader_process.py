@@ -61,6 +61,9 @@ class LoaderProcess:
 
     def __init__(self, sends_batches: bool = False) -> None:
         self.sends_batches = sends_batches
+        self.datasets: dict[bytes, Any] = {}
+        """Data sets of a loader process by their descriptions, see LoaderPool."""
+
         self.shards: dict[tuple[float, Shard], Shard] = {}
         """The prepared shard of (time at which its source was opened, shard)."""
 

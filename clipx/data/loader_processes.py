@@ -32,16 +32,16 @@ _END_S = 5.0  # time in which the end of a process whose connection broke is see
 
 
 def start_loading(
-    dataset: Dataset[T | DataError], items: Iterable[object], workers: int, ready: int, pin: bool = False
+    make: Callable[[Any], T | DataError], requests: Iterable[object], workers: int, ready: int, pin: bool = False
 ) -> Iterator[T | DataError]:
-    """Starts processes that make the items of a data set. Returns an iterator whose items are taken by `receive`.
+    """Starts processes that call `make` on each request. Returns an iterator of the results, taken by `receive`.
 
-    Each process keeps `ready` items ready. Raises DataError if the processes cannot be started.
+    Each process keeps `ready` results ready. Raises DataError if the processes cannot be started.
     """
     loader: DataLoader[T | DataError] = DataLoader(
-        _Loaded(dataset),  # type: ignore[arg-type]  # its items are unpickled as those of the data set
+        _Results(make),  # type: ignore[arg-type]  # its items are unpickled as the results
         batch_size=None,  # items are not collated
-        sampler=items,
+        sampler=requests,
         collate_fn=_identity,
         num_workers=workers,
         prefetch_factor=ready,
@@ -181,25 +181,25 @@ def exit_with_trainer(_worker: int) -> None:
     threading.Thread(target=wait, name="SIGTERM", daemon=True).start()
 
 
-class _Loaded(Dataset[object]):
-    """Data set whose items a loader process pickles in its main thread, with their tensors in shared memory.
+class _Results(Dataset[object]):
+    """Data set of results that a loader process pickles in its main thread, with their tensors in shared memory.
 
     The thread of a queue would drop an item that it cannot pickle, for lack of shared memory or of open files, and the
     trainer would wait for it for ever.
     """
 
-    def __init__(self, dataset: Dataset[object]) -> None:
-        self._dataset = dataset
+    def __init__(self, make: Callable[[Any], object]) -> None:
+        self._make = make
         self._lacking: DataError | None = None  # the first error: an item that is not sent keeps files
 
-    def __reduce__(self) -> tuple[Callable[..., _Loaded], tuple[Environment, Dataset[object]]]:
-        return _loaded, (Environment(), self._dataset)  # unpickled in this order: imports of a plug-in need the first
+    def __reduce__(self) -> tuple[Callable[..., _Results], tuple[Environment, Callable[[Any], object]]]:
+        return _results, (Environment(), self._make)  # unpickled in this order: imports of a plug-in need the first
 
-    def __getitem__(self, item: object) -> _Pickled:
+    def __getitem__(self, request: object) -> _Pickled:
         if self._lacking is not None:
             return _Pickled(self._lacking)
         try:
-            found = _Pickled(self._dataset[item])
+            found = _Pickled(self._make(request))
             with contextlib.ExitStack() as spare:
                 for _ in range(_SPARE_FILES):
                     spare.callback(os.close, os.open(os.devnull, os.O_RDONLY))
@@ -212,8 +212,8 @@ class _Loaded(Dataset[object]):
             return _Pickled(self._lacking)
 
 
-def _loaded(_environment: Environment, dataset: Dataset[object]) -> _Loaded:
-    return _Loaded(dataset)
+def _results(_environment: Environment, make: Callable[[Any], object]) -> _Results:
+    return _Results(make)
 
 
 class _Pickled:

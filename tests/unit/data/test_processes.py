@@ -140,7 +140,7 @@ def test_one_handler_raises_a_death_while_an_item_is_awaited_alone(monkeypatch: 
     iter(DataLoader([0], num_workers=1))  # torch's handler, which remains
     monkeypatch.setattr(loader_processes, "_deaths", loader_processes._Deaths())  # loaders of other tests may be left
     before, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
-    items = start_loading(Called(time.sleep), [0, 3600], workers=1, ready=1)
+    items = start_loading(time.sleep, [0, 3600], workers=1, ready=1)
     handler = signal.getsignal(signal.SIGCHLD)
     receive(items)
     (worker,) = set(multiprocessing.active_children()) - others
@@ -151,7 +151,7 @@ def test_one_handler_raises_a_death_while_an_item_is_awaited_alone(monkeypatch: 
         pytest.fail(f"raised by another statement: {error}")
     with pytest.raises(DataError, match="died"):
         receive(items)
-    longer = start_loading(Called(abs), [1], workers=1, ready=1)
+    longer = start_loading(abs, [1], workers=1, ready=1)
     del items
     gc.collect()
     assert signal.getsignal(signal.SIGCHLD) is handler is not before, "a loader is left"
