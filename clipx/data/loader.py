@@ -112,7 +112,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How a rank loads its share of the batches, none of which changes the samples of the global batch."""
+    """Options of the loader of a rank, none of which changes the samples of the global batch."""
 
     batch: int  # samples of a step over all ranks
     rank: int = 0

@@ -151,7 +151,7 @@ class ImageTowerSpec:
 
     @property
     def kind(self) -> ImageKind:
-        """What the tower reads of a sample. A plug-in's subclass returns its own."""
+        """Kind of input: what is read of a sample as its image. A plug-in's subclass returns its own."""
         if self.features is not None:
             return ImageKind(
                 tower="clipx.model.features:FeatureTower",

@@ -59,7 +59,8 @@ class PartStore:
         try:
             lock = open_own(self.folder / ".lock", "w")
         except OSError as error:
-            raise ConfigError(f"out={self.out} cannot be written ({error.strerror}): give a writable folder") from None
+            fix = "give a writable folder, or remove its .lock"
+            raise ConfigError(f"out={self.out} cannot be written ({error.strerror}): {fix}") from None
         with lock:
             acquire_lock(lock, f"out={self.out}")
             remove_partial(self.folder)
