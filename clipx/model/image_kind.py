@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ImageKind:
-    """What is read of a sample as its image: the classes that read and compute it, and the options that apply to it.
+    """Kind of input of an image tower: the classes that read and compute it, and the options that apply to it.
 
     `ImageTowerSpec.kind` selects it. Nothing else asks for a kind, but for what these attributes say of it.
     """
