@@ -24,7 +24,7 @@ from clipx.config.duration import Length
 from clipx.data.batch import Batch
 from clipx.data.images import reader_of
 from clipx.data.inputs import Texts
-from clipx.data.prefetch import DevicePrefetcher
+from clipx.data.loader import DevicePrefetcher
 from clipx.distributed.comm import Comm
 from clipx.model.clip import CLIP
 from clipx.model.spec import Varying

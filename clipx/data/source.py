@@ -9,7 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,7 +104,7 @@ class Sample:
     def _left(self, caption: str, drawn: Sequence[str]) -> list[str]:
         texts = [caption]
         if self.sub_captions:
-            from clipx.data.sentences import sub_captions
+            from clipx.data.modified import sub_captions
 
             texts = sub_captions(caption, self.sub_captions)
         return [text for text in texts if text not in drawn]
@@ -218,18 +218,6 @@ class ImageFiles:
 
     def key(self, index: int) -> str:
         return os.path.join(self.folder, self.images[index])  # noqa: PTH118
-
-
-@dataclass(frozen=True, slots=True)
-class SubCaptions(WrappedSource):
-    """Source whose samples draw runs of at most `most` sentences of their captions: data.sub_captions."""
-
-    # The fingerprint is that of the source: the data is the same, and the option is part of the configuration.
-
-    most: int
-
-    def read(self, index: int) -> Sample:
-        return replace(self.source.read(index), sub_captions=self.most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -391,11 +391,11 @@ def open_data(data: DataSpec) -> Dataset:
     """
     opened = data.open()
     if data.min_caption_chars or data.min_side:
-        from clipx.data.filter import Filtered
+        from clipx.data.modified import Filtered
 
         opened = replace(opened, train=Filtered(opened.train, data.min_caption_chars, data.min_side))
     if data.sub_captions:
-        from clipx.data.source import SubCaptions
+        from clipx.data.modified import SubCaptions
 
         opened = replace(opened, train=SubCaptions(opened.train, data.sub_captions))
     return opened
@@ -405,7 +405,7 @@ def exchange_captions(dataset: Dataset, data: DataSpec, seed: int) -> Dataset:
     """Returns the data set with the captions of `data.mismatched` of its training samples exchanged."""
     if not data.mismatched:
         return dataset
-    from clipx.data.mismatch import Mismatched
+    from clipx.data.modified import Mismatched
 
     return replace(dataset, train=Mismatched.of(dataset.train, data.mismatched, seed))
 

@@ -13,9 +13,8 @@ from clipx.config.saved import flatten, to_dict
 from clipx.data.bad_samples import BadCount, BadSampleCounter, check_opened
 from clipx.data.batch import Batch
 from clipx.data.images import reader_of
-from clipx.data.loader import LoaderOptions, TrainBatches, train_loader
+from clipx.data.loader import DevicePrefetcher, LoaderOptions, TrainBatches, train_loader
 from clipx.data.loader_pool import LoaderPool
-from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import exchange_captions, open_on_all_ranks, training_order
 from clipx.data.texts import text_reader_of, used_mask

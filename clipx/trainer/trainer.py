@@ -28,7 +28,7 @@ from clipx.trainer.summary import facts
 
 if TYPE_CHECKING:
     from clipx.data.batch import Batch
-    from clipx.data.prefetch import DevicePrefetcher
+    from clipx.data.loader import DevicePrefetcher
     from clipx.logger import Row
     from clipx.objective.base import Metrics
     from clipx.trainer.spec import RunSpec

@@ -146,7 +146,7 @@ FLOW = {
     "prefetch": Part(
         "DevicePrefetcher",
         "takes the next batch to the device during a step",
-        "clipx/data/prefetch.py",
+        "clipx/data/loader.py",
         WHOLE,
         3,
         DATA,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from clipx import compose
-from clipx.data.mismatch import Mismatched
+from clipx.data.modified import Mismatched
 
 share, out, samples = float(sys.argv[1]), sys.argv[2], int((sys.argv[3:] or ["4000"])[0])
 scenes = compose(f"data.samples={samples}").data.open().train

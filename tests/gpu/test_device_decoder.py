@@ -21,8 +21,8 @@ from clipx.data.batch import Batch
 from clipx.data.device_decoder import check_device_decoding, decode_jpegs, resize_crops
 from clipx.data.encoded import EncodedReader, device_crop
 from clipx.data.images import PixelReader
+from clipx.data.loader import DevicePrefetcher
 from clipx.data.order import Order
-from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.transform import train_transform
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer

@@ -12,8 +12,8 @@ from helpers.samples import Numbers
 
 from clipx.data.batch import Batch
 from clipx.data.images import PixelReader
+from clipx.data.loader import DevicePrefetcher
 from clipx.data.order import Order
-from clipx.data.prefetch import DevicePrefetcher
 from clipx.model.packer import TextPacker
 from clipx.model.packing import Packing
 from clipx.model.tokenizer import Tokenizer

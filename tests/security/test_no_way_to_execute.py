@@ -15,8 +15,7 @@ NAMES = {"eval", "exec", "__import__"}
 CALLS = {"system", "popen", "posix_spawn", "unsafe_load", "full_load", "extractall", "instantiate", "get_method"}
 LOADS = {"torch", "pickle", "joblib", "hub"}  # modules whose load function executes code
 ALLOWED = {
-    "data/loader_pool.py": ["pickle"],  # of objects of a process for the processes that it has started
-    "data/loader_processes.py": ["pickle"],  # the name of its error: multiprocessing pickles what they exchange
+    "data/loader_pool.py": ["pickle"],  # of what a process and those that it has started exchange
     "weights/timm_filter.py": ["pretrained"],  # where timm's function that loads weights is replaced
 }
 KEYWORDS = {"allow_pickle", "shell", "trust_remote_code", "pretrained"}  # must be false or absent

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clipx.data.bad_samples import BadCount, BadSampleCounter
-from clipx.data.filter import Filtered
-from clipx.data.mismatch import Mismatched
+from clipx.data.modified import Filtered, Mismatched
 from clipx.data.source import BadRecord, BadSample
 from clipx.data.spec import Dataset, DataSpec, open_data
 from clipx.errors import DataError

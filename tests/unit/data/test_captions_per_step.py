@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from clipx.data.batch import Batch
 from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.images import PixelReader
+from clipx.data.modified import sub_captions
 from clipx.data.order import Order
-from clipx.data.sentences import sub_captions
 from clipx.data.source import Sample
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer

@@ -20,8 +20,8 @@ from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
 from clipx.data.encoded import LARGEST, EncodedReader, device_crop
 from clipx.data.images import Draw, PixelReader
+from clipx.data.loader import DevicePrefetcher
 from clipx.data.order import Order
-from clipx.data.prefetch import DevicePrefetcher
 from clipx.data.source import BadSample, Sample
 from clipx.data.texts import TeacherTexts
 from clipx.model.packer import TextPacker

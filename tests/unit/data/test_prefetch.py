@@ -10,7 +10,7 @@ import torch
 from helpers.loading import batch_of
 
 from clipx.data.batch import Batch
-from clipx.data.prefetch import DevicePrefetcher
+from clipx.data.loader import DevicePrefetcher
 from clipx.model.tokenizer import Tokenizer
 
 

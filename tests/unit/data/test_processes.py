@@ -22,9 +22,8 @@ from helpers.samples import Called
 from helpers.waiting import wait_until
 from torch.utils.data import DataLoader
 
-from clipx.data import loader_processes, processes
-from clipx.data.loader_pool import load
-from clipx.data.loader_processes import receive, start_loading
+from clipx.data import loader_pool, processes
+from clipx.data.loader_pool import load, receive, start_loading
 from clipx.data.processes import how_ended, oom_kills, why_ended
 from clipx.data.shards.write import run_in_pool
 from clipx.errors import DataError
@@ -138,7 +137,7 @@ def test_an_item_that_cannot_be_sent_is_an_error_and_not_lost(monkeypatch: pytes
 
 def test_one_handler_raises_a_death_while_an_item_is_awaited_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     iter(DataLoader([0], num_workers=1))  # torch's handler, which remains
-    monkeypatch.setattr(loader_processes, "_deaths", loader_processes._Deaths())  # loaders of other tests may be left
+    monkeypatch.setattr(loader_pool, "_deaths", loader_pool._Deaths())  # loaders of other tests may be left
     before, others = signal.getsignal(signal.SIGCHLD), set(multiprocessing.active_children())
     items = start_loading(time.sleep, [0, 3600], workers=1, ready=1)
     handler = signal.getsignal(signal.SIGCHLD)
