@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from clipx.config.lazy_torch import torch
 from clipx.model.spec import ModelSpec
 from clipx.precision.spec import PrecisionSpec
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
