@@ -43,7 +43,7 @@ class TargetSource(Protocol):
 
 
 @dataclass(frozen=True)
-class TrainBatches(Dataset["Batch | DataError"]):
+class TrainBatches(Dataset[Batch]):
     """Data set of batches by positions of the stream. A bad sample is replaced by one drawn from (seed, position)."""
 
     source: Source
@@ -55,18 +55,8 @@ class TrainBatches(Dataset["Batch | DataError"]):
     whole: int = 0  # samples of a batch that is not a part; such a batch is packed here
     micro_batches: int = 1
 
-    def __getitem__(self, positions: range) -> Batch | DataError:
-        """Returns the batch, or a DataError for the main process to raise.
-
-        torch would replace the message of an exception raised here by a stack trace.
-        """
-        try:
-            batch = self._read(positions)
-        except DataError as error:
-            return error
-        return batch.pack(self.micro_batches) if len(positions) == self.whole else batch
-
-    def _read(self, positions: range) -> Batch:
+    def __getitem__(self, positions: range) -> Batch:
+        """Returns the batch at positions of the stream. Raises DataError."""
         captions, indices, targets, bad = list[str](), [], [], list[BadRecord]()
         rows = self.images.allocate(len(positions))
         wanted = [self.order(position) for position in positions]
@@ -76,7 +66,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             indices.append(index)
             captions += drawn
             targets.append(found)
-        return Batch(
+        batch = Batch(
             image=self.images.inputs(rows),
             text=self.texts(captions, positions, self.seed),
             index=torch.tensor(indices),
@@ -84,6 +74,7 @@ class TrainBatches(Dataset["Batch | DataError"]):
             targets=tuple(map(torch.stack, zip(*targets, strict=True))),
             traffic=take_traffic(),
         )
+        return batch.pack(self.micro_batches) if len(positions) == self.whole else batch
 
     def sample(
         self, position: int, index: int, rows: object, place: int, bad: list[BadRecord]
@@ -238,31 +229,28 @@ class EvalBatch:
 
 
 @dataclass(frozen=True)
-class _EvalBatches(Dataset["EvalBatch | DataError"]):
+class _EvalBatches(Dataset[EvalBatch]):
     source: Source
     images: ImageReader
     crops: Crops | None = None
 
-    def __getitem__(self, indices: range) -> EvalBatch | DataError:
+    def __getitem__(self, indices: range) -> EvalBatch:
         good: list[tuple[int, Sample, Tensor]] = []
         boxes = list[Tensor]()
         bad: list[BadRecord] = []
-        try:
-            prefetch_samples(self.source, indices)
-            for index in indices:
-                try:
-                    sample = self.source.read(index)
-                    if self.crops is None:
-                        row = self.images.load_for_evaluation(sample.image)
-                    else:
-                        row, box = self.crops.load(self.images, index, sample.image)
-                        boxes.append(box)
-                except BadSample as error:
-                    bad.append(BadRecord(self.source.key(index), str(error)))
+        prefetch_samples(self.source, indices)
+        for index in indices:
+            try:
+                sample = self.source.read(index)
+                if self.crops is None:
+                    row = self.images.load_for_evaluation(sample.image)
                 else:
-                    good.append((index, sample, row))
-        except DataError as error:
-            return error
+                    row, box = self.crops.load(self.images, index, sample.image)
+                    boxes.append(box)
+            except BadSample as error:
+                bad.append(BadRecord(self.source.key(index), str(error)))
+            else:
+                good.append((index, sample, row))
         rows = torch.stack([row for _, _, row in good]) if good else self.images.blank(0)
         return EvalBatch(
             image=self.images.inputs([rows.flatten(0, 1) if boxes else rows]),

@@ -81,7 +81,7 @@ class LoaderPool:
         return file.getvalue() if file.tell() <= _MOST_BYTES else None
 
     def stream(self, dataset: bytes, items: Iterable[object], ready: int) -> Iterator[T]:
-        """Yields the described data set's items, in this order. Raises the DataErrors that are among them.
+        """Yields the described data set's items, in this order. Raises the DataErrors that the data set raises.
 
         Each process keeps at most `ready` of them ready.
         """
@@ -206,7 +206,7 @@ class _Unpickler(pickle.Unpickler):
 
 def load(
     pool: LoaderPool | None,
-    dataset: Dataset[T | DataError],
+    dataset: Dataset[T],
     items: Iterable[object],
     *,
     workers: int,
@@ -216,10 +216,10 @@ def load(
     """Yields the data set's items, made by the pool, or, without one, by `workers` new processes; 0: by this process.
 
     Each process keeps `ready` items ready. New processes also make the items of a data set that the pool cannot. Raises
-    the DataErrors that are among the items.
+    the DataErrors that the data set raises.
     """
     if not workers:
-        yield from (taken(dataset[item]) for item in items)
+        yield from (dataset[item] for item in items)
         return
     described = None if pool is None else pool.describe(dataset)
     if pool is not None and described is not None:
@@ -238,9 +238,11 @@ def load(
 
 
 def start_loading(
-    make: Callable[[Any], T | DataError], requests: Iterable[object], workers: int, ready: int, pin: bool = False
+    make: Callable[[Any], T], requests: Iterable[object], workers: int, ready: int, pin: bool = False
 ) -> Iterator[T | DataError]:
     """Starts processes that call `make` on each request. Returns an iterator of the results, taken by `receive`.
+
+    A DataError that `make` raises is a result: torch would replace its message by a stack trace.
 
     Each process keeps `ready` results ready. Raises DataError if the processes cannot be started.
     """
@@ -410,6 +412,8 @@ class _Results(Dataset[object]):
                 for _ in range(_SPARE_FILES):
                     spare.callback(os.close, os.open(os.devnull, os.O_RDONLY))
             return found
+        except DataError as error:
+            return _Pickled(error)
         except (OSError, RuntimeError, MemoryError) as error:
             lacking = exhausted(error)
             if lacking is None:

@@ -17,7 +17,6 @@ from clipx.data.images import ImageReader
 from clipx.data.inputs import Inputs
 from clipx.data.look.measure import MOST_CAPTIONS, main_script
 from clipx.data.source import BadSample, Sample, Source, prefetch_samples
-from clipx.errors import DataError
 from clipx.model.tokenizer import repaired
 from clipx.score import Score
 from clipx.score.entries import Entries
@@ -43,7 +42,7 @@ class ScoredBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredBatches(Dataset["ScoredBatch | DataError"]):
+class ScoredBatches(Dataset[ScoredBatch]):
     """Data set of the measurements of ranges of the source. `reader`: None if no model reads the images.
 
     `entries`: None if they are not matched.
@@ -55,25 +54,22 @@ class ScoredBatches(Dataset["ScoredBatch | DataError"]):
     scores: Sequence[Score]
     max_pixels: int
 
-    def __getitem__(self, indices: range) -> ScoredBatch | DataError:
+    def __getitem__(self, indices: range) -> ScoredBatch:
         rows, captions, images = list[Row](), list[Sequence[str]](), list[Tensor]()
         signatures = list[tuple[object, ...]]()
-        try:
-            prefetch_samples(self.source, indices)
-            for number in indices:
-                try:
-                    sample = self.source.read(number)
-                    row, signed = self._measure(number, sample)
-                    if self.reader is not None:
-                        images.append(self.reader.load_for_evaluation(sample.image))
-                except BadSample as fault:
-                    rows.append({"reason": str(fault)})
-                else:
-                    rows.append(row)
-                    captions.append(sample.captions if Score.similarity in self.scores else ())
-                    signatures += signed
-        except DataError as error:
-            return error
+        prefetch_samples(self.source, indices)
+        for number in indices:
+            try:
+                sample = self.source.read(number)
+                row, signed = self._measure(number, sample)
+                if self.reader is not None:
+                    images.append(self.reader.load_for_evaluation(sample.image))
+            except BadSample as fault:
+                rows.append({"reason": str(fault)})
+            else:
+                rows.append(row)
+                captions.append(sample.captions if Score.similarity in self.scores else ())
+                signatures += signed
         image = self.reader.inputs([torch.stack(images)]) if self.reader is not None and images else None
         return ScoredBatch(rows, captions, image, np.array(signatures, SIGNATURE))
 

@@ -19,7 +19,6 @@ from clipx.data.images import Draw
 from clipx.data.loader import TrainBatches
 from clipx.data.loader_pool import load
 from clipx.data.source import BadRecord, BadSample, prefetch_samples
-from clipx.errors import DataError
 from clipx.model.tokenizer import repaired
 from clipx.report.console import track
 
@@ -54,36 +53,33 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunks(Dataset["Measured | DataError"]):
+class _Chunks(Dataset[Measured]):
     """Data set of the measurements of (position, index) pairs of the stream."""
 
     stream: TrainBatches
     max_pixels: int
 
-    def __getitem__(self, places: Sequence[tuple[int, int]]) -> Measured | DataError:
+    def __getitem__(self, places: Sequence[tuple[int, int]]) -> Measured:
         stream, labels, bad = self.stream, Counter[int | str | None](), list[BadRecord]()
         samples, captions = list[tuple[object, ...]](), list[Caption]()
         rows = stream.images.allocate(1)
-        try:
-            prefetch_samples(stream.source, [index for _, index in places])
-            for position, index in places:
-                try:
-                    sample = stream.source.read(index)
-                    stream.images.read(sample.image, Draw(random.Random(position), ""), rows, 0)
-                    image, size = preview(sample.image, self.max_pixels)
-                except BadSample as fault:
-                    bad.append(BadRecord(stream.source.key(index), str(fault)))
-                    continue
-                shown = sample.captions[:MOST_CAPTIONS]
-                kind = {b"\xff\xd8": "JPEG", b"\x89P": "PNG"}.get(sample.image[:2], "WebP")
-                row = index, position, len(shown), *size, len(sample.image), kind, *signature(sample.image, image)
-                samples.append(row)
-                for words in shown:
-                    tokens = len(stream.texts.tokenizer.encode(words))
-                    captions.append(Caption(index, words, tokens, main_script(repaired(words))))
-                labels[sample.label] += 1
-        except DataError as error:
-            return error
+        prefetch_samples(stream.source, [index for _, index in places])
+        for position, index in places:
+            try:
+                sample = stream.source.read(index)
+                stream.images.read(sample.image, Draw(random.Random(position), ""), rows, 0)
+                image, size = preview(sample.image, self.max_pixels)
+            except BadSample as fault:
+                bad.append(BadRecord(stream.source.key(index), str(fault)))
+                continue
+            shown = sample.captions[:MOST_CAPTIONS]
+            kind = {b"\xff\xd8": "JPEG", b"\x89P": "PNG"}.get(sample.image[:2], "WebP")
+            row = index, position, len(shown), *size, len(sample.image), kind, *signature(sample.image, image)
+            samples.append(row)
+            for words in shown:
+                tokens = len(stream.texts.tokenizer.encode(words))
+                captions.append(Caption(index, words, tokens, main_script(repaired(words))))
+            labels[sample.label] += 1
         return Measured(np.array(samples, SAMPLE), captions, labels, bad)
 
 
