@@ -8,6 +8,7 @@ Shape suffixes: n samples, S side of an image in pixels.
 
 from __future__ import annotations
 
+import pkgutil
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -119,7 +120,7 @@ def reader_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) ->
     Raises ConfigError for an option of images that has no effect on the input of the tower.
     """
     image.kind.check_data(data)
-    reader: type[ImageReader] = image.kind.load(image.kind.reader)
+    reader: type[ImageReader] = pkgutil.resolve_name(image.kind.reader)
     return reader.build(image, data, size)
 
 

@@ -58,6 +58,11 @@ class Inputs:
         """Returns what a model takes of each micro-batch. `of`: 0 for the model, -1 for the teacher."""
         return self.rows[of].chunk(micro_batches)
 
+    def whole(self, device: torch.device) -> Any:
+        """Returns what a model takes of all samples at once, on the device."""
+        (found,) = self.pack(1).to(device).split(1)
+        return found
+
     def pin_memory(self) -> Self:
         """Returns the inputs with all tensors that `to` moves in pinned memory."""
         return self.with_tensors(lambda x: x.pin_memory() if x.numel() else x)

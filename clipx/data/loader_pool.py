@@ -242,9 +242,8 @@ def start_loading(
 ) -> Iterator[T | DataError]:
     """Starts processes that call `make` on each request. Returns an iterator of the results, taken by `receive`.
 
-    A DataError that `make` raises is a result: torch would replace its message by a stack trace.
-
-    Each process keeps `ready` results ready. Raises DataError if the processes cannot be started.
+    A DataError that `make` raises is a result: torch would replace its message by a stack trace. Each process keeps
+    `ready` results ready. Raises DataError if the processes cannot be started.
     """
     loader: DataLoader[T | DataError] = DataLoader(
         _Results(make),  # type: ignore[arg-type]  # its items are unpickled as the results

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from clipx.data.class_names import class_embeddings
 from clipx.data.images import ImageReader, reader_of
-from clipx.data.inputs import Inputs
 from clipx.data.loader import eval_loader
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.source import BadRecord, BadSample, Sample, Source
@@ -195,23 +194,18 @@ class Embedder:
             bad += loaded.bad
             if loaded.index:
                 passes -= 1
-                x_mD = self._call(self.model.encode_image, self._input(loaded.image))
+                x_mD = self._call(self.model.encode_image, loaded.image.whole(self.comm.device))
                 rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
                 rows[moved(torch.tensor(loaded.index), rows.device)] = x_mD
                 mine += zip(loaded.index, loaded.captions, loaded.labels, strict=True)
         # All ranks run the same number of forward passes, because those of a sharded model are collective.
         for _ in range(passes):
             blank = self.reader.inputs([self.reader.blank(1)])
-            x_mD = self._call(self.model.encode_image, self._input(blank))
+            x_mD = self._call(self.model.encode_image, blank.whole(self.comm.device))
             rows = x_mD.new_zeros(total, x_mD.shape[1]) if rows is None else rows
         assert rows is not None
         self.report_bad(bad)
         return self._combine(rows, mine, len(bad), total)
-
-    def _input(self, images: Inputs) -> Any:
-        """Returns images on the device, as the model takes them."""
-        (found,) = images.pack(1).to(self.comm.device).split(1)
-        return found
 
     def _combine(
         self, rows: Tensor, mine: list[tuple[int, Sequence[str], int | str | None]], bad: int, total: int

@@ -5,6 +5,7 @@ Shape suffixes: B batch, S side of the image in pixels, L length of a text, D em
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -41,7 +42,7 @@ class CLIP(nn.Module):
     def build_towers(self, spec: Any, varying: Varying) -> None:
         """Builds the modules on the current default device. `spec`: the spec of this kind of model."""
         kind = spec.image.kind
-        self.image: Any = kind.load(kind.tower)(spec.image, spec.embed_dim, spec.quick_gelu, varying)
+        self.image: Any = pkgutil.resolve_name(kind.tower)(spec.image, spec.embed_dim, spec.quick_gelu, varying)
         self.text: Any = spec.text.build(spec.embed_dim, spec.quick_gelu)
 
     def forward(self, image: Any, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:

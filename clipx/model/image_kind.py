@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,21 +36,17 @@ class ImageKind:
     """Options of images in DataSpec that have an effect on it."""
 
     squares: bool = False
-    """Whether images are squares of RGB pixels, which training may resize, a live teacher may read, and weights of
-    other projects expect."""
+    """Whether images are squares of RGB pixels. Other image sizes, a live teacher, and weights of other projects need
+    them."""
 
     has_trunk: bool = True
-    """Whether the tower has a trunk, whose weights other models may take."""
+    """Whether the tower has a trunk. Without one it has no weights for other models."""
 
     most_tokens: int | None = None
     """Largest number of patches of an image, if that differs between images; else None."""
 
     summary: str = ""
     """Line for the log at the start of a run."""
-
-    def load(self, name: str) -> Any:
-        """Imports the class MODULE:NAME."""
-        return pkgutil.resolve_name(name)
 
     def check_data(self, data: DataSpec, key: str = "data") -> None:
         """Raises ConfigError if an option of images is set that has no effect. `key`: key of the data."""

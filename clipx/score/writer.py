@@ -129,8 +129,7 @@ class Encoder:
     @torch.inference_mode()
     def image(self, batch: Inputs) -> Tensor:
         """Returns the embeddings [m, D] of unit norm, on the host."""
-        (images,) = batch.pack(1).to(self.device).split(1)
-        return self._call(self.model.encode_image, images)
+        return self._call(self.model.encode_image, batch.whole(self.device))
 
     @torch.inference_mode()
     def similarities(self, image_mD: Tensor, captions: Sequence[Sequence[str]]) -> list[float]:

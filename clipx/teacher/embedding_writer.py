@@ -259,8 +259,8 @@ class EmbeddingWriter:
         shard.bad += batch.bad
         if not batch.index:
             return
-        (images,) = batch.image.pack(1).to(self.device).split(1)
-        image = self._call(self.model.encode_trunk if self.trunk else self.model.encode_image, images)
+        encode = self.model.encode_trunk if self.trunk else self.model.encode_image
+        image = self._call(encode, batch.image.whole(self.device))
         image = image if self.crops is None else image.unflatten(0, (-1, self.crops.count))
         for index, row, captions, label in zip(batch.index, image, batch.captions, batch.labels, strict=True):
             place = index - shard.samples.start

@@ -31,12 +31,8 @@ class Pictures:
     """HTML of samples of the training stream. Captions open to their tokens and the name of the sample."""
 
     def __init__(self, stream: TrainBatches, max_pixels: int) -> None:
-        self.stream, self.source, self.tokenizer, self.max_pixels = (
-            stream,
-            stream.source,
-            stream.texts.tokenizer,
-            max_pixels,
-        )
+        self.stream, self.source, self.max_pixels = stream, stream.source, max_pixels
+        self.tokenizer = stream.texts.tokenizer
         self.special = frozenset(self.tokenizer.encode(""))
         self._rows = stream.images.allocate(1)
 

@@ -104,10 +104,8 @@ class CaptionTables:
         """Writes the captions of each place of a shard. Raises DataError."""
         path, shard, size = item
         option = f"data.caption_table={self.place}"
-        columns = list(self.weights)
-        found = (
-            SidecarTables(ShardSamples([shard], [size]), columns, option, TEXTS, self._table).read(0).select(columns)
-        )
+        samples, columns = ShardSamples([shard], [size]), list(self.weights)
+        found = SidecarTables(samples, columns, option, TEXTS, self._table).read(0).select(columns)
         write_atomically(path, partial(_write, found))
 
     def _table(self, url: str) -> str:

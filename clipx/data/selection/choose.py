@@ -201,7 +201,7 @@ class _Chooser:
     """Number of samples without a value, by column."""
     unweighted: int = 0
     lock: Lock = field(default_factory=Lock)
-    """Of the counts, to which several threads add."""
+    """Held by a thread while it adds to the counts."""
 
     def write(self, path: Path, before: int) -> None:
         """Writes the indices, the cumulative weights, and then their description."""
