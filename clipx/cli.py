@@ -22,6 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 
+from clipx.commands import module_of
 from clipx.compat import get_args_parser
 from clipx.config import plugins
 from clipx.config.compose import (
@@ -303,7 +304,8 @@ def _worded(error: Exception, message: str) -> ConfigError:
 def record_command(command: str, overrides: Sequence[str], folders: Sequence[str | Path] = ()) -> None:
     """Records what runs now: the command, such as `train`, its overrides, and the folders of --config-dir."""
     options = [word for folder in folders for word in ("--config-dir", str(folder))]
-    _command.set(redacted(shlex.join([*_program(), f"clipx.{command}", *options, *overrides])))
+    module = module_of(command) or f"clipx.{command}"
+    _command.set(redacted(shlex.join([*_program(), module, *options, *overrides])))
 
 
 def repeat_command() -> str | None:

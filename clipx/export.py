@@ -6,10 +6,12 @@ from pathlib import Path
 
 from clipx.cli import cli, imports
 from clipx.config.registry import MISSING, frozen, option
+from clipx.config.suggestions import did_you_mean
 from clipx.errors import CheckpointError, require
 from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
+from clipx.weights.formats import WeightsFormat, writers
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec
-from clipx.weights.spec import ExportFormat, WeightsChoice
+from clipx.weights.spec import WeightsChoice
 
 
 @option("")
@@ -32,8 +34,8 @@ class ExportSpec(WeightsModelSpec):
     average). format=open_clip_checkpoint exports the trained weights, to which the optimizer's moments belong. Only for
     runs."""
 
-    format: ExportFormat = MISSING
-    """Format of the output. `open_clip`: a folder for
+    format: str = MISSING
+    """Format of the output, one of these or of a plug-in. `open_clip`: a folder for
     open_clip.create_model_and_transforms("local-dir:FOLDER"). `hf`: a folder for transformers'
     CLIPModel.from_pretrained. `safetensors`: a file with clipx's parameter names and the model's configuration.
     `open_clip_checkpoint`: a .pt file from which open_clip's trainer resumes, of a run only."""
@@ -44,15 +46,26 @@ class ExportSpec(WeightsModelSpec):
 
     def __post_init__(self) -> None:
         WeightsModelSpec.__post_init__(self)
-        suffix = ExportFormat(self.format).suffix
+        known = writers()
+        require(
+            self.format in known,
+            f"format={self.format} is not a format that is written: choose one of {', '.join(known)}"
+            f"{did_you_mean(self.format, list(known))}",
+        )
+        suffix = self.writer.suffix
         require(
             self.out.endswith(suffix),
             f"out={self.out} must be a file name with format={self.format}: give one that ends in {suffix}",
         )
         require(
-            self.format is not ExportFormat.open_clip_checkpoint or self.weights is not WeightsChoice.average,
-            "weights=average has no optimizer moments, which format=open_clip_checkpoint needs: choose weights=trained",
+            not self.writer.of_run or self.weights is not WeightsChoice.average,
+            f"weights=average has no optimizer moments, which format={self.format} needs: choose weights=trained",
         )
+
+    @property
+    def writer(self) -> WeightsFormat:
+        """The chosen format."""
+        return writers()[self.format]
 
 
 def export(spec: ExportSpec) -> None:
@@ -61,7 +74,7 @@ def export(spec: ExportSpec) -> None:
     step = None if run is None else run.the_step(spec.step)
     _check_effect(spec, run)
     out = Path(spec.out)
-    if out.exists() and (spec.format.suffix or not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (spec.writer.suffix or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
     with imports():
         from clipx.report.console import Screen
@@ -74,14 +87,14 @@ def export(spec: ExportSpec) -> None:
         checkpoint = run.load(step)
         if checkpoint is None:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
-        choice = WeightsChoice.trained if spec.format is ExportFormat.open_clip_checkpoint else spec.weights
+        choice = WeightsChoice.trained if spec.writer.of_run else spec.weights
         prefix = weights_part(checkpoint, choice, spec.run)
         which = ", the moving average of its weights," if prefix == "average" else ""
         what, exported = f"{spec.run}, step {checkpoint.step:,}{which}", Exported.of_run(run.spec, checkpoint, prefix)
     screen = Screen(True)
-    for note in write_export(spec.format, out, exported):
+    for note in write_export(spec.writer, out, exported):
         screen.print(f"note     {note}")
-    screen.print(f"written  {what} to {out}: {spec.format.usage(spec.out)}")
+    screen.print(f"written  {what} to {out}: {spec.writer.usage.format(out=spec.out)}")
 
 
 def _check_effect(spec: ExportSpec, run: SavedRun | None) -> None:
@@ -91,8 +104,8 @@ def _check_effect(spec: ExportSpec, run: SavedRun | None) -> None:
         return
     check_only_of_runs(spec.run, step=spec.step, weights=spec.weights)
     require(
-        spec.format is not ExportFormat.open_clip_checkpoint,
-        f"format=open_clip_checkpoint needs the optimizer's state of a run, and run={spec.run} is not a run of clipx: "
+        not spec.writer.of_run,
+        f"format={spec.format} needs the optimizer's state of a run, and run={spec.run} is not a run of clipx: "
         "give a run, or choose format=open_clip",
     )
 

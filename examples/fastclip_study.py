@@ -84,7 +84,7 @@ class Study:
                 options = (f"run={trunk}", f"split={split}", "format=webdataset", f"out={out}", "distributed=cpu")
                 self.call(f"embed-{name}-{split}", "-m", "clipx.embed", *options, *drawn, f"data.seed={seed}")
         if not words.is_file():
-            self.call("words", "-m", "clipx.data.vocabulary", *drawn[:2], "size=64", f"out={words}")
+            self.call("words", "-m", "clipx.vocabulary", *drawn[:2], "size=64", f"out={words}")
         shards = (f"data.shards='{folder}/train/*.tar'", f"data.held_out_shards='{folder}/held_out/*.tar'")
         return *shards, f"model.text.tokenizer={words}"
 
@@ -95,7 +95,7 @@ class Study:
         if not words.is_file():
             self.call("openclipart", str(HERE / "openclipart/build.py"), str(folder))
             options = ("data=openclipart", shards, "size=2048", f"out={words}")
-            self.call("words", "-m", "clipx.data.vocabulary", *config, *options)
+            self.call("words", "-m", "clipx.vocabulary", *config, *options)
         return *config, shards, f"model.text.tokenizer={words}"
 
     def references(self, name: str, data: Sequence[str], cells: Iterable[tuple[float, int]]) -> str:

@@ -100,7 +100,7 @@ def _smaller_images(facts: Facts) -> list[Change]:
     us = facts.us
     if not facts.size or "small" not in us:
         return []
-    text = f"python -m clipx.data.prepare source=… out=… resize=keep_ratio size={facts.size}, and train on its shards"
+    text = f"python -m clipx.prepare source=… out=… resize=keep_ratio size={facts.size}, and train on its shards"
     return [Change(text, _with(facts, us["whole"] - us["image"] + us["small"], us["wait"]))]
 
 
@@ -196,10 +196,10 @@ def sufficient_side(size: int) -> int:
 
 
 def _resized(images: Sequence[bytes], size: int) -> list[bytes]:
-    """Returns the images as clipx.data.prepare stores them."""
-    from clipx.data.prepare import PrepareSpec, Resize
-    from clipx.data.prepare.resize import shard_image
+    """Returns the images as clipx.prepare stores them."""
     from clipx.data.source import BadSample
+    from clipx.extra.prepare.resize import shard_image
+    from clipx.extra.prepare.spec import PrepareSpec, Resize
 
     spec, found = PrepareSpec(source="", out="", resize=Resize.keep_ratio, size=size), []
     for image in images:

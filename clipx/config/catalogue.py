@@ -15,6 +15,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
+from clipx.commands import implementation
 from clipx.config.registry import (
     CONF_DIR,
     NESTED_OPTIONS,
@@ -46,7 +47,10 @@ class Command:
     config: str
     """Name of its YAML file."""
 
+    file: Path
+
     module: str
+    """Module that `python -m` runs."""
 
     @property
     def spec(self) -> type:
@@ -60,7 +64,7 @@ def load_all(folders: Sequence[Path] = ()) -> None:
     for folder in folders:
         load_folder(folder)
     for command in commands():
-        module = importlib.import_module(command.module)
+        module = importlib.import_module(implementation(command.module))
         if hasattr(module, "__path__") and importlib.util.find_spec(f"{command.module}.spec"):
             importlib.import_module(f"{command.module}.spec")
 
@@ -68,14 +72,16 @@ def load_all(folders: Sequence[Path] = ()) -> None:
 def load_groups() -> None:
     """Registers the options of all groups."""
     discover_installed()
-    for folder in (*CONF_DIR.glob("*/"), *CONF_DIR.glob("*/*/")):
-        load_options(folder.name)
+    for root in (CONF_DIR, *discover_installed()):
+        for folder in (*root.glob("*/"), *root.glob("*/*/")):
+            load_options(folder.name)
 
 
 @functools.cache
 def commands() -> tuple[Command, ...]:
     """Returns the commands, in the order of their modules."""
-    found = [Command(path.stem, read_yaml(path)["hydra"]["help"]["app_name"]) for path in CONF_DIR.glob("*.yaml")]
+    files = [path for folder in (CONF_DIR, *discover_installed()) for path in folder.glob("*.yaml")]
+    found = [Command(path.stem, path, read_yaml(path)["hydra"]["help"]["app_name"]) for path in files]
     return tuple(sorted(found, key=lambda command: command.module))
 
 

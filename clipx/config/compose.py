@@ -90,11 +90,11 @@ def prepare(overrides: Sequence[str], folders: Sequence[Path]) -> None:
         check_secrets(typed.partition("=")[0], typed.partition("=")[2].strip("'\""))
     with plugins.calls():
         source.register()
-    discover_installed()
+    installed = discover_installed()
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"--config-dir={folder} is not a folder: give a folder that contains config groups")
-        check_new_names(folder)
+        check_new_names(folder, installed)
         load_folder(folder)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         group, value = override.key_or_group, override.value()

@@ -19,8 +19,7 @@ from typing import Any
 from clipx.config.catalogue import commands, folder_of, groups, load_all, options
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import default_of, shown_fields
-from clipx.config.expectation import Expectation, ExpectedMetric
-from clipx.config.registry import LIST_GROUPS, MISSING, NESTED_OPTIONS, kinds
+from clipx.config.registry import LIST_GROUPS, MISSING, NESTED_OPTIONS, file_specs, kinds
 
 Schema = dict[str, Any]
 
@@ -31,7 +30,6 @@ _SCALARS: dict[type, tuple[list[str], str]] = {
     int: (["integer"], "an integer"),
     float: (["number"], "a number"),
 }
-_WHOLE = (Expectation, ExpectedMetric)  # of which a file has all required keys; those of the others may be in several
 _DEFAULTS: Schema = {
     "type": "array",
     "description": "Hydra's defaults list: the files that this one extends, and the options that it selects.",
@@ -58,7 +56,7 @@ def schema_files(path: Path, folders: Sequence[Path] = ()) -> dict[Path, str]:
     """
     load_all(folders)
     found = _Writer(folders).schema()
-    files = {*groups(), *(command.config for command in commands()), "expectation"}
+    files = {*groups(), *(command.config for command in commands()), *file_specs}
     names = [name for name in found["definitions"] if name in files]
     parts = {name: {**_DRAFT, "$ref": f"../{path.name}#/definitions/{name}"} for name in names}
     texts = {path.with_suffix("") / f"{name}.json": json.dumps(part) for name, part in parts.items()}
@@ -87,12 +85,15 @@ class _Writer:
                 shared = [key for key in keys if keys[key] == run.get(key) and key not in self.kinds]
                 own = keys | {key: _ref(f"/properties/{key}") for key in shared}
                 self.definitions[command.config] = self._file(own)
-        self.definitions["expectation"] = self._object(Expectation)
+        for folder, spec in file_specs.items():
+            self.definitions[folder] = self._object(spec)
         definitions = dict(sorted(self.definitions.items()))
         return {**_DRAFT, "title": "clipx", **self._file(run), "definitions": definitions}
 
     def _object(self, spec: type) -> Schema:
-        return _object(self._properties(spec), _required(spec) if spec in _WHOLE else [])
+        """Returns the schema of an object. A file of `file_specs` has all required keys; others complete each other."""
+        whole = any(spec in _with_nested(one) for one in file_specs.values())
+        return _object(self._properties(spec), _required(spec) if whole else [])
 
     def _properties(self, spec: type) -> Schema:
         hints, docs = typing.get_type_hints(spec), field_docs(spec)
@@ -205,6 +206,12 @@ class _Writer:
             self.definitions[name] = {}  # a spec that contains itself
             self.definitions[name] = self._object(spec)
         return _ref(f"/definitions/{name}")
+
+
+def _with_nested(spec: type) -> list[type]:
+    """Returns a class, and the dataclasses of which it has values by name."""
+    held = [of for hint in typing.get_type_hints(spec).values() for of in typing.get_args(hint)[-1:]]
+    return [spec, *(typing.cast("type", of) for of in held if dataclasses.is_dataclass(of))]
 
 
 def _required(spec: type) -> list[str]:

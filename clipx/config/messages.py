@@ -22,7 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from clipx.compat import root_of
 from clipx.config import source
 from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
-from clipx.config.registry import DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, option_files
+from clipx.config.registry import DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, missing_text, option_files
 from clipx.config.renamed import current_name, group_key, removed
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ClipxError
@@ -161,7 +161,7 @@ def unknown_option(group: str, name: str, options: Sequence[str]) -> str:
     number = "any of" if group in LIST_GROUPS else "one of"
     fix = f"; for none write {group}=[]" if group in LIST_GROUPS else ""
     known = f"{', '.join(sorted(options))}{did_you_mean(name, options)}"
-    return f"{group}={name} is not an option: choose {number} {known}{fix}"
+    return f"{group}={name} is not an option: choose {number} {known}{fix}{missing_text()}"
 
 
 def unknown_key(key: str, siblings: Sequence[str], node: Node | None = None, free: bool = False) -> str:

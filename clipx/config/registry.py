@@ -141,6 +141,24 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
     return register
 
 
+missing_parts: set[str] = set()
+"""Packages of clipx that its entry points name and that are not there, such as `clipx.extra`."""
+
+
+file_specs: dict[str, type[Any]] = {}
+"""Classes of the files of a folder of the configuration that is no group, such as expectation/, by the folder."""
+
+
+def file_spec(folder: str) -> Callable[[type[Spec]], type[Spec]]:
+    """Class decorator: registers the class of the files of a folder that is no group, for the JSON schema."""
+
+    def register(cls: type[Spec]) -> type[Spec]:
+        file_specs[folder] = cls
+        return cls
+
+    return register
+
+
 @functools.cache
 def discover_installed() -> tuple[Path, ...]:
     """Imports the modules that installed packages name under the entry point `clipx.options`, as clipx_launch does.
@@ -149,9 +167,12 @@ def discover_installed() -> tuple[Path, ...]:
     next to these modules, whose YAML files Hydra then finds. Cached per process: finding entry points reads the
     metadata of every installed package. Raises ConfigError for a module that cannot be imported.
     """
-    folders = []
+    folders = list[Path]()
     for entry in importlib.metadata.entry_points(group="clipx.options"):
         plugins.installed.add(entry.module.partition(".")[0])
+        if (missing := _missing_part(entry.module)) is not None:
+            missing_parts.add(missing)
+            continue
         try:
             with plugins.calls():
                 module = entry.load()
@@ -164,11 +185,19 @@ def discover_installed() -> tuple[Path, ...]:
             ) from error
         folder = Path(module.__file__).parent / "conf"
         if folder.is_dir():
-            check_new_names(folder)
+            check_new_names(folder, folders)
             folders.append(folder)
     if folders:
         Plugins.instance().register(_InstalledFolders)
     return tuple(folders)
+
+
+def _missing_part(module: str) -> str | None:
+    """Returns the highest package above a module of clipx that was removed; None if the module is there."""
+    names = module.split(".")
+    parts = [PACKAGE.joinpath(*names[1:end]) for end in range(2, len(names) + 1)] if names[0] == PACKAGE.name else []
+    absent = next((part for part in parts if not part.is_dir() and not part.with_suffix(".py").is_file()), None)
+    return None if absent is None else ".".join((PACKAGE.name, *absent.relative_to(PACKAGE).parts))
 
 
 class _InstalledFolders(SearchPathPlugin):
@@ -177,6 +206,12 @@ class _InstalledFolders(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for folder in discover_installed():
             search_path.append("clipx.options", f"file://{folder}")
+
+
+def missing_text() -> str:
+    """Returns a clause for the error of an option that does not exist: the parts of clipx that are not there."""
+    names = ", ".join(sorted(missing_parts))
+    return f"; it may be in {names}, which is not installed: install clipx again" if names else ""
 
 
 def option_files(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
@@ -189,14 +224,19 @@ def option_files(group: str, folders: Sequence[Path] = ()) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def check_new_names(folder: Path) -> None:
-    """Raises ConfigError for an option of a folder with the name of an option of clipx, which Hydra would read."""
+def check_new_names(folder: Path, others: Sequence[Path] = ()) -> None:
+    """Raises ConfigError for an option of a folder with the name of an option that Hydra finds before.
+
+    `others`: folders of installed packages, which are searched after that of clipx.
+    """
     for path in sorted(folder.rglob("*.yaml")):
         name = path.relative_to(folder)
-        require(
-            not (CONF_DIR / name).is_file() or (CONF_DIR / name).samefile(path),
-            f"{path} would have no effect, since clipx has the option {name.with_suffix('')}: give it another name",
-        )
+        for of, whose in ((CONF_DIR, "clipx"), *((other, other.parent.name) for other in others)):
+            require(
+                not (of / name).is_file() or (of / name).samefile(path),
+                f"{path} would have no effect, since {whose} has the option {name.with_suffix('')}: give it another "
+                "name",
+            )
 
 
 def load_folder(folder: Path) -> None:
@@ -260,6 +300,6 @@ def spec_class(group: str, kind: Any) -> type[Any]:
     if found is None:
         raise ConfigError(
             f"{group}.kind={kind} is not registered: choose one of {', '.join(sorted(kinds(group)))}, "
-            "or give a plug-in's folder by --config-dir"
+            f"or give a plug-in's folder by --config-dir{missing_text()}"
         )
     return found

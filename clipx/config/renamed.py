@@ -41,6 +41,15 @@ class Removed:
 
 # Key, relative to its group -> what replaces it.
 REMOVED = {
+    "model.image.native": Removed(
+        sibling="features",
+        equivalent=False,
+        reason="a kind of model keeps the aspect ratio of images: choose model=naflex_tiny or "
+        "model=vit_b16_siglip2_naflex",
+    ),
+    "model.image.max_tokens": Removed(
+        sibling="features", equivalent=256, reason="only a model that keeps the aspect ratio of images has it"
+    ),
     "objective.tau_gradient": Removed(
         sibling="feature_gradient",
         equivalent="exact",

@@ -224,7 +224,7 @@ def _parquet_rows(path: str, encoded: bytes, columns: Columns, group: str) -> Ro
 
     file = open_parquet(pa.BufferReader(encoded), path)
     check_columns(path, file.schema_arrow.names, columns, group)
-    fix = f"if these are images, write them into shards with python -m clipx.data.prepare source={path}"
+    fix = f"if these are images, write them into shards with python -m clipx.prepare source={path}"
     named = (columns[0], [columns[1]], columns[2])
     check_rows(file.schema_arrow, named, PATH, path, group, f"{fix} image_column={columns[0]}")
     number = 0

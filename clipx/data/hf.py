@@ -278,7 +278,7 @@ class HfSpec(SelectionSpec):
             require(
                 bool(texts),
                 f"{url} has neither texts nor a column of labels with class names: give a data set with captions, or "
-                "write captions with python -m clipx.data.prepare",
+                "write captions with python -m clipx.prepare",
             )
             captions = _only(url, texts, "captions", "caption_column")
         if label is None and class_names and (captions is None or len(class_names) == 1):

@@ -70,7 +70,7 @@ class ParquetSpec(SelectionSpec):
         require(
             self.weights is None,
             f"data.weights={self.weights} draws single samples, and row groups are read whole: write shards from the "
-            "files by python -m clipx.data.prepare",
+            "files by python -m clipx.prepare",
         )
         check_held_out_share(self.held_out_share)
         check_access(self.retry_s, self.cache_gb)

@@ -98,7 +98,7 @@ class WebDatasetSpec(SelectionSpec):
     there. auto: stream for remote shards, range for local ones. Evaluation reads ranges."""
 
     manifest: str | None = None
-    """File that lists the shards and their samples, written by python -m clipx.data.index manifest=…: path or URL.
+    """File that lists the shards and their samples, written by python -m clipx.index manifest=…: path or URL.
     Without shards, all shards in it are used. A listed shard is not read before it is used. null: none."""
 
     samples_per_shard: int | None = None

@@ -1,4 +1,4 @@
-"""Options of a model: an image tower, a text tower and, for a captioning model, a decoder."""
+"""Options of a model: an image tower and a text tower."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, ClassVar
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
 from clipx.config.registry import MISSING, frozen, option
-from clipx.errors import ConfigError, require
-from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
-from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec, Projection
+from clipx.errors import require
+from clipx.model.text_spec import TextTowerSpec
+from clipx.model.tower_spec import ImageTowerSpec
 
 if TYPE_CHECKING:
     import torch
 
     from clipx.model.clip import CLIP
-    from clipx.model.coca import CoCa
 
 
 class Course(StrEnum):
@@ -54,7 +53,7 @@ class ModelSpec:
     """Options of every kind of model."""
 
     kind: str = MISSING
-    """Kind of model: `clip` (image and text tower) or `coca` (also a decoder that generates captions)."""
+    """Kind of model: `clip`, an image tower and a text tower, or that of a feature or a plug-in, such as `coca`."""
 
     name: str = MISSING
     """Name of the model, shown in run names and reports: at most 200 bytes, without / and control characters. It has no
@@ -89,8 +88,16 @@ class ModelSpec:
     """Length of a phase without patch dropout at the end of the run: a duration (2ep, 1000st, 1e6sa) or a share of the
     run (5%), shorter than the run. none: no such phase."""
 
-    captions: ClassVar[bool] = False
-    """True for a model with a decoder, which returns the loss of each caption in addition to the embeddings."""
+    outputs: ClassVar[str | None] = None
+    """What `forward` returns after the embeddings of images and texts, such as "losses of captions". An objective reads
+    it by the same words. None: nothing."""
+
+    has_pooled_trunk: ClassVar[bool] = True
+    """False for a model that pools the tokens of the image trunk itself, so that the trunk has no pooled features."""
+
+    open_clip_layout: ClassVar[str | None] = None
+    """Conversion to and from open_clip, a `clipx.weights.open_clip.Layout`, as MODULE:NAME. Subclasses do not inherit
+    it. None: open_clip has no such model."""
 
     def __post_init__(self) -> None:
         check_name("model.name", self.name)
@@ -243,6 +250,8 @@ class ClipSpec(ModelSpec):
     """Replaces GELU by QuickGELU, x·sigmoid(1.702x), in the text tower and in ViT image towers. OpenAI's weights were
     trained with it. It must match the weights that model.weights loads. Requires text.gelu=exact."""
 
+    open_clip_layout: ClassVar[str | None] = "clipx.weights.open_clip:CLIP"
+
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
         require(self.embed_dim >= 1, f"model.embed_dim={self.embed_dim} must be at least 1")
@@ -256,89 +265,3 @@ class ClipSpec(ModelSpec):
         from clipx.model.clip import CLIP
 
         return CLIP(self, device=device, dtype=dtype, varying=varying)
-
-
-@option("model")
-@frozen
-class CoCaSpec(ClipSpec):
-    """CoCa: CLIP with a decoder that generates captions (arXiv:2205.01917), in open_clip's form.
-
-    The image tower must be a ViT that timm pools at its class token, with image.projection=linear. The text tower must
-    be causal, with text.pool=end and text.tokenizer=clip.
-    """
-
-    kind: str = "coca"
-    """Kind of model: CoCa."""
-
-    queries: int = 256
-    """Number of learned queries that pool the tokens of an image, at least 2: the first query gives the embedding,
-    the decoder reads the others."""
-
-    pool_heads: int = 8
-    """Attention heads of the pool over image tokens. Must divide embed_dim."""
-
-    decoder: DecoderSpec = MISSING
-    """Decoder that predicts the next token of a caption. Its heads must divide embed_dim."""
-
-    captions: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        ClipSpec.__post_init__(self)
-        require(self.queries >= 2, f"model.queries={self.queries} must be at least 2: the decoder reads all but one")
-        text = self.text
-        if not isinstance(text, ClipTextSpec):
-            raise ConfigError(
-                f"model.text.kind={text.kind} cannot be combined with model.kind=coca, whose decoder reads the tokens "
-                "of clipx's own text tower: remove model/text"
-            )
-        width = text.width
-        require(
-            self.embed_dim == width,
-            f"model.embed_dim={self.embed_dim} differs from model.text.width={width}, and the decoder needs image and "
-            "text tokens of the same width: set both to the same value",
-        )
-        for key, heads in (("pool_heads", self.pool_heads), ("decoder.heads", self.decoder.heads)):
-            require(
-                heads >= 1 and width % heads == 0,
-                f"model.{key}={heads} does not divide model.embed_dim={width}: give a divisor, such as 8 for 512",
-            )
-        require(
-            text.causal and text.pool is Pool.end and text.tokenizer == "clip",
-            f"model.kind=coca predicts the next token and needs a causal text tower with CLIP's tokenizer: remove "
-            f"model.text.causal={str(text.causal).lower()}, pool={text.pool} and tokenizer={text.tokenizer}",
-        )
-        usual = ClipTextSpec()
-        for key in ("positions", "norm", "mlp", "bias"):
-            require(
-                getattr(text, key) == getattr(usual, key),
-                f"model.text.{key}={getattr(text, key)} cannot be combined with model.kind=coca, whose decoder has the "
-                "blocks of CLIP: remove it",
-            )
-        require(
-            text.stretch_keep is None,
-            f"model.text.stretch_keep={text.stretch_keep} cannot be combined with model.kind=coca, whose text tower "
-            "has a position of its class token: remove it",
-        )
-        require(
-            text.projection is TextProjection.linear,
-            f"model.text.projection={text.projection} cannot be combined with model.kind=coca, whose class token "
-            "is projected: remove it",
-        )
-        self.image.kind.check_squares_for(
-            "model.kind=coca, whose decoder reads the same number of tokens of each image", "choose another model"
-        )
-        require(
-            not self.image.head_blocks,
-            f"model.image.head_blocks={self.image.head_blocks} cannot be combined with model.kind=coca, whose "
-            "attention pool reads the tokens of the trunk: remove it",
-        )
-        require(
-            self.image.projection is Projection.linear,
-            f"model.image.projection={self.image.projection} cannot be combined with model.kind=coca, whose attention "
-            "pool has a projection: remove it",
-        )
-
-    def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CoCa:
-        from clipx.model.coca import CoCa
-
-        return CoCa(self, device=device, dtype=dtype, varying=varying)

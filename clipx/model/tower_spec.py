@@ -1,16 +1,15 @@
-"""Options of the image tower and of the caption decoder."""
+"""Options of the image tower."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from dataclasses import field, fields
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from clipx.config.messages import missing_value
 from clipx.config.specs import complete, frozen
-from clipx.errors import ConfigError, require
+from clipx.errors import require
 from clipx.model.image_kind import ImageKind
 from clipx.model.lora_spec import LoraSpec
 from clipx.storage.url import check_url
@@ -67,15 +66,6 @@ class ImageTowerSpec:
 
     size: int = 224
     """Side of the square input images in pixels, at least 8. A ViT needs a multiple of its patch size."""
-
-    native: bool = False
-    """Images keep their aspect ratio (NaFlex, arXiv:2502.14786): each is resized to at most max_tokens patches, and
-    the patches of a micro-batch are computed as one sequence without padding. Needs timm=naflexvit_…; size and stretch
-    then have no effect and must not be set. false: square images of `size` pixels."""
-
-    max_tokens: int = 256
-    """Largest number of patches of an image with native=true, in [1, 65535]. Images are enlarged or reduced to nearly
-    this number. An error without native."""
 
     stretch: bool = False
     """Evaluation resizes both sides of an image to `size` and changes its aspect ratio. false: it resizes the shorter
@@ -144,6 +134,9 @@ class ImageTowerSpec:
     lora: LoraSpec = field(default_factory=LoraSpec)
     """Low-rank adapters of the tower's blocks, trained in place of its weights (LoRA, DoRA). Off by default."""
 
+    adapts: ClassVar[tuple[str, ...]] = ("size",)
+    """Options in which weights may differ, because their positional embeddings are interpolated."""
+
     @property
     def frozen(self) -> bool:
         """True if no parameter of the tower is trained."""
@@ -160,23 +153,13 @@ class ImageTowerSpec:
                 reason="which replaces the image",
                 has_trunk=False,
             )
-        if not self.native:
-            return ImageKind(
-                tower="clipx.model.vision:ImageTower",
-                reader="clipx.data.images:PixelReader",
-                option=f"model.image.size={self.size}",
-                reason="which is a square",
-                data_options=("crop_scale", "crop_ratio", "augment", "decode", "max_pixels", "min_side"),
-                squares=True,
-            )
         return ImageKind(
-            tower="clipx.model.naflex:NativeImageTower",
-            reader="clipx.data.native:NativeReader",
-            option="model.image.native=true",
-            reason="whose images keep their aspect ratio",
-            data_options=("crop_scale", "max_pixels", "min_side"),
-            most_tokens=self.max_tokens,
-            summary=f"at their own aspect ratio, at most {self.max_tokens:,} patches of {self.patch} pixels",
+            tower="clipx.model.vision:ImageTower",
+            reader="clipx.data.images:PixelReader",
+            option=f"model.image.size={self.size}",
+            reason="which is a square",
+            data_options=("crop_scale", "crop_ratio", "augment", "decode", "max_pixels", "min_side"),
+            squares=True,
         )
 
     @property
@@ -190,19 +173,6 @@ class ImageTowerSpec:
         """Name of the timm architecture of a tower that reads images."""
         assert self.timm is not None
         return self.timm
-
-    @property
-    def patch(self) -> int:
-        """Side of a patch in pixels, of images at their own aspect ratio: options.patch_size, or that in timm's
-        name."""
-        named = re.search(r"_patch(\d+)", self.architecture)
-        found = self.options.get("patch_size", named and int(named[1]))
-        if not (isinstance(found, int) and 2 <= found <= 256):
-            raise ConfigError(
-                f"model.image.options.patch_size={found} must be a number in [2, 256] with model.image.native=true: "
-                "give one, such as 16"
-            )
-        return found
 
     @property
     def has_weights(self) -> bool:
@@ -231,41 +201,6 @@ class ImageTowerSpec:
         self._check_timm_weights()
         self._check_head_blocks()
         require(min(self.normalization["std"]) > 0, f"model.image.std={self.std} must be above 0 in each channel")
-        self._check_native()
-
-    def _check_native(self) -> None:
-        """Checks the options of images at their own aspect ratio. Raises ConfigError."""
-        if not self.native:
-            require(
-                self.max_tokens == 256 or self.features is not None,
-                f"model.image.max_tokens={self.max_tokens} has no effect with model.image.native=false: remove it, or "
-                "set native=true",
-            )
-            return
-        require(
-            1 <= self.max_tokens < 2**16,  # patches stores it in two bytes
-            f"model.image.max_tokens={self.max_tokens} must be in [1, 65535]: 256 is usual",
-        )
-        require(
-            self.architecture.startswith("naflexvit_"),
-            "model.image.native=true needs a tower for images of any aspect ratio, and model.image.timm="
-            f"{self.timm} is none: choose naflexvit_base_patch16_siglip, or another naflexvit_…",
-        )
-        for key, value, usual in (
-            ("size", self.size, 224),
-            ("stretch", self.stretch, False),
-            ("patch_bias", self.patch_bias, True),
-        ):
-            require(
-                value == usual,
-                f"model.image.{key}={str(value).lower()} has no effect with model.image.native=true: remove it",
-            )
-        require(
-            not self.head_blocks,
-            f"model.image.head_blocks={self.head_blocks} cannot be combined with model.image.native=true, whose images "
-            "have different numbers of tokens: remove one of them",
-        )
-        assert self.patch  # checks it
 
     def _check_timm_weights(self) -> None:
         """Checks the rules of weights on timm's hub. Raises ConfigError."""
@@ -335,33 +270,6 @@ class ImageTowerSpec:
                 f.name in ("features", "projection") or value == default,
                 f"model.image.{f.name}={value} has no effect with {key}, which replaces the image: remove one of them",
             )
-
-
-@frozen
-class DecoderSpec:
-    """Caption decoder: a causal transformer over the text tower's tokens, with cross-attention to the image tokens. Its
-    width is that of the text tower."""
-
-    heads: int = 8
-    """Attention heads of each block. At least 1; must divide the width of the text tower."""
-
-    layers: int = 12
-    """Number of layers, each a self-attention block and a cross-attention block, in [1, 1000]."""
-
-    mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP as a multiple of the width, above 0."""
-
-    checkpointing: str = "none"
-    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
-    Nth layer; selective: in every layer all but matrix products and attention; tower: the whole decoder at once. A
-    number costs up to a third more computation, tower a third."""
-
-    def __post_init__(self) -> None:
-        check_checkpointing("decoder", self.checkpointing)
-        for name, value in (("heads", self.heads), ("layers", self.layers)):
-            require(value >= 1, f"model.decoder.{name}={value} must be at least 1")
-        check_layers("model.decoder.layers", self.layers)
-        require(self.mlp_ratio > 0, f"model.decoder.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
 
 
 TIMM = "timm"

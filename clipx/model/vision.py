@@ -95,6 +95,11 @@ class ImageTower(nn.Module):
         features: Tensor = self.trunk(image)
         return features
 
+    def form(self) -> dict[str, Any] | None:
+        """Returns the architecture of the trunk, independent of the timm name and options that select it, to compare
+        with weights. None: open_clip's configuration of the trunk has it, or the name and options alone."""
+        return None
+
     def untransferred(self) -> set[str]:
         """Returns the names of the tensors that weights of a timm model do not have: those of its classifier, where
         the trunk has one with embed_dim classes, and those above the trunk."""

@@ -96,8 +96,9 @@ class ObjectiveSpec:
     untaught: ClassVar[str | None] = None
     """Objective with the cost of this one without its teacher, which `clipx.plan` recommends. None: no such one."""
 
-    captions: ClassVar[bool] = False
-    """True if the objective needs the loss of each caption in addition to the embeddings."""
+    outputs: ClassVar[str | None] = None
+    """What the objective reads of a model in addition to the embeddings: `ModelSpec.outputs` of that model. None:
+    nothing."""
 
     traffic: ClassVar[ObjectiveTraffic | None] = None
     """Numbers that a step exchanges between ranks, for `clipx.plan`. None: unknown; `clipx.plan` reports an error."""

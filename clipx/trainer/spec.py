@@ -211,15 +211,16 @@ class RunSpec:
             f"objective={self.objective.kind} needs per-sample state, but data={self.data.kind} has no sample indices: "
             "choose data with indices, or objective=infonce",
         )
+        read, returned = self.objective.outputs, self.model.outputs
         require(
-            self.model.captions or not self.objective.captions,
-            f"objective={self.objective.kind} needs a model with a decoder, which model={self.model.name} does not "
-            "have: choose model=coca_vit_b32, or objective=infonce",
+            read in (None, returned),
+            f"objective={self.objective.kind} reads {read}, which model={self.model.name} does not return: choose a "
+            "model that does, or objective=infonce",
         )
         require(
-            self.objective.captions or not self.model.captions,
-            f"objective={self.objective.kind} does not train the decoder of model={self.model.name}: choose "
-            "objective=coca, or model=vit_b32",
+            returned in (None, read),
+            f"objective={self.objective.kind} does not read the {returned} that model={self.model.name} returns, so a "
+            "part of it is not trained: choose an objective that does, or model=vit_b32",
         )
         self._check_captions()
         require(
@@ -246,7 +247,7 @@ class RunSpec:
             "initial weights with model.weights=… or model.text.weights=…",
         )
         self.model.check_freezing(
-            self.objective.has_head or self.model.captions,
+            self.objective.has_head or self.model.outputs is not None,
             {"image": self.optimizer.image_lr_scale, "text": self.optimizer.text_lr_scale},
         )
 

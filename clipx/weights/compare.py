@@ -9,7 +9,6 @@ import torch
 
 from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError
-from clipx.model.naflex import naflex_form
 from clipx.model.spec import ModelSpec
 from clipx.weights.clip_config import TRAINING, native_form
 
@@ -28,7 +27,7 @@ _TRAINED = {
 """Options that affect how a model or tower is initialized, trained or computed, but not its function."""
 _OF_BOTH = {"projection", "projection_bias", "head_blocks", "mean", "std", "interpolation", "stretch"}
 """Options above a tower, which may differ if it is loaded alone, and of its input, which tower.py compares."""
-_ARCHITECTURE = {"timm", "options", "size", "max_tokens"}  # compared by the trunk; weights adapt to another size
+_ARCHITECTURE = {"timm", "options"}  # compared by the trunk
 _SHOWN = 5
 
 
@@ -85,7 +84,8 @@ def _values(spec: ModelSpec) -> dict[str, Any]:
     values = to_dict(spec)
     image, text = values.pop("image"), values.pop("text")
     found = _flat("model", {key: value for key, value in values.items() if key not in _IGNORED})
-    found |= _flat("model.image", {key: value for key, value in image.items() if key not in _ARCHITECTURE})
+    left_out = {*_ARCHITECTURE, *spec.image.adapts}
+    found |= _flat("model.image", {key: value for key, value in image.items() if key not in left_out})
     found |= _flat("model.text", text)
     found["model.text.tokenizer"] = "clip" if text["tokenizer"] == "clip" else "a tokenizer.json"
     return found
@@ -100,8 +100,8 @@ def _trunk(spec: ModelSpec) -> tuple[str, dict[str, Any]]:
 def _form(spec: ModelSpec) -> dict[str, Any]:
     """Returns the architecture of the image tower, independent of the timm name and options that select it."""
     name, options = _trunk(spec)
-    trunk = spec.build(torch.device("meta"), torch.float32).image.trunk
-    form = naflex_form(trunk) if spec.image.kind.most_tokens is not None else native_form(trunk)
+    tower = spec.build(torch.device("meta"), torch.float32).image
+    form = tower.form() or native_form(tower.trunk)
     return {"timm": name, "options": options} if form is None else form
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import pkgutil
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,11 @@ from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.hf_tokenizer import read_tokenizer, tokenizer_files
 from clipx.model.lora import merged, without_adapters
 from clipx.model.text_spec import TextTowerSpec
-from clipx.weights import huggingface, open_clip_checkpoint
+from clipx.weights import open_clip_checkpoint
+from clipx.weights.formats import CONFIG, TOKENIZER, WeightsFormat
 from clipx.weights.load import LoadedWeights, learned_temperature, load_model, save_weights
 from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import config_of
-from clipx.weights.spec import ExportFormat
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
@@ -71,30 +72,27 @@ class Exported:
         return cls(replace(found, model=model.state_dict(), spec=spec), notes=notes)
 
 
-def write_export(format: ExportFormat, out: Path, exported: Exported) -> list[str]:
+def write_export(format: WeightsFormat, out: Path, exported: Exported) -> list[str]:
     """Writes a file or a folder atomically. Returns notes for the user.
 
     Raises CheckpointError if the format does not support the model.
     """
-    weights, run, checkpoint = exported.weights, exported.run, exported.checkpoint
-    notes = [*exported.notes]
-    announce(f"writing {out}", sum(tensor.nbytes for tensor in weights.model.values()))
+    assert format.write is not None
+    write: Callable[[Path, Exported], Sequence[str]] = pkgutil.resolve_name(format.write)
+    announce(f"writing {out}", sum(tensor.nbytes for tensor in exported.weights.model.values()))
     with atomic_output(out) as path:
-        match format:
-            case ExportFormat.open_clip:
-                _write_open_clip(path, weights)
-            case ExportFormat.hf:
-                notes += huggingface.write(path, weights)
-            case ExportFormat.safetensors:
-                save_weights(path, weights, None if checkpoint is None else checkpoint.step)
-            case ExportFormat.open_clip_checkpoint:
-                assert run is not None and checkpoint is not None
-                notes += open_clip_checkpoint.write(path, weights, run.name, run.optimizer, checkpoint)
-    return notes
+        return [*exported.notes, *write(path, exported)]
 
 
-def _write_open_clip(folder: Path, weights: LoadedWeights) -> None:
-    spec = weights.spec
+def write_safetensors(path: Path, exported: Exported) -> Sequence[str]:
+    """Writes a file with clipx's tensor names and the configuration of the model."""
+    save_weights(path, exported.weights, None if exported.checkpoint is None else exported.checkpoint.step)
+    return ()
+
+
+def write_open_clip(folder: Path, exported: Exported) -> Sequence[str]:
+    """Writes a folder for open_clip. Raises CheckpointError for a model that open_clip does not have."""
+    weights, spec = exported.weights, exported.weights.spec
     assert spec is not None
     image, model = spec.image, config_of(spec)
     if weights.bias is not None:
@@ -106,11 +104,12 @@ def _write_open_clip(folder: Path, weights: LoadedWeights) -> None:
     folder.mkdir()
     if spec.text.tokenizer_place != "clip":
         _copy_tokenizer(spec.text, folder)
-        model["text_cfg"]["hf_tokenizer_name"] = "tokenizer.json"  # any name: open_clip looks in the folder
+        model["text_cfg"]["hf_tokenizer_name"] = TOKENIZER[0]  # any name: open_clip looks in the folder
     config = json.dumps({"model_cfg": model, "preprocess_cfg": preprocess}, indent=1)
-    (folder / "open_clip_config.json").write_text(config + "\n", encoding="utf-8")
+    (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
     tensors = open_clip_checkpoint.state_dict(weights)
     save_file(tensors, folder / "open_clip_model.safetensors", {"format": "pt"})
+    return ()
 
 
 def _copy_tokenizer(text: TextTowerSpec, folder: Path) -> None:

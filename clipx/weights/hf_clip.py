@@ -16,9 +16,11 @@ from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.storage.safe_json import shown
 from clipx.weights.files import check_described
+from clipx.weights.formats import PREPROCESSOR
 from clipx.weights.json_files import read_json
 from clipx.weights.key_mapping import Rule, tied
-from clipx.weights.open_clip import spec_of, ties
+from clipx.weights.load import LoadedWeights, ModelFolder
+from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of, ties
 
 _BLOCK = {
     "ln_1.*": "layer_norm1.*",
@@ -51,23 +53,23 @@ RULES = [
 ]
 """Names of a CLIP ViT's tensors in open_clip and in transformers."""
 
-CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 _ACTIVATIONS = {"quick_gelu": True, "gelu": False}
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _BUFFERS = {"vision_model.embeddings.position_ids", "text_model.embeddings.position_ids"}  # of older versions
 
 
-def is_clip_model(config: Mapping[str, Any]) -> bool:
-    """Returns whether a config.json is of a CLIPModel."""
-    towers = (config.get("vision_config"), config.get("text_config"))
-    return config.get("model_type") == "clip" and all(isinstance(tower, Mapping) for tower in towers)
+def read(folder: ModelFolder) -> LoadedWeights:
+    """Reads a folder with the config.json of a CLIPModel. Raises CheckpointError for values without counterpart,
+    missing and unexpected tensors."""
+    preprocessor = folder.files.get(PREPROCESSOR)
+    spec, found = _convert(folder.config, preprocessor, folder.tensors(), folder.name)
+    return LoadedWeights(folder.location, from_open_clip(spec, found, folder.location), spec, *temperature_of(found))
 
 
-def load_clip_model(
+def _convert(
     config: Mapping[str, Any], preprocessor: Path | None, tensors: Mapping[str, Tensor], name: str
 ) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """Returns the spec and the tensors of a CLIPModel, by open_clip's names. Raises CheckpointError for values without
-    counterpart, missing and unexpected tensors."""
+    """Returns the spec and the tensors of a CLIPModel, by open_clip's names."""
     spec = spec_of(_open_clip_config(config, {} if preprocessor is None else read_json(preprocessor), name), name)
     assert isinstance(spec, ClipSpec)
     whole = spec.build(torch.device("meta"), torch.float32).state_dict()

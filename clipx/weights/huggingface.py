@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,16 +20,19 @@ from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.weights.exported_tokenizer import END, START, exported_tokenizer
 from clipx.weights.hf_clip import RULES
-from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import config_of
 from clipx.weights.open_clip_checkpoint import state_dict
 
+if TYPE_CHECKING:
+    from clipx.weights.export import Exported
 
-def write(folder: Path, weights: LoadedWeights) -> list[str]:
+
+def write(folder: Path, exported: Exported) -> list[str]:
     """Writes the folder. Returns notes on what CLIPModel does not support.
 
     Raises CheckpointError for a model that CLIPModel does not support.
     """
+    weights = exported.weights
     assert weights.spec is not None
     config = _config(weights.spec, weights.log_scale)
     tensors = dict(_renamed(state_dict(weights)))
@@ -58,7 +61,7 @@ def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def _config(spec: ModelSpec, log_scale: float | None) -> dict[str, Any]:
     """Returns the values of CLIPConfig. Raises CheckpointError for a model that CLIPModel does not support."""
-    if not isinstance(spec, ClipSpec) or spec.captions:
+    if type(spec) is not ClipSpec:
         raise _refused(f"model {spec.name} is of kind {spec.kind}")
     known = config_of(spec)
     vision, text = known["vision_cfg"], known["text_cfg"]

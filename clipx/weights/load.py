@@ -3,15 +3,16 @@
     load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
     load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-Reads weights of clipx, open_clip and OpenAI, and of transformers' CLIPModel and Siglip2Model: see open_clip.py,
-hf_clip.py and siglip2.py for their names. files.py reads untrusted files without executing code in them.
+Reads weights of clipx, open_clip and OpenAI, and folders of any format of formats.py: see open_clip.py and hf_clip.py
+for their names. files.py reads untrusted files without executing code in them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,15 +37,15 @@ from clipx.storage.files import is_local, local_path
 from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.safe_json import check_sizes, read_as
 from clipx.storage.url import check_url
-from clipx.weights import hf_clip, siglip2
 from clipx.weights.compare import check_same
 from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_model, files_at
 from clipx.weights.files import METADATA, check_described, read_tensors
 from clipx.weights.fitting import fitting_options
+from clipx.weights.formats import CONFIG, TOKENIZER, configurations, descriptions, formats
 from clipx.weights.json_files import INDEX, parts_of, read_json
 from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
-from clipx.weights.spec import CONFIG, LOCAL, SUFFIXES, WeightsChoice, no_weights
+from clipx.weights.spec import LOCAL, SUFFIXES, WeightsChoice, no_weights
 from clipx.weights.stretch import stretch_text_positions, with_context
 
 # In the order of open_clip's search in a folder.
@@ -53,8 +54,6 @@ _IN_FOLDER = tuple(
     open_clip_pytorch_model.pth model.safetensors pytorch_model.bin pytorch_model.pth model.pth
     model.safetensors.index.json pytorch_model.bin.index.json""".split()
 )
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-_DESCRIPTIONS = (CONFIG, *_TOKENIZER, hf_clip.CONFIG, hf_clip.PREPROCESSOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,25 @@ class LoadedWeights:
     spec: ModelSpec | None  # the configuration stored with the weights
     log_scale: float | None = None  # log of the inverse temperature α at the end of training
     bias: float | None = None  # bias of a sigmoid loss
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """Folder of weights in the format of another library, or its copy of a repository of the hub."""
+
+    location: str  # as the user gave it
+    files: Mapping[str, Path]  # those that describe the model, by name
+    config: Mapping[str, Any]  # content of the file by which the format was found
+    weights: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return name_of(self.location)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Reads the tensors by the names of their file, without executing code in it. Raises CheckpointError."""
+        return read_tensors(self.weights)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +122,13 @@ def load_weights(location: str) -> LoadedWeights:
     """Loads the weights at `location`.
 
     A location is a run directory (its newest checkpoint, the moving average if it has one), one of its checkpoints, a
-    folder with open_clip_config.json, or with the config.json of transformers' CLIPModel or Siglip2Model,
+    folder with open_clip_config.json, or with the config.json of transformers' CLIPModel or of another format,
     hf-hub:ORG/NAME of these, or a file, whose suffix names the format. All but hf-hub may be URLs. Raises
     CheckpointError for a location without weights, or with weights that cannot be read safely.
     """
     check_url("model.weights", location)
     if location.startswith(HUB):
-        paths = {path.name: path for path in hub_files(location, *_DESCRIPTIONS)}
+        paths = {path.name: path for path in hub_files(location, *descriptions())}
         weights = first_hub_file(location, _IN_FOLDER)
         if weights is not None and weights.name.endswith(INDEX):
             hub_files(location, *parts_of(weights))
@@ -120,8 +138,8 @@ def load_weights(location: str) -> LoadedWeights:
         return _of_file(location, path)
     if is_checkpoint(path.name):
         return _of_run(location, CheckpointDir(path.parent, print), step_of(path))
-    paths = {name: path / name for name in _DESCRIPTIONS if (path / name).is_file()}
-    if CONFIG in paths or hf_clip.CONFIG in paths:
+    paths = {name: path / name for name in descriptions() if (path / name).is_file()}
+    if configurations() & paths.keys():
         weights = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
         return _of_folder(location, paths, weights)
     if (path / CHECKPOINTS).is_dir():
@@ -137,9 +155,9 @@ def local_path_of(location: str) -> Path:
     url = location.rstrip("/")
     if url.endswith(SUFFIXES):
         return fetched(url)
-    if not {CONFIG, hf_clip.CONFIG} & (names := files_at(url)):
+    if not configurations() & (names := files_at(url)):
         return fetched_checkpoint(url)
-    return fetched_model(url, names, _DESCRIPTIONS, _IN_FOLDER)
+    return fetched_model(url, names, descriptions(), _IN_FOLDER)
 
 
 # ------------------------------------------------------------------------------------------------ kinds of locations
@@ -190,37 +208,32 @@ def _of_file(location: str, path: Path) -> LoadedWeights:
 
 
 def _of_folder(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
-    """Loads a model in the form of open_clip or transformers. `paths`: paths of the other files, by name."""
-    described = CONFIG not in paths and hf_clip.CONFIG in paths
-    config = read_json(paths[hf_clip.CONFIG]) if described else {}
-    of_clip = hf_clip.is_clip_model(config)
-    if not of_clip and not siglip2.is_siglip2(config):
-        return _of_open_clip(location, paths, weights)
-    if weights is None:
-        raise CheckpointError(
-            f"model.weights={location} has no file of weights: give a folder with one of {', '.join(_IN_FOLDER)}"
-        )
-    tensors, _ = read_tensors(weights)
-    if of_clip:
-        spec, found = hf_clip.load_clip_model(config, paths.get(hf_clip.PREPROCESSOR), tensors, name_of(location))
-        return LoadedWeights(location, from_open_clip(spec, found, location), spec, *temperature_of(found))
-    tokenizer = str(paths[hf_clip.CONFIG].with_name(_TOKENIZER[0]))
-    spec = siglip2.spec_of(config, name_of(location), tokenizer)
-    return LoadedWeights(location, siglip2.from_siglip2(spec, tensors, location), spec, *temperature_of(tensors))
+    """Loads a model in the format that its configuration shows. `paths`: paths of the other files, by name."""
+    for found in formats().values():
+        if found.read is None or found.config not in paths:
+            continue
+        config = read_json(paths[found.config])
+        if not found.recognizes(config):
+            continue
+        if weights is None:
+            raise CheckpointError(
+                f"model.weights={location} has no file of weights: give a folder with one of {', '.join(_IN_FOLDER)}"
+            )
+        read: Callable[[ModelFolder], LoadedWeights] = pkgutil.resolve_name(found.read)
+        return read(ModelFolder(location, paths, config, weights))
+    raise CheckpointError(
+        f"model.weights={location} has no {CONFIG}: give a model in open_clip's form, with {CONFIG} and one of "
+        f"{', '.join(_IN_FOLDER)}"
+    )
 
 
-def _of_open_clip(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
-    """Loads a model in open_clip's form. `paths`: paths of the other files of the folder, which may be missing."""
-    if CONFIG not in paths or weights is None:
-        raise CheckpointError(
-            f"model.weights={location} has no {CONFIG if CONFIG not in paths else 'file of weights'}: give a model in "
-            f"open_clip's form, with {CONFIG} and one of {', '.join(_IN_FOLDER)}"
-        )
-    spec = spec_of(read_json(paths[CONFIG]), name_of(location))
-    tokenizer = paths.get(_TOKENIZER[0])
-    if tokenizer is not None and tokenizer.is_file() and spec.text.tokenizer_place != "clip":
-        spec = replace(spec, text=replace(spec.text, tokenizer=str(tokenizer)))  # type: ignore[call-arg]  # of every kind
-    tensors, _ = read_tensors(weights)
+def read_open_clip(folder: ModelFolder) -> LoadedWeights:
+    """Reads a model in open_clip's form. Raises CheckpointError."""
+    spec, location = spec_of(dict(folder.config), folder.name), folder.location
+    if TOKENIZER[0] in folder.files and spec.text.tokenizer_place != "clip":
+        tokenizer = str(folder.files[TOKENIZER[0]])
+        spec = replace(spec, text=replace(spec.text, tokenizer=tokenizer))  # type: ignore[call-arg]  # of every kind
+    tensors = folder.tensors()
     found = from_open_clip(spec, tensors, location)
     check_described(spec.build(torch.device("meta"), torch.float32).state_dict(), tensors, location)
     return LoadedWeights(location, found, spec, *temperature_of(tensors))

@@ -7,6 +7,8 @@ the configuration, the names of the text tower begin with text.
 
 from __future__ import annotations
 
+import pkgutil
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clipx.config.registry import kinds
 from clipx.errors import CheckpointError, ClipxError, ConfigError
-from clipx.model.spec import ClipSpec, CoCaSpec, ModelSpec
-from clipx.weights import clip_config, clip_layout, coca
+from clipx.model.spec import ModelSpec
+from clipx.weights import clip_config, clip_layout
 from clipx.weights.key_mapping import Rule, Tie, tied
 
 NOT_IN_MODEL = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
@@ -31,16 +34,15 @@ class Layout:
     rules: Callable[[Any, Iterable[str] | None], list[Rule]]  # arguments: spec, names in a file; see `ties`
     config_of: Callable[[Any], dict[str, Any]]
     spec_of: Callable[[dict[str, Any], str], ModelSpec]
+    recognizes: Callable[[Mapping[str, Any]], bool] = lambda model: True  # argument: model_cfg
 
 
-LAYOUTS: dict[type[ModelSpec], Layout] = {
-    ClipSpec: Layout(clip_layout.rules, clip_config.config_of, clip_config.spec_of),
-    CoCaSpec: Layout(coca.rules, coca.config_of, coca.spec_of),
-}
+CLIP = Layout(clip_layout.rules, clip_config.config_of, clip_config.spec_of)
 
 
 def _layout_of(spec: ModelSpec) -> Layout:
-    if type(spec) not in LAYOUTS:
+    layout = _own_layout(type(spec))
+    if layout is None:
         raise CheckpointError(f"open_clip has no layout for model.kind={spec.kind}: export it with format=safetensors")
     if spec.image.head_blocks:
         raise CheckpointError(
@@ -51,7 +53,19 @@ def _layout_of(spec: ModelSpec) -> Layout:
         raise CheckpointError(
             f"open_clip has no tower for {spec.image.kind.option}: use format=safetensors, or weights of a run"
         )
-    return LAYOUTS[type(spec)]
+    return layout
+
+
+def _own_layout(kind: type[ModelSpec]) -> Layout | None:
+    """Returns the layout that a kind of model names. Its subclasses have further parts, and so no layout by it."""
+    place = vars(kind).get("open_clip_layout")
+    return None if place is None else typing.cast(Layout, pkgutil.resolve_name(place))
+
+
+def _layout_for(model: Mapping[str, Any]) -> Layout:
+    """Returns the layout of a configuration: that of a kind of model that recognizes it, else CLIP's."""
+    known = [layout for kind in kinds("model").values() if (layout := _own_layout(kind)) not in (None, CLIP)]
+    return next((layout for layout in known if layout is not None and layout.recognizes(model)), CLIP)
 
 
 def ties(spec: ModelSpec, ours: Iterable[str], theirs: Iterable[str] | None = None) -> list[Tie]:
@@ -138,8 +152,7 @@ def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
     as in open_clip's model_configs. Raises CheckpointError naming a key without counterpart in clipx.
     """
     try:
-        spec_class = CoCaSpec if "multimodal_cfg" in config.get("model_cfg", config) else ClipSpec
-        return LAYOUTS[spec_class].spec_of(config, name)
+        return _layout_for(config.get("model_cfg", config)).spec_of(config, name)
     except ConfigError as error:  # values out of range
         raise CheckpointError(f"the configuration of {name} describes no model of clipx: {error}") from None
     except ClipxError:

@@ -11,23 +11,24 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import add_prefix, select_prefix
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
 from clipx.optimizer.adamw import AdamWSpec
-from clipx.optimizer.spec import OptimizerSpec
 from clipx.storage.files import is_local, local_path
 from clipx.weights.download import fetched
 from clipx.weights.files import bare_names, check_state, unpickled
 from clipx.weights.key_mapping import Tie
 from clipx.weights.load import LoadedWeights
 from clipx.weights.open_clip import from_open_clip, temperature_of, ties, to_open_clip
+
+if TYPE_CHECKING:
+    from clipx.weights.export import Exported
 
 LEARNED = (Tie("temperature.log_scale", "logit_scale"), Tie("bias", "logit_bias"))
 """Parameters of the objective in clipx and of the model in open_clip."""
@@ -90,12 +91,14 @@ def state_dict(weights: LoadedWeights) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------------------------------------- writing
 
 
-def write(file: Path, weights: LoadedWeights, name: str, optimizer: OptimizerSpec, found: Checkpoint) -> list[str]:
+def write(file: Path, exported: Exported) -> list[str]:
     """Writes a checkpoint from which open_clip's trainer resumes. Returns notes on what it does not hold.
 
     Raises CheckpointError for another optimizer than AdamW, or one without moments of some parameters.
     """
-    assert weights.spec is not None
+    weights, run, found = exported.weights, exported.run, exported.checkpoint
+    assert weights.spec is not None and run is not None and found is not None
+    optimizer = run.optimizer
     if not isinstance(optimizer, AdamWSpec):
         raise CheckpointError(
             f"optimizer={optimizer.kind} has no state for AdamW, open_clip's optimizer: choose format=open_clip, which "
@@ -119,7 +122,7 @@ def write(file: Path, weights: LoadedWeights, name: str, optimizer: OptimizerSpe
     buffers = [buffer for buffer in tensors if buffer not in parameters]
     saved = {
         "epoch": seen // length,
-        "name": name,
+        "name": run.name,
         "state_dict": {key: tensors[key] for key in (*parameters, *buffers)},
         "optimizer": _their_optimizer(optimizer, {key: tensors[key] for key in parameters}, states),
     }

@@ -25,11 +25,11 @@ from clipx.storage.hub import HUB, each_hub_file
 from clipx.storage.safe_json import shown
 from clipx.weights.download import errors_of, fetched, fetched_model, files_at
 from clipx.weights.files import read_tensors
-from clipx.weights.hf_clip import is_clip_model
+from clipx.weights.formats import CONFIG, is_clip_model
 from clipx.weights.json_files import INDEX, parts_of, read_json
 from clipx.weights.load import LoadedWeights, load_weights, local_path_of
 from clipx.weights.open_clip import is_clip
-from clipx.weights.spec import CONFIG, SUFFIXES
+from clipx.weights.spec import SUFFIXES
 
 _CONFIG = "config.json"  # of models of timm and transformers
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")

@@ -1,7 +1,7 @@
 """`python examples/openclipart/build.py OUT`: builds a data set of the captioned pictures in two Debian packages.
 
 OUT/pairs.csv      a line for each caption: filepath, caption, label (the top folder of the picture)
-OUT/00000.tar …    the shards, with the other files of clipx.data.prepare
+OUT/00000.tar …    the shards, with the other files of clipx.prepare
 OUT/report.json    counts of pictures and captions, by reason
 
 The same command continues a killed one.
@@ -28,11 +28,11 @@ from typing import Any
 from PIL import Image
 
 from clipx.data.image_format import OTHER_ENDINGS
-from clipx.data.prepare import PrepareSpec, Resize
-from clipx.data.prepare.__main__ import prepare
 from clipx.data.source import MAX_TEXT, BadSample, caption_text, read_bounded, without_numbers
 from clipx.errors import ClipxError, require
 from clipx.escape import escaped, json_text
+from clipx.extra.prepare.command import prepare
+from clipx.extra.prepare.spec import PrepareSpec, Resize
 from clipx.storage.local import write_atomically
 from clipx.storage.url import check_path
 

@@ -14,12 +14,12 @@ from helpers.packed_towers import assert_packed_equals_masked
 from helpers.runs import SMALL, compose
 from helpers.samples import Numbers, jpeg
 
-from clipx.data.native import NativeImages, NativeReader
 from clipx.data.order import Order
-from clipx.model.image_packing import ImagePacking, PackedImages
-from clipx.model.naflex import row_shape
+from clipx.extra.naflex.packing import ImagePacking, PackedImages
+from clipx.extra.naflex.patches import grid_of, read_grids, write_image
+from clipx.extra.naflex.reader import NativeImages, NativeReader
+from clipx.extra.naflex.tower import row_shape
 from clipx.model.packing import CUDA_MULTIPLE
-from clipx.model.patches import grid_of, read_grids, write_image
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
 

@@ -6,11 +6,11 @@ import torch
 from open_clip.coca_model import CoCa as OpenClipCoCa  # type: ignore[import-untyped]
 from torch import Tensor
 
-from clipx.model.coca import CoCa
-from clipx.model.spec import CoCaSpec
+from clipx.extra.coca.model import CoCa
+from clipx.extra.coca.spec import CoCaSpec, DecoderSpec
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.model.tower_spec import DecoderSpec, ImageTowerSpec
+from clipx.model.tower_spec import ImageTowerSpec
 from clipx.weights.open_clip import config_of
 
 CPU = torch.device("cpu")

@@ -30,11 +30,11 @@ _NEEDED = {
     "clipx.caption": ("run=w.pt", "images=set"),
     "clipx.check": ("run=outputs/x", "expected=cc3m_rn50_openclip"),
     "clipx.export": ("run=outputs/x", "out=out", "format=hf"),
-    "clipx.data.prepare": ("source=t.csv", "out=out"),
-    "clipx.data.index": ("shards=a.tar",),
-    "clipx.data.look": ("data=shapes",),
-    "clipx.data.select": ("scores=a.parquet", "out=ids.npy"),
-    "clipx.data.vocabulary": ("data=shapes",),
+    "clipx.prepare": ("source=t.csv", "out=out"),
+    "clipx.index": ("shards=a.tar",),
+    "clipx.look": ("data=shapes",),
+    "clipx.select": ("scores=a.parquet", "out=ids.npy"),
+    "clipx.vocabulary": ("data=shapes",),
     "clipx.wise_ft": ("base=w.pt", "finetuned=w.pt", "data=shapes", "data@reference=digits"),
     "data=csv": ("data.path=t.csv",),
     "data=folder": ("data.path=set",),
@@ -302,14 +302,14 @@ def _paths(draw: Draw, module: str, words: list[str]) -> list[str]:
     path = draw.rng.choice(" ".join(odd).split())
     of = {
         "clipx.train": _OF_TRAIN,
-        "clipx.data.prepare": ("source={} out=out",),
-        "clipx.data.index": ("shards={}",),
+        "clipx.prepare": ("source={} out=out",),
+        "clipx.index": ("shards={}",),
         "clipx.check": ("run={} expected=cc3m_rn50_openclip",),
         "clipx.export": ("run={} out=out format=hf",),
         "clipx.caption": ("run={} images=set", "run=w.pt images={}"),
         "clipx.embed": ("run={} out=out data=shapes",),
         "clipx.evaluate": ("run={}",),
-        "clipx.data.select": ("scores={} out=a.npy",),
+        "clipx.select": ("scores={} out=a.npy",),
     }
     line = draw.rng.choice(of.get(module, ("data=csv data.path={}",)))
     return [word.replace("{}", path) for word in line.split()]

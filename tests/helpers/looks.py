@@ -1,4 +1,4 @@
-"""Tables for the tests of `clipx.data.look`, its specs, and a parser of its pages."""
+"""Tables for the tests of `clipx.look`, its specs, and a parser of its pages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from clipx.data.look import LookSpec
-from clipx.data.look.look import LookPage
 from clipx.data.spec import open_data
+from clipx.extra.look.page import LookPage
+from clipx.extra.look.spec import LookSpec
 from helpers.runs import compose
 
 CONTEXT = 12  # tokens of a caption

@@ -22,10 +22,10 @@ import clipx.checkpoint.uploader
 import clipx.data.device_decoder
 import clipx.data.shards.tar
 import clipx.distributed.rendezvous
+import clipx.extra.naflex.tower
 import clipx.model.activation_checkpointing
 import clipx.model.layers
 import clipx.model.lora
-import clipx.model.naflex
 import clipx.storage.remote
 import clipx.teacher.live
 import clipx.teacher.stored

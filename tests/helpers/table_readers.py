@@ -21,14 +21,14 @@ from clipx.data.class_names import read_names
 from clipx.data.csv import CsvSpec
 from clipx.data.hf import HfSpec
 from clipx.data.parquet import ParquetSpec
-from clipx.data.prepare import PrepareSpec
-from clipx.data.prepare.__main__ import prepare
-from clipx.data.select import SelectSpec, select
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
-from clipx.score.entries import read_entries
-from clipx.score.writer import load_head
+from clipx.extra.curate.entries import read_entries
+from clipx.extra.curate.select import SelectSpec, select
+from clipx.extra.curate.writer import load_head
+from clipx.extra.prepare.command import prepare
+from clipx.extra.prepare.spec import PrepareSpec
 from clipx.teacher.stored import MANIFEST, StoredTeachers, caption_hash
 from helpers.samples import img2dataset, jpeg, write_tar
 

@@ -16,7 +16,7 @@ import pytest
 from helpers.ranks import Ranks
 from helpers.runs import run, small
 
-import clipx.caption
+import clipx.extra.coca.command
 from clipx.data import shapes
 from clipx.data.shapes import draw, full_caption, random_scene
 from clipx.model.tokenizer import Tokenizer

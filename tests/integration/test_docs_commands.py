@@ -98,7 +98,7 @@ def check(command: Command) -> None:
 
 def check_clipx(module: str, words: Sequence[str]) -> None:
     """Composes a command of clipx, or parses it as `clipx-sweep` does."""
-    data = ("clipx.data.look", "clipx.data.prepare")
+    data = ("clipx.look", "clipx.prepare")
     packages = ("clipx", "clipx_launch", "clipx.plan", "clipx.bench", "clipx.score", *data)
     importlib.import_module(f"{module}.__main__" if module in packages else module)  # registers its options
     if module == "clipx_launch":

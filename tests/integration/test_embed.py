@@ -21,8 +21,8 @@ from helpers.runs import SMALL, VIT, compose, run
 from clipx.config.saved import save
 from clipx.data.source import Sample
 from clipx.data.transform import decode, eval_transform
-from clipx.embed import embed
 from clipx.errors import DataError
+from clipx.extra.embed.command import embed
 from clipx.teacher.stored import caption_hash, npy_files
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_model
@@ -144,7 +144,7 @@ def test_an_output_folder_is_locked_by_one_command(trained: Path, uninterrupted:
 
 def test_data_of_a_run_are_read_with_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """data.mismatched exchanges captions as a function of it."""
-    from clipx.teacher import embedding_writer
+    from clipx.extra.embed import writer as embedding_writer
 
     given: list[int] = []
     monkeypatch.setattr(embedding_writer, "write_embeddings", lambda spec, data, seed, comm: given.append(seed))

@@ -34,11 +34,11 @@ CHANGES = {
     "data.shards=data/": (*TRAINED[2:], "data.batch_size=8", "model=tiny", "run_dir=outputs/shards"),
     "clipx.train": (*TRAINED, "run_dir=outputs/default"),
     "clipx.wise_ft": ("alphas=[0.5]", "data=shapes", *FEW, "reference.samples=75", "reference.held_out_samples=20"),
-    "clipx.data.look data=shapes": ("samples=20", *FEW),
+    "clipx.look data=shapes": ("samples=20", *FEW),
     "clipx.plan": ("model=tiny",),
-    "clipx.data.vocabulary": FEW,
+    "clipx.vocabulary": FEW,
     "clipx.score data=shapes": FEW,
-    "clipx.data.prepare": ("processes=1",),
+    "clipx.prepare": ("processes=1",),
 }  # fmt: skip
 ENDS_WITH_1 = "clipx.check"  # the run misses its expected results
 

@@ -9,10 +9,10 @@ import torch
 from helpers.inputs import Inputs
 from helpers.runs import SMALL, compose, rows
 
-from clipx.embed import embed
 from clipx.errors import CheckpointError
 from clipx.evaluate import evaluate
 from clipx.export import export
+from clipx.extra.embed.command import embed
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights

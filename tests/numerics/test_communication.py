@@ -1,6 +1,6 @@
 """Collectives of real steps: an objective exchanges a few numbers per sample, and no gradient of an embedding.
 
-Counted at the process groups of gloo ranks, and compared with the formulas of `clipx.plan.traffic`. Notation: K ranks,
+Counted at the process groups of gloo ranks, and compared with the formulas of `clipx.extra.plan.traffic`. Notation: K ranks,
 b samples on each, B = K·b, embeddings of width D in float32.
 """
 
@@ -24,10 +24,10 @@ from clipx.bench.measure import BACKWARD, FORWARD, Call, Collectives
 from clipx.bench.processes import Processes
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
+from clipx.extra.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objective_traffic
 from clipx.model.clip import parameter_count
 from clipx.model.spec import FIXED
 from clipx.objective.spec import ObjectiveSpec
-from clipx.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objective_traffic
 from clipx.run.signals import StopSignals
 from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec

@@ -28,13 +28,13 @@ from helpers.samples import encode, picture
 from clipx.checkpoint.resume import Resume
 from clipx.checkpoint.spec import CheckpointSpec
 from clipx.data.csv import CsvSpec
-from clipx.data.index import IndexSpec, index
-from clipx.data.look.__main__ import look
-from clipx.data.prepare import PrepareSpec
-from clipx.data.prepare.__main__ import prepare
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, DataError
+from clipx.extra.look.command import look
+from clipx.extra.prepare.command import prepare
+from clipx.extra.prepare.spec import PrepareSpec
+from clipx.index import IndexSpec, index
 from clipx.run.directory import RunDir
 
 

@@ -42,7 +42,7 @@ EXCEPT = {  # places that open a path in another way, and why
     "clipx/weights/export.py:_write_open_clip": NEW,
     "clipx/weights/export.py:_copy_tokenizer": NEW,
     "clipx/weights/huggingface.py:_write": NEW,
-    "clipx/weights/interpolation.py:write_mixture": NEW,
+    "clipx/extra/wise_ft/interpolation.py:write_mixture": NEW,
     "clipx/weights/open_clip_checkpoint.py:write": NEW,
     "launch/clipx_launch/snapshot.py:_copy": NEW,
 }

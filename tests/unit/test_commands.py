@@ -14,7 +14,7 @@ from helpers.documentation import help_block
 from helpers.runs import run
 
 import clipx.evaluate
-import clipx.plan.spec  # noqa: F401  # registers its options, as the one before
+import clipx.extra.plan.spec  # noqa: F401  # registers its options, as the one before
 from clipx.__main__ import COMMANDS, main, name_of
 from clipx.config.catalogue import commands, read_yaml
 from clipx.config.compose import compose_config

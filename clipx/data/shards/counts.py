@@ -1,6 +1,6 @@
 """Listed numbers of samples of shards, by which a run starts before it has read a shard.
 
-They are in a manifest of `python -m clipx.data.index`, in img2dataset's `_stats.json` of each shard, or in `sizes.json`
+They are in a manifest of `python -m clipx.index`, in img2dataset's `_stats.json` of each shard, or in `sizes.json`
 of a folder, which open_clip also reads.
 """
 
@@ -51,7 +51,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A manifest that `python -m clipx.data.index` wrote."""
+    """A manifest that `python -m clipx.index` wrote."""
 
     path: str
     caption_key: Any
@@ -61,7 +61,7 @@ class Manifest:
     @classmethod
     def read(cls, path: str, retry_s: float) -> Manifest:
         """Reads a manifest. Raises ConfigError if it is none."""
-        named, fix = f"data.manifest={path} cannot be read", "give the file of python -m clipx.data.index manifest=…"
+        named, fix = f"data.manifest={path} cannot be read", "give the file of python -m clipx.index manifest=…"
         with errors_as(ConfigError, named, fix):
             text = read_file(path, retry_s)
         try:

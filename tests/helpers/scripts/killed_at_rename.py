@@ -1,4 +1,4 @@
-"""Runs `clipx.embed`, `clipx.score` or `clipx.data.select`, killed by SIGKILL before a rename.
+"""Runs `clipx.embed`, `clipx.score` or `clipx.select`, killed by SIGKILL before a rename.
 
 Arguments: embed|score|select NUMBER OVERRIDES...
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from helpers.runs import compose
 
-from clipx.data.select import select
-from clipx.embed import embed
-from clipx.score.__main__ import score
+from clipx.extra.curate.score import score
+from clipx.extra.curate.select import select
+from clipx.extra.embed.command import embed
 
 command, left = sys.argv[1], int(sys.argv[2])
 replace = Path.replace

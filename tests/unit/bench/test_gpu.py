@@ -9,7 +9,7 @@ from pathlib import Path
 from helpers.runs import run
 
 from clipx.bench.gpu_parts.process import Record
-from clipx.plan.measured import Measurements
+from clipx.extra.plan.measured import Measurements
 
 BENCH = (sys.executable, "-m", "clipx.bench", "gpu")
 MAIN = ("vit_b32", "kernels", "resume", "loss", "run")  # parts with code that others do not have

@@ -19,8 +19,8 @@ from hydra.version import getbase
 from omegaconf import OmegaConf
 
 import clipx.bench.__main__  # registers its options, as do the next two
-import clipx.check
-import clipx.wise_ft  # noqa: F401
+import clipx.extra.check.command
+import clipx.extra.wise_ft.command  # noqa: F401
 from clipx.config.duration import Length
 from clipx.config.registry import CONF_DIR
 from clipx.config.safe_yaml import read_saved

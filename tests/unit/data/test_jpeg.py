@@ -15,15 +15,15 @@ import pytest
 from helpers.samples import encode, exif_of, picture
 from PIL import Image
 
-from clipx.data.duplicates import preview
 from clipx.data.encoded import EncodedReader
 from clipx.data.images import Crops, Draw, ImageReader, PixelReader
-from clipx.data.native import NativeReader
-from clipx.data.prepare import PrepareSpec, Resize
-from clipx.data.prepare.resize import shard_image
 from clipx.data.source import BadSample
 from clipx.data.transform import decode
-from clipx.evaluator.captioner import Captioner
+from clipx.extra.coca.captioner import Captioner
+from clipx.extra.look.duplicates import preview
+from clipx.extra.naflex.reader import NativeReader
+from clipx.extra.prepare.resize import shard_image
+from clipx.extra.prepare.spec import PrepareSpec, Resize
 from clipx.model.tower_spec import Interpolation
 
 LIMIT = 10**6

@@ -1,12 +1,12 @@
-"""`clipx.data.vocabulary` writes a tokenizer of the most frequent words, whose last token is the end token."""
+"""`clipx.vocabulary` writes a tokenizer of the most frequent words, whose last token is the end token."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from clipx.data.vocabulary import count_words, word_tokenizer
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.text_spec import Clean
+from clipx.vocabulary import count_words, word_tokenizer
 
 PAD, END, UNKNOWN = range(3)
 

@@ -13,10 +13,10 @@ from helpers.samples import jpeg
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from torchvision.datasets.folder import ImageFolder
 
-from clipx.caption import CaptionSpec
 from clipx.data.folder import FolderSpec
 from clipx.data.walk import walk
 from clipx.errors import ConfigError, DataError
+from clipx.extra.coca.command import CaptionSpec
 
 
 def tree(root: Path, rng: random.Random) -> Path:

@@ -18,12 +18,12 @@ from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
 from clipx.evaluator.predictions import PredictionWriter
-from clipx.evaluator.recorded import recorded_metrics
 from clipx.evaluator.retrieval import RetrievalSpec
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import robustness
 from clipx.evaluator.zeroshot import ZeroShotSpec
+from clipx.extra.check.recorded import recorded_metrics
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
 CLASSES = Classes(("blue", "green", "red"), ("{}",))

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from clipx.data.class_names import read_names, read_templates
 from clipx.data.csv import CsvSpec
-from clipx.data.prepare import PrepareSpec
-from clipx.data.prepare.raw import open_raw
 from clipx.data.selection.files import Reading, read_ids
 from clipx.data.selection.ids import ids_of
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample
 from clipx.errors import ClipxError
-from clipx.score.entries import read_entries
+from clipx.extra.curate.entries import read_entries
+from clipx.extra.prepare.raw import open_raw
+from clipx.extra.prepare.spec import PrepareSpec
 from clipx.storage.text_file import decode, lines, open_lines
 
 WRITTEN = ["Füße", "猫 \u2028 x\x85y", "last"]  # as text, the second has no end of a line

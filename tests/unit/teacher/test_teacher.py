@@ -15,8 +15,8 @@ from helpers.runs import SMALL, VIT, compose, losses, small, tensors, untimed_ro
 from clipx.data.batch import Batch
 from clipx.data.source import BadSample, Source
 from clipx.distributed.comm import Comm
-from clipx.embed import embed
 from clipx.errors import CheckpointError, ClipxError
+from clipx.extra.embed.command import embed
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.teacher.live import Teacher

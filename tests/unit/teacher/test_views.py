@@ -19,7 +19,7 @@ from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec
 from clipx.data.transform import random_box
 from clipx.distributed.comm import Comm
-from clipx.embed import embed
+from clipx.extra.embed.command import embed
 from clipx.precision.spec import Precision
 from clipx.teacher.live import Teacher
 from clipx.teacher.spec import TeacherSpec

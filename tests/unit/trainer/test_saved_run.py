@@ -12,11 +12,11 @@ import pytest
 from helpers.runs import VIT, compose, small
 from safetensors import safe_open
 
-from clipx.check import check
-from clipx.embed import embed
 from clipx.errors import CheckpointError, ConfigError
 from clipx.evaluate import evaluate
 from clipx.export import export
+from clipx.extra.check.command import check
+from clipx.extra.embed.command import embed
 from clipx.trainer.saved_run import find_runs, open_run
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_weights

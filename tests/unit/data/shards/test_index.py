@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 from helpers.samples import img2dataset, read_all, write_tar
 
-from clipx.data.index import IndexSpec, main
-from clipx.data.index import index as index_command
 from clipx.data.shards.cache import Access
 from clipx.data.shards.index import _VERSION, TXT
 from clipx.data.shards.shard import Shard, index_shards
@@ -22,6 +20,8 @@ from clipx.data.source import BadSample, Source, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
+from clipx.index import IndexSpec, main
+from clipx.index import index as index_command
 
 SIZES = (6, 9, 5)
 CHOICES = ("txt png jpg npy", "webp jpeg JSON TXT", "npy txt", "txt cls jpg jpg txt", "seg.png txt", "jpg json")

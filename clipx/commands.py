@@ -1,0 +1,112 @@
+"""Commands by name: those of the core, and those that installed packages name under the entry point `clipx.commands`.
+
+Imports no other module of clipx: `clipx.train` handles signals before.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+_CORE = ("clipx.train", "clipx.evaluate", "clipx.export", "clipx.index", "clipx.vocabulary", "clipx.bench")
+_SWEEP = "clipx_launch"
+_PACKAGE = Path(__file__).parent
+_FIRST_LINE = re.compile(r'"""`.+?`[^:]*: (.+?)(?<=\w)[.:;](?:\s|"""|$)')
+
+
+def name_of(module: str) -> str:
+    """Returns the name of a command on the command line of `clipx`, and after `clipx-` of its script."""
+    return "sweep" if module == _SWEEP else module.rpartition(".")[2].replace("_", "-")
+
+
+@functools.cache
+def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+    """Returns the entry points of the commands outside the core, by the name of the command."""
+    found = importlib.metadata.entry_points(group="clipx.commands")
+    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+
+
+@functools.cache
+def commands() -> tuple[str, ...]:
+    """Returns the modules of the commands, as `python -m` takes them, in the order in which they are listed.
+
+    A command in clipx/extra has a module `clipx.NAME`, that of another package is its own.
+    """
+    return (*_CORE, *(_flat(name) or entry.module for name, entry in entry_points().items()), _SWEEP)
+
+
+def _flat(name: str) -> str | None:
+    """Returns the module `clipx.NAME` of a command of clipx, None if there is none."""
+    module = name.replace("-", "_")
+    return f"clipx.{module}" if (_PACKAGE / f"{module}.py").is_file() else None
+
+
+def module_of(word: str) -> str | None:
+    """Returns the module of the command with a name, in which `_` may stand for `-`. None: there is none."""
+    name = word.replace("_", "-")
+    core = {name_of(module): module for module in (*_CORE, _SWEEP)}
+    if name in core:  # without the metadata of the installed packages
+        return core[name]
+    entry = entry_points().get(name)
+    return None if entry is None else _flat(name) or entry.module
+
+
+def implementation(module: str) -> str:
+    """Returns the module that has the body and the options of the command `module`."""
+    entry = entry_points().get(name_of(module))
+    return module if entry is None or module in _CORE else entry.module
+
+
+def summary_of(module: str) -> str:
+    """Returns what a command does, from the first line of its module, which is not imported."""
+    if module == _SWEEP:
+        return "shows, cancels, resumes and compares the runs of sweeps"
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, module
+    path = Path(spec.origin)
+    with (path if path.stem != "__init__" else path.with_name("__main__.py")).open(encoding="utf-8") as file:
+        found = _FIRST_LINE.match(file.readline())
+    assert found is not None, module
+    return found[1]
+
+
+def run(module: str) -> None:
+    """Runs a command as `python -m` would."""
+    if module in (*_CORE, _SWEEP):
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        start(next(name for name, entry in entry_points().items() if module in (_flat(name), entry.module)))
+
+
+def start(name: str) -> None:
+    """Runs a command outside the core, by its name. Ends the process with an error if its package is not there."""
+    entry = entry_points().get(name)
+    if entry is None:
+        refuse(f"the command {name} is not registered: install clipx again (in a checkout: pip install -e .)")
+    try:
+        main = entry.load()
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{entry.module}.".startswith(f"{error.name}."):
+            raise
+        refuse(f"the command {name} needs {error.name}, which is not installed: install clipx again")
+    main()
+
+
+def moved(name: str) -> NoReturn:
+    """Ends the process with the error of a command that was started by its former module."""
+    module = f"clipx.data.{name}"
+    refuse(f"{module} is now clipx.{name}: write python -m clipx.{name} {' '.join(sys.argv[1:])}".rstrip())
+
+
+def refuse(message: str) -> NoReturn:
+    """Prints an error, and ends the process with the exit code of a wrong command line."""
+    from clipx.escape import print_stderr
+
+    print_stderr(f"error: {message}")
+    sys.exit(2)

@@ -1,0 +1,1 @@
+"""Comparison of a finished run with what a publication reports."""

@@ -1,0 +1,1 @@
+"""HTML pages about data sets as training reads them."""

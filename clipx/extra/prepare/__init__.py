@@ -1,0 +1,1 @@
+"""Conversion of images and captions into WebDataset shards."""

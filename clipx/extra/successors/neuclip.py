@@ -1,0 +1,119 @@
+"""NeuCLIP: the robust global contrastive loss with a network that predicts each sample's normaliser."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from clipx.config.duration import Duration, Length
+from clipx.config.registry import frozen, option
+from clipx.errors import require
+from clipx.objective.fcco import check_positive_rho, check_rho, check_temperature, default_rho, describe_rho
+from clipx.objective.spec import ObjectiveTraffic, TiledSpec
+
+if TYPE_CHECKING:
+    from clipx.distributed.comm import Comm
+    from clipx.objective.base import Objective
+
+
+@option("objective")
+@frozen
+class NeuCLIPSpec(TiledSpec):
+    """τ (½mean[exp(-a)(ε+g) + a - 1] + ρ) over both sides, where learned prototypes predict a ≈ log(ε+g) from the
+    embedding (arXiv:2511.08417). It needs no sample indices: a stream and replacement=true are possible."""
+
+    kind: str = "neuclip"
+    """Type of the objective; set by objective=neuclip."""
+
+    init_temperature: float = 0.07
+    """Initial temperature τ of all pairs; learned. In [min_temperature, 1]."""
+
+    min_temperature: float = 0.01
+    """Smallest temperature τ; clamped after each step. In [0.001, 1]."""
+
+    temperature_lr: float = 2e-4
+    """Learning rate of log 1/τ: constant, without warm-up or schedule; a third of it while τ ≤ 0.03. Above 0."""
+
+    rho: float | None = None
+    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
+    Above 0 and below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2,
+    0.8 log n): 0.6 for 1,000 samples. FastCLIP's published values: 6.5 for 2.7 million, 8.5 for 9.2 million."""
+
+    eps: float = 1e-14
+    """ε, added to a normaliser before its logarithm. At least 0; 1e-14 is usual."""
+
+    prototypes: int = 4096
+    """m, the number of prototypes for the images and for the texts, each of the width of an embedding. At least 1. The
+    paper has 4096."""
+
+    updates: int = 10
+    """Updates of the prototypes in a step, before the gradient of the embeddings. At least 0: 0 leaves the embeddings
+    that `restart` stored. The paper has 10."""
+
+    prototype_lr: float = 1e-3
+    """Learning rate of AdaGrad, which updates the prototypes: constant. Above 0."""
+
+    restart: str | None = "500st"
+    """Duration after which embeddings of the following batches replace all prototypes: 500st (steps) or 1e6sa
+    (samples); at least the samples that replace all. null: only in the first steps of the run. The paper has 500
+    steps."""
+
+    clip: float = 5.0
+    """Largest log(ε+g) - a of a sample, above 0: a is raised to log(ε+g) - clip, so that a row's weights sum to at most
+    exp(clip) where the prediction is far below the batch's estimate."""
+
+    traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, prototypes=4096, updates=10, summed=2)
+
+    def __post_init__(self) -> None:
+        TiledSpec.__post_init__(self)
+        check_temperature("min_temperature", self.min_temperature, 1e-3)
+        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
+        for name, default in (("temperature_lr", "2e-4"), ("prototype_lr", "1e-3"), ("clip", "5")):
+            value = getattr(self, name)
+            require(value > 0, f"objective.{name}={value} must be above 0: the default is {default}")
+        check_positive_rho(self.rho)
+        require(self.eps >= 0, f"objective.eps={self.eps} must be at least 0: 1e-14 is usual")
+        require(self.prototypes >= 1, f"objective.prototypes={self.prototypes} must be at least 1: 4096 is usual")
+        require(self.updates >= 0, f"objective.updates={self.updates} must be at least 0: 10 is usual")
+        if (duration := self.restart_duration) is not None:
+            require(duration.unit != "ep", f"objective.restart={self.restart} must be in steps or samples, e.g. 500st")
+            require(duration.value > 0, f"objective.restart={self.restart} must be above zero, e.g. 500st, or null")
+
+    @property
+    def restart_duration(self) -> Duration | None:
+        """The parsed `restart`."""
+        return None if self.restart is None else Duration.parse(self.restart, "objective.restart")
+
+    def describe(self, length: Length) -> str:
+        return describe_rho(self.rho, length.epoch)
+
+    def check(self, batch: int, samples: int | None) -> None:
+        if samples is not None:
+            check_rho(self.rho, samples, batch)
+
+    def restart_samples(self, batch: int) -> int | None:
+        """Returns the number of samples between two restarts, which replace a prototype by each; None without
+        restarts."""
+        duration = self.restart_duration
+        return None if duration is None else max(duration.samples(Length(epoch=0, batch=batch)), self.prototypes)
+
+    def exchanged(self) -> ObjectiveTraffic | None:
+        return ObjectiveTraffic(statistics=3, prototypes=self.prototypes, updates=self.updates, summed=2)
+
+    def build(self, comm: Comm, length: Length) -> Objective:
+        from clipx.extra.successors.neural_normaliser import NeuCLIP, NormaliserOptions
+        from clipx.objective.losses.temperature import GlobalTemperature
+
+        self.check(length.batch, length.epoch)
+        temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
+        options = NormaliserOptions(
+            prototypes=self.prototypes,
+            updates=self.updates,
+            lr=self.prototype_lr,
+            restart=self.restart_samples(length.batch),
+            clip=self.clip,
+            eps=self.eps,
+        )
+        rho = self.rho or default_rho(length.epoch)
+        objective = NeuCLIP(comm, self.tiling(comm, length), temperature, rho, options)
+        objective.constant_lr = self.temperature_lr
+        return objective

@@ -1,1 +1,0 @@
-"""Predicts parameters, memory, traffic, time and cost of a run from its configuration. `python -m clipx.plan`."""

@@ -1,0 +1,133 @@
+"""Formats of weights: what reads a folder by its configuration, and what writes an export. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clipx.config.registry import load_options
+
+CONFIG = "open_clip_config.json"
+"""File of a folder of open_clip's weights with the configuration of the model."""
+
+HF_CONFIG = "config.json"
+"""File with the configuration of a model of transformers or timm."""
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFormat:
+    """Format of the weights of a model.
+
+    A module registers it by `register_format`. That of a package is declared as the module of an option is:
+    `declare("weights", MODULE, NAME)`.
+    """
+
+    name: str
+    """Name, also as format=NAME of clipx.export."""
+
+    read: str | None = None
+    """Function that reads a folder, as MODULE:NAME: called with a `clipx.weights.load.ModelFolder`, returns
+    `LoadedWeights`. None: folders of this format are not read."""
+
+    config: str = HF_CONFIG
+    """File of the folder with the configuration of the model."""
+
+    recognizes: Callable[[Mapping[str, Any]], bool] = lambda config: True
+    """Returns whether the content of this file is of this format."""
+
+    files: tuple[str, ...] = TOKENIZER
+    """Further files of the folder that are read if they are there."""
+
+    write: str | None = None
+    """Function that writes an export, as MODULE:NAME: called with a path that does not exist and a
+    `clipx.weights.export.Exported`, returns notes for the user. None: the format is not written."""
+
+    suffix: str = ""
+    """Suffix of a file that is written. Empty: a folder."""
+
+    usage: str = "{out}"
+    """Code, option or command that loads an export at {out}."""
+
+    of_run: bool = False
+    """Whether an export needs the optimizer's state of a run."""
+
+
+_formats: dict[str, WeightsFormat] = {}
+
+
+def register_format(format: WeightsFormat) -> None:
+    """Registers a format in place of one of the same name."""
+    _formats[format.name] = format
+
+
+def formats() -> dict[str, WeightsFormat]:
+    """Returns all formats by name: those of clipx first, then those of packages."""
+    load_options("weights")
+    return _formats
+
+
+def writers() -> dict[str, WeightsFormat]:
+    """Returns the formats that clipx.export writes, by name."""
+    return {name: format for name, format in formats().items() if format.write is not None}
+
+
+def descriptions() -> tuple[str, ...]:
+    """Returns the names of the files that describe a model in a folder."""
+    readers = [format for format in formats().values() if format.read is not None]
+    return tuple(dict.fromkeys(name for format in readers for name in (format.config, *format.files)))
+
+
+def configurations() -> set[str]:
+    """Returns the names of the files by which a folder of weights is recognized."""
+    return {format.config for format in formats().values() if format.read is not None}
+
+
+register_format(
+    WeightsFormat(
+        name="open_clip",
+        read="clipx.weights.load:read_open_clip",
+        config=CONFIG,
+        write="clipx.weights.export:write_open_clip",
+        usage='open_clip.create_model_and_transforms("local-dir:{out}")',
+    )
+)
+
+
+def is_clip_model(config: Mapping[str, Any]) -> bool:
+    """Returns whether a config.json is of a CLIPModel of transformers."""
+    towers = (config.get("vision_config"), config.get("text_config"))
+    return config.get("model_type") == "clip" and all(isinstance(tower, Mapping) for tower in towers)
+
+
+PREPROCESSOR = "preprocessor_config.json"
+
+register_format(
+    WeightsFormat(
+        name="hf",
+        read="clipx.weights.hf_clip:read",
+        recognizes=is_clip_model,
+        files=(PREPROCESSOR, *TOKENIZER),
+        write="clipx.weights.huggingface:write",
+        usage='transformers.CLIPModel.from_pretrained("{out}")',
+    )
+)
+register_format(
+    WeightsFormat(
+        name="safetensors",
+        write="clipx.weights.export:write_safetensors",
+        suffix=".safetensors",
+        usage="model.weights={out}",
+    )
+)
+register_format(
+    WeightsFormat(
+        name="open_clip_checkpoint",
+        write="clipx.weights.open_clip_checkpoint:write",
+        suffix=".pt",
+        usage="python -m open_clip_train.main --resume {out}",
+        of_run=True,
+    )
+)
