@@ -162,7 +162,7 @@ def _run_page() -> str:
     nested = list(dict.fromkeys(entry.key.partition(".")[0] for entry in found if "." in entry.key))
     own = [entry for entry in found if entry.key.partition(".")[0] not in nested]
     seen: set[str] = set()
-    keys = _keys(_with_set(own, _leaves(_file("train"))), seen)
+    keys = _keys(_with_set(own, _leaves(CONF_DIR / "train.yaml")), seen)
     parts = ["# Keys of a run", "Keys of `python -m clipx.train` outside of groups.", keys]
     for key in nested:
         below = [entry for entry in found if entry.key.startswith(f"{key}.")]
@@ -170,10 +170,6 @@ def _run_page() -> str:
     for group in sorted(known):
         parts += [f"## [{group}]({group}.md)", _paragraph(field_docs(run)[group])]
     return "\n\n".join(parts) + "\n"
-
-
-def _file(config: str) -> Path:
-    return CONF_DIR / f"{config}.yaml"
 
 
 # ----------------------------------------------------------------------------------------------------------- commands
@@ -211,7 +207,7 @@ def _command_section(command: Command, script: str | None) -> list[str]:
     parts = _head(command.module, script)
     if command.config == "bench":
         return [*parts, "Runs a benchmark: `python -m clipx.bench NAME [KEY=VALUE …]`. [bench](bench.md) lists them."]
-    template = read_yaml(_file(command.config))["hydra"]["help"]["template"]
+    template = read_yaml(command.file)["hydra"]["help"]["template"]
     paragraphs = [text for text in template.split("\n\n") if "$" not in text and not text.endswith(":")]
     for text in paragraphs:
         examples = text.startswith(("python -m", "apt-get"))
@@ -231,7 +227,7 @@ def _keys_of_command(command: Command) -> list[str]:
         if entry.key not in {*selected, *run} and "." not in entry.key
     ]
     parts = ["Keys, in addition to those of [a run](run.md):"] if run else []
-    parts.append(_keys(_with_set(found, _leaves(_file(command.config))), set(), f"{command.config}."))
+    parts.append(_keys(_with_set(found, _leaves(command.file)), set(), f"{command.config}."))
     if selected:
         parts.append(f"Groups: {', '.join(f'[{group}]({group}.md)' for group in selected)}.")
     return parts

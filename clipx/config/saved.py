@@ -145,7 +145,8 @@ def _renamed(cls: Any, values: dict[str, Any], prefix: str) -> dict[str, Any]:
             continue
         name = current_name(f"{prefix}{old}", types) or old
         items = typing.get_args(types.get(name))[:1] if isinstance(value, list) else ()
-        if isinstance(value, dict) and dataclasses.is_dataclass(types.get(name)):
+        # An option has a kind, whose class may have further keys: `_set` renames them.
+        if isinstance(value, dict) and "kind" not in value and dataclasses.is_dataclass(types.get(name)):
             value = _renamed(types[name], value, f"{prefix}{name}.")
         elif items and dataclasses.is_dataclass(items[0]):
             value = [_renamed(items[0], v, f"{prefix}{name}.") if isinstance(v, dict) else v for v in value]

@@ -13,7 +13,7 @@ from clipx.config.duration import Duration, Length
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
-from clipx.config.registry import MISSING, complete, frozen, option
+from clipx.config.registry import MISSING, complete, frozen, kinds, option
 from clipx.data.spec import DataSpec, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
@@ -215,12 +215,12 @@ class RunSpec:
         require(
             read in (None, returned),
             f"objective={self.objective.kind} reads {read}, which model={self.model.name} does not return: choose a "
-            "model that does, or objective=infonce",
+            f"model of kind {_with_outputs('model', read)}, or objective=infonce",
         )
         require(
             returned in (None, read),
             f"objective={self.objective.kind} does not read the {returned} that model={self.model.name} returns, so a "
-            "part of it is not trained: choose an objective that does, or model=vit_b32",
+            f"part of it is not trained: choose objective={_with_outputs('objective', returned)}, or model=vit_b32",
         )
         self._check_captions()
         require(
@@ -345,3 +345,8 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
         return typing.cast("RunSpec", checked(compose_config(base, overrides, folders)))
     except COMPOSITION_ERRORS as error:
         raise ConfigError(one_line(error)) from error
+
+
+def _with_outputs(group: str, outputs: str | None) -> str:
+    """Returns the kinds of a group that return or read these outputs, for an error."""
+    return " or ".join(name for name, kind in kinds(group).items() if kind.outputs == outputs)

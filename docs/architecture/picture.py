@@ -18,7 +18,7 @@ STYLE = "text{font:11px sans-serif;fill:#1a1a1a;text-anchor:middle}.name{font:bo
 PURPOSES = {
     "clipx_launch": "launchers for SLURM and this machine, clipx-sweep",
     "bench": "benchmarks; imported by nothing",
-    "plan": "resources",
+    "extra": "features in the box: CoCa, NaFlex, curation, plans, …; each as a package of another author",
     "trainer": "RunSpec, the loop, one optimizer step, gradient cache, stages, metrics",
     "teacher": "a second model for distillation, live or stored",
     "weights": "import and export: open_clip, OpenAI, SigLIP, Hugging Face",
@@ -42,11 +42,12 @@ PURPOSES = {
     "escape": "names as text",
     "output": "standard streams",
     "abort": "end of a process",
+    "commands": "commands by name",
     "version": "number",
 }
 COLORS = {  # by the first package of a layer; a layer without one has the colour of the layer above it
     "clipx_launch": "#d9d2e9",
-    "plan": "#cfe2f3",
+    "extra": "#cfe2f3",
     "trainer": "#fce5cd",
     "evaluator": "#d9ead3",
     "cli": "#fff2cc",
@@ -102,7 +103,7 @@ def svg(title: str, width: int, height: int, parts: Sequence[str], style: str) -
 
 FLOW_WIDTH, STEP = 900, 80  # of the picture; from a row of boxes to the next
 WHOLE, LEFT, RIGHT, INSIDE, SIDE = (16, 544), (16, 264), (296, 264), (36, 504), (636, 248)  # x and width of a column
-DATA, COMPUTE, SAVED, READ = COLORS["evaluator"], COLORS["trainer"], COLORS["plan"], COLORS["clipx_launch"]
+DATA, COMPUTE, SAVED, READ = COLORS["evaluator"], COLORS["trainer"], COLORS["extra"], COLORS["clipx_launch"]
 GRADCACHE = "clipx/trainer/gradcache.py"
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from clipx.__main__ import COMMANDS, name_of
 from clipx.bench.__main__ import overview
+from clipx.commands import commands as modules_of_commands
+from clipx.commands import name_of
 from clipx.config import catalogue
-from clipx.config.registry import CONF_DIR
 from clipx_launch import __main__ as sweep
 from clipx_launch import print_script
 from helpers import ROOT
@@ -95,8 +95,8 @@ def help_block(module: str) -> Block:
     elif module == "clipx.bench":
         text = overview()
     else:
-        (config,) = (command.config for command in catalogue.commands() if command.module == module)
-        text = catalogue.read_yaml(CONF_DIR / f"{config}.yaml")["hydra"]["help"]["template"]
+        (file,) = (command.file for command in catalogue.commands() if command.module == module)
+        text = catalogue.read_yaml(file)["hydra"]["help"]["template"]
     lines = [line.strip() for _, line in shell_lines(text)]
     examples = [
         line for line in lines if line.startswith((f"python -m {module} ", "python -m clipx.train", "clipx-sweep "))
@@ -165,7 +165,7 @@ def _started(words: list[str]) -> list[str]:
 
 def clipx_words(command: Command) -> list[str] | None:
     """Returns `module, word, …` of a command that starts a module of clipx, under any launcher. None: another program."""
-    modules = {name_of(module): module for module in COMMANDS}
+    modules = {name_of(module): module for module in modules_of_commands()}
     words = list(command.words)
     if Path(words[0]).name in _LAUNCHERS:
         if "-m" in words:

@@ -15,9 +15,9 @@ from helpers.documentation import Command, blocks, clipx_words, commands, help_b
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from clipx.__main__ import COMMANDS
 from clipx.bench.step import gathered
 from clipx.cli import _changes_of_run, _Command, _help
+from clipx.commands import commands as modules_of_commands
 from clipx.config.grammar import hydra_override
 from clipx.config.typed import check_typed
 from clipx.errors import ClipxError
@@ -39,7 +39,7 @@ OF_RUN = {"evaluate": ("precision", "data", "evaluator"), "embed": ("data",)}
 SITES = ROOT / "launch/sites"
 SHELL = [
     (block, command)
-    for block in [*(block for page in pages() for block in blocks(page)), *map(help_block, COMMANDS)]
+    for block in [*(block for page in pages() for block in blocks(page)), *map(help_block, modules_of_commands())]
     if block.language == "bash"
     for command in commands(block)
 ]

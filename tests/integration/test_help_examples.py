@@ -16,7 +16,7 @@ from helpers.sweeps import make_sweep
 from helpers.sweeps import train as train_point
 from pyarrow import parquet
 
-from clipx.__main__ import COMMANDS
+from clipx.commands import commands as modules_of_commands
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main as sweep_main
 
@@ -77,7 +77,7 @@ def test_the_examples_in_the_help_of_each_command_run(tmp_path: Path, monkeypatc
     monkeypatch.setenv("CLIPX_CC12M", "data/{0000..0001}.tar")
     make_inputs()
     wrong = []
-    for module in COMMANDS:
+    for module in modules_of_commands():
         for command in commands(help_block(module)):
             if not ELSEWHERE.search(command.text):
                 wrong += example_fails(command)

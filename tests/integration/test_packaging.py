@@ -56,6 +56,8 @@ def test_the_wheel_contains_the_package_its_configuration_and_its_merges(wheel: 
     assert modules | launch <= names
     conf = {f"clipx/conf/{path.relative_to(CONF_DIR)}" for path in CONF_DIR.rglob("*.yaml")}
     assert conf <= names
+    extra = {str(path.relative_to(ROOT)) for path in (ROOT / "clipx/extra").rglob("*.yaml")}
+    assert extra and extra <= names
     assert "clipx/model/bpe_simple_vocab_16e6.txt.gz" in names
     lists = {f"clipx/{path.relative_to(ROOT / 'clipx')}" for path in (ROOT / "clipx/data/lists").iterdir()}
     assert len(lists) == 4 and lists <= names  # ImageNet's names, two lists of templates, and their licences

@@ -15,7 +15,9 @@ from helpers.runs import run
 
 import clipx.evaluate
 import clipx.extra.plan.spec  # noqa: F401  # registers its options, as the one before
-from clipx.__main__ import COMMANDS, main, name_of
+from clipx.__main__ import main
+from clipx.commands import commands as modules_of_commands
+from clipx.commands import implementation, name_of
 from clipx.config.catalogue import commands, read_yaml
 from clipx.config.compose import compose_config
 from clipx.config.help import overview
@@ -23,6 +25,7 @@ from clipx.config.registry import CONF_DIR
 
 ROOT = CONF_DIR.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+COMMANDS = modules_of_commands()
 PLACES = ("clipx/**/*.py", "launch/**/*", "conf/**/*.yaml", "docs/**/*.md", "*.md")
 # Names of threads.
 OTHERS = {f"clipx-{name}" for name in "cache read uploader".split()}
@@ -45,7 +48,8 @@ def test_commands_that_are_named_exist() -> None:
 
 def test_every_module_that_composes_a_command_is_a_command_with_a_script() -> None:
     assert {*COMMANDS} == {*(command.module for command in commands()), "clipx_launch"}
-    main_of = {module: module if is_module(module) else f"{module}.__main__" for module in COMMANDS}
+    bodies = {module: implementation(module) for module in COMMANDS}
+    main_of = {module: body if is_module(body) else f"{body}.__main__" for module, body in bodies.items()}
     assert {
         "clipx": "clipx.__main__:main",
         **{f"clipx-{name_of(module)}": f"{main}:main" for module, main in main_of.items()},
@@ -80,7 +84,7 @@ def test_a_command_runs_as_its_module_does(tmp_path: Path) -> None:
 
 def test_the_help_of_each_command_has_examples_and_the_docs_of_its_keys() -> None:
     for command in commands():
-        template = read_yaml(CONF_DIR / f"{command.config}.yaml")["hydra"]["help"]["template"]
+        template = read_yaml(command.file)["hydra"]["help"]["template"]
         assert "Keys" in template and template.rstrip().endswith("$KEYS"), command
     without = [module for module in COMMANDS if not shell_commands(help_block(module))]
     assert not without

@@ -20,6 +20,7 @@ from helpers.inputs import Inputs
 from helpers.runs import SMALL, VIT, compose
 
 from clipx import errors
+from clipx.commands import implementation
 from clipx.errors import ClipxError
 
 FILES = sorted(Path(__file__).parents[1].glob("messages/*.yaml"))
@@ -67,7 +68,7 @@ def table(path: Path) -> list[Row]:
 
 def command_of(row: Row) -> ModuleType:
     """Imports a command, which registers its options."""
-    module = importlib.import_module(f"clipx.{row.command}")
+    module = importlib.import_module(implementation(f"clipx.{row.command}"))
     return module if hasattr(module, "main") else importlib.import_module(f"{module.__name__}.__main__")
 
 

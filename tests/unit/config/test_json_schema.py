@@ -16,14 +16,15 @@ from omegaconf import OmegaConf
 from referencing import Registry, Resource
 
 from clipx.config.reference import SCHEMA
-from clipx.config.registry import CONF_DIR
+from clipx.config.registry import CONF_DIR, discover_installed
 
 SITES = CONF_DIR.parent / "launch" / "sites"
+ROOTS = (SITES, CONF_DIR, *discover_installed())
 
 
 def schema_of(path: Path) -> str:
     """Returns the path of the schema of a YAML file in conf/ or in launch/sites/, relative to conf/."""
-    folder = str(path.parent.relative_to(SITES if path.is_relative_to(SITES) else CONF_DIR))
+    folder = str(path.parent.relative_to(next(root for root in ROOTS if path.is_relative_to(root))))
     if folder.startswith(("experiment", "recipe", "debug")) or path.name == "train.yaml":
         return "schema.json"
     name = path.stem if folder == "." else path.parent.name
@@ -31,7 +32,12 @@ def schema_of(path: Path) -> str:
 
 
 # The keys of bench.yaml are the group's, those of hydra_logging are Python's logging.
-FILES = sorted(p for p in CONF_DIR.rglob("*.yaml") if p.name != "bench.yaml" and p.parent.name != "hydra_logging")
+FILES = sorted(
+    path
+    for root in ROOTS[1:]
+    for path in root.rglob("*.yaml")
+    if path.name != "bench.yaml" and path.parent.name != "hydra_logging"
+)
 FILES += sorted(path for path in SITES.rglob("hydra/**/*.yaml"))
 
 

@@ -22,7 +22,7 @@ import clipx.bench.__main__  # registers its options, as do the next two
 import clipx.extra.check.command
 import clipx.extra.wise_ft.command  # noqa: F401
 from clipx.config.duration import Length
-from clipx.config.registry import CONF_DIR
+from clipx.config.registry import CONF_DIR, discover_installed, option_files
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.distributed.comm import Comm
@@ -46,7 +46,7 @@ COMMANDS = (
 
 
 def names(group: str) -> list[str]:
-    return sorted(path.stem for path in (CONF_DIR / group).glob("*.yaml"))
+    return list(option_files(group))
 
 
 OPTIONS = [(group, name) for group in GROUPS for name in names(group)]
@@ -72,17 +72,18 @@ def composed(group: str, name: str) -> RunSpec:
 
 
 def test_every_file_is_an_option_composed_by_these_tests() -> None:
-    folders = {group for group, _ in OPTIONS} | {"recipe", "experiment", "debug", "expectation", "model/text"}
-    folders |= {"hydra/launcher", "hydra/sweeper", "hydra/hydra_logging", CONTENDERS, *OF_ANOTHER_COMMAND}
-    covered = {f"{group}/{name}.yaml" for group in folders for name in names(group)}
-    files = {str(path.relative_to(CONF_DIR)) for path in CONF_DIR.rglob("*") if path.is_file()}
+    groups = {group for group, _ in OPTIONS} | {"recipe", "experiment", "debug", "expectation", "model/text"}
+    groups |= {"hydra/launcher", "hydra/sweeper", "hydra/hydra_logging", CONTENDERS, *OF_ANOTHER_COMMAND}
+    covered = {f"{group}/{name}.yaml" for group in groups for name in names(group)}
+    folders = (CONF_DIR, *discover_installed())
+    files = {str(path.relative_to(folder)) for folder in folders for path in folder.rglob("*") if path.is_file()}
     files -= {name for name in files if name.startswith("schema")}  # tests/unit/config/test_json_schema.py
     assert files - covered == {f"{name}.yaml" for name in COMMANDS}
 
 
 @pytest.mark.parametrize("name", slow_except(names("recipe"), "digits", "cc12m"))
 def test_every_recipe_is_part_of_the_data_with_its_name(name: str) -> None:
-    recipe = yaml.safe_load((CONF_DIR / "recipe" / f"{name}.yaml").read_text())
+    recipe = yaml.safe_load(option_files("recipe")[name].read_text())
     spec = to_dict(compose(f"data={name}"))
     assert OmegaConf.merge(spec, recipe) == spec
     real_images = name not in ("digits", "shapes")

@@ -48,7 +48,7 @@ def check(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         path = tmp_path / "mine.yaml"
         path.write_text(yaml.safe_dump({"overrides": list(TRAINED), "metrics": filled, **values}))
         try:
-            clipx.check.check(CheckSpec(run=str(trained), expected=str(path)))
+            clipx.extra.check.command.check(CheckSpec(run=str(trained), expected=str(path)))
         except ClipxError as error:
             return Checked(error.exit_code, capsys.readouterr().out, str(error))
         return Checked(0, capsys.readouterr().out, "")

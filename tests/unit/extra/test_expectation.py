@@ -8,19 +8,19 @@ import pytest
 import yaml
 from helpers.runs import compose
 
-from clipx.config.registry import CONF_DIR
+from clipx.config.registry import option_files
 from clipx.errors import ConfigError
 from clipx.extra.check.expectation import load_expectation
 
-SHIPPED = sorted(path.stem for path in (CONF_DIR / "expectation").glob("*.yaml"))
+SHIPPED = list(option_files("expectation"))
 VALID = {"overrides": ["data=digits"], "metrics": {"eval/zeroshot/top1": {"value": 0.5, "source": "a table"}}}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_each_shipped_expectation_belongs_to_the_experiment_with_its_name(name: str) -> None:
-    found = load_expectation(name, [CONF_DIR])
+    found = load_expectation(name, [])
     assert found.overrides == [f"experiment={name}"]
-    assert (CONF_DIR / "experiment" / f"{name}.yaml").is_file()
+    assert name in option_files("experiment")
     spec = compose(*found.overrides)
     assert found.samples in (None, spec.data.published)
     assert all(0 < metric.value < 1 for metric in found.metrics.values()), "shares, not percentages"
@@ -48,6 +48,6 @@ def metric(**values: object) -> dict[str, object]:
 )  # fmt: skip
 def test_an_invalid_file_raises_a_one_line_error_with_its_path(tmp_path: Path, values: object, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        load_expectation(written(tmp_path, values), [CONF_DIR])
+        load_expectation(written(tmp_path, values), [])
     assert message in str(error.value) and "mine.yaml" in str(error.value)
     assert len(str(error.value).splitlines()) == 1

@@ -11,7 +11,7 @@ from helpers.runs import compose
 from timm.models.vision_transformer import Block
 from torch import Tensor
 
-from clipx.config.registry import CONF_DIR
+from clipx.config.registry import option_files
 from clipx.model.clip import CLIP, parameter_count
 from clipx.model.freeze import freeze
 from clipx.model.spec import ClipSpec
@@ -73,7 +73,7 @@ def test_an_architecture_has_the_counts_that_are_published_and_in_its_yaml(name:
     counts = parameter_count(model) + 1, parameter_count(model.image), len(model.state_dict()) + 1
     assert counts == PUBLISHED.get(name, counts)
     assert all(parameter.is_meta for parameter in model.parameters())
-    title = (CONF_DIR / "model" / f"{name}.yaml").read_text().splitlines()[0]
+    title = option_files("model")[name].read_text().splitlines()[0]
     stated = [int(n.replace(",", "")) for n in re.findall(r"\d+(?:,\d{3})+", title)]
     assert stated == [parameter_count(model), parameter_count(model.image)]
     if spec.kind == "clip":
