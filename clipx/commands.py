@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-_CORE = ("clipx.train", "clipx.evaluate", "clipx.export", "clipx.index", "clipx.vocabulary", "clipx.bench")
+_CORE = ("clipx.train", "clipx.evaluate", "clipx.export", "clipx.bench")
 _SWEEP = "clipx_launch"
 _PACKAGE = Path(__file__).parent
 _FIRST_LINE = re.compile(r'"""`.+?`[^:]*: (.+?)(?<=\w)[.:;](?:\s|"""|$)')
@@ -28,8 +28,17 @@ def name_of(module: str) -> str:
 @functools.cache
 def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     """Returns the entry points of the commands outside the core, by the name of the command."""
-    found = importlib.metadata.entry_points(group="clipx.commands")
-    return {entry.name: entry for entry in sorted(found, key=lambda entry: entry.name)}
+    found: dict[str, importlib.metadata.EntryPoint] = {}
+    for entry in sorted(importlib.metadata.entry_points(group="clipx.commands"), key=lambda entry: entry.name):
+        taken = found.get(entry.name)
+        if entry.name in map(name_of, (*_CORE, _SWEEP)) or (taken is not None and taken.value != entry.value):
+            package = entry.dist.name if entry.dist else entry.value
+            refuse(
+                f"{entry.value}, which the installed package {package} names under clipx.commands, would have no "
+                f"effect, since there is a command {entry.name}: give it another name, or uninstall the package"
+            )
+        found[entry.name] = entry
+    return found
 
 
 @functools.cache

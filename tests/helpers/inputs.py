@@ -15,8 +15,8 @@ from pyarrow import parquet
 
 from clipx.export import export
 from clipx.extra.embed.command import embed
+from clipx.extra.prepare.vocabulary import vocabulary
 from clipx.trainer.trainer import Trainer
-from clipx.vocabulary import vocabulary
 from clipx.weights.open_clip import to_open_clip
 from helpers.dino_txt import save_head
 from helpers.hf_models import CONFIGS, save_config, save_tokenizer

@@ -56,7 +56,7 @@ def caption(run_dir: Path, images: object, *overrides: str) -> tuple[str, str]:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.setattr("sys.argv", words)
         with contextlib.suppress(SystemExit):
-            clipx.caption.main()
+            clipx.extra.coca.command.main()
     return out.getvalue(), err.getvalue()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from helpers.runs import SMALL, VIT, run
 
+from clipx.commands import implementation
 from clipx.config.catalogue import groups, load_groups
 from clipx.config.registry import kinds
 
@@ -70,7 +71,7 @@ def test_a_run_imports_the_modules_of_the_options_that_it_chooses() -> None:
 
 
 EARLY = {
-    "data.look.__main__ model=weights out=a.html": "model=weights takes the sizes of a new run from the configuration",
+    "look model=weights out=a.html": "model=weights takes the sizes of a new run from the configuration",
     "train model=vit_l14 data=laion400m": "data.shards has no value: give the shards of laion400m",
     "train data=csv +data@evaluator.retrieval.sets.a=folder data.path=none.csv": "sets.a.path has no value: give a folder",
     "train data.batch_size=50000": "data.batch_size=50000 is larger than the data set of 12,000 samples",
@@ -91,7 +92,8 @@ def test_what_is_known_without_torch_is_said_before_it_is_imported(tmp_path: Pat
         if words[-1] == "RANKS=3":
             lines += ["os.environ |= dict(RANK='0', WORLD_SIZE='3', MASTER_ADDR='localhost', MASTER_PORT='29500')"]
             words.pop()
-        lines += [f"sys.argv = ['clipx', *{words}]", "try:", f"    importlib.import_module('clipx.{command}').main()"]
+        body = implementation(f"clipx.{command}")
+        lines += [f"sys.argv = ['clipx', *{words}]", "try:", f"    importlib.import_module('{body}').main()"]
         lines += [
             "except SystemExit as end:",
             "    assert end.code in (1, 2), end.code",

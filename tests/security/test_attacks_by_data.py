@@ -33,8 +33,8 @@ from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, DataError
 from clipx.extra.look.command import look
 from clipx.extra.prepare.command import prepare
+from clipx.extra.prepare.index import IndexSpec, index
 from clipx.extra.prepare.spec import PrepareSpec
-from clipx.index import IndexSpec, index
 from clipx.run.directory import RunDir
 
 

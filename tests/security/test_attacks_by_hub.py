@@ -25,10 +25,10 @@ from helpers.s3_server import clear_caches
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.hf import HfSpec
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample
 from clipx.errors import ClipxError
+from clipx.extra.hf.source import HfSpec
 from clipx.storage import hub as downloads
 from clipx.storage import remote
 from clipx.storage.files import file_info, read_file

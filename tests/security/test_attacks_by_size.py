@@ -15,9 +15,9 @@ from fsspec.utils import glob_translate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.hf_layout import Repository
 from clipx.data.shards.urls import expand
 from clipx.errors import ClipxError, ConfigError, DataError
+from clipx.extra.hf.layout import Repository
 from clipx.storage import pattern as patterns
 from clipx.storage.pattern import expanded, matcher, wider
 

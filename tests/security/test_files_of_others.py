@@ -39,7 +39,7 @@ EXCEPT = {  # places that open a path in another way, and why
     "clipx/bench/saving.py:_torch_save": NEW,
     "clipx/data/shared_memory.py:_reopened": "a descriptor of this process",
     "clipx/storage/local.py:open_own": "the one way",
-    "clipx/weights/export.py:_write_open_clip": NEW,
+    "clipx/weights/export.py:write_open_clip": NEW,
     "clipx/weights/export.py:_copy_tokenizer": NEW,
     "clipx/weights/huggingface.py:_write": NEW,
     "clipx/extra/wise_ft/interpolation.py:write_mixture": NEW,

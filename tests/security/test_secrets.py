@@ -20,8 +20,8 @@ from clipx.errors import ConfigError, DataError
 from clipx.evaluate import main as evaluate_main
 from clipx.export import main as export_main
 from clipx.extra.prepare.command import main as prepare_main
-from clipx.index import IndexSpec, index
-from clipx.index import main as index_main
+from clipx.extra.prepare.index import IndexSpec, index
+from clipx.extra.prepare.index import main as index_main
 from clipx.storage.url import check_secrets, check_url, redacted
 from clipx.train import main as train_main
 from clipx.trainer.trainer import Trainer

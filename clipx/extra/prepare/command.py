@@ -29,7 +29,7 @@ from clipx.storage.local import write_atomically, write_text
 from clipx.storage.part_store import PartStore
 
 if TYPE_CHECKING:
-    from clipx.index import IndexSpec
+    from clipx.extra.prepare.index import IndexSpec
 
 _FIX = "make room, or give another folder with out=…"
 _PLAN = "prepare.json"
@@ -140,7 +140,7 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
     from clipx.data.shards.cache import Access
     from clipx.data.shards.index import caption_columns
     from clipx.data.shards.shard import Shard, index_shards
-    from clipx.index import IndexSpec, summary_table, write_manifest
+    from clipx.extra.prepare.index import IndexSpec, summary_table, write_manifest
     from clipx.report.console import stdout_console, text_table
 
     tars = [_tar(out, k) for k in range(shards)]

@@ -43,7 +43,7 @@ PLACES = {
     "end": "clipx.data.bad_samples.BadSampleCounter.sum",
     "barrier": "clipx.trainer.trainer.Trainer._check_loss",
     "close": "clipx.trainer.run.Run.close",
-    "evaluate": "clipx.weights.candidates.evaluate_runs",
+    "evaluate": "clipx.evaluate.candidates.evaluate_runs",
 }
 LIMITS = {"PERIOD": 0.2, "LOST_AFTER": 4, "GRACE": 4, "SILENT": 8, "SILENT_AT_START": 8, "LOOK": 1}
 

@@ -20,7 +20,6 @@ from helpers.samples import jpeg
 from PIL import Image
 from torch import Tensor
 
-from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.shards.write import write_samples
 from clipx.data.transform import eval_transform
 from clipx.distributed.comm import Comm
@@ -29,6 +28,7 @@ from clipx.evaluator.retrieval import DuplicateCaptions, RetrievalSpec
 from clipx.evaluator.spec import EvaluatorSpec
 from clipx.evaluator.suite import Suite
 from clipx.evaluator.zeroshot import ZeroShotSpec
+from clipx.extra.hf.benchmark import BenchmarkSpec
 from clipx.precision.spec import Precision
 
 CPU = torch.device("cpu")

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 from clipx.data.csv import CsvSpec
 from clipx.data.folder import FolderSpec
-from clipx.data.hf import HfSpec
 from clipx.data.order import WeightedOrder
 from clipx.data.parquet import ParquetSpec
 from clipx.data.selection.expression import Condition
@@ -37,6 +36,7 @@ from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.extra.curate.select import select
+from clipx.extra.hf.source import HfSpec
 
 PER_SHARD, SHARDS = 10, 3
 TOTAL = PER_SHARD * SHARDS

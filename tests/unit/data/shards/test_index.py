@@ -20,8 +20,8 @@ from clipx.data.source import BadSample, Source, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
-from clipx.index import IndexSpec, main
-from clipx.index import index as index_command
+from clipx.extra.prepare.index import IndexSpec, main
+from clipx.extra.prepare.index import index as index_command
 
 SIZES = (6, 9, 5)
 CHOICES = ("txt png jpg npy", "webp jpeg JSON TXT", "npy txt", "txt cls jpg jpg txt", "seg.png txt", "jpg json")

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.registry import frozen, option
-from clipx.data.benchmark import PromptedShards
 from clipx.data.class_names import prompts, read_templates
-from clipx.data.hf_layout import CARD, Repository, single_format
 from clipx.data.parquet import ParquetSpec, caption_columns
 from clipx.data.parquet_file import IMAGE, held
 from clipx.data.selection.spec import SelectionSpec
@@ -29,6 +27,8 @@ from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.walk import walk
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError, require
+from clipx.extra.hf.benchmark import PromptedShards
+from clipx.extra.hf.layout import CARD, Repository, single_format
 from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.remote import StorageFolder, read_range, retry

@@ -15,9 +15,9 @@ from helpers.hub_server import Hub
 from helpers.s3_server import clear_caches
 from helpers.samples import jpeg
 
-from clipx.data.hf import HfSpec
 from clipx.data.source import Source
 from clipx.data.spec import DataSpec
+from clipx.extra.hf.source import HfSpec
 
 IMAGE, TEXT = {"_type": "Image"}, {"dtype": "string", "_type": "Value"}
 COLOURS = {"names": ["dark_red", "green", "blue"], "_type": "ClassLabel"}

@@ -10,8 +10,8 @@ from clip_benchmark.datasets.builder import build_wds_dataset
 from helpers.benchmark_set import write_set
 from helpers.samples import jpeg, read_all
 
-from clipx.data.benchmark import BenchmarkSpec
 from clipx.data.transform import decode
+from clipx.extra.hf.benchmark import BenchmarkSpec
 
 
 def classification(folder: Path) -> Path:

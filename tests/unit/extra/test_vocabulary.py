@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from clipx.extra.prepare.vocabulary import count_words, word_tokenizer
 from clipx.model.hf_tokenizer import FileTokenizer
 from clipx.model.text_spec import Clean
-from clipx.vocabulary import count_words, word_tokenizer
 
 PAD, END, UNKNOWN = range(3)
 

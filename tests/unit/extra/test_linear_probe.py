@@ -16,8 +16,8 @@ from sklearn.linear_model import LogisticRegression
 from clipx.data.spec import Dataset
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
-from clipx.evaluator import linear_probe
-from clipx.evaluator.linear_probe import LinearProbeSpec, Probe, _every_of_class
+from clipx.extra.linear_probe import evaluator as linear_probe
+from clipx.extra.linear_probe.evaluator import LinearProbeSpec, Probe, _every_of_class
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
 

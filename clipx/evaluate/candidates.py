@@ -1,4 +1,4 @@
-"""Models that `python -m clipx.evaluate` evaluates: checkpoints of runs, or pretrained weights."""
+"""Models that are evaluated: checkpoints of runs, or other weights."""
 
 from __future__ import annotations
 

@@ -81,9 +81,9 @@ def evaluate(spec: EvaluateSpec, changes: Sequence[str] = ()) -> None:
     check_data(spec.data, spec.evaluator, files=spec.distributed.check_launch().world == 1)
     with imports():
         from clipx.distributed.launch_env import warn_of_few_cores
+        from clipx.evaluate.candidates import evaluate_runs, evaluate_weights
         from clipx.evaluator.results import report_results
         from clipx.report.console import Screen
-        from clipx.weights.candidates import evaluate_runs, evaluate_weights
 
     with spec.distributed.joined() as comm:
         screen = Screen(comm.is_main)
@@ -134,6 +134,3 @@ def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun], changes: Sequenc
 
 
 main = cli(evaluate, "evaluate", unused=UNUSED, of_run=("precision", "data", "evaluator"))
-
-if __name__ == "__main__":
-    main()
