@@ -61,9 +61,9 @@ def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 def _config(spec: ModelSpec, log_scale: float | None) -> dict[str, Any]:
     """Returns the values of CLIPConfig. Raises CheckpointError for a model that CLIPModel does not support."""
+    known = config_of(spec)
     if type(spec) is not ClipSpec:
         raise _refused(f"model {spec.name} is of kind {spec.kind}")
-    known = config_of(spec)
     vision, text = known["vision_cfg"], known["text_cfg"]
     if "timm_model_name" in vision or not isinstance(vision["layers"], int):
         raise _refused(f"the image tower of model {spec.name} is timm's {spec.image.timm}")
