@@ -107,6 +107,14 @@ class FileTokenizer(Tokenizer):
         tokens_BL = torch.tensor(ids, dtype=torch.int64).view(len(ids), self.context_length)
         return tokens_BL if self._separator is None else tokens_BL.masked_fill_(tokens_BL == self._separator, 0)
 
+    def text_mask(self, tokens_BL: Tensor) -> Tensor:
+        """Returns whether each id of rows [B, L] is a token of its text: not padding or a special token of the file."""
+        import torch
+
+        special = {token for token, added in self._rust.get_added_tokens_decoder().items() if added.special}
+        special |= {self.pad_id} | ({self.end} if self.end is not None else set())
+        return ~torch.isin(tokens_BL, torch.tensor(sorted(special), device=tokens_BL.device))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of one row of ids, without padding and the file's other special tokens."""
         text: str = self._rust.decode([int(i) for i in ids], skip_special_tokens=True)

@@ -101,6 +101,10 @@ class Tokenizer:
             ids[start : start + len(row)] = row
         return torch.frombuffer(ids, dtype=torch.int64).view(len(split), length)
 
+    def text_mask(self, tokens_BL: Tensor) -> Tensor:
+        """Returns whether each id of rows [B, L] is a token of its text: not start, end, padding or what follows it."""
+        return ((tokens_BL == self.end_id).cumsum(1) == 0) & (tokens_BL != self.start_id)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of one row of ids, cleaned, with a space after each word or punctuation mark.
 

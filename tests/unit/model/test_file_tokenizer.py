@@ -54,6 +54,15 @@ def test_ids_equal_open_clip(clean: Clean, theirs: str, folder: Path) -> None:
     assert len({tuple(row) for row in found.tolist()}) >= len(TEXTS) - 1
 
 
+def test_the_tokens_of_a_text_are_without_special_tokens_and_padding(folder: Path) -> None:
+    for end in (None, 0):
+        tokenizer = FileTokenizer(str(folder), LENGTH, 99, Clean.clip, end)
+        tokens_BL = tokenizer(["a photo of the cat", "", "the cat " * 40])
+        found = [row[mask].tolist() for row, mask in zip(tokens_BL, tokenizer.text_mask(tokens_BL), strict=True)]
+        ids = [tokenizer.encode(text) for text in ("a photo of the cat", "the cat " * 40)]
+        assert found == [ids[0][:-1], [], ids[1][: LENGTH - 1]]
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_of_a_text_of_megabytes_the_kept_side_is_read(side: str, folder: Path) -> None:
     config = json.loads((folder / "tokenizer_config.json").read_text())
