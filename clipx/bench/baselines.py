@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from clipx.bench.measure import BACKWARD, Collectives
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
-from clipx.objective.base import StepInputs
+from clipx.objective.base import ModelFacts, StepInputs
 from clipx.trainer.spec import compose
 
 AUTOCAST = "_bf16"  # suffix of the losses under autocast
@@ -69,7 +69,7 @@ def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Se
     samples = max(SAMPLES, 10 * total)
     spec = compose(f"objective={name}", *overrides)
     objective = spec.objective.build(comm, Length(epoch=samples, batch=total, total=10 * samples))
-    objective.prepare(None, dim)
+    objective.prepare(None, ModelFacts(dim))
     objective.to(comm.device)
     spec.compile.compile_objective(objective)
     random = torch.Generator().manual_seed(seed)

@@ -26,6 +26,9 @@ class CLIP(nn.Module):
     Weights are drawn in float32 on `device` and then cast: one torch.manual_seed gives the same model in any dtype.
     """
 
+    returns_trunk: bool = False
+    """Whether `forward` returns the features of `encode_trunk`, too. Set for an objective that reads them."""
+
     def __init__(self, spec: ClipSpec, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> None:
         super().__init__()
         self.spec = spec
@@ -46,11 +49,14 @@ class CLIP(nn.Module):
         self.text: Any = spec.text.build(spec.embed_dim, spec.quick_gelu)
 
     def forward(self, image: Any, tokens_BL: Tensor | Packing) -> tuple[Tensor, ...]:
-        """Returns (image_BD, text_BD), see encode_image and encode_text. Tokens [B, 0] skip the text tower: [B, 0]."""
-        image_BD = self.encode_image(image)
+        """Returns (image_BD, text_BD), see encode_image and encode_text. Tokens [B, 0] skip the text tower: [B, 0].
+
+        With `returns_trunk`: (image_BD, text_BD, trunk_BW), see encode_trunk, from one pass of the image tower.
+        """
+        image_BD, *trunk = self._encode_with_trunk(image) if self.returns_trunk else (self.encode_image(image),)
         if isinstance(tokens_BL, Tensor) and not tokens_BL.shape[1]:
-            return image_BD, image_BD.new_empty(len(image_BD), 0)
-        return image_BD, self.encode_text(tokens_BL)
+            return image_BD, image_BD.new_empty(len(image_BD), 0), *trunk
+        return image_BD, self.encode_text(tokens_BL), *trunk
 
     @property
     def packer(self) -> TextPacker:
@@ -94,8 +100,12 @@ class CLIP(nn.Module):
 
         A trunk with an attention pool that projects (CLIP's ResNets) gives the features after it: W = D.
         """
-        features_BW: Tensor = self.image.pooled(self._input(image))
-        return features_BW.to(_at_least_float32(features_BW.dtype))
+        return _wide(self.image.pooled(self._input(image)))
+
+    def _encode_with_trunk(self, image: Any) -> tuple[Tensor, Tensor]:
+        """Returns what encode_image and encode_trunk return."""
+        features_BD, trunk_BW = self.image(self._input(image), with_trunk=True)
+        return unit(features_BD), _wide(trunk_BW)
 
     @property
     def trunk_width(self) -> int:
@@ -148,7 +158,11 @@ def frozen_count(model: nn.Module) -> int:
 
 def unit(features_BD: Tensor) -> Tensor:
     """Normalizes features to unit norm, in float32 or wider."""
-    return F.normalize(features_BD.to(_at_least_float32(features_BD.dtype)), dim=-1)
+    return F.normalize(_wide(features_BD), dim=-1)
+
+
+def _wide(features: Tensor) -> Tensor:
+    return features.to(_at_least_float32(features.dtype))
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:

@@ -156,6 +156,23 @@ class ModelSpec:
         """True if a tower has low-rank adapters."""
         return bool(self.image.lora.rank or self.text.lora.rank)
 
+    def check_trunk(self, objective: str) -> None:
+        """Raises ConfigError if `objective`, which trains the pooled features of the image trunk, cannot read them."""
+        reads = f"objective={objective} trains the pooled features of the image trunk"
+        instead = "choose another model, such as model=vit_b32, or objective=infonce"
+        require(self.has_pooled_trunk, f"{reads}, and model={self.name} pools its tokens itself: {instead}")
+        kind = self.image.kind
+        require(kind.has_trunk, f"{reads}, and {kind.option}, {kind.reason}, has none: {instead}")
+        require(
+            not self.image.head_blocks,
+            f"{reads}, and model.image.head_blocks={self.image.head_blocks} does not pool them: remove it, or choose "
+            "objective=infonce",
+        )
+        require(
+            not self.image.frozen,
+            f"{reads}, which model.image.lock=all freezes: lock fewer blocks, or choose objective=infonce",
+        )
+
     def check_freezing(self, objective_learns: bool, lr_scales: Mapping[str, float]) -> None:
         """Raises ConfigError if randomly initialized weights are frozen, or no trainable weights remain.
 

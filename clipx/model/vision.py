@@ -85,10 +85,11 @@ class ImageTower(nn.Module):
             _remove_patch_bias(spec, trunk)
         return trunk
 
-    def forward(self, image: Any) -> Tensor:
+    def forward(self, image: Any, with_trunk: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Returns features [B, D], and with `with_trunk` those of `pooled`, too: of a tower without a head."""
         features = self.pooled(image) if self.head is None else self.head(self.trunk.forward_features(image))
         features_BD: Tensor = self.projection(features)
-        return features_BD
+        return (features_BD, features) if with_trunk else features_BD
 
     def pooled(self, image: Any) -> Tensor:
         """Returns the features of the trunk, before a head and the projection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from clipx.objective.losses.temperature import GlobalTemperature
 if TYPE_CHECKING:
     from clipx.data.loader import TargetSource
     from clipx.data.spec import Classes
+    from clipx.model.clip import CLIP
+    from clipx.model.text_spec import TextTowerSpec
 
 Metrics = dict[str, Tensor]
 """0-dim tensors on the device by name. The trainer reads them together when it logs."""
@@ -35,6 +37,30 @@ class StepInputs:
     outputs: tuple[Tensor, ...] = ()  # further outputs of the model with gradient, e.g. the losses of a captioner
     targets: tuple[Tensor, ...] = ()  # targets of the batch without gradient: labels, embeddings of a teacher
     captions: Tensor | None = None  # [b, k] int64 on the host: digests of the captions, for an objective that compares
+    tokens: Tensor | None = None  # [k·b, L] int64 on the host: token ids of the drawn captions, with padding
+    trunk: Tensor | None = None  # [b, W] features of CLIP.encode_trunk, for an objective with `reads_trunk`
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What an objective can know of the model for which it creates its parameters."""
+
+    embed_dim: int
+    """D, the width of the embeddings."""
+
+    trunk_width: int | None = None
+    """W, the width of `StepInputs.trunk`. None: unknown."""
+
+    vocabulary: int | None = None
+    """V, the number of token embeddings: token ids are below it. None: unknown."""
+
+    text: TextTowerSpec | None = None
+    """Options of the text tower, which build the tokenizer. None: unknown."""
+
+    @classmethod
+    def of(cls, model: CLIP) -> Self:
+        """Returns the facts of a model."""
+        return cls(model.embed_dim, model.trunk_width, model.text.embedding_weight.shape[0], model.spec.text)
 
 
 class Objective(nn.Module):
@@ -48,8 +74,8 @@ class Objective(nn.Module):
     constant_lr: float | None = None
     """Learning rate of the objective's parameters, without warm-up or schedule. None: that of the model."""
 
-    def prepare(self, classes: Classes | None, width: int) -> None:
-        """Creates what depends on the classes of the data and on D. Called once, before any other method.
+    def prepare(self, classes: Classes | None, model: ModelFacts) -> None:
+        """Creates what depends on the classes of the data and on the model. Called once, before any other method.
 
         Raises ConfigError.
         """

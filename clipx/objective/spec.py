@@ -100,6 +100,9 @@ class ObjectiveSpec:
     """What the objective reads of a model in addition to the embeddings: `ModelSpec.outputs` of that model. None:
     nothing."""
 
+    reads_trunk: ClassVar[bool] = False
+    """True if the objective reads and trains the pooled features of the image trunk before the projection."""
+
     traffic: ClassVar[ObjectiveTraffic | None] = None
     """Numbers that a step exchanges between ranks, for `clipx.plan`. None: unknown; `clipx.plan` reports an error."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 Outputs = tuple[Tensor, ...]
-"""Outputs of the model for a micro-batch: embeddings of images and texts, and a captioner's losses."""
+"""Outputs of the model for a micro-batch: embeddings, a captioner's losses, features of the image trunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class GradCache:
     precision: Precision
     micro_batches: int = 1
     scaler: torch.amp.GradScaler | None = None
+    reads_trunk: bool = False  # the last output of the model is that of `CLIP.returns_trunk`
 
     def forward_backward(self, batch: Batch) -> tuple[Tensor, Metrics, Tensor]:
         """Adds the gradients of a step to `.grad`, and reads nothing on the host. Collective.
@@ -94,9 +95,17 @@ class GradCache:
         gradient: hence the factor `comm.world`.
         """
         image, text, *more = outputs
-        loss, metrics = self.objective(
-            StepInputs(image, text, batch.index, tuple(more), batch.targets, batch.text.digests)
+        inputs = StepInputs(
+            image,
+            text,
+            batch.index,
+            targets=batch.targets,
+            captions=batch.text.digests,
+            tokens=batch.text.rows[0],
+            trunk=more.pop() if self.reads_trunk else None,
+            outputs=tuple(more),
         )
+        loss, metrics = self.objective(inputs)
         whole = loss * self.comm.world
         (whole if self.scaler is None else self.scaler.scale(whole)).backward()
         self.comm.average_gradients(self.objective)

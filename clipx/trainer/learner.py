@@ -17,7 +17,7 @@ from clipx.errors import CheckpointError
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
 from clipx.model.spec import Varying
-from clipx.objective.base import Metrics, Objective
+from clipx.objective.base import Metrics, ModelFacts, Objective
 from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.skippable import SkippableStep
 from clipx.precision.loss_scaler import build_scaler, restore_scaler, scaler_state
@@ -86,7 +86,7 @@ class Learner:
         seed_all(spec.seed)
         self._build_model(varying)
         self.objective = spec.objective.build(comm, length)
-        self.objective.prepare(classes, self.weights.embed_dim)
+        self.objective.prepare(classes, ModelFacts.of(self.weights))
         self.objective.to(comm.device, self.precision.wide)
         self.compile.compile_objective(self.objective)
         self._build_optimizer()
@@ -114,6 +114,7 @@ class Learner:
 
             self.masters = MasterWeights(self.weights, self.precision.dtype)
             self.model = self.masters.model
+        self.model.returns_trunk = spec.objective.reads_trunk
         self.converted = spec.precision.convert(named_blocks(self.model))
         blocks = named_blocks(self.model)
         self.compile, self.compile_choice = spec.compile.on_device(comm.device, blocks)
@@ -139,7 +140,13 @@ class Learner:
         if self.masters is not None:
             self.masters.averaged = self.parallel is not self.model
         self.gradcache = GradCache(
-            self.parallel, self.objective, comm, self.precision, spec.data.micro_batches, self.scaler
+            self.parallel,
+            self.objective,
+            comm,
+            self.precision,
+            spec.data.micro_batches,
+            self.scaler,
+            spec.objective.reads_trunk,
         )
         self.non_finite = NonFiniteSteps(spec.optimizer, self.model, comm, self.scaler)
         self._step = SkippableStep(self.optimizer, comm.device, self.non_finite.preserves)

@@ -211,6 +211,8 @@ class RunSpec:
             f"objective={self.objective.kind} needs per-sample state, but data={self.data.kind} has no sample indices: "
             "choose data with indices, or objective=infonce",
         )
+        if self.objective.reads_trunk:
+            self.model.check_trunk(self.objective.kind)
         read, returned = self.objective.outputs, self.model.outputs
         require(
             read in (None, returned),

@@ -18,7 +18,9 @@ from clipx.data.batch import Batch
 from clipx.data.inputs import Texts
 from clipx.data.texts import caption_digests
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.model.text_spec import TextTowerSpec
+from clipx.model.tokenizer import Tokenizer
+from clipx.objective.base import Metrics, ModelFacts, Objective, StepInputs
 from clipx.objective.spec import ObjectiveSpec
 from clipx.precision.spec import Precision
 from clipx.trainer.spec import RunSpec
@@ -126,7 +128,7 @@ def build(
     """Builds an objective of `VARIANTS` for a data set of `samples` and embeddings of `width`."""
     length = Length(epoch=samples, batch=batch, total=epochs * samples)
     module = spec(*_flat(variant), *overrides).build(comm, length)
-    module.prepare(None, width)
+    module.prepare(None, ModelFacts(width))
     return module.to(dtype)
 
 
@@ -242,10 +244,39 @@ class Towers(nn.Module):
             return nn.Sequential(nn.Linear(7, 8), *middle, nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 5))
 
         self.image, self.text = tower(), tower()
+        self.returns_trunk = False
         self.to(dtype)
 
-    def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        return F.normalize(self.image(image), dim=1), F.normalize(self.text(tokens), dim=1)
+    def forward(self, image: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        trunk = self.image[:-1](image)
+        embeddings = F.normalize(self.image[-1](trunk), dim=1), F.normalize(self.text(tokens.to(trunk)), dim=1)
+        return (*embeddings, trunk) if self.returns_trunk else embeddings
+
+
+class Words(Tokenizer):
+    """Tokenizer of a vocabulary of 11 ids. 0 is a token, and padding after the end, as in CLIP's."""
+
+    vocab_size, start_id, end_id = 11, 9, 10
+
+
+class SmallText(TextTowerSpec):
+    """Options of the text tower of `Towers`, as far as an objective reads them."""
+
+    def build_tokenizer(self) -> Tokenizer:
+        return Words()
+
+
+FACTS = ModelFacts(embed_dim=5, trunk_width=8, vocabulary=Words.vocab_size, text=SmallText(kind="small"))
+"""Facts of `Towers`."""
+
+
+def in_words(batch: Batch) -> Batch:
+    """Returns the batch with tokens of `Words` in place of its texts: each row has 0 to 5 tokens, some of them twice."""
+    (text,) = batch.text.rows
+    ids = (1000 * text.abs()).long() % 9
+    at, end = torch.arange(ids.shape[1]), 1 + ids[:, :1] % (ids.shape[1] - 1)
+    rows = ids.where(at < end, 0).masked_fill(at == end, Words.end_id).masked_fill(at == 0, Words.start_id)
+    return replace(batch, text=Texts((rows,)))
 
 
 def inputs(batch: int, samples: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:

@@ -29,7 +29,7 @@ from clipx.objective.base import Metrics
 from clipx.objective.distillation import DistillationSpec
 from clipx.objective.spec import ObjectiveSpec
 from clipx.trainer.gradcache import GradCache
-from helpers.objective_cases import FP64, POSITIVES, Towers, inputs, part_of, read, with_captions
+from helpers.objective_cases import FACTS, FP64, POSITIVES, Towers, in_words, inputs, part_of, read, with_captions
 from helpers.ranks import Ranks
 
 SIZE, SAMPLES, LR = 24, 61, 0.5  # a number of samples that no number of ranks divides
@@ -68,14 +68,15 @@ class Run:
     """Training of one objective on small towers."""
 
     def __init__(self, comm: Comm, spec: ObjectiveSpec, micro_batches: int, captions: int = 0) -> None:
-        self.comm, self.micro_batches, self.captions = comm, micro_batches, captions
+        self.comm, self.micro_batches, self.captions, self.reads_trunk = comm, micro_batches, captions, spec.reads_trunk
         self.model = Towers()
+        self.model.returns_trunk = spec.reads_trunk
         self.parallel = DistributedDataParallel(self.model) if comm.world > 1 else self.model
         self.teachers = ((4, 3) if spec.teacher_logits else (4,)) if spec.taught else ()  # widths
         if isinstance(spec, DistillationSpec) and spec.embedding_weight:
             self.teachers = (5, 5)
         self.objective = spec.build(comm, Length(epoch=SAMPLES, batch=SIZE, total=6 * SAMPLES))
-        self.objective.prepare(None, 5)
+        self.objective.prepare(None, FACTS)
         self.objective.double()
         objectives = ((f"objective.{name}", p) for name, p in self.objective.named_parameters())
         self.parameters = dict((*self.model.named_parameters(), *objectives))
@@ -84,7 +85,10 @@ class Run:
         batch = share(self.comm, step, self.captions)
         if self.teachers:
             batch = replace(batch, targets=teachers(batch, self.teachers))
-        step = GradCache(self.parallel, self.objective, self.comm, FP64, self.micro_batches)
+        batch = in_words(batch) if self.reads_trunk else batch
+        step = GradCache(
+            self.parallel, self.objective, self.comm, FP64, self.micro_batches, reads_trunk=self.reads_trunk
+        )
         loss, metrics, _ = step.forward_backward(batch)
         return loss, metrics
 
@@ -151,13 +155,17 @@ def main(out: Path, specs: dict[str, ObjectiveSpec], micro_batches: list[int]) -
 
 
 def assert_same_on_ranks(
-    two_ranks: Ranks, folder: Path, whole: dict[str, ObjectiveSpec], tiled: dict[str, ObjectiveSpec]
+    two_ranks: Ranks,
+    folder: Path,
+    whole: dict[str, ObjectiveSpec],
+    tiled: dict[str, ObjectiveSpec],
+    micro_batches: tuple[int, ...] = (1, 2),
 ) -> None:
     """Compares ranks {1, 2, 3} x micro-batches with one pass of one process, to 1e-10. `tiled`: specs on several ranks."""
     main(folder / "1", whole, [1, 3])
-    two_ranks.call(main, folder / "2", tiled, [1, 2])
+    two_ranks.call(main, folder / "2", tiled, [*micro_batches])
     with contextlib.closing(Ranks(3, folder)) as three:
-        three.call(main, folder / "3", tiled, [1, 2])
+        three.call(main, folder / "3", tiled, [*micro_batches])
     alone = load_file(folder / "1")
     for found in (alone, load_file(folder / "2"), load_file(folder / "3")):
         assert len(found) > 40

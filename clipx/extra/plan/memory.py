@@ -14,7 +14,7 @@ from clipx.extra.plan.dry import DryRun, TowerMemory, state_bytes, stored_bytes
 from clipx.extra.plan.spec import PlanSpec
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
-from clipx.objective.base import Objective
+from clipx.objective.base import ModelFacts, Objective
 from clipx.objective.spec import TiledSpec
 from clipx.optimizer.groups import parameter_groups
 from clipx.precision.quantized import QuantizedSpec
@@ -69,7 +69,7 @@ class MemoryModel:
         samples = self.spec.samples or batch
         with torch.device("meta"):
             objective = self.spec.objective.build(_comm(ranks, "meta"), Length(samples, batch, samples))
-            objective.prepare(None, self.dry.model.embed_dim)
+            objective.prepare(None, ModelFacts.of(self.dry.model))
         return objective
 
     def memory(self, ranks: int, towers: TowerMemory) -> Memory:

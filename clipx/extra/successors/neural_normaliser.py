@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, StepInputs
+from clipx.objective.base import Metrics, ModelFacts, StepInputs
 from clipx.objective.losses.contrastive import PairNormaliser, Pairs, TiledObjective, Tiling, contrastive_loss
 from clipx.objective.losses.fcco import robust, scale_gradient
 from clipx.objective.losses.temperature import Temperature
@@ -68,13 +68,13 @@ class NeuCLIP(TiledObjective):
         self.seen = 0
         self._pending: tuple[Tensor, Tensor] | None = None  # prototypes and squares after the step, until after_step
 
-    def prepare(self, classes: object, width: int) -> None:
+    def prepare(self, classes: object, model: ModelFacts) -> None:
         """Creates the prototypes [2, m, D] of texts and images, the same on each rank, and AdaGrad's sums of squares.
 
         The first step replaces them by embeddings; if it is skipped, random directions remain.
         """
         generator = torch.Generator().manual_seed(0)
-        random_mD = torch.randn(self.options.prototypes, width, generator=generator, device="cpu")
+        random_mD = torch.randn(self.options.prototypes, model.embed_dim, generator=generator, device="cpu")
         self.prototypes_2mD: Tensor
         self.squares_2mD: Tensor
         self.register_buffer("prototypes_2mD", torch.stack([random_mD, random_mD]))

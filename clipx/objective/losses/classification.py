@@ -15,7 +15,7 @@ from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError, require
-from clipx.objective.base import Metrics, Objective, StepInputs
+from clipx.objective.base import Metrics, ModelFacts, Objective, StepInputs
 from clipx.objective.losses.temperature import Temperature
 
 
@@ -69,11 +69,11 @@ class Classification(Objective):
         self.comm, self.temperature, self.options = comm, temperature, head
         self.classes = Classes((), ())
 
-    def prepare(self, classes: Classes | None, width: int) -> None:
+    def prepare(self, classes: Classes | None, model: ModelFacts) -> None:
         """Creates the head from a normal distribution, with rows of about unit norm. Raises ConfigError."""
         self.classes = _classes(self.options, classes)
-        self.head_CD = nn.Parameter(torch.empty(len(self.classes.names), width))
-        nn.init.normal_(self.head_CD, std=width**-0.5)
+        self.head_CD = nn.Parameter(torch.empty(len(self.classes.names), model.embed_dim))
+        nn.init.normal_(self.head_CD, std=model.embed_dim**-0.5)
 
     @property
     def target_source(self) -> Labels:

@@ -191,3 +191,27 @@ def test_the_embedding_is_a_projection_of_class_token_and_mean_patch() -> None:
         pooled_BW = trunk((image_BCSS - model.image.mean_C11) / model.image.std_C11)
         torch.testing.assert_close(model.encode_trunk(image_BCSS), pooled_BW, rtol=0, atol=1e-6)
     assert model.trunk_width == pooled_BW.shape[1]
+
+
+@pytest.mark.parametrize("choice", ["model=tiny", "model=naflex_tiny"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_trunk_is_a_further_output_of_one_pass(choice: str, dtype: torch.dtype) -> None:
+    """Its gradient reaches the trunk; the other outputs are the same, and evaluation is not affected."""
+    model = compose(choice).model.build(CPU, dtype)
+    tokens_BL, calls = Tokenizer(model.text.context_length)(["a", "a red circle"]), list[object]()
+    image = model.image.example(2, CPU).zero_() if choice == "model=tiny" else model.image.example(2, CPU)
+    model.eval()
+    plain = model(image, tokens_BL)
+    model.returns_trunk = True
+    hook = model.image.projection.register_forward_hook(lambda *call: calls.append(call))
+    image_BD, text_BD, trunk_BW = model(image, tokens_BL)
+    hook.remove()
+    assert len(calls) == 1
+    torch.testing.assert_close((image_BD, text_BD), plain, rtol=0, atol=0)
+    torch.testing.assert_close(trunk_BW, model.encode_trunk(image), rtol=0, atol=0)
+    torch.testing.assert_close(model.encode_image(image), image_BD, rtol=0, atol=0)
+    assert trunk_BW.shape == (2, model.trunk_width) and trunk_BW.dtype is torch.float32
+    trunk_BW.sum().backward()
+    assert any(p.grad is not None for p in model.image.trunk.parameters())
+    assert all(p.grad is None for p in model.text.parameters())
+    assert [len(out) for out in (model(image, tokens_BL), model(image, tokens_BL[:, :0]))] == [3, 3]

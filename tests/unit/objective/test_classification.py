@@ -14,7 +14,7 @@ from clipx.data.source import BadSample, Sample
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.evaluator.base import Embedder
-from clipx.objective.base import StepInputs
+from clipx.objective.base import ModelFacts, StepInputs
 from clipx.objective.classification import ClassificationSpec
 from clipx.objective.losses.classification import Classification, Labels
 from clipx.trainer.trainer import Trainer
@@ -26,7 +26,7 @@ NARROW = (*VIT, "model.embed_dim=16", "model.text.width=16", "model.text.heads=2
 def head(classes: int = 5, width: int = 4, **options: float) -> Classification:
     objective = ClassificationSpec(init_temperature=0.1, **options).build(ONE, Length(10, 10, 10))
     assert isinstance(objective, Classification)
-    objective.prepare(Classes([str(i) for i in range(classes)], ("a {}",)), width)
+    objective.prepare(Classes([str(i) for i in range(classes)], ("a {}",)), ModelFacts(width))
     return objective.double()
 
 
