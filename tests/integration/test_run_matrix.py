@@ -69,6 +69,11 @@ ROWS = {
         "objective.same_caption=positive data.captions_per_step=3 data.sub_captions=2",
         FSDP,
     ),
+    "superclip": Row(
+        "a head of the image trunk predicts tokens, and counts the captions of both ranks",
+        "objective=superclip",
+        f"{FSDP} model.image.checkpointing=tower",
+    ),
     **{
         name: Row("another objective", f"objective={name} {words}", FSDP, slow=True)
         for name, words in OTHER_OBJECTIVES.items()
