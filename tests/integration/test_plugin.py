@@ -25,8 +25,8 @@ PAGE = "docs/extend/objective.md"
 
 
 def test_the_page_shows_the_plugins_files() -> None:
-    shown = {path: FOLDER / Path(path).relative_to("mine") for path in files(PAGE)}
-    assert [path.name for path in shown.values()] == ["hinge.py", "hinge.yaml"]
+    shown = {path: PLUGINS / Path(path).stem / Path(path).relative_to("mine") for path in files(PAGE)}
+    assert [path.name for path in shown.values()] == ["hinge.py", "hinge.yaml", "words.py", "words.yaml"]
     for path, content in files(PAGE).items():
         assert content == shown[path].read_text(encoding="utf-8"), path
 
@@ -53,15 +53,23 @@ def test_the_plugin_trains_and_evaluates_from_the_command_line(tmp_path: Path, m
     assert json.loads(found.read_text())["eval/zeroshot/top1"] == logged_top1
 
 
-def trained(run_dir: Path) -> list[float]:
-    options = (*SMALL, *VIT, "objective=hinge", "precision=fp64", "checkpoint=none", "duration=3st")
-    Trainer(compose(*options, f"run_dir={run_dir}", config_dir=FOLDER)).fit()
+def trained(run_dir: Path, name: str, micro_batches: int = 1) -> list[float]:
+    options = (*SMALL, *VIT, f"objective={name}", "precision=fp64", "checkpoint=none", "duration=3st")
+    options = (*options, f"data.micro_batches={micro_batches}", f"run_dir={run_dir}")
+    Trainer(compose(*options, config_dir=PLUGINS / name)).fit()
     return losses(run_dir)
 
 
-def test_two_ranks_match_a_single_process(tmp_path: Path, two_ranks: Ranks) -> None:
-    two, _ = two_ranks.call(trained, tmp_path / "two")
-    assert two == pytest.approx(trained(tmp_path / "one"), rel=1e-9)
+@pytest.mark.parametrize("name", ["hinge", "words"])
+def test_two_ranks_in_micro_batches_match_a_single_process(name: str, tmp_path: Path, two_ranks: Ranks) -> None:
+    two, _ = two_ranks.call(trained, tmp_path / "two", name, 2)
+    assert two == pytest.approx(trained(tmp_path / "one", name), rel=1e-9)
+
+
+def test_an_objective_that_reads_the_trunk_runs_from_the_command_line(tmp_path: Path) -> None:
+    options = last_of_each([*SMALL, *VIT, "duration=2st", f"run_dir={tmp_path}/run"])
+    run(sys.executable, "-m", "clipx.train", f"--config-dir={PLUGINS / 'words'}", "objective=words", *options)
+    assert all(row["train/words"] > 0 for row in rows(tmp_path / "run") if "train/loss" in row)
 
 
 def test_two_plugin_folders_can_use_the_same_names(tmp_path: Path) -> None:
