@@ -43,7 +43,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What an objective can know of the model for which it creates its parameters."""
+    """Facts of the model for which an objective creates its parameters."""
 
     embed_dim: int
     """D, the width of the embeddings."""

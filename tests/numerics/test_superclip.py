@@ -126,14 +126,6 @@ def test_captions_without_tokens_or_with_those_of_all_captions_add_nothing() -> 
         assert not found["head.weight"].any() and not found["trunk"].any()
 
 
-def test_no_tensor_of_the_global_batch_by_the_vocabulary_exists() -> None:
-    """On one rank of eight the largest tensor is of its own share."""
-    module, shapes = build(), list[torch.Size]()
-    module.head.register_forward_hook(lambda *call: shapes.append(call[2].shape))
-    module(step_inputs(0))
-    assert shapes == [torch.Size([B, V])]
-
-
 @pytest.mark.parametrize("text", ["a red circle!~", "", "red " * 40])
 def test_the_tokens_of_a_text_are_without_start_end_and_padding(text: str) -> None:
     """Id 0 is the padding, and "!" inside a word."""

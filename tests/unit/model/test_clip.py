@@ -211,6 +211,7 @@ def test_the_trunk_is_a_further_output_of_one_pass(choice: str, dtype: torch.dty
     torch.testing.assert_close(trunk_BW, model.encode_trunk(image), rtol=0, atol=0)
     torch.testing.assert_close(model.encode_image(image), image_BD, rtol=0, atol=0)
     assert trunk_BW.shape == (2, model.trunk_width) and trunk_BW.dtype is torch.float32
+    assert trunk_BW.requires_grad, "the trunk has no gradient"
     trunk_BW.sum().backward()
     assert any(p.grad is not None for p in model.image.trunk.parameters())
     assert all(p.grad is None for p in model.text.parameters())
