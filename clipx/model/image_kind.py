@@ -40,7 +40,8 @@ class ImageKind:
     them."""
 
     has_trunk: bool = True
-    """Whether the tower has a trunk. Without one it has no weights for other models."""
+    """Whether the tower has a trunk. Without one it has no weights for other models, and no features for an
+    objective with `reads_trunk`."""
 
     most_tokens: int | None = None
     """Largest number of patches of an image, if that differs between images; else None."""

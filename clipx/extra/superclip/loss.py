@@ -2,8 +2,8 @@
 
 The frequencies of tokens are counted over the captions of the run, including those of the step: N captions so far, of
 which n_v contain token v. The target of an image is log((N + 1) / (n_v + 1)) at each distinct token v of its caption,
-divided by the sum of these. That is the definition of the published code (of SuperClass, arXiv:2411.03313, which has
-the same target), but with counts over all ranks, exact in whole numbers.
+divided by the sum of these. That is the target of the published code of SuperClass (arXiv:2411.03313), but with counts
+over all ranks, exact in whole numbers.
 
 Shape suffixes: b local batch, L length of a text, W width of the trunk, V vocabulary.
 """

@@ -25,7 +25,7 @@ class SuperClipSpec(LearnedTemperatureSpec):
     """Type of the objective; set by objective=superclip."""
 
     classification_weight: float = 1.0
-    """Weight of the classification loss. Above 0: otherwise the head learns nothing. The reference is 1."""
+    """Weight of the classification loss. Above 0: otherwise the head learns nothing. 1 is usual."""
 
     reads_trunk: ClassVar[bool] = True
 
@@ -34,7 +34,7 @@ class SuperClipSpec(LearnedTemperatureSpec):
         require(
             self.classification_weight > 0,
             f"objective.classification_weight={self.classification_weight} must be above 0, otherwise the head learns "
-            "nothing: the reference is 1; to train without the head, choose objective=infonce",
+            "nothing: 1 is usual; to train without the head, choose objective=infonce",
         )
 
     def build(self, comm: Comm, length: Length) -> Objective:
