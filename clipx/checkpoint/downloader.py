@@ -20,15 +20,19 @@ from clipx.checkpoint.format import find_damage, write_file
 from clipx.checkpoint.records import MANIFEST, DamagedCheckpoint, read_manifest
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.logger.spec import ID_FILES
+from clipx.logger.spec import id_files
 from clipx.storage.failure import error_text
 from clipx.storage.files import errors_as, read_file
 from clipx.storage.local import sync, write_bytes
 from clipx.storage.remote import StorageFolder, download, retry
 
-# Needed to resume elsewhere, in the same runs of the loggers.
-HISTORY_FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl", *ID_FILES.values())
+_HISTORY = ("config.yaml", "metrics.jsonl", "events.jsonl", "quarantine.jsonl")
 RETRY_S = 120.0  # time during which an unreachable storage is retried
+
+
+def history_files() -> list[str]:
+    """Returns the names of the files that a run needs to resume elsewhere, in the same runs of its loggers."""
+    return [*_HISTORY, *id_files()]
 
 
 def check_writable(url: str, retry_s: float = RETRY_S) -> None:
@@ -115,7 +119,7 @@ def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
     Raises as `remote_checkpoints`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    fetch_files(url, run_dir, [name for name in HISTORY_FILES if not (run_dir / name).exists()], retry_s)
+    fetch_files(url, run_dir, [name for name in history_files() if not (run_dir / name).exists()], retry_s)
 
 
 def fetch_files(url: str, folder: Path, names: Iterable[str], retry_s: float = RETRY_S) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipx.checkpoint.downloader import HISTORY_FILES, group_by_checkpoint
+from clipx.checkpoint.downloader import group_by_checkpoint, history_files
 from clipx.checkpoint.format import find_damage
 from clipx.checkpoint.records import MANIFEST, STATE, DamagedCheckpoint, read_manifest
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RetentionPolicy = Callable[[Sequence[CheckpointInfo]], Collection[int]]
 """Callable that returns the steps of the checkpoints to keep, such as `retention.steps_to_keep`."""
 
-_RUN_FILES = (*HISTORY_FILES, "report.html", "report.png")
+_REPORT = ("report.html", "report.png")
 _ABANDONED_MANIFEST = "MANIFEST.left.json"
 _BACKOFF_S = (1.0, 300.0)  # first and longest pause between upload attempts
 _ATTEMPTS = 3  # per request: of thousands of parts some fail even on a working storage
@@ -229,7 +229,7 @@ class Uploader:
 
     def _upload_run_files(self) -> None:
         """Uploads the current content of the small files that have changed. They grow during training."""
-        for name in _RUN_FILES:
+        for name in (*history_files(), *_REPORT):
             path = self._run_dir / name
             if path.is_file() and not path.is_symlink():  # a link may lead to a secret
                 stat = path.stat()

@@ -10,7 +10,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any, Protocol
 
-from clipx.config.registry import MISSING, frozen
+from clipx.config.registry import MISSING, frozen, kinds
 from clipx.errors import require
 from clipx.storage.local import write_text
 
@@ -19,14 +19,23 @@ Row = dict[str, float]
 
 COUNTERS = ("step", "samples", "epoch", "seconds")
 
-ID_FILES = {"wandb": "wandb_id", "mlflow": "mlflow_id", "trackio": "trackio_run"}
-"""File in the run directory with the id of the run in a logger, by its kind. A run that is resumed from a URL gets
-them, too, and continues the same run there."""
+
+def id_file(run_dir: Path, kind: str) -> Path:
+    """Returns the file in the run directory with the id of the run in a logger, by the kind of the logger.
+
+    A run that is resumed from a URL gets it, too, and continues the same run there.
+    """
+    return run_dir / f"{kind}_id"
+
+
+def id_files() -> list[str]:
+    """Returns the names of the files with ids, of all loggers."""
+    return [id_file(Path(), kind).name for kind in kinds("logger")]
 
 
 def write_id(run_dir: Path, kind: str, text: str) -> None:
-    """Writes the id of the run in a logger to its file of `ID_FILES`. Raises DiskError."""
-    write_text(run_dir / ID_FILES[kind], text, f"correct it, or drop {kind}; no step was trained")
+    """Writes the id of the run in a logger to its file. Raises DiskError."""
+    write_text(id_file(run_dir, kind), text, f"correct it, or drop {kind}; no step was trained")
 
 
 class Sink(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 
 from clipx.config.registry import frozen, option
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, write_id
+from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, write_id
 
 
 @option("logger")
@@ -51,14 +51,14 @@ class WandbSpec(LoggerSpec):
                 "logger.wandb.mode=online needs a key: run `wandb login`, set WANDB_API_KEY, or use "
                 "logger.wandb.mode=offline"
             )
-        id_file = run_dir / ID_FILES["wandb"]
-        if not id_file.is_file():
+        stored = id_file(run_dir, "wandb")
+        if not stored.is_file():
             write_id(run_dir, "wandb", uuid.uuid4().hex[:8])
         run = wandb.init(
             project=self.project,
             entity=self.entity,
             name=name,
-            id=id_file.read_text().strip(),
+            id=stored.read_text().strip(),
             resume="allow",
             mode="offline" if self.mode == "offline" else "online",
             dir=str(run_dir.absolute()),  # wandb's process was perhaps started in another folder by an earlier run

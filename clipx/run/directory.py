@@ -59,7 +59,7 @@ _FIX = "make room, or give this run another run_dir="
 # Names under which clipx and its loggers open a file in the directory.
 _FILES = (
     "config.yaml metrics.jsonl events.jsonl quarantine.jsonl report.* stacks.rank*.txt predictions-*.json run.lock* "
-    "wandb_id mlflow_id mlflow.db* trackio_run evaluation-*"
+    "*_id *.db* evaluation-*"
 ).split()
 
 log = logging.getLogger(__name__)

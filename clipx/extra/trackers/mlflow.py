@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.config.registry import frozen, option
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
+from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, require_package, write_id
 from clipx.storage.url import check_secrets
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ class MlflowSpec(LoggerSpec):
         from mlflow.tracking import MlflowClient
 
         own = run_dir / "mlflow.db"
-        id_file = run_dir / ID_FILES["mlflow"]
-        known = id_file.is_file()
+        stored = id_file(run_dir, "mlflow")
+        known = stored.is_file()
         if known and self.tracking_uri is None and not own.is_file():  # resumed from a URL, which lacks the file
-            log.info("%s is missing, which contains the run of %s: a new run begins in MLflow", own, id_file.name)
+            log.info("%s is missing, which contains the run of %s: a new run begins in MLflow", own, stored.name)
             known = False
         client = MlflowClient(self.tracking_uri or f"sqlite:///{own.absolute()}")
         if not known:
@@ -73,13 +73,13 @@ class MlflowSpec(LoggerSpec):
             number = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
             tags = {"mlflow.source.name": "clipx.train", "run_dir": str(run_dir), **self.tags}
             write_id(run_dir, "mlflow", client.create_run(number, run_name=name, tags=tags).info.run_id)
-        sink = _Mlflow(client, id_file.read_text().strip())
+        sink = _Mlflow(client, stored.read_text().strip())
         try:
             sink.open(config)
         except MlflowException as error:
             message = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"logger.mlflow.tracking_uri={self.tracking_uri or 'null'} cannot continue the run named in {id_file} "
+                f"logger.mlflow.tracking_uri={self.tracking_uri or 'null'} cannot continue the run named in {stored} "
                 f"({message}): give the store that contains the run, or remove the file to begin a new one"
             ) from None
         return sink

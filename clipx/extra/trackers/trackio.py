@@ -14,7 +14,7 @@ from typing import Any
 from clipx.config.registry import frozen, option
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import ID_FILES, LoggerSpec, Row, Sink, require_package, write_id
+from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, require_package, write_id
 
 log = logging.getLogger(__name__)
 
@@ -68,15 +68,15 @@ def _name(run_dir: Path, project: str, name: str) -> str:
     """Returns the name of the run in trackio, which identifies it there: `name`, with a number if it is taken."""
     import trackio
 
-    id_file = run_dir / ID_FILES["trackio"]
-    if id_file.is_file():
+    stored = id_file(run_dir, "trackio")
+    if stored.is_file():
         _import_fragments()
     else:
         with contextlib.suppress(ValueError):  # a new project
             taken = {run.name for run in trackio.Api().runs(project)}
             name = next(free for free in _numbered(name) if free not in taken)
         write_id(run_dir, "trackio", name)
-    return id_file.read_text(encoding="utf-8")
+    return stored.read_text(encoding="utf-8")
 
 
 def _writes_fragments() -> bool:

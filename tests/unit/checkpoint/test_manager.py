@@ -104,7 +104,7 @@ def test_a_run_resumed_from_its_upload_continues_its_runs_in_loggers(
     Trainer(clipx.compose(*words, "checkpoint.remote=null", "duration=3st")).fit()
     (second,) = Path("elsewhere/run/wandb").glob("offline-run-*")
     assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2] == Path("run/wandb_id").read_text()
-    assert Path("elsewhere/run/trackio_run").read_text() == "run"
+    assert Path("elsewhere/run/trackio_id").read_text() == "run"
 
 
 @pytest.mark.parametrize("text", ["step:5", "run/checkpoints/step-00000005"])
