@@ -57,7 +57,7 @@ class ForwardFlops:
     """FLOPs of one sample in the forward pass. A multiplication and an addition count as two."""
 
     image: int
-    text: int  # for the whole context, whatever the length of the text; includes the decoder of a captioning model
+    text: int  # for the whole context, whatever the length of the text; includes further towers, such as a decoder
 
     @classmethod
     def of(cls, spec: ModelSpec) -> ForwardFlops:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,7 @@ def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
     blocks timm does not define.
     """
     image, text = _image_layers(model.image.trunk, asked_by), _text_layers(model.text)
-    decoder = 1 + sum(name.startswith("decoder.") for name in named_blocks(model))
+    blocks = Counter(name.partition(".")[0] for name in named_blocks(model))  # of each tower
     found: dict[str, tuple[int, int]] = {}
     for name, _ in model.named_parameters():
         if name.startswith("image.trunk."):
@@ -32,10 +33,10 @@ def parameter_layers(model: CLIP, asked_by: str) -> dict[str, tuple[int, int]]:
             found[name] = image[_HEAD], image[_HEAD]
         elif name.startswith("text."):
             found[name] = text[name.removeprefix("text.")], text[_HEAD]
-        elif block := re.match(r"decoder\.blocks\.(\d+)\.", name):  # a separate tower: its layers count from 1
-            found[name] = int(block[1]) + 1, decoder
-        else:
-            found[name] = decoder, decoder
+        else:  # a further tower, such as a decoder: its layers count from 1
+            top = 1 + blocks[name.partition(".")[0]]
+            block = re.match(r"\w+\.blocks\.(\d+)\.", name)
+            found[name] = top if block is None else int(block[1]) + 1, top
     return found
 
 

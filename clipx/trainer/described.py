@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any
 
 from clipx.checkpoint.resume import split_checkpoint
@@ -43,7 +43,8 @@ def described_model(location: str) -> ModelSpec:
             f"model.weights={location} holds weights without a configuration, from which model=weights takes the "
             "sizes: choose their model, e.g. model=vit_b32"
         )
-    towers = {name: _plain(getattr(spec, name)) for name in ("image", "text", "decoder") if hasattr(spec, name)}
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    towers = {name: _plain(value) for name, value in values.items() if is_dataclass(value)}
     plain: ModelSpec = replace(_plain(spec), **towers)
     return plain
 

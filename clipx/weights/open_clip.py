@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,14 @@ class Layout:
     config_of: Callable[[Any], dict[str, Any]]
     spec_of: Callable[[dict[str, Any], str], ModelSpec]
     recognizes: Callable[[Mapping[str, Any]], bool] = lambda model: True  # argument: model_cfg
+    order: Sequence[str] = ()  # see open_clip_checkpoint.in_their_order
 
 
 CLIP = Layout(clip_layout.rules, clip_config.config_of, clip_config.spec_of)
 
 
-def _layout_of(spec: ModelSpec) -> Layout:
+def layout_of(spec: ModelSpec) -> Layout:
+    """Returns the layout of a model. Raises CheckpointError for a model that open_clip does not have."""
     layout = _own_layout(type(spec))
     if layout is None:
         raise CheckpointError(f"open_clip has no layout for model.kind={spec.kind}: export it with format=safetensors")
@@ -74,7 +76,7 @@ def ties(spec: ModelSpec, ours: Iterable[str], theirs: Iterable[str] | None = No
     `theirs`: names in the file to read, which select one of several layouts. None: the layout that open_clip builds
     from `config_of(spec)`. Raises CheckpointError for a tensor without a name in open_clip.
     """
-    return list(tied(_layout_of(spec).rules(spec, theirs), ours))
+    return list(tied(layout_of(spec).rules(spec, theirs), ours))
 
 
 def to_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -142,7 +144,7 @@ def config_of(spec: ModelSpec) -> dict[str, Any]:
 
     Raises CheckpointError for a model that open_clip's configuration cannot express.
     """
-    return _layout_of(spec).config_of(spec)
+    return layout_of(spec).config_of(spec)
 
 
 def spec_of(config: dict[str, Any], name: str) -> ModelSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from clipx.weights.download import fetched
 from clipx.weights.files import bare_names, check_state, unpickled
 from clipx.weights.key_mapping import Tie
 from clipx.weights.load import LoadedWeights
-from clipx.weights.open_clip import from_open_clip, temperature_of, ties, to_open_clip
+from clipx.weights.open_clip import from_open_clip, layout_of, temperature_of, ties, to_open_clip
 
 if TYPE_CHECKING:
     from clipx.weights.export import Exported
@@ -40,8 +40,8 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 # Order of open_clip's named_parameters(). Parameters of a module precede those of its submodules. Names that match one
 # pattern are sorted by the numbers in them, then in clipx's order. The shortcut of a ResNet block follows its
 # convolutions.
-_TOP = ("positional_embedding", "text_projection", "logit_scale", "logit_bias")
-_VISUAL = (
+TOP = ("positional_embedding", "text_projection", "logit_scale", "logit_bias")
+VISUAL = (
     r"visual\.class_embedding",
     r"visual\.positional_embedding",
     r"visual\.proj",
@@ -59,7 +59,7 @@ _VISUAL = (
     r"visual\.head\..*",
 )
 _TEXT = (r"transformer\..*", r"token_embedding\..*", r"ln_final\..*", r"text_projection\..*")
-_TEXT_APART = (
+TEXT_APART = (
     r"text\.cls_emb",
     r"text\.positional_embedding",
     r"text\.text_projection",
@@ -68,14 +68,7 @@ _TEXT_APART = (
     r"text\.ln_final\..*",
     r"text\.text_projection\..*",
 )
-_DECODER = (
-    r"text_decoder\.text_projection",
-    r"text_decoder\.resblocks\.(\d+)\..*",
-    r"text_decoder\.cross_attn\.(\d+)\.(?=(ln_2|mlp)?)(?=(ln_1_kv)?).*",
-    r"text_decoder\.ln_final\..*",
-)
-_ORDER = (*_TOP, *_VISUAL, *_TEXT, *_TEXT_APART)
-_COCA_ORDER = (*_TOP, *_TEXT_APART, *_VISUAL, *_DECODER)
+_ORDER = (*TOP, *VISUAL, *_TEXT, *TEXT_APART)
 
 
 def state_dict(weights: LoadedWeights) -> dict[str, Tensor]:
@@ -111,7 +104,8 @@ def write(file: Path, exported: Exported) -> list[str]:
             "export the next checkpoint"
         )
     tensors = state_dict(weights)
-    parameters = in_their_order([*LEARNED_THERE, *(tie.theirs for tie in _parameter_ties(weights.spec))])
+    named = [*LEARNED_THERE, *(tie.theirs for tie in _parameter_ties(weights.spec))]
+    parameters = in_their_order(named, layout_of(weights.spec).order)
     parameters = [parameter for parameter in parameters if parameter in tensors]
     states = _their_states(weights.spec, select_prefix("optimizer", found.tensors))
     if missing := [p for p in parameters if p not in states and p not in LEARNED_THERE]:
@@ -141,10 +135,12 @@ def _describe(seen: int, length: int) -> str:
     )
 
 
-def in_their_order(names: Iterable[str]) -> list[str]:
-    """Sorts open_clip's names from the order of clipx's parameters to that of open_clip's named_parameters()."""
-    names = list(names)
-    order = _COCA_ORDER if any(name.startswith("text_decoder.") for name in names) else _ORDER
+def in_their_order(names: Iterable[str], order: Sequence[str] = ()) -> list[str]:
+    """Sorts open_clip's names from the order of clipx's parameters to that of open_clip's named_parameters().
+
+    `order`: patterns of names in that order. Empty: those of CLIP.
+    """
+    order = order or _ORDER
     keyed: list[tuple[list[int], str]] = []
     for name in names:
         number, found = next((i, found) for i, p in enumerate(order) if (found := re.fullmatch(p, name)))

@@ -16,6 +16,7 @@ from clipx.weights import clip_config
 from clipx.weights.clip_layout import VIT, blocks, layout_of, text
 from clipx.weights.key_mapping import Rule
 from clipx.weights.open_clip import Layout
+from clipx.weights.open_clip_checkpoint import TEXT_APART, TOP, VISUAL
 
 _POOL = "visual.attn_pool."
 _MLP_RATIO = 4.0  # ratio of open_clip's decoders
@@ -139,4 +140,17 @@ def _require(ok: bool, fault: str, instead: str) -> None:
         raise CheckpointError(f"{fault}: {instead}")
 
 
-LAYOUT = Layout(rules, config_of, spec_of, recognizes=lambda model: "multimodal_cfg" in model)
+# Order of open_clip's named_parameters(): see open_clip_checkpoint.
+_DECODER = (
+    r"text_decoder\.text_projection",
+    r"text_decoder\.resblocks\.(\d+)\..*",
+    r"text_decoder\.cross_attn\.(\d+)\.(?=(ln_2|mlp)?)(?=(ln_1_kv)?).*",
+    r"text_decoder\.ln_final\..*",
+)
+LAYOUT = Layout(
+    rules,
+    config_of,
+    spec_of,
+    recognizes=lambda model: "multimodal_cfg" in model,
+    order=(*TOP, *TEXT_APART, *VISUAL, *_DECODER),
+)
