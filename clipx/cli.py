@@ -253,19 +253,13 @@ def _typed_arguments(command: str) -> argparse.Namespace:
     parser.error = _refuse  # type: ignore[method-assign]
     if not {"-sc", "--shell-completion"} & set(words):
         typed = sys.argv[1:]
-        check_typed(words, parser, lambda flags: _translation(typed, flags, command))
+        world = world_or_one()
+        check_typed(words, parser, lambda of, flags: of.answer(typed, flags, command, _program(), world))
     arguments = parser.parse_intermixed_args(words)
     for override in arguments.overrides:
         words.remove(override)
     sys.argv[1:] = [*words, *arguments.overrides]
     return arguments
-
-
-def _translation(typed: Sequence[str], flags: Sequence[str], command: str) -> str:
-    """Returns the message for typed words with flags of open_clip."""
-    from clipx.config.open_clip_command import answer
-
-    return answer(typed, flags, command, _program(), world_or_one())
 
 
 def _refuse(message: str) -> NoReturn:

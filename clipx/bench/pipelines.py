@@ -19,7 +19,6 @@ from clipx.data.encoded import EncodedReader
 from clipx.data.images import PixelReader, reader_of
 from clipx.data.loader import CPU, LoaderOptions, TrainBatches, train_loader
 from clipx.data.order import Order
-from clipx.data.processes import start_in_child
 from clipx.data.shards.shards import Shards
 from clipx.data.shards.urls import expand
 from clipx.data.source import Source
@@ -27,6 +26,7 @@ from clipx.data.spec import Dataset, open_data, training_order
 from clipx.data.texts import TextReader, used_mask
 from clipx.distributed.comm import Comm
 from clipx.model.tokenizer import Tokenizer
+from clipx.processes import start_in_child
 
 if TYPE_CHECKING:
     import torch

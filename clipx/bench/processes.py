@@ -16,9 +16,9 @@ from typing import TypeVar
 
 from clipx.bench.spec import BenchError
 from clipx.config.lazy_torch import dist, torch
-from clipx.data.processes import first_death, processes_of, start_in_child
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import cores
+from clipx.processes import first_death, processes_of, start_in_child
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from clipx.data.processes import start_in_child
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.distributed.launch_env import cores
+from clipx.processes import start_in_child
 
 SHARDS = 8
 MEDIAN, SPREAD = 12, 0.6  # tokens of a caption without start and end; standard deviation of their logarithm

@@ -11,9 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.entries import Entry, entries, unselected_entries
-from clipx.config.open_clip_command import translate
-from clipx.config.open_clip_flags import FLAGS
-from clipx.config.open_clip_rules import Given
+from clipx.config.other_trainers import other_trainers
 from clipx.config.suggestions import letters_of
 
 # Names in the trainers of transformers, Lightning and timm, and what to write here.
@@ -44,8 +42,8 @@ def meant(key: str, cfg: DictConfig) -> str:
         return " or ".join(_places(found))
     name = key.rpartition(".")[2].replace("-", "_")
     words = ELSEWHERE.get(name, "").split()
-    if (flag := name.replace("_", "-")) in FLAGS:
-        words = translate(Given({flag: []}, ["model="]))
+    for trainer in other_trainers():
+        words = trainer.overrides(name) or words
     return " ".join(words) if words and re.split(r"[.=@]", words[0].lstrip("+"))[0] in settable_keys(cfg) else ""
 
 

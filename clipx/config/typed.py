@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from clipx.compat import flags_of
+from clipx.config.other_trainers import OtherTrainer, other_trainers
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 
@@ -36,11 +37,13 @@ def last_of_each(words: Sequence[str]) -> list[str]:
 
 
 def check_typed(
-    words: Sequence[str], parser: argparse.ArgumentParser, translated: Callable[[Sequence[str]], str] | None = None
+    words: Sequence[str],
+    parser: argparse.ArgumentParser,
+    translated: Callable[[OtherTrainer, Sequence[str]], str] | None = None,
 ) -> None:
     """Raises ConfigError for flags that do not exist, such as open_clip's, and for a key or a flag given twice.
 
-    `translated` returns the message for words with flags of open_clip; it receives the flags that exist.
+    `translated` returns the message for words with flags of another trainer; it receives the flags that exist.
     """
     flags = flags_of(parser)
     seen: dict[str, list[str]] = {}
@@ -51,10 +54,10 @@ def check_typed(
         elif name in flags:
             name = flags[name].dest if flags[name].nargs != 0 else ""  # flags without a value may be repeated
         elif word.startswith("--") and not any(flag.startswith(name) for flag in flags):
-            from clipx.config.open_clip_command import answer, flag_name  # a fifth of the package, for this error alone
-
-            if any(map(flag_name, words)):
-                raise ConfigError(translated(list(flags)) if translated else answer(words, list(flags)))
+            for trainer in other_trainers():
+                if any(map(trainer.is_flag, words)):
+                    answer = translated or (lambda of, known: of.answer(words, known, "train", ("python", "-m"), 1))
+                    raise ConfigError(answer(trainer, list(flags)))
             raise ConfigError(_unknown_flag(name, list(flags)))
         if name:
             seen.setdefault(name, []).append(word)
@@ -65,7 +68,8 @@ def check_typed(
 
 def _unknown_flag(flag: str, known: Sequence[str]) -> str:
     hint = did_you_mean(flag, known)
-    rule = f"{flag} is neither a flag of this command nor of open_clip 3.3{hint}"
+    others = " or ".join(trainer.name for trainer in other_trainers())
+    rule = f"{flag} is neither a flag of this command nor of {others}{hint}" if others else f"{flag} is no flag{hint}"
     return f"{rule}: options are written key=value, --hydra-help lists the flags"
 
 

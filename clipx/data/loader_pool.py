@@ -31,8 +31,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from clipx.compat import loader_workers
 from clipx.data.loader_process import start_process, this_process
-from clipx.data.processes import Environment, blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
 from clipx.errors import DataError, exhausted
+from clipx.processes import Environment, blocked_sigterm, first_oom_kills, how_ended, start_in_child, why_ended
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from clipx.data.images import reader_of
 from clipx.data.loader import LoaderOptions
-from clipx.data.processes import memory_groups, numbers
 from clipx.data.texts import text_bytes
 from clipx.errors import require
+from clipx.processes import memory_groups, numbers
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm

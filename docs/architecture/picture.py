@@ -46,6 +46,7 @@ PURPOSES = {
     "output": "standard streams",
     "abort": "end of a process",
     "commands": "commands by name",
+    "processes": "child processes",
     "version": "number",
 }
 COLORS = {  # by the first package of a layer; a layer without one has the colour of the layer above it

@@ -21,8 +21,8 @@ from hydra.core.utils import JobReturn
 from hydra.types import HydraContext
 
 from clipx.config.compose import checked
-from clipx.data.processes import how_ended
 from clipx.errors import ConfigError, Exit, Stopped
+from clipx.processes import how_ended
 from clipx.run.watchdog import LAUNCHER_PID
 from clipx.storage.local import ensure_folder, open_own
 from clipx_launch import snapshot

@@ -17,8 +17,8 @@ from clipx.config.catalogue import commands, folder_of, groups, load_all, option
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import default_of, shown_fields
 from clipx.config.messages import LIST_GROUPS
-from clipx.config.open_clip_flags import FLAGS
 from clipx.config.registry import MISSING, kinds
+from clipx.extra.open_clip.flags import FLAGS
 
 Words = tuple[str, ...]
 

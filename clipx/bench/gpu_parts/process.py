@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from clipx.bench.gpu_parts.report import Report, Sizes, read
-from clipx.data.processes import start_in_child
+from clipx.processes import start_in_child
 from clipx.storage.local import open_own, write_text
 
 if TYPE_CHECKING:

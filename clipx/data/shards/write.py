@@ -13,15 +13,15 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
-from clipx.data.processes import (
+from clipx.data.source import Sample
+from clipx.errors import DataError
+from clipx.processes import (
     Environment,
     blocked_sigterm,
     first_death,
     processes_of,
     start_in_child,
 )
-from clipx.data.source import Sample
-from clipx.errors import DataError
 from clipx.storage.local import cache_folder, write_atomically
 
 MakeSample = Callable[[int], Sample]

@@ -6,9 +6,9 @@ import pytest
 from helpers.runs import compose
 from hydra._internal.utils import get_args_parser
 
-from clipx.config.open_clip_flags import FLAGS
 from clipx.config.typed import check_typed, last_of_each, override_key
 from clipx.errors import ConfigError
+from clipx.extra.open_clip.flags import FLAGS
 
 ONCE = "give it once; a list is {key}=[a,b], a sweep {key}=a,b with -m"
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from clipx.config.grammar import in_shell
-from clipx.config.open_clip_flags import FLAGS, NONE, NUMBERS, PAIRS
-from clipx.config.open_clip_rules import AUGMENTATIONS, PLACE, PLACES, Given, evaluated
+from clipx.config.other_trainers import OtherTrainer, register_trainer
+from clipx.extra.open_clip.flags import FLAGS, NONE, NUMBERS, PAIRS
+from clipx.extra.open_clip.rules import AUGMENTATIONS, PLACE, PLACES, Given, evaluated
 
 _NUMBER = re.compile(r"-?[0-9.]+(e[+-]?[0-9]+)?")
 
@@ -105,3 +106,12 @@ def _quoted(word: str) -> str:
 def _list(flags: Sequence[str]) -> str:
     shown = " and ".join(flags) if len(flags) < 3 else f"{flags[0]}, {flags[1]}, …"
     return f"{shown} {'is a flag' if len(flags) == 1 else 'are flags'}"
+
+
+def _overrides(name: str) -> list[str]:
+    """Returns what to write for a key that is named as a flag."""
+    flag = name.replace("_", "-")
+    return translate(Given({flag: []}, ["model="])) if flag in FLAGS else []
+
+
+register_trainer(OtherTrainer("open_clip 3.3", lambda word: flag_name(word) is not None, answer, _overrides))

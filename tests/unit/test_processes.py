@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader
 
 from clipx.data import loader_pool, processes
 from clipx.data.loader_pool import load, receive, start_loading
-from clipx.data.processes import how_ended, oom_kills, why_ended
 from clipx.data.shards.write import run_in_pool
 from clipx.errors import DataError
+from clipx.processes import how_ended, oom_kills, why_ended
 
 METHODS = ("fork", "forkserver", "spawn")
 
@@ -62,7 +62,7 @@ def method(request: pytest.FixtureRequest) -> Iterator[str]:
 def test_a_dead_process_is_named_with_its_exit_code_or_signal(
     method: str, end: object, argument: int, expected: str, processes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clipx.data.processes.oom_kills", lambda: 0)
+    monkeypatch.setattr("clipx.processes.oom_kills", lambda: 0)
     with pytest.raises(DataError, match=rf"^a loader process of this rank died \(pid \d+, {expected}"):
         list(load(None, Called(end), [argument] * 3, workers=1, ready=1))
     with pytest.raises(DataError, match=rf"^counting: a process died \(pid \d+, {expected}.*; run the command again"):
@@ -183,7 +183,7 @@ def _sleeping(pid: int) -> list[int]:
 def test_processes_start_with_sigterm_blocked(method: str) -> None:
     """A fork server, too: a thread that an import of a loader process starts would receive the SIGTERM of SLURM."""
     program = (
-        "import multiprocessing, signal, sys; from clipx.data.processes import blocked_sigterm\n"
+        "import multiprocessing, signal, sys; from clipx.processes import blocked_sigterm\n"
         f"multiprocessing.set_start_method('{method}')\n"
         "with blocked_sigterm():\n"
         "    process = multiprocessing.Process(target=signal.raise_signal, args=(signal.SIGTERM,))\n"

@@ -12,9 +12,9 @@ from helpers.migration import FASTCLIP, OPEN_CLIP, counterparts, tables, transla
 from helpers.open_clip_parser import open_clip_actions, open_clip_parser
 from open_clip.pretrained import get_pretrained_cfg
 
-from clipx.config.open_clip_command import answer, read, translate
-from clipx.config.open_clip_flags import FLAGS, NONE, NUMBERS, ONE, PAIRS
-from clipx.config.open_clip_rules import MODELS, WEIGHTS
+from clipx.extra.open_clip.command_line import answer, read, translate
+from clipx.extra.open_clip.flags import FLAGS, NONE, NUMBERS, ONE, PAIRS
+from clipx.extra.open_clip.rules import MODELS, WEIGHTS
 
 # FastCLIP's code is no package that an index has. These are the flags that src/training/params.py of
 # https://github.com/Optimization-AI/fast_clip at commit 6394f928765770dbf9ba33333ca09b9edbb73e3a adds to open_clip's,

@@ -1,6 +1,6 @@
 """Flags of open_clip's trainer (open_clip_train.params of open_clip 3.3), and what to write instead.
 
-`open_clip_command.py` answers a command line by this table. Tests compare it with the parser of the installed open_clip
+`command_line.py` answers a command line by this table. Tests compare it with the parser of the installed open_clip
 and with the page docs/migrate/open_clip.md.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from clipx.config import open_clip_rules as rules
-from clipx.config.open_clip_rules import PLACE, Given, hydra_value
+from clipx.extra.open_clip import rules
+from clipx.extra.open_clip.rules import PLACE, Given, hydra_value
 
 OPTIMIZERS = {f"{prefix}{name}": name for name in ("adamw", "lamb", "lion", "muon", "sgd") for prefix in ("", "timm/")}
 INTERPOLATIONS = {name: name for name in ("bicubic", "bilinear")}
