@@ -22,7 +22,8 @@ from helpers.samples import Called
 from helpers.waiting import wait_until
 from torch.utils.data import DataLoader
 
-from clipx.data import loader_pool, processes
+from clipx import processes
+from clipx.data import loader_pool
 from clipx.data.loader_pool import load, receive, start_loading
 from clipx.data.shards.write import run_in_pool
 from clipx.errors import DataError
