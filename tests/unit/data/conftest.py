@@ -1,5 +1,5 @@
-"""Fixtures of the tests of data that is cached on this machine."""
+"""Indexes and writes shards in threads, unless a test asks for `processes`."""
 
-from helpers.caches import own_cache, processes, threads
+from helpers.caches import threads
 
-__all__ = ["own_cache", "processes", "threads"]
+__all__ = ["threads"]
