@@ -15,7 +15,22 @@ clipx trains CLIP models. clipx COMMAND --help explains a command. The first to 
 
 {commands}
 
-`python -m MODULE` starts a command as well. --version prints the versions of clipx, torch, Hydra and Python."""
+`python -m MODULE` starts a command as well. --version prints the versions of clipx, torch, Hydra and Python, and
+-sc install=bash the code of tab completion."""
+_COMPLETION = """\
+_clipx() {
+    local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" choices="" line
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        choices="NAMES"
+    elif [ "$command" != sweep ]; then
+        line="clipx-$command ${COMP_LINE#*"$command" }"
+        choices=$(COMP_LINE="$line" COMP_POINT="${#line}" "${COMP_WORDS[0]}" "$command" -sc query=bash 2> /dev/null)
+    fi
+    COMPREPLY=($(compgen -o nospace -o default -W "$choices" -- "$word"))
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=} # an override is one word, as for Hydra's own completion
+complete -o nospace -o default -F _clipx clipx
+"""
 
 
 def main() -> None:
@@ -32,6 +47,8 @@ def main() -> None:
         from clipx.version import version_text
 
         text = version_text()
+    elif words in (["-sc", "install=bash"], ["--shell-completion", "install=bash"]):
+        text = _COMPLETION.replace("NAMES", " ".join(map(name_of, commands())))
     elif words in ([], ["--help"], ["-h"]):
         text = _HELP.format(commands="\n".join(map(_line, commands())))
     else:
@@ -48,6 +65,10 @@ def _refuse(words: list[str]) -> NoReturn:
     from clipx.config.suggestions import did_you_mean
 
     word = words[0]
+    if word in ("-sc", "--shell-completion"):
+        refuse(
+            f"{' '.join(words)} is not a choice: write -sc install=bash, or clipx-train {' '.join(words)} for a command"
+        )
     if word.startswith("-"):
         command = next(filter(module_of, words), "COMMAND")
         refuse(f"{word} is not a command: write it after the command, clipx {command} {word}")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 import sys
 import tomllib
 from importlib.util import find_spec
@@ -80,6 +83,27 @@ def test_a_command_runs_as_its_module_does(tmp_path: Path) -> None:
     assert by_name.stderr == by_module.stderr != ""
     assert run(sys.executable, "-m", "clipx", "sweep", "status", str(tmp_path), check=False).returncode == 2
     assert run(sys.executable, "-m", "clipx", "wise_ft", "--version").stdout.startswith("clipx ")
+
+
+def completed(line: str) -> list[str]:
+    """Returns what bash offers for the last word of a line after the code of completion has been evaluated."""
+    words = line.split(" ")
+    script = f"""eval "$(clipx -sc install=bash)"
+    COMP_WORDS=({" ".join(map(shlex.quote, words))}) COMP_CWORD={len(words) - 1} COMP_LINE={shlex.quote(line)}
+    _clipx 2> /dev/null; printf '%s\\n' "${{COMPREPLY[@]}}" """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_the_tab_key_completes_commands_and_what_a_command_takes() -> None:
+    assert completed("clipx ") == [name_of(module) for module in COMMANDS]
+    assert completed("clipx wi") == ["wise-ft"]
+    assert completed("clipx train objective=fast") == [f"objective=fastclip_v{i}" for i in range(4)]
+    assert completed("clipx look sam") == ["samples="]
+    assert completed("clipx sweep sta") == []
 
 
 @pytest.mark.parametrize("name", ["prepare", "look", "index", "vocabulary", "select"])
