@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def named_blocks(model: CLIP) -> dict[str, nn.Module]:
-    """Returns the blocks of both towers by name, lowest first, then those of a decoder.
+    """Returns the blocks of both towers by name, lowest first, then those of further parts that name theirs.
 
     An image tower whose blocks timm does not define contributes none.
     """
@@ -22,7 +22,7 @@ def named_blocks(model: CLIP) -> dict[str, nn.Module]:
     others = {
         f"{name}.{tower.blocks_name}": tower.get_submodule(str(tower.blocks_name))
         for name, tower in model.named_children()
-        if name != "image"
+        if name != "image" and hasattr(tower, "blocks_name")
     }
     return image | {f"{name}.{i}": block for name, blocks in others.items() for i, block in blocks.named_children()}
 

@@ -97,6 +97,26 @@ def test_a_number_format(folder: Path) -> None:
         train(tf32, "tf32", *SHAPES, "distributed=cpu")
 
 
+def test_a_model_with_a_further_output(folder: Path) -> None:
+    (typed,) = shown("docs/extend/model.md")
+    steps = train(typed, "run", *SHAPES, *VIT, "evaluator=[]", "data.micro_batches=2")
+    assert all(row["train/spread"] > 0 for row in steps if "train/loss" in row)
+    with pytest.raises(ConfigError, match="objective=infonce does not read the spreads of images that model=spread"):
+        compose("model=spread", config_dir="mine")
+    with pytest.raises(
+        ConfigError, match="objective=certain reads spreads of images, which model=tiny does not return"
+    ):
+        compose("objective=certain", config_dir="mine")
+
+
+def test_a_logger(folder: Path) -> None:
+    first, second = shown("docs/extend/logger.md")
+    train((*first[:5], "logger=[table]"), "run", *SHAPES, *VIT, "evaluator=[]", "logger=[table]")
+    header, *lines = (folder / "run/metrics.csv").read_text().splitlines()
+    assert header.split(",")[:2] == ["step", "samples"] and [line.split(",")[0] for line in lines] == ["1", "2"]
+    assert compose(*second[5:], config_dir="mine").logger["table"].separator == ";"
+
+
 def test_the_values_of_a_sites_launcher(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,6 +130,10 @@ def test_the_values_of_a_sites_launcher(
 def test_a_name_of_clipx_is_refused(folder: Path) -> None:
     (folder / "mine/objective").mkdir(parents=True)
     (folder / "mine/objective/infonce.yaml").touch()
+    (folder / "theirs/model").mkdir(parents=True)
+    (folder / "theirs/model/coca_tiny.yaml").touch()
+    with pytest.raises(ConfigError, match=r"would have no effect, since coca has the option model/coca_tiny: give it"):
+        compose(config_dir="theirs")
     with pytest.raises(
         ConfigError, match=r"infonce\.yaml would have no effect, since clipx has the option objective/infonce"
     ):
