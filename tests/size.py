@@ -44,7 +44,7 @@ FEATURES = {
     "stored features": r"image\.features\b|Feature(Reader|View|Tower)|takes_features|parse_features",
     "images at their own aspect ratio": r"\.native\b|native=True|Native(Reader|Images|ImageTower)|PatchView|PackedImages"
     r"|ImagePack(er|ing)\b|image_packer",
-    "decoding on the device": r"\bDecoder\b|DeviceDecoder|Encoded(Images|Reader)|device_decod|device_crop|on_device=|view\.on_device",
+    "decoding on the device": r"DeviceDecoder|Encoded(Images|Reader)|device_decod|device_crop|on_device=|view\.on_device",
     "several captions": r"captions_per_step|texts_per_sample|CaptionDraw|(texts?|captions)\.each\b|\beach: int = 1",
     "a second view": r"SecondView|second_(image|tokens|packing|size)|TeacherTexts|teacher\.(view|texts)\b|\band_for\b",
 }

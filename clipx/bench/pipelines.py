@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.bench.shards import pattern
 from clipx.data.batch import Batch
-from clipx.data.encoded import EncodedReader
 from clipx.data.images import PixelReader, reader_of
 from clipx.data.loader import CPU, LoaderOptions, TrainBatches, train_loader
 from clipx.data.order import Order
@@ -25,6 +24,7 @@ from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data, training_order
 from clipx.data.texts import TextReader, used_mask
 from clipx.distributed.comm import Comm
+from clipx.extra.gpu_decode.reader import EncodedReader
 from clipx.model.tokenizer import Tokenizer
 from clipx.processes import start_in_child
 

@@ -1,7 +1,7 @@
 """Readers of images: the encoded image of a sample becomes a row of the input of an image tower.
 
-Each kind of input is a subclass of ImageReader: pixels here, stored features in features.py, patches of images at their
-own aspect ratio in native.py, and encoded images that the device decodes in encoded.py.
+Each kind of input is a subclass of ImageReader: pixels here, stored features in features.py; patches of images at
+their own aspect ratio, and encoded images that a device decodes, in clipx.extra.
 
 Shape suffixes: n samples, S side of an image in pixels.
 """
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from clipx.data.augment_spec import AugmentSpec
+from clipx.data.decoders import decoder_of
 from clipx.data.inputs import Inputs
 from clipx.data.shared_memory import empty_rows, shared_rows
-from clipx.data.spec import DataSpec, Decoder
+from clipx.data.spec import DataSpec
 from clipx.data.transform import RATIO, Box, Crop, decode, eval_transform, train_transform
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation
 
@@ -195,11 +196,11 @@ class PixelReader(ImageReader):
         return self if size == self.sizes[0] else replace(self, sizes=(*self.sizes, size))
 
     def for_training(self, data: DataSpec) -> ImageReader:
-        if data.decode is Decoder.cpu:
+        decoder = decoder_of(data.decode)
+        if decoder is None:
             return self
-        from clipx.data.encoded import EncodedReader
-
-        return EncodedReader.like(self)
+        reader: ImageReader = pkgutil.resolve_name(decoder.reader).like(self)
+        return reader
 
 
 @dataclass(frozen=True, slots=True)

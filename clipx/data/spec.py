@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config.names import check_name
@@ -19,6 +18,7 @@ from clipx.config.registry import MISSING, complete, frozen
 from clipx.config.saved import to_dict
 from clipx.data.augment_spec import AugmentSpec, check_crops
 from clipx.data.caption_mask_spec import CaptionMaskSpec
+from clipx.data.decoders import CPU, decoder_of
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require
 
@@ -39,13 +39,6 @@ SAMPLING_OPTIONS = tuple(
 )
 """Options of DataSpec that have no effect on commands that read each sample once, on the CPU."""
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
-
-
-class Decoder(StrEnum):
-    """Decoder of training images, see DataSpec.decode."""
-
-    cpu = "cpu"
-    gpu = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +116,7 @@ class DataSpec:
     caption_mask: CaptionMaskSpec = field(default_factory=CaptionMaskSpec)
     """Selection of the words of training captions that are too long, or always of a share of the words."""
 
-    decode: Decoder = Decoder.cpu
+    decode: str = CPU
     """Decoder of training images. cpu: the loader processes. gpu: nvJPEG decodes baseline JPEGs on the CUDA device,
     which also resizes their crops; the loader processes decode all other images. Crops and captions are the same, the
     pixels differ slightly. Evaluation decodes on the CPU."""
@@ -200,6 +193,7 @@ class DataSpec:
                 f"{nearest_divisors(self.batch_size, max(1, self.streams))}",
             )
         check_crops(self.crop_scale, self.crop_ratio)
+        decoder_of(self.decode)
         require(
             1 <= self.max_pixels <= MAX_PIXELS,
             f"data.max_pixels={self.max_pixels} must be in [1, {MAX_PIXELS}]: 89000000 is the default",
@@ -220,8 +214,8 @@ class DataSpec:
 
     def check_device_type(self, device_type: str) -> None:
         """Raises ConfigError if no device of this type, such as cpu, decodes the training images."""
-        if self.decode == Decoder.gpu:
-            check_decodes(device_type)
+        if (decoder := decoder_of(self.decode)) is not None:
+            decoder.check_device_type(device_type)
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if the batch cannot be split evenly over `ranks` ranks and the micro-batches."""
@@ -374,14 +368,6 @@ def check_effect(data: DataSpec | None, keys: Sequence[str], result: str) -> Non
     """Raises ConfigError if one of the options `keys` is set, none of which has an effect on `result`."""
     for name, value in () if data is None else non_default_values(data, keys):
         raise ConfigError(f"data.{name}={value} has no effect on {result}: remove it")
-
-
-def check_decodes(device_type: str) -> None:
-    """Raises ConfigError if no device of this type, such as cpu, decodes JPEGs."""
-    require(
-        device_type == "cuda",
-        f"data.decode=gpu decodes by nvJPEG, and this run is on {device_type}: use data.decode=cpu, or train on cuda",
-    )
 
 
 def open_data(data: DataSpec) -> Dataset:

@@ -18,12 +18,12 @@ from helpers.runs import VIT, losses, small
 from helpers.samples import Numbers, encode, picture
 
 from clipx.data.batch import Batch
-from clipx.data.device_decoder import check_device_decoding, decode_jpegs, resize_crops
-from clipx.data.encoded import EncodedReader, device_crop
 from clipx.data.images import PixelReader
 from clipx.data.loader import DevicePrefetcher
 from clipx.data.order import Order
 from clipx.data.transform import train_transform
+from clipx.extra.gpu_decode.decoder import check_device_decoding, decode_jpegs, resize_crops
+from clipx.extra.gpu_decode.reader import EncodedReader, device_crop
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.trainer import Trainer
 
@@ -130,7 +130,7 @@ def test_batches_repeat_bit_for_bit(device: torch.device) -> None:
 
 def test_a_run_trains(device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if device.type == "cpu":
-        monkeypatch.setattr("clipx.data.device_decoder.check_device_decoding", lambda device: None)
+        monkeypatch.setattr("clipx.extra.gpu_decode.decoder.check_device_decoding", lambda device: None)
     else:
         check_device_decoding(device)
     found = {}

@@ -19,9 +19,9 @@ import torch._dynamo  # torch's optimizers import it
 import torch.distributed
 
 import clipx.checkpoint.uploader
-import clipx.data.device_decoder
 import clipx.data.shards.tar
 import clipx.distributed.rendezvous
+import clipx.extra.gpu_decode.decoder
 import clipx.extra.naflex.tower
 import clipx.model.activation_checkpointing
 import clipx.model.layers

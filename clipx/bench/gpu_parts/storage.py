@@ -12,9 +12,9 @@ from clipx.bench import pipelines, saving, shards
 from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
 from clipx.bench.measure import synchronize
 from clipx.data.batch import Batch
-from clipx.data.device_decoder import decode_jpegs
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
+from clipx.extra.gpu_decode.decoder import decode_jpegs
 
 
 def save(sizes: Sizes, report: Report) -> None:

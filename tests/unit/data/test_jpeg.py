@@ -15,11 +15,11 @@ import pytest
 from helpers.samples import encode, exif_of, picture
 from PIL import Image
 
-from clipx.data.encoded import EncodedReader
 from clipx.data.images import Crops, Draw, ImageReader, PixelReader
 from clipx.data.source import BadSample
 from clipx.data.transform import decode
 from clipx.extra.coca.captioner import Captioner
+from clipx.extra.gpu_decode.reader import EncodedReader
 from clipx.extra.look.duplicates import preview
 from clipx.extra.naflex.reader import NativeReader
 from clipx.extra.prepare.resize import shard_image

@@ -13,11 +13,11 @@ import simplejpeg
 import torch
 from torch import Tensor
 
-from clipx.data.encoded import EncodedImage, EncodedImages
 from clipx.data.images import Draw, PixelReader
 from clipx.data.inputs import Inputs
-from clipx.data.spec import check_decodes
 from clipx.errors import ConfigError, DataError
+from clipx.extra.gpu_decode.reader import EncodedImage, EncodedImages
+from clipx.extra.gpu_decode.registered import GPU
 from clipx.model.tower_spec import Interpolation
 from clipx.model.transfer import moved
 
@@ -33,7 +33,7 @@ _MANY = 16  # images of which damage does not explain that none is decoded
 
 def check_device_decoding(device: torch.device) -> None:
     """Raises ConfigError if the device does not decode JPEGs."""
-    check_decodes(device.type)
+    GPU.check_device_type(device.type)
     file = simplejpeg.encode_jpeg(torch.full((32, 32, 3), 128, dtype=torch.uint8).numpy())
     try:
         _decode([torch.frombuffer(bytearray(file), dtype=torch.uint8)], device)

@@ -15,15 +15,15 @@ from helpers.loading import train_batches
 from helpers.samples import Numbers, encode, picture
 from torch import Tensor
 
-from clipx.data import device_decoder
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
-from clipx.data.encoded import LARGEST, EncodedReader, device_crop
 from clipx.data.images import Draw, PixelReader
 from clipx.data.loader import DevicePrefetcher
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
 from clipx.data.texts import TeacherTexts
+from clipx.extra.gpu_decode import decoder as device_decoder
+from clipx.extra.gpu_decode.reader import LARGEST, EncodedReader, device_crop
 from clipx.model.packer import TextPacker
 from clipx.model.tokenizer import Tokenizer
 

@@ -70,7 +70,7 @@ class EncodedImages(Inputs):
 
     def to(self, device: torch.device) -> Inputs:
         """Returns the pixels of all images on the device. Raises DataError."""
-        from clipx.data.device_decoder import decode_images
+        from clipx.extra.gpu_decode.decoder import decode_images
 
         return decode_images(self, device)
 
@@ -93,7 +93,7 @@ class EncodedReader(PixelReader):
         return cls(**{f.name: getattr(reader, f.name) for f in fields(reader)})
 
     def check_device(self, device: torch.device) -> None:
-        from clipx.data.device_decoder import check_device_decoding
+        from clipx.extra.gpu_decode.decoder import check_device_decoding
 
         check_device_decoding(device)
 

@@ -1,0 +1,62 @@
+"""Decoders of training images: the loader processes, and those of packages. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clipx.config.registry import load_options, missing_text
+from clipx.config.suggestions import did_you_mean
+from clipx.errors import require
+
+CPU = "cpu"
+"""Value of data.decode: the loader processes decode all images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """Decoder of training images outside the loader processes.
+
+    A module registers it by `register_decoder`, and a package declares the module: `declare("decoder", MODULE, NAME)`.
+    """
+
+    name: str
+    """Value of data.decode."""
+
+    reader: str
+    """Subclass of clipx.data.images.PixelReader, as MODULE:NAME, whose `like(reader)` reads the images of a reader."""
+
+    device_type: str
+    """Device that decodes, such as cuda."""
+
+    by: str
+    """Library that decodes, for messages."""
+
+    def check_device_type(self, device_type: str) -> None:
+        """Raises ConfigError if this device, that of a run, does not decode images."""
+        require(
+            device_type == self.device_type,
+            f"data.decode={self.name} decodes by {self.by}, and this run is on {device_type}: use data.decode={CPU}, "
+            f"or train on {self.device_type}",
+        )
+
+
+_decoders: dict[str, Decoder] = {}
+
+
+def register_decoder(decoder: Decoder) -> None:
+    """Registers a decoder."""
+    _decoders[decoder.name] = decoder
+
+
+def decoder_of(name: str) -> Decoder | None:
+    """Returns the decoder with a name, None for the loader processes. Raises ConfigError for an unknown name."""
+    if name == CPU:
+        return None
+    load_options("decoder")
+    known = [CPU, *_decoders]
+    require(
+        name in _decoders,
+        f"data.decode={name} is not a decoder: choose one of {', '.join(known)}{did_you_mean(name, known)}"
+        f"{missing_text()}",
+    )
+    return _decoders[name]
