@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from clipx.config.registry import discover_installed, load_options
+from clipx.config.registry import load_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,5 @@ def register_trainer(trainer: OtherTrainer) -> None:
 
 def other_trainers() -> Sequence[OtherTrainer]:
     """Returns the trainers whose flags are known."""
-    discover_installed()
     load_options("other_trainer")
     return list(_trainers.values())

@@ -141,6 +141,7 @@ def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
     return register
 
 
+_discovering: list[str] = []  # module that `discover_installed` imports
 missing_parts: set[str] = set()
 """Packages of clipx that its entry points name and that are not there, such as `clipx.extra`."""
 
@@ -173,6 +174,7 @@ def discover_installed() -> tuple[Path, ...]:
         if (missing := _missing_part(entry.module)) is not None:
             missing_parts.add(missing)
             continue
+        _discovering.append(entry.module)
         try:
             with plugins.calls():
                 module = entry.load()
@@ -183,6 +185,8 @@ def discover_installed() -> tuple[Path, ...]:
                 f"{entry.value}, which the installed package {package} names under clipx.options, cannot be imported "
                 f"({' '.join(reason.split())}): correct or uninstall the package"
             ) from error
+        finally:
+            _discovering.pop()
         folder = Path(module.__file__).parent / "conf"
         if folder.is_dir():
             check_new_names(folder, folders)
@@ -267,6 +271,8 @@ def load_options(group: str, kind: str | None = None) -> None:
     """
     if not group or kind in _registered(group):  # commands register their configurations
         return
+    if not _discovering:  # a module that is being discovered may look up what is registered so far
+        discover_installed()
     files = sorted((CONF_DIR / group).glob("*.yaml"))
     names = [path.stem for path in files if kind in (None, path.stem)]
     for module in (group, f"{group}.spec", *(f"{group}.{name}" for name in names)):

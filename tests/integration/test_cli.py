@@ -71,6 +71,13 @@ def test_a_run_imports_the_modules_of_the_options_that_it_chooses() -> None:
     assert not {name for name in loaded if name.startswith("clipx.extra.") and name.count(".") > 2}
 
 
+def test_what_packages_add_is_found_without_a_configuration() -> None:
+    lines = ["from clipx.config.registry import kinds", "from clipx.weights.formats import formats"]
+    lines += ["print(*formats())", "print(*kinds('model'))"]
+    found = run(sys.executable, "-c", "\n".join(lines)).stdout.splitlines()
+    assert "siglip2" in found[0].split() and "naflex" in found[1].split()
+
+
 EARLY = {
     "look model=weights out=a.html": "model=weights takes the sizes of a new run from the configuration",
     "train model=vit_l14 data=laion400m": "data.shards has no value: give the shards of laion400m",
