@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from clipx.commands import commands, module_of, name_of, refuse, run, summary_of
+from clipx.commands import commands, module_of, refuse, run, summary_of
 
 _HELP = """\
 clipx trains CLIP models. clipx COMMAND --help explains a command. The first to try needs no data: clipx train
@@ -48,17 +48,17 @@ def main() -> None:
 
         text = version_text()
     elif words in (["-sc", "install=bash"], ["--shell-completion", "install=bash"]):
-        text = _COMPLETION.replace("NAMES", " ".join(map(name_of, commands())))
+        text = _COMPLETION.replace("NAMES", " ".join(commands()))
     elif words in ([], ["--help"], ["-h"]):
-        text = _HELP.format(commands="\n".join(map(_line, commands())))
+        text = _HELP.format(commands="\n".join(_line(*command) for command in commands().items()))
     else:
         _refuse(words)
     with with_output():
         print(text)
 
 
-def _line(module: str) -> str:
-    return f"  {name_of(module):<12} {module:<18} {summary_of(module)}"
+def _line(name: str, module: str) -> str:
+    return f"  {name:<12} {module:<18} {summary_of(module)}"
 
 
 def _refuse(words: list[str]) -> NoReturn:
@@ -74,8 +74,7 @@ def _refuse(words: list[str]) -> NoReturn:
         refuse(f"{word} is not a command: write it after the command, clipx {command} {word}")
     if "=" in word:
         refuse(f"{word} is not a command: write clipx COMMAND {word}, for example clipx train {word}")
-    known = list(map(name_of, commands()))
-    refuse(f"{word} is not a command{did_you_mean(word, known)}: clipx --help lists them")
+    refuse(f"{word} is not a command{did_you_mean(word, list(commands()))}: clipx --help lists them")
 
 
 if __name__ == "__main__":

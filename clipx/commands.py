@@ -21,7 +21,7 @@ _FIRST_LINE = re.compile(r'"""`.+?`[^:]*: (.+?)(?<=\w)[.:;](?:\s|"""|$)')
 
 
 def name_of(module: str) -> str:
-    """Returns the name of a command on the command line of `clipx`, and after `clipx-` of its script."""
+    """Returns the name of a command of clipx by its module, also after `clipx-` that of its script."""
     return "sweep" if module == _SWEEP else module.rpartition(".")[2].replace("_", "-")
 
 
@@ -42,12 +42,13 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 
 @functools.cache
-def commands() -> tuple[str, ...]:
-    """Returns the modules of the commands, as `python -m` takes them, in the order in which they are listed.
+def commands() -> dict[str, str]:
+    """Returns the commands in the order in which they are listed: by name the module, as `python -m` takes it.
 
     A command in clipx/extra has a module `clipx.NAME`, that of another package is its own.
     """
-    return (*_CORE, *(_flat(name) or entry.module for name, entry in entry_points().items()), _SWEEP)
+    others = {name: _flat(name) or entry.module for name, entry in entry_points().items()}
+    return {**{name_of(module): module for module in _CORE}, **others, name_of(_SWEEP): _SWEEP}
 
 
 def _flat(name: str) -> str | None:
@@ -68,8 +69,8 @@ def module_of(word: str) -> str | None:
 
 def implementation(module: str) -> str:
     """Returns the module that has the body and the options of the command `module`."""
-    entry = entry_points().get(name_of(module))
-    return module if entry is None or module in _CORE else entry.module
+    found = (entry.module for name, entry in entry_points().items() if module in (_flat(name), entry.module))
+    return module if module in _CORE else next(found, module)
 
 
 def summary_of(module: str) -> str:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.bench.__main__ import overview
-from clipx.commands import commands as modules_of_commands
-from clipx.commands import name_of
+from clipx.commands import commands as commands_by_name
 from clipx.config import catalogue
 from clipx_launch import __main__ as sweep
 from clipx_launch import print_script
@@ -165,7 +164,7 @@ def _started(words: list[str]) -> list[str]:
 
 def clipx_words(command: Command) -> list[str] | None:
     """Returns `module, word, …` of a command that starts a module of clipx, under any launcher. None: another program."""
-    modules = {name_of(module): module for module in modules_of_commands()}
+    modules = commands_by_name()
     words = list(command.words)
     if Path(words[0]).name in _LAUNCHERS:
         if "-m" in words:

@@ -39,7 +39,10 @@ OF_RUN = {"evaluate": ("precision", "data", "evaluator"), "embed": ("data",)}
 SITES = ROOT / "launch/sites"
 SHELL = [
     (block, command)
-    for block in [*(block for page in pages() for block in blocks(page)), *map(help_block, modules_of_commands())]
+    for block in [
+        *(block for page in pages() for block in blocks(page)),
+        *map(help_block, modules_of_commands().values()),
+    ]
     if block.language == "bash"
     for command in commands(block)
 ]

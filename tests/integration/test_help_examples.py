@@ -77,7 +77,7 @@ def test_the_examples_in_the_help_of_each_command_run(tmp_path: Path, monkeypatc
     monkeypatch.setenv("CLIPX_CC12M", "data/{0000..0001}.tar")
     make_inputs()
     wrong = []
-    for module in modules_of_commands():
+    for module in modules_of_commands().values():
         for command in commands(help_block(module)):
             if not ELSEWHERE.search(command.text):
                 wrong += example_fails(command)

@@ -28,7 +28,7 @@ from clipx.config.registry import CONF_DIR
 
 ROOT = CONF_DIR.parent
 SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-COMMANDS = modules_of_commands()
+COMMANDS = tuple(modules_of_commands().values())
 PLACES = ("clipx/**/*.py", "launch/**/*", "conf/**/*.yaml", "docs/**/*.md", "*.md")
 # Names of threads.
 OTHERS = {f"clipx-{name}" for name in "cache read uploader".split()}
