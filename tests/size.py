@@ -154,12 +154,13 @@ def fields(cls: ast.ClassDef) -> list[str]:
 
 
 def packages(project: Project) -> list[Row]:
-    """Returns the lines of each package, each part, and clipx and launch together."""
+    """Returns the lines of each package and feature, each part, and clipx and launch together."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     named: dict[str, set[str]] = defaultdict(set)
     for source in project.files("clipx launch tests", "py js css sh"):
         kind, folders = "py" if source.path.suffix == ".py" else "other", source.name.split("/")[:-1]
-        package = "/".join(folders[:2]) if len(folders) > 1 else f"{folders[0]}/*"
+        depth = 3 if folders[1:2] == ["extra"] else 2
+        package = "/".join(folders[:depth]) if len(folders) > 1 else f"{folders[0]}/*"
         named[source.part].add(package)
         for key in {package, source.part, "tests" if source.part == "tests" else "clipx and launch"}:
             counts[key].update({f"{kind} lines": source.count_lines(), f"{kind} files": 1})
