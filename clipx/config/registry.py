@@ -306,6 +306,6 @@ def spec_class(group: str, kind: Any) -> type[Any]:
     if found is None:
         raise ConfigError(
             f"{group}.kind={kind} is not registered: choose one of {', '.join(sorted(kinds(group)))}, "
-            f"or give a plug-in's folder by --config-dir{missing_text()}"
+            f"or give a plug-in's folder by --config-dir, or install its package{missing_text()}"
         )
     return found

@@ -286,6 +286,11 @@ def _projection(trunk: Any, head: TokenHead | None, embed_dim: int, spec: ImageT
     if spec.projection is Projection.head:
         trunk.reset_classifier(embed_dim)
         return nn.Identity()
+    require(
+        head is not None or hasattr(trunk, "head_hidden_size"),
+        f"the trunk {type(trunk).__name__} of the image tower has no head_hidden_size, the number of its features: "
+        "define it in build_trunk",
+    )
     width = trunk.head_hidden_size if head is None else head.width
     if spec.projection is Projection.none:
         require(

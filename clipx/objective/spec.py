@@ -109,6 +109,9 @@ class ObjectiveSpec:
     open_clip_loss: ClassVar[str | None] = None
     """Class of `open_clip.loss` with the same values and gradients. None: there is no such class."""
 
+    def __post_init__(self) -> None:
+        """Checks the options. A subclass with checks of its own calls it first."""
+
     @property
     def teacher_logits(self) -> bool:
         """True if the objective compares with a teacher's logits, its similarities divided by its temperature. False:

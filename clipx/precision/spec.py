@@ -74,6 +74,9 @@ class PrecisionSpec:
     tunes_shapes: ClassVar[bool] = False
     """True if each new shape of an image tower's tokens waits minutes for a search of kernels."""
 
+    def __post_init__(self) -> None:
+        """Checks the options. A subclass with checks of its own calls it first."""
+
     @property
     def converts_layers(self) -> bool:
         """True if the format has its own `convert`."""

@@ -214,16 +214,17 @@ class RunSpec:
         if self.objective.reads_trunk:
             self.model.check_trunk(self.objective.kind)
         read, returned = self.objective.outputs, self.model.outputs
-        require(
-            read in (None, returned),
-            f"objective={self.objective.kind} reads {read}, which model={self.model.name} does not return: choose a "
-            f"model of kind {_with_outputs('model', read)}, or objective=infonce",
-        )
-        require(
-            returned in (None, read),
-            f"objective={self.objective.kind} does not read the {returned} that model={self.model.name} returns, so a "
-            f"part of it is not trained: choose objective={_with_outputs('objective', returned)}, or model=vit_b32",
-        )
+        if read not in (None, returned):
+            raise ConfigError(
+                f"objective={self.objective.kind} reads {read}, which model={self.model.name} does not return: choose "
+                f"a model of kind {_with_outputs('model', read)}, or objective=infonce"
+            )
+        if returned not in (None, read):
+            readers = _with_outputs("objective", returned)
+            raise ConfigError(
+                f"objective={self.objective.kind} does not read the {returned} that model={self.model.name} returns, "
+                f"so a part of it is not trained: choose objective={readers}, or model=vit_b32"
+            )
         self._check_captions()
         require(
             self.max_final_loss is None or self.objective.has_zero_minimum(self.data),
@@ -350,5 +351,5 @@ def compose(*overrides: str, config_name: str = "train", config_dir: str | Path 
 
 
 def _with_outputs(group: str, outputs: str | None) -> str:
-    """Returns the kinds of a group that return or read these outputs, for an error."""
+    """Returns the kinds of a group that return or read these outputs, for an error: imports the modules of all."""
     return " or ".join(name for name, kind in kinds(group).items() if kind.outputs == outputs)

@@ -16,6 +16,14 @@ HF_CONFIG = "config.json"
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 
+# In the order of open_clip's search in a folder.
+WEIGHTS = tuple(
+    """open_clip_model.safetensors open_clip_pytorch_model.safetensors open_clip_pytorch_model.bin
+    open_clip_pytorch_model.pth model.safetensors pytorch_model.bin pytorch_model.pth model.pth
+    model.safetensors.index.json pytorch_model.bin.index.json""".split()
+)
+"""Names of files of weights in a folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsFormat:
@@ -40,6 +48,9 @@ class WeightsFormat:
 
     files: tuple[str, ...] = TOKENIZER
     """Further files of the folder that are read if they are there."""
+
+    weights: tuple[str, ...] = WEIGHTS
+    """Names of the file of tensors, or of the index of its parts: the first that is there is `ModelFolder.weights`."""
 
     write: str | None = None
     """Function that writes an export, as MODULE:NAME: called with a path that does not exist and a
@@ -78,6 +89,12 @@ def descriptions() -> tuple[str, ...]:
     """Returns the names of the files that describe a model in a folder."""
     readers = [format for format in formats().values() if format.read is not None]
     return tuple(dict.fromkeys(name for format in readers for name in (format.config, *format.files)))
+
+
+def weight_files() -> tuple[str, ...]:
+    """Returns the names of files of weights in a folder, of all formats that are read."""
+    readers = [format for format in formats().values() if format.read is not None]
+    return tuple(dict.fromkeys(name for format in readers for name in format.weights))
 
 
 def configurations() -> set[str]:

@@ -41,19 +41,21 @@ from clipx.weights.compare import check_same
 from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_model, files_at
 from clipx.weights.files import METADATA, check_described, read_tensors
 from clipx.weights.fitting import fitting_options
-from clipx.weights.formats import CONFIG, TOKENIZER, configurations, descriptions, formats
+from clipx.weights.formats import (
+    CONFIG,
+    HF_CONFIG,
+    TOKENIZER,
+    WEIGHTS,
+    configurations,
+    descriptions,
+    formats,
+    weight_files,
+)
 from clipx.weights.json_files import INDEX, parts_of, read_json
 from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
 from clipx.weights.spec import LOCAL, SUFFIXES, WeightsChoice, no_weights
 from clipx.weights.stretch import stretch_text_positions, with_context
-
-# In the order of open_clip's search in a folder.
-_IN_FOLDER = tuple(
-    """open_clip_model.safetensors open_clip_pytorch_model.safetensors open_clip_pytorch_model.bin
-    open_clip_pytorch_model.pth model.safetensors pytorch_model.bin pytorch_model.pth model.pth
-    model.safetensors.index.json pytorch_model.bin.index.json""".split()
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ def load_weights(location: str) -> LoadedWeights:
     check_url("model.weights", location)
     if location.startswith(HUB):
         paths = {path.name: path for path in hub_files(location, *descriptions())}
-        weights = first_hub_file(location, _IN_FOLDER)
+        weights = first_hub_file(location, weight_files())
         if weights is not None and weights.name.endswith(INDEX):
             hub_files(location, *parts_of(weights))
         return _of_folder(location, paths, weights)
@@ -140,7 +142,7 @@ def load_weights(location: str) -> LoadedWeights:
         return _of_run(location, CheckpointDir(path.parent, print), step_of(path))
     paths = {name: path / name for name in descriptions() if (path / name).is_file()}
     if configurations() & paths.keys():
-        weights = next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        weights = next((path / name for name in weight_files() if (path / name).is_file()), None)
         return _of_folder(location, paths, weights)
     if (path / CHECKPOINTS).is_dir():
         return _of_run(location, CheckpointDir(path / CHECKPOINTS, print), None)
@@ -157,7 +159,7 @@ def local_path_of(location: str) -> Path:
         return fetched(url)
     if not configurations() & (names := files_at(url)):
         return fetched_checkpoint(url)
-    return fetched_model(url, names, descriptions(), _IN_FOLDER)
+    return fetched_model(url, names, descriptions(), weight_files())
 
 
 # ------------------------------------------------------------------------------------------------ kinds of locations
@@ -217,13 +219,15 @@ def _of_folder(location: str, paths: Mapping[str, Path], weights: Path | None) -
             continue
         if weights is None:
             raise CheckpointError(
-                f"model.weights={location} has no file of weights: give a folder with one of {', '.join(_IN_FOLDER)}"
+                f"model.weights={location} has no file of weights: give a folder with one of {', '.join(found.weights)}"
             )
         read: Callable[[ModelFolder], LoadedWeights] = pkgutil.resolve_name(found.read)
         return read(ModelFolder(location, paths, config, weights))
+    readers = [name for name, format in formats().items() if format.read is not None]
     raise CheckpointError(
-        f"model.weights={location} has no {CONFIG}: give a model in open_clip's form, with {CONFIG} and one of "
-        f"{', '.join(_IN_FOLDER)}"
+        f"model.weights={location} has no {CONFIG}, and its {HF_CONFIG} is of no format that is read "
+        f"({', '.join(readers)}): give a model in open_clip's form, with {CONFIG} and one of {', '.join(WEIGHTS)}, or "
+        "install the package of its format"
     )
 
 

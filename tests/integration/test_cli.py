@@ -59,6 +59,8 @@ def test_a_run_imports_the_modules_of_the_options_that_it_chooses() -> None:
         "from clipx.train import main",
         "sys.argv = ['clipx-train', '--cfg', 'job']",
         "main()",
+        "from clipx.trainer.spec import compose",
+        "compose()",
         "print('loaded', *sys.modules)",
         "from clipx.config.registry import spec_class",
         f"for name, module in {modules}.items():",

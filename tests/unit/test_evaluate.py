@@ -68,6 +68,7 @@ def test_evaluation_reproduces_the_final_metrics_of_training(trained: Path, caps
 
 def evaluated(path: Path) -> dict[str, Any]:
     """Returns the JSON, and verifies that its picture is valid."""
+    assert path.is_file() and path.with_suffix(".png").is_file(), list(path.parent.iterdir())
     with Image.open(path.with_suffix(".png")) as picture:
         picture.load()
         assert picture.format == "PNG" and picture.width > 400
