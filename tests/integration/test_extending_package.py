@@ -73,6 +73,7 @@ def test_a_command_with_the_name_of_another_is_an_error(tmp_path: Path, name: st
     assert f"there is a command {name}: give it another name, or uninstall the package" in message
 
 
+@pytest.mark.slow
 def test_a_format_of_weights(tmp_path: Path) -> None:
     install(tmp_path, "docs/extend/weights.md", OPTIONS)
     printed(tmp_path, "export", f"run={STORED}", "format=lab", "out=lab_weights")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import PLUGINS
+from helpers.cases import slow_except
 from helpers.documentation import files
 from helpers.ranks import Ranks
 from helpers.runs import SMALL, VIT, events, losses, rows, run
@@ -60,7 +61,7 @@ def trained(run_dir: Path, name: str, micro_batches: int = 1) -> list[float]:
     return losses(run_dir)
 
 
-@pytest.mark.parametrize("name", ["hinge", "words"])
+@pytest.mark.parametrize("name", slow_except(["hinge", "words"], "hinge"))
 def test_two_ranks_in_micro_batches_match_a_single_process(name: str, tmp_path: Path, two_ranks: Ranks) -> None:
     two, _ = two_ranks.call(trained, tmp_path / "two", name, 2)
     assert two == pytest.approx(trained(tmp_path / "one", name), rel=1e-9)

@@ -73,6 +73,7 @@ ROWS = {
         "a head of the image trunk predicts tokens, and counts the captions of both ranks",
         "objective=superclip",
         f"{FSDP} model.image.checkpointing=tower",
+        slow=True,
     ),
     **{
         name: Row("another objective", f"objective={name} {words}", FSDP, slow=True)
@@ -84,6 +85,7 @@ ROWS = {
         "model.text.width=32 model.text.layers=1 model.decoder.layers=1 model.queries=5 data.batch_size=12",
         FSDP,
         base=SHAPES,
+        slow=True,
     ),
     "classification": Row(
         "a head learns labels beside a locked text tower",

@@ -85,6 +85,7 @@ def trained(run_dir: Path, shard: Path, *overrides: str) -> list[float]:
     return losses(run_dir)
 
 
+@pytest.mark.slow
 def test_ranks_micro_batches_and_a_resumed_run_give_the_same_losses(
     shard: Path, tmp_path: Path, two_ranks: Ranks
 ) -> None:

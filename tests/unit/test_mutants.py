@@ -84,6 +84,7 @@ def test_only_an_assertion_kills(why: str) -> None:
     assert Outcome([], [], 0).survived([name]) == [f"{name}: did not run"]
 
 
+@pytest.mark.slow
 def test_the_script_names_survivors_and_leaves_the_checkout(tmp_path: Path) -> None:
     killed = next(mutant for mutant in TABLE if mutant.fault == ALWAYS[0])
     unseen = {"fault": "not tested here", "at": killed.at, "old": killed.old, "new": killed.new}

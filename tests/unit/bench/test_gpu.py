@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.runs import run
 
 from clipx.bench.gpu_parts.process import Record
@@ -21,6 +22,7 @@ def record(folder: Path, name: str) -> Record:
     return found
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_every_number_of_its_parts(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     printed = run(*BENCH, "tiny=true", f"run_dir={folder}", f"parts=[{','.join(MAIN)}]").stdout

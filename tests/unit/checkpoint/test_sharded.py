@@ -83,6 +83,7 @@ def test_fsdp_checkpoints_are_saved_and_loaded_on_any_number_of_ranks(tmp_path: 
     assert shards == {f"shard.{k:05d}-of-{before:05d}.safetensors" for k in range(1, before + 1)}
 
 
+@pytest.mark.slow
 def test_hybrid_sharding_writes_each_part_once(tmp_path: Path) -> None:
     saved = run_in_processes(4, tmp_path, _save, tmp_path / "run", (2, 2))[0]
     assert len(list((tmp_path / "run" / "step-00000001").glob("shard.*"))) == 2
