@@ -40,6 +40,7 @@ if __name__ == "__main__":  # the clipx of this tree, whatever the environment h
 from helpers import ROOT
 from helpers.drawn_lines import MODULES, Draw
 
+from clipx.commands import implementation
 from clipx.config.compose import prepare
 from clipx.errors import Exit
 from clipx.output import open_output
@@ -188,6 +189,7 @@ def _become(line: Line, folder: Path, err: int) -> None:
 
 def entry(module: str) -> Callable[[], Any]:
     """Returns the function that `python -m module` calls."""
+    module = implementation(module)
     found = importlib.import_module(module)
     if not hasattr(found, "main") or hasattr(found, "__path__"):
         found = importlib.import_module(f"{module}.__main__")

@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from clipx.bench.step import gathered
 from clipx.cli import _changes_of_run, _Command, _help
 from clipx.commands import commands as modules_of_commands
+from clipx.commands import implementation
 from clipx.config.grammar import hydra_override
 from clipx.config.typed import check_typed
 from clipx.errors import ClipxError
@@ -101,9 +102,8 @@ def check(command: Command) -> None:
 
 def check_clipx(module: str, words: Sequence[str]) -> None:
     """Composes a command of clipx, or parses it as `clipx-sweep` does."""
-    data = ("clipx.look", "clipx.prepare")
-    packages = ("clipx", "clipx_launch", "clipx.plan", "clipx.bench", "clipx.score", *data)
-    importlib.import_module(f"{module}.__main__" if module in packages else module)  # registers its options
+    packages = ("clipx", "clipx_launch", "clipx.bench")
+    importlib.import_module(f"{module}.__main__" if module in packages else implementation(module))  # registers options
     if module == "clipx_launch":
         if words[0] == "script":
             check_clipx("clipx.train", hydra_arguments(list(words[1:])))
