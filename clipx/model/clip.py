@@ -27,7 +27,7 @@ class CLIP(nn.Module):
     """
 
     returns_trunk: bool = False
-    """Whether `forward` returns the features of `encode_trunk`, too. Set for an objective that reads them."""
+    """True if `forward` also returns the features of `encode_trunk`, for an objective with `reads_trunk`."""
 
     def __init__(self, spec: ClipSpec, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> None:
         super().__init__()

@@ -40,8 +40,7 @@ class ImageKind:
     them."""
 
     has_trunk: bool = True
-    """Whether the tower has a trunk. Without one it has no weights for other models, and no features for an
-    objective with `reads_trunk`."""
+    """True if the tower has a trunk. Exports to other libraries and objectives with `reads_trunk` need one."""
 
     most_tokens: int | None = None
     """Largest number of patches of an image, if that differs between images; else None."""

@@ -89,8 +89,8 @@ class ModelSpec:
     run (5%), shorter than the run. none: no such phase."""
 
     outputs: ClassVar[str | None] = None
-    """What `forward` returns after the embeddings of images and texts, such as "losses of captions". An objective reads
-    it by the same words. None: nothing."""
+    """Further output of `forward`, after the embeddings, named in words for messages: "losses of captions". Objectives
+    with equal `outputs` read it. None: none."""
 
     has_pooled_trunk: ClassVar[bool] = True
     """False for a model that pools the tokens of the image trunk itself, so that the trunk has no pooled features."""

@@ -97,8 +97,7 @@ class ObjectiveSpec:
     """Objective with the cost of this one without its teacher, which `clipx.plan` recommends. None: no such one."""
 
     outputs: ClassVar[str | None] = None
-    """What the objective reads of a model in addition to the embeddings: `ModelSpec.outputs` of that model. None:
-    nothing."""
+    """Further output of the model that the objective reads: equal to `ModelSpec.outputs`. None: none."""
 
     reads_trunk: ClassVar[bool] = False
     """True if the objective reads and trains the pooled features of the image trunk before the projection."""

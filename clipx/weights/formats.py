@@ -63,7 +63,7 @@ class WeightsFormat:
     """Code, option or command that loads an export at {out}."""
 
     of_run: bool = False
-    """Whether an export needs the optimizer's state of a run."""
+    """True if the writer needs a run: it also writes the state of the optimizer."""
 
 
 _formats: dict[str, WeightsFormat] = {}
@@ -85,21 +85,24 @@ def writers() -> dict[str, WeightsFormat]:
     return {name: format for name, format in formats().items() if format.write is not None}
 
 
+def readers() -> dict[str, WeightsFormat]:
+    """Returns the formats of folders that are read, by name."""
+    return {name: format for name, format in formats().items() if format.read is not None}
+
+
 def descriptions() -> tuple[str, ...]:
     """Returns the names of the files that describe a model in a folder."""
-    readers = [format for format in formats().values() if format.read is not None]
-    return tuple(dict.fromkeys(name for format in readers for name in (format.config, *format.files)))
+    return tuple(dict.fromkeys(name for format in readers().values() for name in (format.config, *format.files)))
 
 
 def weight_files() -> tuple[str, ...]:
     """Returns the names of files of weights in a folder, of all formats that are read."""
-    readers = [format for format in formats().values() if format.read is not None]
-    return tuple(dict.fromkeys(name for format in readers for name in format.weights))
+    return tuple(dict.fromkeys(name for format in readers().values() for name in format.weights))
 
 
 def configurations() -> set[str]:
     """Returns the names of the files by which a folder of weights is recognized."""
-    return {format.config for format in formats().values() if format.read is not None}
+    return {format.config for format in readers().values()}
 
 
 register_format(

@@ -48,7 +48,7 @@ from clipx.weights.formats import (
     WEIGHTS,
     configurations,
     descriptions,
-    formats,
+    readers,
     weight_files,
 )
 from clipx.weights.json_files import INDEX, parts_of, read_json
@@ -211,8 +211,9 @@ def _of_file(location: str, path: Path) -> LoadedWeights:
 
 def _of_folder(location: str, paths: Mapping[str, Path], weights: Path | None) -> LoadedWeights:
     """Loads a model in the format that its configuration shows. `paths`: paths of the other files, by name."""
-    for found in formats().values():
-        if found.read is None or found.config not in paths:
+    known = readers()
+    for found in known.values():
+        if found.config not in paths:
             continue
         config = read_json(paths[found.config])
         if not found.recognizes(config):
@@ -221,12 +222,11 @@ def _of_folder(location: str, paths: Mapping[str, Path], weights: Path | None) -
             raise CheckpointError(
                 f"model.weights={location} has no file of weights: give a folder with one of {', '.join(found.weights)}"
             )
-        read: Callable[[ModelFolder], LoadedWeights] = pkgutil.resolve_name(found.read)
+        read: Callable[[ModelFolder], LoadedWeights] = pkgutil.resolve_name(str(found.read))
         return read(ModelFolder(location, paths, config, weights))
-    readers = [name for name, format in formats().items() if format.read is not None]
     raise CheckpointError(
         f"model.weights={location} has no {CONFIG}, and its {HF_CONFIG} is of no format that is read "
-        f"({', '.join(readers)}): give a model in open_clip's form, with {CONFIG} and one of {', '.join(WEIGHTS)}, or "
+        f"({', '.join(known)}): give a model in open_clip's form, with {CONFIG} and one of {', '.join(WEIGHTS)}, or "
         "install the package of its format"
     )
 

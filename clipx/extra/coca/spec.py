@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 CAPTION_LOSSES = "losses of captions"
-"""What a model returns after the embeddings, and its objective reads."""
+"""Further output of the model, which objective=coca reads."""
 
 
 @frozen
