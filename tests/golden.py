@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
@@ -37,6 +36,7 @@ from typing import Any
 if __name__ == "__main__":  # helpers import the clipx of this tree, whatever the environment has installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from helpers.packages import entry_points, write_metadata
 from helpers.runs import OF_THE_MACHINE
 from safetensors import safe_open
 
@@ -171,16 +171,6 @@ sys.path[:] = [p for p in sys.path if p in own or not any(os.path.isfile(os.path
 IMPORTED = "import clipx, hydra_plugins as plugins; print(clipx.__file__, *plugins.__path__, sep='\\n')"
 
 
-def write_metadata(tree: Path, site: Path) -> None:
-    """Writes the metadata of an installed clipx with the entry points of a tree: the installed ones may be others."""
-    info = site / "clipx-0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: clipx\nVersion: 0\n")
-    groups = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups.items()]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-
-
 class Side:
     """A tree, its rows, and a new folder for its outputs. Raises RuntimeError if Python imports another tree."""
 
@@ -189,7 +179,7 @@ class Side:
         for part in ("runs", "cache", "logs", "site"):
             (folder / part).mkdir(parents=True)
         (folder / "site/sitecustomize.py").write_text(SITE)
-        write_metadata(tree, folder / "site")
+        write_metadata(folder / "site", "clipx", entry_points(tree))  # the installed ones may be others
         path = os.pathsep.join(map(str, (folder / "site", tree, tree / "launch")))
         self.env = {**os.environ, "PYTHONPATH": path, "CLIPX_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
         self.env["CUDA_VISIBLE_DEVICES"] = ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import CODE
 from helpers.documentation import write_files
+from helpers.packages import entry_points, write_metadata
 from safetensors.torch import load_file
 
 STORED = Path(__file__).parent / "stored_run"
@@ -23,12 +23,7 @@ def install(folder: Path, page: str, groups: dict[str, dict[str, str]] | None = 
     write_files(page, folder)
     for name in ("__init__.py", "options.py"):
         (folder / "my_clipx" / name).touch()
-    groups = groups or tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
-    info = folder / "my_clipx-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-clipx\nVersion: 0.1\n")
-    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in named.items()) for group, named in groups.items()]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+    write_metadata(folder, "my_clipx", groups or entry_points(folder))
 
 
 def clipx(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
