@@ -39,7 +39,7 @@ def main() -> None:
     module = module_of(words[0]) if words else None
     if module is not None:
         sys.argv = words
-        run(module)
+        run(words[0], module)
         return
     from clipx.cli import with_output
 

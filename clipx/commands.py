@@ -86,12 +86,12 @@ def summary_of(module: str) -> str:
     return found[1]
 
 
-def run(module: str) -> None:
-    """Runs a command as `python -m` would."""
+def run(name: str, module: str) -> None:
+    """Runs the command `name`, whose module is `module`, as `python -m` would."""
     if module in (*_CORE, _SWEEP):
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
-        start(next(name for name, entry in entry_points().items() if module in (_flat(name), entry.module)))
+        start(name.replace("_", "-"))
 
 
 def start(name: str) -> None:
