@@ -147,6 +147,17 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def without_effect(given: str, reason: str, fix: str = "remove it") -> ConfigError:
+    """Returns the error of an option that is set and does nothing: `given` as KEY=VALUE, "with OTHER=VALUE"."""
+    return ConfigError(f"{given} has no effect {reason}: {fix}")
+
+
+def require_effect(ok: bool, given: str, reason: str, fix: str = "remove it") -> None:
+    """Raises the error of `without_effect` unless `ok`."""
+    if not ok:
+        raise without_effect(given, reason, fix)
+
+
 def disk_error(error: OSError, path: str | os.PathLike[str] | None, fix: str) -> DiskError:
     """Returns the error of a file system's failure, with the path, the reason and `fix`, which says what is safe."""
     named = path or error.filename or "a file"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import CheckpointError, require
 from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
@@ -14,7 +14,7 @@ from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 from clipx.weights.spec import WeightsChoice
 
 
-@option("")
+@register("")
 @frozen
 class ExportSpec(WeightsModelSpec):
     """Options of clipx.export."""

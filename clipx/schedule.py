@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from clipx.config.duration import Duration, Length
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError, require
 
 LearningRate = Callable[[int], float]
@@ -107,7 +107,7 @@ class DecayingSpec(ScheduleSpec):
         require(self.min_lr <= lr, f"schedule.min_lr={self.min_lr} is above optimizer.lr={lr}: give at most {lr}")
 
 
-@option("schedule")
+@register("schedule")
 @frozen
 class CosineSpec(DecayingSpec):
     """Half a cosine from lr to min_lr after the warm-up (arXiv:1608.03983, without restarts)."""
@@ -124,7 +124,7 @@ class CosineSpec(DecayingSpec):
         return learning_rate
 
 
-@option("schedule")
+@register("schedule")
 @frozen
 class ConstantScheduleSpec(ScheduleSpec):
     """Constant learning rate after the warm-up."""
@@ -136,7 +136,7 @@ class ConstantScheduleSpec(ScheduleSpec):
         return lambda seen: lr
 
 
-@option("schedule")
+@register("schedule")
 @frozen
 class ConstantCooldownSpec(DecayingSpec):
     """Constant learning rate after the warm-up, then a cool-down (open_clip's const-cooldown; arXiv:2405.18392).

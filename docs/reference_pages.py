@@ -19,7 +19,8 @@ from typing import Any
 from clipx.config import reference
 from clipx.config.catalogue import Command, Option, commands, folder_of, groups, load_all, options, read_yaml
 from clipx.config.docstrings import field_docs
-from clipx.config.entries import Entry, spec_entries, typed
+from clipx.config.entries import Entry, spec_entries
+from clipx.config.option import typed
 from clipx.config.registry import CONF_DIR, LIST_GROUPS, MISSING, kinds
 from clipx.config.saved import flatten
 from clipx.errors import Exit
@@ -130,7 +131,7 @@ def _selected_by(option: Option, folder: str) -> dict[str, Any]:
 
 def _shared(keys: Sequence[Sequence[Entry]]) -> list[Entry]:
     """Returns the keys that all kinds of a group have, with the same type and description."""
-    first, *others = [{(entry.key, entry.type, entry.doc): entry for entry in found} for found in keys]
+    first, *others = [{(entry.key, entry.type, entry.rules, entry.doc): entry for entry in found} for found in keys]
     shared = []
     for facts, entry in first.items():
         if others and all(facts in other for other in others):
@@ -288,7 +289,8 @@ def _facts(entry: Entry, unset: str) -> str:
         return "keys below"
     kind = re.sub(r"dict\[str, (\w+)Spec\]", r"\1 options by name", entry.type)
     kind = re.sub(r"list\[\w+Spec\]", "list of groups of keys", kind)
-    return f"{kind}, {unset if entry.value == MISSING else f'default {entry.value or repr(str())}'}"
+    value = unset if entry.value == MISSING else f"default {entry.value or repr('')}"
+    return "; ".join([kind, *entry.rules, value])
 
 
 def _term(name: str, facts: str = "", attribute: str = "") -> str:

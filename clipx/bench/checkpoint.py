@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 
 if TYPE_CHECKING:
     from clipx.bench.saving import SaveTiming
@@ -23,7 +23,7 @@ _LABELS = {
 }
 
 
-@option("bench")
+@register("bench")
 @frozen
 class CheckpointBenchSpec(BenchSpec):
     """Pause of the training for a checkpoint of a model and AdamW in float32.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.bench.findings import Findings, Table
 from clipx.bench.spec import BenchSpec
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ PARTS = {
 }
 
 
-@option("bench")
+@register("bench")
 @frozen
 class GpuSpec(BenchSpec):
     """All measurements on one GPU, in parts that each run in a process under a time limit.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.bench.findings import Findings, Table, ratio
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
 
 
-@option("bench")
+@register("bench")
 @frozen
 class LoaderSpec(BenchSpec):
     """Data loader compared with open_clip's: random crops of 224 pixels of synthetic photographs in shards."""

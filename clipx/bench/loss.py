@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from clipx.bench.findings import Findings, Table, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchError, BenchSpec
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.trainer.spec import compose
 
@@ -33,7 +33,7 @@ _GRADIENT_TOLERANCE = {"cpu": 1e-4, "cuda": 2e-3}  # on CUDA the gradients of a 
 _MIB = 2**20
 
 
-@option("bench")
+@register("bench")
 @frozen
 class LossSpec(BenchSpec):
     """Loss and gradients of given features, compared with open_clip's losses.

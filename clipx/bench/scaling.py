@@ -13,7 +13,7 @@ from typing import Any
 
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.spec import BenchError, BenchSpec
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.config.typed import last_of_each
 from clipx.distributed.launch_env import cores
 from clipx.errors import require
@@ -33,7 +33,7 @@ class ScalingMode(StrEnum):
     """`batch` samples on all ranks together."""
 
 
-@option("bench")
+@register("bench")
 @frozen
 class ScalingSpec(BenchSpec):
     """Throughput of clipx.train on increasing numbers of ranks: one run for each size, read from the run's metrics."""

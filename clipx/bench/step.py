@@ -20,7 +20,7 @@ from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import one_line
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.trainer.spec import compose
 
@@ -31,7 +31,7 @@ _MODEL = "model=vit_b32"  # the default
 _RIVALS = ("eager", "compiled")
 
 
-@option("bench")
+@register("bench")
 @frozen
 class StepSpec(BenchSpec):
     """Whole training steps of several runs and of open_clip's trainer on the same data, with captions of real length.

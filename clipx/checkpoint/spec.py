@@ -17,12 +17,12 @@ resume.py         values of `resume=`
 from __future__ import annotations
 
 from clipx.config.duration import Cadence
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.storage.url import check_folder_url
 
 
-@option("checkpoint")
+@register("checkpoint")
 @frozen
 class CheckpointSpec:
     """Saving of the run's state: cadence, retention, upload."""

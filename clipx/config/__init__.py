@@ -1,6 +1,7 @@
-"""Typed specs from Hydra configurations. Plug-ins import `option`, `frozen`, `MISSING` and `Length` from here."""
+"""Typed specs from Hydra configurations: what the options of a plug-in are written with."""
 
 from clipx.config.duration import Length
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.option import option
+from clipx.config.registry import MISSING, frozen, register
 
-__all__ = ["MISSING", "Length", "frozen", "option"]
+__all__ = ["MISSING", "Length", "frozen", "option", "register"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-import re
 import textwrap
 import typing
 from collections.abc import Iterable, Iterator
@@ -14,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.docstrings import field_docs, type_name
+from clipx.config.option import default_of, facts, typed
 from clipx.config.registry import LIST_GROUPS, MISSING, kinds, option_files
 
 _SET_BY_CLIPX = ("kind", "_target_")  # fields that select a class: a user chooses the option instead
@@ -28,6 +27,8 @@ class Entry:
     value: str
     """Value as it is typed on the command line; `???` if the user has to set it."""
     doc: str
+    rules: tuple[str, ...] = ()
+    """Bounds, unit and condition of the value."""
     option: str | None = None
     """`group=option` of the option that has the key, if the composed configuration selects another one."""
 
@@ -37,10 +38,11 @@ class Entry:
 
     def text(self, width: int) -> str:
         """Returns the entry as lines of at most `width` columns."""
-        facts = [self.type, *(["required"] if self.value == MISSING else []), *([self.option] if self.option else [])]
+        required = ["required"] if self.value == MISSING else []
+        facts = [self.type, *self.rules, *required, *([self.option] if self.option else [])]
         value = "" if self.value == MISSING else f"={self.value}"
         body = textwrap.fill(self.doc, width, initial_indent="    ", subsequent_indent="    ")
-        return f"{self.key}{value}  ({', '.join(facts)})\n{body}"
+        return f"{self.key}{value}  ({'; '.join(facts)})\n{body}"
 
 
 def entries(cfg: DictConfig, prefix: str = "") -> Iterator[Entry]:
@@ -66,13 +68,6 @@ def shown_fields(cls: type) -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(cls) if field.name not in _SET_BY_CLIPX]
 
 
-def default_of(field: dataclasses.Field[Any]) -> Any:
-    """Returns the default of a field of a spec; MISSING if it has none."""
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return MISSING if field.default is dataclasses.MISSING else field.default
-
-
 def spec_entries(cls: type, cfg: DictConfig | None, prefix: str) -> Iterator[Entry]:
     """Yields each key of a spec, with the values of `cfg`; None: with the defaults of the class."""
     hints, docs = typing.get_type_hints(cls), field_docs(cls)
@@ -80,7 +75,7 @@ def spec_entries(cls: type, cfg: DictConfig | None, prefix: str) -> Iterator[Ent
     for field in shown_fields(cls):
         key, hint, doc = f"{prefix}{field.name}", hints[field.name], docs.get(field.name, "")
         value = values[field.name] if field.name in values else _default(field)
-        yield Entry(key, type_name(hint), _written(value), doc)
+        yield Entry(key, type_name(hint), _written(value), doc, tuple(facts(field)))
         yield from _entries_below(key, hint, value)
 
 
@@ -119,14 +114,3 @@ def _written(value: Any) -> str:
         value = OmegaConf.to_container(value, resolve=False)
         return "{…}" if isinstance(value, dict) and value else typed(value)
     return typed(value)
-
-
-def typed(value: Any) -> str:
-    """Returns a value as it is typed on the command line."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, enum.Enum):
-        return value.name
-    return re.sub(r"'", "", str(value)) if isinstance(value, list) else str(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from typing import Any
 
 from clipx.config.catalogue import commands, folder_of, groups, load_all, options
 from clipx.config.docstrings import field_docs
-from clipx.config.entries import default_of, shown_fields
+from clipx.config.entries import shown_fields
+from clipx.config.option import Rules, default_of, facts, rules_of
 from clipx.config.registry import LIST_GROUPS, MISSING, NESTED_OPTIONS, file_specs, kinds
 
 Schema = dict[str, Any]
@@ -99,10 +101,11 @@ class _Writer:
         hints, docs = typing.get_type_hints(spec), field_docs(spec)
         found = {}
         for field in shown_fields(spec):
-            accepted = self._type(hints[field.name])
-            if "type" in field.metadata:  # that a file may have instead of text
-                accepted["type"] = ["string", field.metadata["type"]]
-            found[field.name] = {"description": docs.get(field.name, ""), **accepted, **_default(field)}
+            accepted, rules = self._type(hints[field.name]), rules_of(field)
+            if rules is not None:
+                accepted = _bounded(accepted, rules)
+            about = " ".join([docs.get(field.name, ""), *([f"({'; '.join(facts(field))})"] if facts(field) else [])])
+            found[field.name] = {"description": about, **accepted, **_default(field)}
         return found
 
     def _add_group(self, group: str) -> None:
@@ -239,6 +242,21 @@ def _interpolated(found: Schema, text: str) -> Schema:
         "pattern": _INTERPOLATION,
         "patternErrorMessage": f"Give {text}, or an interpolation ${{…}}",
     }
+
+
+def _bounded(found: Schema, rules: Rules) -> Schema:
+    """Adds the bounds and choices of a key to the values that a schema accepts."""
+    bounds = {"minimum": rules.ge, "exclusiveMinimum": rules.gt, "maximum": rules.le, "exclusiveMaximum": rules.lt}
+    limits = {name: bound for name, bound in bounds.items() if bound is not None}
+    if rules.choices:
+        words = "|".join([*map(re.escape, rules.choices), *([r"\d+"] if rules.bounds else [])])
+        others = ["boolean"] if "true" in rules.choices else []
+        pattern = rf"^(?:{words})$|{_INTERPOLATION}"
+        return {**found, **limits, "type": [*found["type"], *others], "pattern": pattern}
+    if "items" in found:
+        size = {} if rules.length is None else {"minItems": rules.length, "maxItems": rules.length}
+        return {**found, **size, "items": {**found["items"], **limits}}
+    return {**found, **limits}
 
 
 def _optional(found: Schema) -> Schema:

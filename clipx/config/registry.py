@@ -1,4 +1,4 @@
-"""Registry of options: `@option(group)` on a spec stores its schema in Hydra's ConfigStore. Resolvers of conf.
+"""Registry of options: `@register(group)` on a spec stores its schema in Hydra's ConfigStore. Resolvers of conf.
 
 Nothing in this package imports torch, so that `--help`, `--cfg job`, tab completion and configuration errors are
 immediate.
@@ -25,6 +25,7 @@ from omegaconf.resolvers import oc
 
 from clipx.compat import full_key_of
 from clipx.config import plugins
+from clipx.config.option import check_options, option, places
 from clipx.config.specs import complete, frozen
 from clipx.errors import ConfigError, require
 from clipx.storage.url import is_secret
@@ -47,6 +48,7 @@ __all__ = [
     "load_options",
     "option",
     "option_files",
+    "register",
     "spec_class",
 ]
 
@@ -124,21 +126,39 @@ OmegaConf.register_new_resolver("recipe_precision", recipe_precision, replace=Tr
 OmegaConf.register_new_resolver("choose", choose, replace=True)  # in conf/experiment
 
 
-def option(group: str) -> Callable[[type[Spec]], type[Spec]]:
+def register(group: str) -> Callable[[type[Spec]], type[Spec]]:
     """Class decorator: registers a spec under `/schema/GROUP/KIND`. KIND is the default of its `kind` field.
 
-    The ConfigStore is the only registry: YAML files refer to the schema, a saved configuration to the kind.
+    The ConfigStore is the only registry: YAML files refer to the schema, a saved configuration to the kind. When a spec
+    is made, the rules of its fields are checked before its `__post_init__`.
     """
 
-    def register(cls: type[Spec]) -> type[Spec]:
-        named = f"{cls.__module__}.{cls.__qualname__}, which @option({group!r}) registers,"
-        require(dataclasses.is_dataclass(cls), f"{named} is not a dataclass: write @frozen below @option")
+    def decorate(cls: type[Spec]) -> type[Spec]:
+        named = f"{cls.__module__}.{cls.__qualname__}, which @register({group!r}) registers,"
+        require(dataclasses.is_dataclass(cls), f"{named} is not a dataclass: write @frozen below @register")
         kind = next((f.default for f in dataclasses.fields(cls) if f.name == "kind"), dataclasses.MISSING)  # type: ignore[arg-type]
         require(isinstance(kind, str) and kind != MISSING, f"{named} has no kind: give it a field, kind: str = NAME")
         ConfigStore.instance().store(group=f"schema/{group}" if group else "schema", name=str(kind), node=cls)
+        _check_when_made(cls, group, str(kind))
         return cls
 
-    return register
+    return decorate
+
+
+def _check_when_made(cls: type[Any], group: str, kind: str) -> None:
+    """Makes the `__post_init__` of a registered class check the rules of its fields first."""
+    parent = next((parent for parent, parts in NESTED_OPTIONS.items() if group in parts), None)
+    place = f"{parent}.{group}" if parent else f"{group}.{kind}" if group in LIST_GROUPS else group
+    place = {"launcher": "hydra.launcher", "sweeper": "hydra.sweeper", "bench": ""}.get(group, place)
+    places[cls] = prefix = f"{place}." if place else ""
+    own = cls.__post_init__
+
+    def __post_init__(self: Any) -> None:
+        if type(self) is cls or type(self) not in places:  # once, where a registered class derives from another
+            check_options(self, prefix, None if prefix else self)
+        own(self)
+
+    cls.__post_init__ = __post_init__
 
 
 _discovering: list[str] = []  # module that `discover_installed` imports

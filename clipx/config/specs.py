@@ -18,6 +18,8 @@ def frozen(cls: type[T]) -> type[T]:
     `complete` in `__post_init__`. The same holds for subclasses of any kind. `dataclass(frozen=True)` has read-only
     nodes in OmegaConf, into which it merges no overrides.
     """
+    if not hasattr(cls, "__post_init__"):
+        cls.__post_init__ = _nothing  # type: ignore[attr-defined]
     made = dataclasses.dataclass(kw_only=True, slots=True)(cls)
     for name, method in (("__setattr__", _set_once), ("__delattr__", _refuse)):
         setattr(made, name, method)
@@ -29,6 +31,10 @@ def complete(spec: Any, **values: Any) -> None:
     value."""
     for name, value in values.items():
         object.__setattr__(spec, name, value)
+
+
+def _nothing(self: Any) -> None:
+    """The `__post_init__` of a spec without further checks, which subclasses may call and `register` extends."""
 
 
 def _set_once(spec: Any, name: str, value: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.image_format import ENDING_UNREAD, IMAGES, ending_unread
 from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows, texts_of
 from clipx.data.selection.spec import SelectionSpec
@@ -42,7 +42,7 @@ _BATCH = 1 << 16  # rows of a Parquet table that are read together
 _MAX_CELL = 1 << 17  # characters of a quoted cell
 
 
-@option("data")
+@register("data")
 @frozen
 class CsvSpec(SelectionSpec):
     """A table (CSV, TSV, Parquet) of image paths and captions. Rows with the same image give it several captions."""

@@ -7,7 +7,7 @@ import hashlib
 import io
 from typing import Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample, split
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -20,7 +20,7 @@ _PIXELS = 32
 _VERSION = 1
 
 
-@option("data")
+@register("data")
 @frozen
 class DigitsSpec(DataSpec):
     """Optical Recognition of Handwritten Digits (Alpaydin and Kaynak, 1998; the UCI test set)."""

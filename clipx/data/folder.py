@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_names, read_templates
 from clipx.data.image_format import IMAGES, READ, ending_unread
 from clipx.data.selection.spec import SelectionSpec
@@ -20,7 +20,7 @@ from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 
 
-@option("data")
+@register("data")
 @frozen
 class FolderSpec(SelectionSpec):
     """A folder of class folders, path/CLASS/*.jpg: labelled images. Their captions are templates with the class name.

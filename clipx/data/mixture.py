@@ -20,7 +20,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clipx.config.names import check_metric_part
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.config.suggestions import did_you_mean
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
 from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
@@ -37,7 +37,7 @@ _MIXTURE_KEYS = tuple(f.name for f in dataclasses.fields(DataSpec) if f.name not
 T = TypeVar("T")
 
 
-@option("data")
+@register("data")
 @frozen
 class MixtureSpec(DataSpec):
     """A mixture of sources of any kind; each gets a share of every batch in proportion to its weight.

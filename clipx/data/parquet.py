@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand, first_local
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from clipx.data.shards.row_groups import RowColumns
 
 
-@option("data")
+@register("data")
 @frozen
 class ParquetSpec(SelectionSpec):
     """Parquet files that contain images and captions, read by row group, local or at a URL."""

@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -87,7 +87,7 @@ class Scene:
         return COMBINATIONS.index((self.colour, self.texture, self.shape))
 
 
-@option("data")
+@register("data")
 @frozen
 class ShapesSpec(DataSpec):
     """Drawn scenes with captions, written once as WebDataset shards.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any, Self
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.index import caption_columns, shard_info
@@ -43,7 +43,7 @@ _SAMPLES_PER_GPU = 256  # of the published runs of open_clip: 32,768 samples on 
 _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, at most
 
 
-@option("data")
+@register("data")
 @frozen
 class WebDatasetSpec(SelectionSpec):
     """WebDataset shards, as written by img2dataset: tar files of jpg, png, jpeg or webp (of several, the first in this

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec, Masters
 from clipx.errors import require
@@ -31,7 +31,7 @@ class Compression(StrEnum):
 _NCCL2 = "TORCH_DIST_USE_NCCL2"
 
 
-@option("distributed")
+@register("distributed")
 @frozen
 class DdpSpec(DistributedSpec):
     """Data parallelism with torch's DistributedDataParallel. Each rank holds the whole model; gradients are averaged

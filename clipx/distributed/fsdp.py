@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import digest, format_ranks, format_ranks_with_hosts
 from clipx.distributed.launch_env import node_name
@@ -37,7 +37,7 @@ class FsdpDtype(StrEnum):
         return {"own": None, "float32": torch.float32, "bfloat16": torch.bfloat16}[self]
 
 
-@option("distributed")
+@register("distributed")
 @frozen
 class FsdpSpec(DistributedSpec):
     """Sharded data parallelism with torch's fully_shard. Each rank holds a shard of the weights, the gradients and the

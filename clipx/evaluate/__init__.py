@@ -9,7 +9,7 @@ from pathlib import Path
 from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.cli import cli, imports
 from clipx.config.names import name_of
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
@@ -21,7 +21,7 @@ from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 from clipx.weights.spec import ALL_STEPS, WeightsChoice
 
 
-@option("")
+@register("")
 @frozen
 class EvaluateSpec(WeightsModelSpec):
     """Options of clipx.evaluate. A group that is not given is that of the run, with the keys that are given."""

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError
 from clipx.evaluator.spec import EvaluatorSpec
@@ -34,7 +34,7 @@ class DuplicateCaptions(StrEnum):
     """One caption per occurrence, which is a correct answer for its image alone, as in clip_benchmark."""
 
 
-@option("evaluator")
+@register("evaluator")
 @frozen
 class RetrievalSpec(EvaluatorSpec):
     """Recall@1/5/10 and median rank of image-to-text and text-to-image retrieval.

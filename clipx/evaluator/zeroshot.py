@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.class_names import read_names, read_templates
 from clipx.data.spec import Classes, Dataset
 from clipx.errors import ConfigError, DataError, require
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Label = int | str | None
 
 
-@option("evaluator")
+@register("evaluator")
 @frozen
 class ZeroShotSpec(EvaluatorSpec):
     """Zero-shot classification. Class embeddings are renormalized means over the templates (arXiv:2103.00020)."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.logger.spec import COUNTERS, LoggerSpec, Row, Sink
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-@option("logger")
+@register("logger")
 @frozen
 class TensorBoardSpec(LoggerSpec):
     """Writes scalars by step to <run>/tensorboard. View them by `tensorboard --logdir outputs`."""

@@ -8,12 +8,12 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, write_id
 
 
-@option("logger")
+@register("logger")
 @frozen
 class WandbSpec(LoggerSpec):
     """Logs to Weights & Biases. A resumed run continues the same run there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import require
 from clipx.model.text_spec import Pool, TextTowerSpec
 from clipx.storage.url import check_url
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from clipx.model.tokenizer import Tokenizer
 
 
-@option("text")
+@register("text")
 @frozen
 class HfTextSpec(TextTowerSpec):
     """Text tower of the package transformers: an encoder such as XLM-R, the encoder of an encoder-decoder such as mT5,

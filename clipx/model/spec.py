@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import require
 from clipx.model.text_spec import TextTowerSpec
 from clipx.model.tower_spec import ImageTowerSpec
@@ -252,7 +252,7 @@ _COURSES: dict[Course, Callable[[float], float]] = {
 }
 
 
-@option("model")
+@register("model")
 @frozen
 class ClipSpec(ModelSpec):
     """CLIP: an image tower and a text tower with one embedding space (arXiv:2103.00020)."""

@@ -6,7 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config.registry import MISSING, declare, frozen, option
+from clipx.config.registry import MISSING, declare, frozen, register
 from clipx.errors import require
 from clipx.model.lora_spec import LoraSpec
 from clipx.model.tower_spec import check_checkpointing, check_freezing, check_layers, check_tower_weights
@@ -212,7 +212,7 @@ class TextTowerSpec:
         raise NotImplementedError
 
 
-@option("text")
+@register("text")
 @frozen
 class ClipTextSpec(TextTowerSpec):
     """clipx's own transformer. The defaults are CLIP's: causal, pooled at the end token (arXiv:2103.00020)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.objective.spec import ObjectiveSpec
 
@@ -25,7 +25,7 @@ class Head(StrEnum):
     """A normal distribution, with rows of about unit norm."""
 
 
-@option("objective")
+@register("objective")
 @frozen
 class ClassificationSpec(ObjectiveSpec):
     """Cross-entropy of a linear head [C, D] on the image embeddings, times a learned scale. Mean over B.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.objective.spec import LearnedTemperatureSpec
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
-@option("objective")
+@register("objective")
 @frozen
 class DistillationSpec(LearnedTemperatureSpec):
     """contrastive_weight · InfoNCE + distill_weight · cross-entropy of the student's softmax under the teacher's

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.objective.fcco import (
     FCCOSpec,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from clipx.objective.losses.temperature import Temperature
 
 
-@option("objective")
+@register("objective")
 @frozen
 class FastCLIPv0Spec(FCCOSpec):
     """½mean[log(ε+g1) + log(ε+g2)] over the data set; log 1/τ learned at the model's rate (arXiv:2407.01445)."""
@@ -91,7 +91,7 @@ class ConstantTemperatureSpec(FCCOSpec):
         return GlobalFCCO(*self.parts(comm, length), ConstantTemperature(self.temperature), combine)
 
 
-@option("objective")
+@register("objective")
 @frozen
 class FastCLIPv1Spec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2407.01445)."""
@@ -100,7 +100,7 @@ class FastCLIPv1Spec(ConstantTemperatureSpec):
     """Type of the objective; set by objective=fastclip_v1."""
 
 
-@option("objective")
+@register("objective")
 @frozen
 class SogCLRSpec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2202.12387)."""
@@ -203,7 +203,7 @@ class SampleTemperatureSpec(RhoSpec):
         return IndividualFCCO(*parts, temperature, rho, weighted=self.feature_gradient is GradientRule.exact)
 
 
-@option("objective")
+@register("objective")
 @frozen
 class FastCLIPv2Spec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2407.01445)."""
@@ -212,7 +212,7 @@ class FastCLIPv2Spec(SampleTemperatureSpec):
     """Type of the objective; set by objective=fastclip_v2."""
 
 
-@option("objective")
+@register("objective")
 @frozen
 class ISogCLRSpec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2305.11965)."""
@@ -256,7 +256,7 @@ class RobustSpec(RhoSpec):
         return GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
 
 
-@option("objective")
+@register("objective")
 @frozen
 class FastCLIPv3Spec(RobustSpec):
     """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set; τ is learned and at least min_temperature

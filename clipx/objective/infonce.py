@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.objective.spec import LearnedTemperatureSpec, ObjectiveTraffic, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
-@option("objective")
+@register("objective")
 @frozen
 class InfoNCESpec(SeveralCaptionsSpec):
     """Symmetric cross-entropy of the positive pair among all B (arXiv:2103.00020). Mean over B and both directions."""
@@ -36,7 +36,7 @@ class InfoNCESpec(SeveralCaptionsSpec):
         return MultiPositive(comm, self.build_temperature(), self.tiling(comm, length), self.same_caption)
 
 
-@option("objective")
+@register("objective")
 @frozen
 class DCLSpec(LearnedTemperatureSpec):
     """½mean over B of (ℓr - pos) + (ℓc - pos) (arXiv:2110.06848). ℓ is the log-sum-exp over the negatives of a row.

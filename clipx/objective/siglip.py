@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.objective.spec import ObjectiveTraffic, SeveralCaptionsSpec
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
-@option("objective")
+@register("objective")
 @frozen
 class SigLIPSpec(SeveralCaptionsSpec):
     """-Σ_ij log σ(l_ij (α s_ij + β)) / B over all pairs, l = 1 for positives, -1 for negatives (arXiv:2303.15343)."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
-from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
+from clipx.config.option import option
+from clipx.config.registry import frozen, register
+from clipx.optimizer.spec import Group, OptimizerSpec
 
 if TYPE_CHECKING:
     import torch
 
 
-@option("optimizer")
+@register("optimizer")
 @frozen
 class LionSpec(OptimizerSpec):
     """The sign of a running mean of the gradient, with decoupled weight decay (arXiv:2302.06675, algorithm 2).
@@ -24,23 +24,11 @@ class LionSpec(OptimizerSpec):
     kind: str = "lion"
     """Type of the optimizer; set by optimizer=lion."""
 
-    lr: float = 1e-4
-    """Peak learning rate; the schedule scales it. Above 0. The default is a fifth of AdamW's (arXiv:2302.06675,
-    section 5)."""
-
-    weight_decay: float = 1.0
-    """Weight decay of the weights that decay_rule selects. At least 0. The default is five times AdamW's
-    (arXiv:2302.06675, section 5)."""
-
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
-    """Two decay rates in [0, 1): the first interpolates gradient and running mean for the step, the second updates the
+    betas: list[float] = option([0.9, 0.99], length=2, ge=0, lt=1)
+    """Two decay rates: the first interpolates gradient and running mean for the step, the second updates the
     running mean. The defaults are the paper's."""
 
     shardable: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        OptimizerSpec.__post_init__(self)
-        check_betas(self.betas, "[0.9,0.99]")
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         from timm.optim import Lion

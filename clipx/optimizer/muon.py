@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
-from clipx.errors import require
-from clipx.optimizer.spec import Group, OptimizerSpec, check_betas
+from clipx.config.option import option
+from clipx.config.registry import frozen, register
+from clipx.errors import require_effect
+from clipx.optimizer.spec import AdaptiveSpec, Group
 
 if TYPE_CHECKING:
     import torch
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from clipx.model.clip import CLIP
 
 
-@option("optimizer")
+@register("optimizer")
 @frozen
-class MuonSpec(OptimizerSpec):
+class MuonSpec(AdaptiveSpec):
     """The running mean of a hidden matrix's gradient, orthogonalized by five Newton-Schulz steps in bfloat16
     (https://kellerjordan.github.io/posts/muon/). The factor 0.2·√max(rows, columns) scales it to the size of AdamW's
     step, so that lr and weight_decay of AdamW apply to all parameters (arXiv:2502.16982).
@@ -26,7 +26,7 @@ class MuonSpec(OptimizerSpec):
     Hidden matrices are the weights of linear layers and convolutions inside the towers' blocks: a fused qkv as one
     matrix, a kernel as out × (in·height·width). AdamW trains the rest: embeddings (of patches, tokens, positions),
     stems, depthwise and grouped kernels, pooling heads, projections, norms, biases, the objective's parameters, and
-    low-rank adapters: a factor of a product is defined only up to an invertible matrix.
+    low-rank adapters, with betas and eps: a factor of a product is defined only up to an invertible matrix.
 
     With distributed=fsdp each rank orthogonalizes its share of the matrices, gathered for it.
     """
@@ -34,27 +34,13 @@ class MuonSpec(OptimizerSpec):
     kind: str = "muon"
     """Type of the optimizer; set by optimizer=muon."""
 
-    momentum: float = 0.95
-    """Decay rate of the running mean of a hidden matrix's gradient, in (0, 1); 0.95 is usual."""
+    momentum: float = option(0.95, gt=0, lt=1, hint="0.95 is usual")
+    """Decay rate of the running mean of a hidden matrix's gradient; 0.95 is usual."""
 
     nesterov: bool = True
     """Nesterov momentum for the hidden matrices. The default is that of Muon's author."""
 
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
-    """AdamW's decay rates of the running means of the gradient and of its square, for all parameters other than hidden
-    matrices: two numbers in [0, 1)."""
-
-    eps: float = 1e-6
-    """Term added to the denominator of AdamW, for all parameters other than hidden matrices. Above 0; 1e-6 for ViTs,
-    1e-8 for ConvNets."""
-
     shardable: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        OptimizerSpec.__post_init__(self)
-        require(0 < self.momentum < 1, f"optimizer.momentum={self.momentum} must be in (0, 1): 0.95 is usual")
-        check_betas(self.betas, "[0.9,0.98]")
-        require(self.eps > 0, f"optimizer.eps={self.eps} must be above 0: 1e-6 for ViTs, 1e-8 for ConvNets")
 
     def special(self, model: CLIP, decay: Collection[str]) -> tuple[Collection[str], Group]:
         from clipx.model.layers import hidden_matrices
@@ -62,11 +48,9 @@ class MuonSpec(OptimizerSpec):
         # Here eps is the smallest norm that Newton-Schulz divides by; in the other groups it is AdamW's.
         options: Group = {"use_muon": True, "nesterov": self.nesterov, "eps": 1e-7}
         matrices = hidden_matrices(model, "optimizer=muon")
-        require(
-            not model.spec.has_adapters or bool(matrices & set(decay)),
-            "optimizer=muon has no effect if no hidden matrix is trained, and adapters are trained by AdamW: choose "
-            "optimizer=adamw",
-        )
+        trains_some = not model.spec.has_adapters or bool(matrices & set(decay))
+        reason = "if no hidden matrix is trained, and adapters are trained by AdamW"
+        require_effect(trains_some, "optimizer=muon", reason, "choose optimizer=adamw")
         return matrices, options
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:

@@ -3,14 +3,14 @@ of the weights. Each optimizer has one file."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen
-from clipx.errors import require
 
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP
@@ -49,11 +49,11 @@ class OptimizerSpec:
     kind: str = MISSING
     """Type of the optimizer; set by the choice of an option, e.g. optimizer=adamw."""
 
-    lr: float = 5e-4
-    """Peak learning rate; the schedule scales it. Above 0. The reference for AdamW is 5e-4."""
+    lr: float = option(5e-4, gt=0, hint="the reference of AdamW is 5e-4")
+    """Peak learning rate; the schedule scales it. The reference for AdamW is 5e-4."""
 
-    weight_decay: float = 0.2
-    """Weight decay of the weights that decay_rule selects. At least 0."""
+    weight_decay: float = option(0.2, ge=0, hint="0 disables weight decay")
+    """Weight decay of the weights that decay_rule selects."""
 
     decay_rule: DecayRule = DecayRule.current
     """Selection of the weights with weight decay. published: all but norms, biases, class tokens and the temperature,
@@ -64,68 +64,36 @@ class OptimizerSpec:
     """Further parameters without weight decay: patterns of parameter names, e.g. [text.token_embedding.*]. Each pattern
     must match a parameter of the model."""
 
-    image_lr_scale: float = 1.0
-    """Learning rate of the image tower as a multiple of lr. Above 0."""
+    image_lr_scale: float = option(1.0, gt=0, when="model.image.lock != all or not model.image.lock_norms")
+    """Learning rate of the image tower as a multiple of lr."""
 
-    text_lr_scale: float = 1.0
-    """Learning rate of the text tower as a multiple of lr. Above 0."""
+    text_lr_scale: float = option(1.0, gt=0, when="model.text.lock != all or not model.text.lock_norms")
+    """Learning rate of the text tower as a multiple of lr."""
 
-    layer_decay: float = 1.0
-    """Learning rate of each layer of a tower as a multiple of that of the layer above it, in (0, 1] (BEiT,
-    arXiv:2106.08254). The projection has the full rate, the highest block layer_decay times it. 1: all layers have the
-    same learning rate."""
+    layer_decay: float = option(1.0, gt=0, le=1, hint="1.0 trains all blocks at the same rate")
+    """Learning rate of each layer of a tower as a multiple of that of the layer above it (BEiT, arXiv:2106.08254). The
+    projection has the full rate, the highest block layer_decay times it. 1: all layers have the same learning rate."""
 
-    clip_norm: float | None = None
-    """Largest global gradient norm; larger gradients are scaled down to it. Above 0. null: no clipping."""
+    clip_norm: float | None = option(None, gt=0, hint="null disables clipping")
+    """Largest global gradient norm; larger gradients are scaled down to it. null: no clipping."""
 
     non_finite: NonFinite = NonFinite.stop
     """Reaction to a loss or a gradient that is infinite or NaN on any rank; the step is always skipped. stop: stop the
     run. skip: skip the batch. rollback: restore the weights of the last checkpoint and continue with the data after
     this batch (arXiv:2204.02311, 5.1)."""
 
-    non_finite_limit: int = 10
-    """Largest number of consecutive non-finite steps with non_finite=skip or rollback; one more stops the run. At least
-    1. Without effect on non_finite=stop, where another value than the default is an error."""
+    non_finite_limit: int = option(10, ge=1, when="non_finite != stop")
+    """Largest number of consecutive non-finite steps; one more stops the run."""
 
-    ema_decay: float | None = None
-    """Decay rate of an exponential moving average of the weights, in (0, 1), e.g. 0.9999. Evaluators then use the
-    average. null: no average."""
+    ema_decay: float | None = option(None, gt=0, lt=1, hint="0.9999 is usual, null disables the average")
+    """Decay rate of an exponential moving average of the weights, e.g. 0.9999. Evaluators then use the average. null:
+    no average."""
 
     shardable: ClassVar[bool] = False
     """True if the step is correct when each rank has a shard of every parameter, as with distributed=fsdp."""
 
     fused: ClassVar[bool] = False
     """True if the step is one fused kernel, so that there is nothing to compile."""
-
-    def __post_init__(self) -> None:
-        require(self.lr > 0, f"optimizer.lr={self.lr} must be above 0: the reference of AdamW is 5e-4")
-        require(
-            self.weight_decay >= 0,
-            f"optimizer.weight_decay={self.weight_decay} must be at least 0: 0 disables weight decay",
-        )
-        for name, scale in (("image_lr_scale", self.image_lr_scale), ("text_lr_scale", self.text_lr_scale)):
-            require(scale > 0, f"optimizer.{name}={scale} must be above 0: 1.0 trains the tower at optimizer.lr")
-        require(
-            0 < self.layer_decay <= 1,
-            f"optimizer.layer_decay={self.layer_decay} must be in (0, 1]: 1.0 trains all blocks at the same rate",
-        )
-        require(
-            self.clip_norm is None or self.clip_norm > 0,
-            f"optimizer.clip_norm={self.clip_norm} must be above 0; null disables clipping",
-        )
-        require(
-            self.non_finite_limit >= 1,
-            f"optimizer.non_finite_limit={self.non_finite_limit} must be at least 1: the default is 10",
-        )
-        require(
-            self.non_finite is not NonFinite.stop or self.non_finite_limit == 10,
-            f"optimizer.non_finite_limit={self.non_finite_limit} has no effect on optimizer.non_finite=stop: choose "
-            "skip or rollback, or remove it",
-        )
-        require(
-            self.ema_decay is None or 0 < self.ema_decay < 1,
-            f"optimizer.ema_decay={self.ema_decay} must be in (0, 1), e.g. 0.9999; null disables the average",
-        )
 
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
         """Returns the optimizer over the groups of `parameter_groups`."""
@@ -139,9 +107,13 @@ class OptimizerSpec:
         return (), {}
 
 
-def check_betas(betas: Sequence[float], usual: str) -> None:
-    """Raises ConfigError unless `betas` are two decay rates of running means."""
-    require(
-        len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-        f"optimizer.betas={betas} must be two numbers in [0, 1), e.g. {usual}",
-    )
+@frozen
+class AdaptiveSpec(OptimizerSpec):
+    """Base class of the options of optimizers with running means of the gradient and of its square, as Adam's."""
+
+    betas: list[float] = option([0.9, 0.98], length=2, ge=0, lt=1, hint="[0.9,0.98] for ViTs, [0.9,0.999] for ConvNets")
+    """Decay rates of the running means of the gradient and of its square. [0.9,0.98] is the reference for ViTs,
+    [0.9,0.999] for ConvNets (optimizer=adamw_convnet)."""
+
+    eps: float = option(1e-6, gt=0, hint="1e-6 for ViTs, 1e-8 for ConvNets")
+    """Term added to the denominator: 1e-6 for ViTs, 1e-8 for ConvNets."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
 from clipx.precision.spec import ADA, Capability, Precision
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@option("precision")
+@register("precision")
 @frozen
 class Float8Spec(QuantizedSpec):
     """float32 weights, bfloat16 products, and float8 products in the linear layers of blocks (arXiv:2209.05433).

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.precision.quantized import QuantizedSpec, describe_requirement, linears_to_convert
 from clipx.precision.spec import AMPERE, Capability, Precision, check_16_bit, describe_masters
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@option("precision")
+@register("precision")
 @frozen
 class Int8Spec(QuantizedSpec):
     """bfloat16 weights with float32 master weights, and int8 products in the linear layers of the image tower's blocks.

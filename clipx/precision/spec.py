@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError, require
 from clipx.precision.loss_scaler import LossScaling
 
@@ -114,7 +114,7 @@ class PrecisionSpec:
         return []
 
 
-@option("precision")
+@register("precision")
 @frozen
 class Fp32Spec(PrecisionSpec):
     """float32 weights and matrix products, or TF32 products. Runs on any device."""
@@ -148,7 +148,7 @@ class Fp32Spec(PrecisionSpec):
         return Precision(torch.float32, None, device.type, f"float32 weights; {description}")
 
 
-@option("precision")
+@register("precision")
 @frozen
 class Fp64Spec(PrecisionSpec):
     """float64 throughout: for checking numerics, not for training. Runs on any device but mps."""
@@ -170,7 +170,7 @@ class Fp64Spec(PrecisionSpec):
         return Precision(torch.float64, None, device.type, "float64 weights; on any device but mps")
 
 
-@option("precision")
+@register("precision")
 @frozen
 class AmpBf16Spec(PrecisionSpec):
     """float32 weights, bfloat16 products. Needs no loss scaling: bfloat16 has the range of float32.
@@ -217,7 +217,7 @@ class _ScaledSpec(PrecisionSpec):
         LossScaling(self.loss_scale, self.loss_scale_growth)
 
 
-@option("precision")
+@register("precision")
 @frozen
 class AmpFp16Spec(_ScaledSpec):
     """float32 weights, float16 products and loss scaling, for devices without bfloat16.
@@ -241,7 +241,7 @@ class AmpFp16Spec(_ScaledSpec):
         return Precision(torch.float32, torch.float16, device.type, description, loss_scale=scale)
 
 
-@option("precision")
+@register("precision")
 @frozen
 class Bf16Spec(PrecisionSpec):
     """bfloat16 weights: half the memory of weights and gradients.
@@ -275,7 +275,7 @@ class Bf16Spec(PrecisionSpec):
         return Precision(torch.bfloat16, None, device.type, description, self.master_weights)
 
 
-@option("precision")
+@register("precision")
 @frozen
 class Fp16Spec(_ScaledSpec):
     """float16 weights; with master weights also loss scaling.
@@ -315,7 +315,7 @@ class Fp16Spec(_ScaledSpec):
         return Precision(torch.float16, None, device.type, description, self.master_weights, scale)
 
 
-@option("precision")
+@register("precision")
 @frozen
 class AutoSpec(PrecisionSpec):
     """amp_bf16 on an accelerator with bfloat16 (NVIDIA: compute capability 8.0 or higher), fp32 on other devices.

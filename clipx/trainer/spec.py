@@ -13,7 +13,7 @@ from clipx.config.duration import Duration, Length
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name
-from clipx.config.registry import MISSING, complete, frozen, kinds, option
+from clipx.config.registry import MISSING, complete, frozen, kinds, register
 from clipx.data.spec import DataSpec, non_default_values
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError, require
@@ -38,7 +38,7 @@ def parse_duration(text: str) -> Duration:
     return Duration.parse(text, "duration")
 
 
-@option("")
+@register("")
 @frozen
 class RunSpec:
     """One training run: groups of options, and options of the run itself."""

@@ -10,7 +10,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.config.registry import MISSING, declare, frozen, option
+from clipx.config.registry import MISSING, declare, frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx_launch.network import VARIABLES, NetworkSpec
@@ -97,7 +97,7 @@ class LaunchSpec:
         self.network.check(distributed.device)
 
 
-@option("launcher")
+@register("launcher")
 @frozen
 class LocalSpec(LaunchSpec):
     """`hydra/launcher=clipx_local`: runs a sweep in processes on this machine, and waits for it. The default."""

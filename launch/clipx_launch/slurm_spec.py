@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx_launch.options import LaunchSpec
@@ -33,7 +33,7 @@ class LaunchStyle(StrEnum):
     """srun starts one task for each node, in which torchrun starts the ranks. For sites that require torchrun."""
 
 
-@option("launcher")
+@register("launcher")
 @frozen
 class SlurmSpec(LaunchSpec):
     """`hydra/launcher=clipx_slurm`: submits a sweep as SLURM job arrays, and a single point as one job."""

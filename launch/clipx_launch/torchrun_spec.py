@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx_launch.options import LaunchSpec
 
 
-@option("launcher")
+@register("launcher")
 @frozen
 class TorchrunSpec(LaunchSpec):
     """`hydra/launcher=clipx_torchrun`: prints the torchrun script of one run, to start on each host without SLURM."""

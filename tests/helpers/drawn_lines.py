@@ -15,8 +15,9 @@ from typing import Any
 
 from clipx.config.catalogue import commands, folder_of, groups, load_all, options
 from clipx.config.docstrings import field_docs
-from clipx.config.entries import default_of, shown_fields
+from clipx.config.entries import shown_fields
 from clipx.config.messages import LIST_GROUPS
+from clipx.config.option import default_of
 from clipx.config.registry import MISSING, kinds
 from clipx.extra.open_clip.flags import FLAGS
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from clipx.cli import cli
 from clipx.config.compose import config_folders
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.config.saved import flatten, to_dict
 from clipx.errors import ClipxError, ConfigError, Exit, require
 from clipx.extra.check.expectation import Expectation, ExpectedMetric, load_expectation
@@ -42,7 +42,7 @@ class NotReached(ClipxError):
     exit_code = Exit.FAILED
 
 
-@option("")
+@register("")
 @frozen
 class CheckSpec:
     """Options of clipx.check."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar, cast
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.data.folder import images_of, unread_notes
 from clipx.data.spec import MAX_PIXELS
 from clipx.data.walk import is_hidden, walk
@@ -46,7 +46,7 @@ class DecodingMethod(StrEnum):
     """Tokens sampled with the model's probabilities."""
 
 
-@option("")
+@register("")
 @frozen
 class CaptionSpec(WeightsModelSpec):
     """Options of clipx.caption.

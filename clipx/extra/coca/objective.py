@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.extra.coca.spec import CAPTION_LOSSES
 from clipx.objective.spec import LearnedTemperatureSpec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
-@option("objective")
+@register("objective")
 @frozen
 class CoCaObjectiveSpec(LearnedTemperatureSpec):
     """contrastive_weight · InfoNCE + caption_weight · mean of -log p over the caption tokens of the global batch

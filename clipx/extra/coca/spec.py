@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError, require
 from clipx.model.spec import FIXED, ClipSpec, Varying
 from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection
@@ -47,7 +47,7 @@ class DecoderSpec:
         require(self.mlp_ratio > 0, f"model.decoder.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
 
 
-@option("model")
+@register("model")
 @frozen
 class CoCaSpec(ClipSpec):
     """CoCa: CLIP with a decoder that generates captions (arXiv:2205.01917), in open_clip's form.

@@ -6,7 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
@@ -47,7 +47,7 @@ OF_MODEL = (Score.similarity, Score.aesthetic, Score.semantic)
 """Scores that need a model."""
 
 
-@option("")
+@register("")
 @frozen
 class ScoreSpec(WeightsModelSpec):
     """`python -m clipx.score`: writes a table of scores with a row for each training sample of a data set.

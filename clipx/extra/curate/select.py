@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import DataError, require
 from clipx.storage.local import ensure_folder, write_atomically
 from clipx.storage.url import check_path
@@ -17,7 +17,7 @@ _DUPLICATES = {"exact": "duplicate_of", "near": "near_duplicate_of"}
 _FIX = "make room, or give another file with out=…"
 
 
-@option("")
+@register("")
 @frozen
 class SelectSpec:
     """`python -m clipx.select`: turns a table of scores into the ids of the samples to train on.

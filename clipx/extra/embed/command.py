@@ -10,7 +10,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, DataSpec, check_effect
 from clipx.distributed.spec import DistributedSpec
@@ -70,7 +70,7 @@ class EmbeddingDtype(StrEnum):
     """8 bytes per number."""
 
 
-@option("")
+@register("")
 @frozen
 class EmbedSpec(WeightsModelSpec):
     """Options of clipx.embed.

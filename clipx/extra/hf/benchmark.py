@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.class_names import parse_templates, prompts
 from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.shards import Shards
@@ -31,7 +31,7 @@ _TYPE, _NUMBER = "dataset_type.txt", "nshards.txt"
 _MOST_SHARDS = 1_000_000
 
 
-@option("data")
+@register("data")
 @frozen
 class BenchmarkSpec(DataSpec):
     """A data set in clip_benchmark's layout: WebDataset shards with class names and templates next to them.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_templates
 from clipx.data.parquet import ParquetSpec, caption_columns
 from clipx.data.parquet_file import IMAGE, held
@@ -44,7 +44,7 @@ _CARD_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
-@option("data")
+@register("data")
 @frozen
 class HfSpec(SelectionSpec):
     """A data set of Hugging Face, in a folder or on the hub (hf://): Parquet files or WebDataset tars."""

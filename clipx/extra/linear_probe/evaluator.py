@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError, require
 from clipx.evaluator.spec import EvaluatorSpec
@@ -25,7 +25,7 @@ _PER_DECADE = 8  # smallest step of the search for λ, as a fraction of a decade
 _FIRST = (-6, -4, -2, 0, 2, 4, 6)  # powers of ten of the first candidates for λ; the search then refines the best one
 
 
-@option("evaluator")
+@register("evaluator")
 @frozen
 class LinearProbeSpec(EvaluatorSpec):
     """Multinomial logistic regression on frozen image embeddings, by L-BFGS in float64 with an L2 penalty λ.

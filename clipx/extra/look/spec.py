@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar
 
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.data.spec import DataSpec, check_effect
 from clipx.errors import require
 from clipx.model.spec import ModelSpec
 from clipx.storage.url import check_path
 
 
-@option("")
+@register("")
 @frozen
 class LookSpec:
     """`python -m clipx.look`: writes an HTML page about a data set as training reads it."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import field
 from typing import ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import ConfigError, require
 from clipx.model.image_kind import ImageKind
 from clipx.model.spec import ClipSpec
@@ -73,7 +73,7 @@ class NaflexTowerSpec(ImageTowerSpec):
         assert self.patch  # checks it
 
 
-@option("model")
+@register("model")
 @frozen
 class NaflexSpec(ClipSpec):
     """CLIP on images at their own aspect ratio."""

@@ -3,7 +3,7 @@ its configuration (docs/guides/plan.md)."""
 
 from __future__ import annotations
 
-from clipx.config.registry import complete, frozen, option
+from clipx.config.registry import complete, frozen, register
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.errors import ClipxError, require
@@ -14,7 +14,7 @@ from clipx.trainer.spec import RunSpec
 _FROM_DATA_SHEET = ("device_peak_tflops", "device_memory_gb", "mfu", "loss_tflops")
 
 
-@option("")
+@register("")
 @frozen
 class PlanSpec(RunSpec):
     """A run, and the machine for which it is planned. `device_peak_tflops` is an option of the run: null uses the peak

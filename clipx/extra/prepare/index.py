@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.data.shards.cache import Access
 from clipx.data.shards.index import RETRY_S, caption_columns, fingerprint
 from clipx.data.shards.shard import Shard, index_shards
@@ -19,7 +19,7 @@ from clipx.storage.local import write_text
 from clipx.storage.url import check_path
 
 
-@option("")
+@register("")
 @frozen
 class IndexSpec:
     """`python -m clipx.index`: indexes shards as a run would, and prints a summary of their content."""

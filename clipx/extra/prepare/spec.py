@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from clipx.config.registry import MISSING, frozen, option
+from clipx.config.registry import MISSING, frozen, register
 from clipx.data.csv import Columns, is_separator
 from clipx.data.shards.index import RETRY_S
 from clipx.data.spec import MAX_PIXELS
@@ -31,7 +31,7 @@ class Resize(StrEnum):
     """Scales the shorter side to `size` and crops the central square."""
 
 
-@option("")
+@register("")
 @frozen
 class PrepareSpec:
     """Converts images and captions into WebDataset shards."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.data.bad_samples import check_bad_share
 from clipx.data.source import BadRecord, BadSample
 from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, check_effect, open_data
@@ -37,7 +37,7 @@ _UNUSED = (
 )
 
 
-@option("")
+@register("")
 @frozen
 class VocabularySpec:
     """`python -m clipx.vocabulary`: writes a word tokenizer of the captions of any data."""

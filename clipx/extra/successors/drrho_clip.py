@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.objective.fastclip import RobustSpec
 from clipx.objective.fcco import FCCOSpec, GradientRule, default_rho
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clipx.objective.losses.temperature import Temperature
 
 
-@option("objective")
+@register("objective")
 @frozen
 class DRRhoCLIPSpec(RobustSpec):
     """FastCLIP v3's loss of the similarities minus those of a reference model (arXiv:2505.06699). The group `teacher`

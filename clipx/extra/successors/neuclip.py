@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.objective.fcco import check_positive_rho, check_rho, check_temperature, default_rho, describe_rho
 from clipx.objective.spec import ObjectiveTraffic, TiledSpec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
-@option("objective")
+@register("objective")
 @frozen
 class NeuCLIPSpec(TiledSpec):
     """τ (½mean[exp(-a)(ε+g) + a - 1] + ρ) over both sides, where learned prototypes predict a ≈ log(ε+g) from the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.objective.spec import LearnedTemperatureSpec
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
-@option("objective")
+@register("objective")
 @frozen
 class SuperClipSpec(LearnedTemperatureSpec):
     """InfoNCE + classification_weight · cross-entropy of a linear head on the pooled features of the image trunk

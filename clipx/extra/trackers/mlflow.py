@@ -10,7 +10,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, require_package, write_id
@@ -25,7 +25,7 @@ _PARAMS_PER_REQUEST = 100  # MLflow's limits
 _PARAM_CHARACTERS = 6000
 
 
-@option("logger")
+@register("logger")
 @frozen
 class MlflowSpec(LoggerSpec):
     """Logs to MLflow, by default into <run>/mlflow.db. A resumed run continues the same run there."""

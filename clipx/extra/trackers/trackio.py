@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
 from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, require_package, write_id
@@ -19,7 +19,7 @@ from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, require_package, w
 log = logging.getLogger(__name__)
 
 
-@option("logger")
+@register("logger")
 @frozen
 class TrackioSpec(LoggerSpec):
     """Logs to trackio's local database, in TRACKIO_DIR or trackio's cache folder. A resumed run continues the same run

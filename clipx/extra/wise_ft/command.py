@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, complete, frozen, option
+from clipx.config.registry import MISSING, complete, frozen, register
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import CheckpointError, require
@@ -43,7 +43,7 @@ class Soup(StrEnum):
     """Models in descending order of the metric, each added if the mean with it is not worse."""
 
 
-@option("")
+@register("")
 @frozen
 class WiseFtSpec(WeightsModelSpec):
     """Options of clipx.wise_ft: models of one architecture, and two data sets to evaluate their mixtures."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config import Length, frozen, option
+from clipx.config import Length, frozen, register
 from clipx.distributed import Comm
 from clipx.errors import require
 from clipx.objective import ObjectiveSpec
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from clipx.objective.base import Objective
 
 
-@option("objective")
+@register("objective")
 @frozen
 class HardestNegativeSpec(ObjectiveSpec):
     """Hinge loss on the hardest negative of each image and text in the global batch (VSE++, arXiv:1707.05612)."""

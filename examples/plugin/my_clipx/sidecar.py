@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from clipx.config import MISSING, frozen, option
+from clipx.config import MISSING, frozen, register
 from clipx.data import (
     BadRecord,
     BadSample,
@@ -24,7 +24,7 @@ from clipx.errors import DataError
 ENDINGS = {".jpg", ".jpeg", ".png", ".webp"}
 
 
-@option("data")
+@register("data")
 @frozen
 class SidecarSpec(DataSpec):
     """A folder of images, each with a text file of the same name that has a caption a line."""

@@ -2,7 +2,7 @@
 
 from dataclasses import field
 
-from clipx.config import frozen, option
+from clipx.config import frozen, register
 from clipx.errors import require
 from clipx.model.image_kind import ImageKind
 from clipx.model.spec import ClipSpec
@@ -35,7 +35,7 @@ class BandTowerSpec(ImageTowerSpec):
         )
 
 
-@option("model")
+@register("model")
 @frozen
 class BandsSpec(ClipSpec):
     """CLIP whose image tower reads images of many bands."""

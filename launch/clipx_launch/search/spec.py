@@ -6,7 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.errors import require
 
 
@@ -80,7 +80,7 @@ _PRUNERS: dict[str, tuple[Pruner, ...]] = {  # pruners that read an option
 }
 
 
-@option("sweeper")
+@register("sweeper")
 @frozen
 class OptunaSpec:
     """`hydra/sweeper=clipx_optuna`: searches for the best values of options with Optuna."""

@@ -87,7 +87,7 @@ RUN = [
     ("evaluator: {zeroshot: {evry: 1ep}}", "$.evaluator.zeroshot: Additional properties are not allowed ('evry' was"),
     ("stages: [{image_sise: 8}]", "$.stages[0]: Additional properties are not allowed ('image_sise' was unexpected)"),
     ("seed: 1.5", "$.seed: 1.5 is not of type 'integer', 'string'"),
-    ("optimizer: {betas: [a, 1]}", "$.optimizer.betas[0]: 'a' does not match"),
+    ("optimizer: {betas: [a, 0.9]}", "$.optimizer.betas[0]: 'a' does not match"),
     ("optimizer: {non_finite: stopp}", "$.optimizer.non_finite: 'stopp' is not one of ['stop', 'skip', 'rollback']"),
     (
         "defaults: [override /objective: siglip]\nobjective: {rho: 8}",

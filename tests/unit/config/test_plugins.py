@@ -52,11 +52,11 @@ def test_the_innermost_frame_of_clipx_or_of_a_plugin_decides_whose_error_it_is(f
 BUILD = """
 from dataclasses import dataclass
 
-from clipx.config.registry import option
+from clipx.config.registry import register
 from clipx.objective.spec import ObjectiveSpec
 
 
-@option("objective")
+@register("objective")
 @dataclass(kw_only=True)
 class Odd(ObjectiveSpec):
     kind: str = "odd_build"

@@ -3,7 +3,7 @@
 import torch
 
 from clipx.config.duration import Length
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
@@ -11,7 +11,7 @@ from clipx.objective.infonce import InfoNCESpec
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB"
 
 
-@option("objective")
+@register("objective")
 @frozen
 class ExhaustedSpec(InfoNCESpec):
     kind: str = "exhausted"

@@ -3,7 +3,7 @@
 import os
 
 from clipx.config.duration import Length
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
@@ -11,7 +11,7 @@ from clipx.objective.infonce import InfoNCESpec
 WORD = "first"
 
 
-@option("objective")
+@register("objective")
 @frozen
 class FaultySpec(InfoNCESpec):
     kind: str = "faulty"

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from clipx.config.duration import Length
-from clipx.config.registry import frozen, option
+from clipx.config.registry import frozen, register
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Objective
 from clipx.objective.infonce import InfoNCESpec
@@ -16,7 +16,7 @@ STEPS = 5  # steps that a process makes before it is held
 LIMIT_S = 600.0
 
 
-@option("objective")
+@register("objective")
 @frozen
 class HeldSpec(InfoNCESpec):
     kind: str = "held"

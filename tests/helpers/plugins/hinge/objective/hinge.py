@@ -3,14 +3,13 @@
 import torch
 from torch import Tensor
 
-from clipx.config import Length, frozen, option
+from clipx.config import Length, frozen, option, register
 from clipx.distributed import Comm
-from clipx.errors import require
 from clipx.objective import ObjectiveSpec
 from clipx.objective.base import Metrics, Objective, StepInputs
 
 
-@option("objective")  # registers its options as /schema/objective/hinge
+@register("objective")  # registers its options as /schema/objective/hinge
 @frozen
 class HingeSpec(ObjectiveSpec):
     """Hinge loss over all pairs of the global batch."""
@@ -18,11 +17,8 @@ class HingeSpec(ObjectiveSpec):
     kind: str = "hinge"
     """Type of the objective; set by objective=hinge."""
 
-    margin: float = 0.2
-    """Margin in cosine similarity by which the matching pair must exceed all others. Above 0."""
-
-    def __post_init__(self) -> None:
-        require(self.margin > 0, f"objective.margin={self.margin} must be above 0: 0.2 is usual")
+    margin: float = option(0.2, gt=0)
+    """Margin in cosine similarity by which the matching pair must exceed all others."""
 
     def build(self, comm: Comm, length: Length) -> Objective:
         return Hinge(comm, self.margin)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.config import Length, frozen, option
+from clipx.config import Length, frozen, register
 from clipx.data.spec import Classes
 from clipx.distributed import Comm
 from clipx.model.transfer import moved
@@ -15,7 +15,7 @@ from clipx.objective.losses.contrastive import Contrastive, in_batch
 from clipx.objective.spec import LearnedTemperatureSpec
 
 
-@option("objective")
+@register("objective")
 @frozen
 class WordsSpec(LearnedTemperatureSpec):
     """InfoNCE, and the binary cross-entropy of each token of the vocabulary."""

@@ -1,0 +1,367 @@
+"""`option`: a key of a spec with its rules: bounds, choices, and the condition under which it has an effect.
+
+    momentum: float = option(0.9, ge=0, lt=1, hint="0.9 is usual")
+    non_finite_limit: int = option(10, ge=1, when="non_finite != stop")
+
+`check_options` checks the rules of all keys of a spec and writes their sentences; `--help KEY`, the reference and the
+JSON schema print them. A rule between several keys that is no condition stays in `__post_init__`, a rule between groups
+of a run in `clipx.trainer.rules`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import functools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from omegaconf import MISSING
+
+from clipx.config.specs import complete
+from clipx.config.suggestions import did_you_mean
+from clipx.errors import ConfigError, without_effect
+
+T = TypeVar("T")
+_RULES = "rules"  # key of a field's metadata
+_EMPTY: tuple[Any, ...] = (None, "none", "", [], {})
+_OFF = (*_EMPTY, False, 0)
+_TERM = re.compile(r"(?P<no>not )?(?P<key>[\w.]+)(?: (?P<sign>==|!=|>|in) (?P<value>.+))?")
+
+
+def option(
+    default: T,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+    choices: tuple[str, ...] = (),
+    length: int | None = None,
+    when: str = "",
+    unit: str = "",
+    hint: str = "",
+    check: Callable[[str, Any], object] | None = None,
+) -> T:
+    """Returns the default of a field of a spec, with rules. A list or dictionary is copied for each spec.
+
+    Args:
+        default: None where null is a value, too.
+        ge: least value, of each item of a list; of a text with `choices`, the least whole number that it may be.
+        gt: number that the value is above.
+        le: largest value.
+        lt: number that the value is below.
+        choices: the texts that the value may be.
+        length: number of items of a list.
+        when: condition under which another value than the default has an effect: terms joined by `and` and `or`. A term
+            is `KEY` (not null, false, 0, none or empty), `not KEY`, `KEY == VALUE`, `KEY != VALUE`, `KEY in A, B` or
+            `KEY > NUMBER`. KEY is another key of the spec, or of the whole run, as `objective.reads_text`.
+        unit: unit of the value, such as "s".
+        hint: end of the message for a value out of bounds, in place of the default: "0.9 is usual".
+        check: function of the full key and the value that raises ConfigError for what no bound says. Not called for
+            null.
+    """
+    metadata = {_RULES: Rules(ge, gt, le, lt, choices, length, Condition.parse(when), unit, hint, check)}
+    if isinstance(default, list | dict):
+        made: T = dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=metadata)
+    else:
+        made = dataclasses.field(default=default, metadata=metadata)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Rules of a key, as `option` declares them."""
+
+    ge: float | None
+    gt: float | None
+    le: float | None
+    lt: float | None
+    choices: tuple[str, ...]
+    length: int | None
+    when: Condition | None
+    unit: str
+    hint: str
+    check: Callable[[str, Any], object] | None
+
+    @property
+    def bounds(self) -> str:
+        """The bounds as text: `in [0, 1)`, `above 0`, `at least 1`; empty without."""
+        low = f"[{typed(self.ge)}" if self.ge is not None else f"({typed(self.gt)}"
+        high = f"{typed(self.le)}]" if self.le is not None else f"{typed(self.lt)})"
+        if "null" not in low + high:
+            return f"in {low}, {high}"
+        words = {"at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
+        return next((f"{word} {typed(bound)}" for word, bound in words.items() if bound is not None), "")
+
+    @property
+    def expected(self) -> str:
+        """The values that the key may have, as text after "must be"; empty if any."""
+        bounds = f"{self.bounds} {self.unit}".strip() if self.bounds else ""
+        if self.choices:
+            number = [f"a whole number {'' if bounds.startswith('in') else 'of '}{bounds}"] if bounds else []
+            return _any_of([*self.choices, *number])
+        if self.length is not None:
+            return f"{self.length} numbers {bounds}".strip()
+        return bounds
+
+    def accepts(self, value: Any) -> bool:
+        """Returns whether a value that is not None is within bounds and choices."""
+        if self.choices and value in self.choices:
+            return True
+        if self.choices:
+            return bool(self.bounds) and value.isdecimal() and self._contains(int(value))
+        if isinstance(value, list):
+            return self.length in (None, len(value)) and (not self.bounds or all(map(self._contains, value)))
+        return not self.bounds or self._contains(value)
+
+    def _contains(self, value: float) -> bool:
+        return (
+            (self.ge is None or value >= self.ge)
+            and (self.gt is None or value > self.gt)
+            and (self.le is None or value <= self.le)
+            and (self.lt is None or value < self.lt)
+        )
+
+
+class Found(NamedTuple):
+    """A key that a condition names: its full name, its value, and the group that has it by its kind alone."""
+
+    key: str
+    value: Any
+    kind: str | None = None
+    """Kind of the option whose class has the value, which no key sets."""
+
+
+class Missing(NamedTuple):
+    """A reason for which a condition does not hold, as "with optimizer.non_finite=stop", and what to do."""
+
+    reason: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of a condition: a comparison of a key."""
+
+    key: str
+    sign: str  # "": whether it is set; "not": whether it is not
+    values: tuple[str, ...] = ()
+
+    def holds(self, value: Any) -> bool:
+        """Returns whether the term holds for a value of the key."""
+        if self.sign in ("", "not"):
+            return (value not in _OFF) == (self.sign == "")
+        if self.sign == ">":
+            return float(value) > float(self.values[0])
+        return (typed(value) in self.values) == (self.sign != "!=")
+
+    def missing(self, found: Found) -> Missing:
+        """Returns why the term does not hold."""
+        key, value, kind = found
+        if kind is not None:
+            return Missing(f"with {key}={kind}", f"choose another {key}")
+        match self.sign:
+            case "":
+                fix = f"set {key}=true" if value is False else f"give {key}"
+            case "not":
+                fix = f"remove {key}"
+            case ">":
+                fix = f"give {key} above {self.values[0]}"
+            case "!=" if isinstance(value, enum.Enum):
+                fix = f"set {key}={_any_of([name for name in type(value).__members__ if name not in self.values])}"
+            case "!=":
+                fix = f"choose another {key}"
+            case _:
+                fix = f"set {key}={_any_of(self.values)}"
+        empty = self.sign == "" and value in _EMPTY
+        return Missing(f"without {key}" if empty else f"with {key}={typed(value)}", fix)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on other keys: one of several lists of terms, all of which hold."""
+
+    text: str
+    alternatives: tuple[tuple[Term, ...], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Condition | None:
+        """Returns the condition that `when` of an option describes; None for none."""
+        if not text:
+            return None
+        return cls(text, tuple(tuple(map(_term, part.split(" and "))) for part in text.split(" or ")))
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that it names."""
+        return [term.key for terms in self.alternatives for term in terms]
+
+    def missing(self, find: Callable[[str], Found]) -> Missing | None:
+        """Returns why the condition does not hold, None if it does. `find` returns a key that it names."""
+        missing = dict[Missing, None]()
+        for terms in self.alternatives:
+            failed = [term.missing(find(term.key)) for term in terms if not term.holds(find(term.key).value)]
+            if not failed:
+                return None
+            missing[failed[0]] = None
+        reasons, fixes = (dict.fromkeys(texts) for texts in zip(*missing, strict=True))
+        return Missing(" and ".join(reasons), " or ".join(fixes))
+
+
+def _term(text: str) -> Term:
+    found = _TERM.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no term of a condition: see clipx.config.option.option")
+    values = tuple(part.strip() for part in (found["value"] or "").split(",") if part)
+    return Term(found["key"], found["sign"] or (found["no"] or "").strip(), values)
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def typed(value: Any) -> str:
+    """Returns a value as it is typed on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, list):
+        return f"[{','.join(map(typed, value))}]"
+    return str(value)
+
+
+# ------------------------------------------------------------------------------------------------------- of a spec
+
+
+def rules_of(field: dataclasses.Field[Any]) -> Rules | None:
+    """Returns the rules of a field; None if it has none."""
+    return field.metadata.get(_RULES)
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    """Returns the default of a field of a spec; MISSING if it has none."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
+
+
+def facts(field: dataclasses.Field[Any]) -> list[str]:
+    """Returns the rules of a field as text, for the help and the reference: bounds, unit, condition."""
+    rules = rules_of(field)
+    if rules is None:
+        return []
+    found = [rules.expected or rules.unit, f"only if {rules.when.text}" if rules.when else ""]
+    return [text for text in found if text]
+
+
+places: dict[type, str] = {}
+"""Key of the options of each registered class, with a dot: `optimizer.`; empty for a command."""
+
+
+def check_options(spec: Any, prefix: str, root: Any = None, deferred: bool = False) -> None:
+    """Raises ConfigError for a key of a spec that breaks one of its rules.
+
+    Args:
+        spec: the spec, with the specs in it. Those that are options of a group were checked when they were made, but
+            for conditions on keys of the whole run.
+        prefix: of its keys, with a dot.
+        root: the run, for conditions on its keys; None for an option of a group, whose run is not made yet.
+        deferred: whether to check such conditions alone.
+    """
+    cls: Any = type(spec)
+    for name, optional, rules, default in _ruled(cls):
+        value = getattr(spec, name)
+        if rules.choices and isinstance(value, bool | int):  # `true` and `2`, on the command line or in Python
+            complete(spec, **{name: (value := typed(value))})
+        if value is not None and not deferred:
+            _check_value(f"{prefix}{name}", value, optional, rules, default)
+        if rules.when is not None and value != default:
+            _check_effect(f"{prefix}{name}={typed(value)}", rules.when, _Place(spec, prefix, root, deferred))
+    for key, part in _specs_in(spec, prefix):
+        registered = type(part) in places
+        if root is not None or not registered:
+            check_options(part, f"{key}.", root, deferred or registered)
+
+
+def _check_value(key: str, value: Any, optional: bool, rules: Rules, default: Any) -> None:
+    """Checks the bounds and the choices of a key, and what its `check` checks."""
+    if not rules.accepts(value):
+        usual = "" if default in (None, MISSING) else f"the default is {typed(default)}"
+        similar = did_you_mean(str(value), rules.choices) if rules.choices else ""
+        fix = rules.hint or f"{usual or 'give one'}{similar}"
+        null = ", or null" if optional and not rules.hint else ""
+        raise ConfigError(f"{key}={typed(value)} must be {rules.expected}{null}: {fix}")
+    if rules.check is not None and value != MISSING:
+        rules.check(key, value)
+
+
+class _Place(NamedTuple):
+    """Place of a key: its spec, and what `check_options` knows of it."""
+
+    spec: Any
+    prefix: str
+    root: Any
+    deferred: bool
+
+    def find(self, key: str) -> Found:
+        """Returns a key that a condition names, of the spec or of the run."""
+        own = _has(self.spec, key)
+        holder, full = (self.spec, f"{self.prefix}{key}") if own else (self.root, key)
+        *parents, name = key.split(".")
+        for parent in parents:
+            holder = getattr(holder, parent)
+        value = getattr(holder, name)
+        kind = getattr(holder, "kind", None)
+        if name in holder.__dataclass_fields__ or not isinstance(kind, str):
+            return Found(full, value)
+        return Found(full.rpartition(".")[0], value, kind)
+
+
+def _has(spec: Any, key: str) -> bool:
+    return hasattr(spec, key.partition(".")[0])
+
+
+def _check_effect(given: str, condition: Condition, place: _Place) -> None:
+    """Checks the condition of a key that is set, now if its keys are known, else with the run."""
+    own = all(_has(place.spec, key) for key in condition.keys)
+    known = own or (place.root is not None and all(_has(place.spec, k) or _has(place.root, k) for k in condition.keys))
+    if known and not (own and place.deferred) and (missing := condition.missing(place.find)):
+        raise without_effect(given, missing.reason, f"{missing.fix}, or remove it")
+
+
+class _Ruled(NamedTuple):
+    name: str
+    optional: bool
+    rules: Rules
+    default: Any
+
+
+@functools.cache
+def _ruled(cls: Any) -> list[_Ruled]:
+    found = [(field, rules_of(field)) for field in dataclasses.fields(cls)]
+    return [_Ruled(f.name, "None" in str(f.type), rules, default_of(f)) for f, rules in found if rules is not None]
+
+
+@functools.cache
+def _holders(cls: Any) -> list[str]:
+    """Returns the names of the fields that may hold specs."""
+    return [f.name for f in dataclasses.fields(cls) if re.search(r"Spec\b", str(f.type))]
+
+
+def _specs_in(spec: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields the full key and the value of each spec in a spec: of a field, of a list, and by name."""
+    cls: Any = type(spec)
+    for name in _holders(cls):
+        value = getattr(spec, name)
+        if dataclasses.is_dataclass(value):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, list | dict):
+            for key, part in enumerate(value) if isinstance(value, list) else value.items():
+                yield f"{prefix}{name}.{key}", part
