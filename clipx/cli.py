@@ -38,7 +38,17 @@ from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplace
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
 from clipx.distributed.launch_env import rank_or_none, world_or_one
-from clipx.errors import ClipxError, ConfigError, Exit, OutputError, Stopped, disk_failure, exhausted, require
+from clipx.errors import (
+    ClipxError,
+    ConfigError,
+    Exit,
+    OutputError,
+    Stopped,
+    disk_failure,
+    exhausted,
+    require,
+    require_effect,
+)
 from clipx.escape import EscapedLogRecord, escaped, is_text, print_stderr, shortened
 from clipx.output import flush_output, lose_output, open_output
 from clipx.storage.url import redacted
@@ -160,7 +170,7 @@ def _run(command: _Command) -> list[ClipxError]:
             for text in task_overrides(hydra):
                 places = text.lstrip("+~").partition("=")[0].split("@")  # of a group, and of the package that it fills
                 unused = any(place.partition(".")[0] in command.unused for place in places)
-                require(not unused, f"{text} has no effect on {hydra.job.name}: remove it")
+                require_effect(not unused, text, f"on {hydra.job.name}")
             record_command(command.name, [*task_overrides(hydra), *changes], folders)
             if not command.prints:
                 lose_output()
@@ -192,10 +202,8 @@ def _run(command: _Command) -> list[ClipxError]:
         sys.argv[1:] = [word for word in sys.argv[1:] if word not in changes]
         base = command.base(command.name, words, folders)
         chosen = arguments.config_name
-        require(
-            base == command.name or chosen is None,
-            f"--config-name={chosen} has no effect with resume=…, whose configuration is the base: remove it",
-        )
+        of_conf, reason = base == command.name or chosen is None, "with resume=…, whose configuration is the base"
+        require_effect(of_conf, f"--config-name={chosen}", reason)
         hydra_main(config_path=str(CONF_DIR), config_name=base, version_base="1.3")(job)()
     except ClipxError as error:
         return failed or [error]
@@ -221,7 +229,7 @@ def _refuse_options_of_sweeps(hydra: Any) -> None:
     words = [f"{group}={choice}" for group, choice in chosen if choice not in ("basic", "clipx_local", None)]
     for word in [*words, *hydra.overrides.hydra]:
         of_sweeps = re.match(r"[+~]*hydra[./](launcher|sweep|sweeper)\b", word) is not None
-        require(not of_sweeps, f"{word} has no effect without -m: add -m")
+        require_effect(not of_sweeps, word, "without -m", "add -m")
 
 
 def check_working_directory() -> None:

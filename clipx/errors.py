@@ -147,9 +147,13 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+NO_EFFECT = "{given} has no effect {reason}: {fix}"
+"""Sentence of an option that is set and does nothing: KEY=VALUE, "with OTHER=VALUE", and what to do."""
+
+
 def without_effect(given: str, reason: str, fix: str = "remove it") -> ConfigError:
     """Returns the error of an option that is set and does nothing: `given` as KEY=VALUE, "with OTHER=VALUE"."""
-    return ConfigError(f"{given} has no effect {reason}: {fix}")
+    return ConfigError(NO_EFFECT.format(given=given, reason=reason, fix=fix))
 
 
 def require_effect(ok: bool, given: str, reason: str, fix: str = "remove it") -> None:

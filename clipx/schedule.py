@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from clipx.config.duration import Duration, Length
+from clipx.config.duration import Duration, Length, a_duration
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen, register
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError
 
 LearningRate = Callable[[int], float]
 """Function from the samples seen before a step to the learning rate of that step."""
@@ -33,6 +34,11 @@ def _share(part: Part, whole: Duration, length: Length) -> float:
     return min((share for share in shares if share is not None), default=0.0)
 
 
+def _check_warmup(key: str, text: str) -> None:
+    if text != AUTO:
+        a_duration(share=True, zero=True)(key, text)
+
+
 @frozen
 class ScheduleSpec:
     """Base of the learning-rate schedules. Each begins with a linear warm-up."""
@@ -40,16 +46,10 @@ class ScheduleSpec:
     kind: str = MISSING
     """Name of the schedule. Set by the option: schedule=cosine, schedule=constant, …"""
 
-    warmup: str = AUTO
+    warmup: str = option(AUTO, check=_check_warmup)
     """Length of the linear warm-up from lr / (warm-up steps) to lr: a duration (10000st, 1ep, 1e6sa) or a share of the
     run (5%). 0st: none. auto: 10,000 steps, at most 5% of the run. Warm-up and cool-down together are at most as long
     as the run."""
-
-    def __post_init__(self) -> None:
-        self.parts()
-
-    def check(self, lr: float) -> None:
-        """Raises ConfigError if the optimizer's `lr` is incompatible with this schedule."""
 
     def parts(self) -> dict[str, Part]:
         """Returns the parsed phases of the schedule by key; together they fit into the run. Raises ConfigError."""
@@ -96,15 +96,8 @@ class ScheduleSpec:
 class DecayingSpec(ScheduleSpec):
     """Base of the schedules that decay to a final learning rate."""
 
-    min_lr: float = 0.0
-    """Learning rate at the end of the run, in [0, optimizer.lr]."""
-
-    def __post_init__(self) -> None:
-        ScheduleSpec.__post_init__(self)
-        require(self.min_lr >= 0, f"schedule.min_lr={self.min_lr} is negative: give 0 or a small learning rate")
-
-    def check(self, lr: float) -> None:
-        require(self.min_lr <= lr, f"schedule.min_lr={self.min_lr} is above optimizer.lr={lr}: give at most {lr}")
+    min_lr: float = option(0.0, ge=0)
+    """Learning rate at the end of the run, at most optimizer.lr."""
 
 
 @register("schedule")
@@ -147,18 +140,13 @@ class ConstantCooldownSpec(DecayingSpec):
     kind: str = "constant_cooldown"
     """Name of this schedule, selected by schedule=constant_cooldown. The key itself cannot be set."""
 
-    cooldown: str = "20%"
+    cooldown: str = option("20%", check=a_duration(share=True, zero=True))
     """Length of the cool-down at the end of the run: a duration (10000st, 1ep, 1e6sa) or a share of the run. 20% is the
     length that arXiv:2405.18392 finds to match a cosine. Warm-up and cool-down together are at most as long as the
     run."""
 
-    power: float = 1.0
-    """Exponent of the cool-down, above 0. 1: linear. Above 1 the learning rate falls faster at first, below 1 at the
-    end."""
-
-    def __post_init__(self) -> None:
-        DecayingSpec.__post_init__(self)
-        require(self.power > 0, f"schedule.power={self.power} must be above 0: 1.0 is linear")
+    power: float = option(1.0, gt=0, hint="1.0 is linear")
+    """Exponent of the cool-down. 1: linear. Above 1 the learning rate falls faster at first, below 1 at the end."""
 
     def parts(self) -> dict[str, Part]:
         key = "schedule.cooldown"

@@ -16,9 +16,10 @@ resume.py         values of `resume=`
 
 from __future__ import annotations
 
-from clipx.config.duration import Cadence
+from clipx.config.duration import Cadence, a_cadence
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
-from clipx.errors import require
+from clipx.errors import require_effect
 from clipx.storage.url import check_folder_url
 
 
@@ -30,18 +31,18 @@ class CheckpointSpec:
     kind: str = "local"
     """Name of the option: local, checkpoints in the run directory."""
 
-    every: str = "1ep"
+    every: str = option("1ep", check=a_cadence(clock=True))
     """Interval between checkpoints: 1ep (epochs), 500st (optimizer steps), 1e6sa (samples) or 30min (minutes), above
     zero; the end of the run is saved too. end: only at the end. none: never."""
 
-    keep_last: int = 3
-    """Number of newest checkpoints to keep, at least 1. Older ones are removed once a newer one is complete."""
+    keep_last: int = option(3, ge=1)
+    """Number of newest checkpoints to keep. Older ones are removed once a newer one is complete."""
 
-    keep_every: str = "none"
+    keep_every: str = option("none", when="every != none", check=a_cadence())
     """Interval of checkpoints that are never removed, in ep, st or sa as for every, above zero: the first checkpoint at
     or after each multiple. none: no such checkpoints."""
 
-    best: str | None = None
+    best: str | None = option(None, when="every != none")
     """Name of a metric of one of the run's evaluators, such as eval/zeroshot/top1. A checkpoint is also saved when an
     evaluation reaches a new highest value, and the checkpoint with the highest value is not removed. null: no
     metric."""
@@ -50,20 +51,19 @@ class CheckpointSpec:
     """Writes checkpoints in a background thread while training continues. false: training waits until each checkpoint
     is on disk."""
 
-    max_failures: int = 3
-    """Number of failed saves in a row after which the run fails, at least 1. Fewer failures are only logged."""
+    max_failures: int = option(3, ge=1)
+    """Number of failed saves in a row after which the run fails. Fewer failures are only logged."""
 
-    remote: str | None = None
+    remote: str | None = option(None, when="every != none", check=check_folder_url)
     """URL of a folder of any fsspec file system, such as s3://bucket/runs. Checkpoints and the run's small files are
     uploaded to <remote>/<run_dir> (with the last part of a run_dir outside the working directory). null: no upload."""
 
-    delete_previous: bool = False
+    delete_previous: bool = option(False, when="remote")
     """Keeps only the newest of the local checkpoints whose upload is verified, regardless of keep_last, keep_every and
-    best. Requires remote."""
+    best."""
 
-    sync_timeout_s: float = 600.0
-    """Seconds that the end of the run waits for uploads, above 0. After that the run exits
-    with code 74."""
+    sync_timeout_s: float = option(600.0, gt=0, when="remote", unit="s")
+    """Seconds that the end of the run waits for uploads. After that the run exits with code 74."""
 
     @property
     def cadence(self) -> Cadence:
@@ -76,31 +76,5 @@ class CheckpointSpec:
         return Cadence.parse(self.keep_every, "checkpoint.keep_every")
 
     def __post_init__(self) -> None:
-        every, kept = self.cadence, self.keep_cadence
-        require(
-            kept.text != "end",
-            "checkpoint.keep_every=end has no effect, the last checkpoint is kept anyway: give a duration, or none",
-        )
-        for key, count in {"keep_last": self.keep_last, "max_failures": self.max_failures}.items():
-            require(count >= 1, f"checkpoint.{key}={count} must be at least 1")
-        for key, text in {"best": self.best, "remote": self.remote}.items():
-            require(text != "", f"checkpoint.{key}= is empty: give a value, or null")
-        if self.remote is not None:
-            check_folder_url("checkpoint.remote", self.remote)
-        require(
-            self.remote is not None or not self.delete_previous,
-            "checkpoint.delete_previous=true deletes only uploaded checkpoints, and checkpoint.remote is not set: set "
-            "it, or lower checkpoint.keep_last",
-        )
-        require(
-            self.sync_timeout_s > 0,
-            f"checkpoint.sync_timeout_s={self.sync_timeout_s:g} must be above 0 s: the default is 600",
-        )
-        wanted = {"keep_every": kept.text != "none", "best": self.best, "remote": self.remote}
-        idle = [key for key, value in wanted.items() if value] if every.text == "none" else []
-        require(
-            not idle,
-            f"checkpoint.every=none saves nothing, so checkpoint.{' and checkpoint.'.join(idle)} "
-            f"{'have' if len(idle) > 1 else 'has'} no effect: set checkpoint.every to a duration or end, or drop "
-            f"{'them' if len(idle) > 1 else 'it'}",
-        )
+        kept, fix = self.keep_every != "end", "give a duration, or none"
+        require_effect(kept, "checkpoint.keep_every=end", "on the last checkpoint, which is kept anyway", fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from clipx.errors import ConfigError, require
@@ -59,6 +60,21 @@ class Duration:
             return None
         samples = {"ep": length.epoch, "st": length.batch, "sa": 1}
         return self.value * samples[self.unit] / (whole.value * samples[whole.unit])
+
+
+def a_duration(share: bool = False, zero: bool = False) -> Callable[[str, str], None]:
+    """Returns the `check` of an option whose text is a duration. `share`: as for `Duration.parse`; `zero`: may be 0."""
+
+    def check(key: str, text: str) -> None:
+        value = Duration.parse(text, key, share).value
+        require(value > 0 or zero, f"{key}={text} must be above zero, e.g. 32ep, 10000st{' or 50%' if share else ''}")
+
+    return check
+
+
+def a_cadence(clock: bool = False) -> Callable[[str, str], object]:
+    """Returns the `check` of an option whose text is a cadence. `clock`: as for `Cadence.parse`."""
+    return lambda key, text: Cadence.parse(text, key, clock)
 
 
 @dataclass(frozen=True, slots=True)

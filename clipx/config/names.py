@@ -27,6 +27,12 @@ def check_name(key: str, name: str) -> None:
     )
 
 
+def check_text(key: str, text: str) -> None:
+    """Raises ConfigError unless `text` is not empty and printable."""
+    require(bool(text), f"{key}= is empty: give a value, or remove it")
+    require(escaped(text) == text, f"{key}={escaped(text)} contains an unprintable character: remove it")
+
+
 def check_metric_part(key: str, name: str) -> None:
     """Raises ConfigError unless `name`, a key of a dictionary of options, can be a part of metric names."""
     require(

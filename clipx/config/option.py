@@ -127,6 +127,9 @@ class Rules:
         )
 
 
+_NO_RULES = Rules(None, None, None, None, (), None, None, "", "", None)
+
+
 class Found(NamedTuple):
     """A key that a condition names: its full name, its value, and the group that has it by its kind alone."""
 
@@ -209,7 +212,8 @@ class Condition:
                 return None
             missing[failed[0]] = None
         reasons, fixes = (dict.fromkeys(texts) for texts in zip(*missing, strict=True))
-        return Missing(" and ".join(reasons), " or ".join(fixes))
+        first, *others = reasons
+        return Missing(" and ".join([first, *(other.removeprefix("with ") for other in others)]), " or ".join(fixes))
 
 
 def _term(text: str) -> Term:
@@ -278,8 +282,8 @@ def check_options(spec: Any, prefix: str, root: Any = None, deferred: bool = Fal
     cls: Any = type(spec)
     for name, optional, rules, default in _ruled(cls):
         value = getattr(spec, name)
-        if rules.choices and isinstance(value, bool | int):  # `true` and `2`, on the command line or in Python
-            complete(spec, **{name: (value := typed(value))})
+        if rules.choices and (not isinstance(value, str) or value in ("True", "False")):  # `true` of OmegaConf
+            complete(spec, **{name: (value := typed(value).lower())})
         if value is not None and not deferred:
             _check_value(f"{prefix}{name}", value, optional, rules, default)
         if rules.when is not None and value != default:
@@ -292,6 +296,8 @@ def check_options(spec: Any, prefix: str, root: Any = None, deferred: bool = Fal
 
 def _check_value(key: str, value: Any, optional: bool, rules: Rules, default: Any) -> None:
     """Checks the bounds and the choices of a key, and what its `check` checks."""
+    if optional and value == "":
+        raise ConfigError(f"{key}= is empty: give a value, or null")
     if not rules.accepts(value):
         usual = "" if default in (None, MISSING) else f"the default is {typed(default)}"
         similar = did_you_mean(str(value), rules.choices) if rules.choices else ""
@@ -313,25 +319,31 @@ class _Place(NamedTuple):
     def find(self, key: str) -> Found:
         """Returns a key that a condition names, of the spec or of the run."""
         own = _has(self.spec, key)
-        holder, full = (self.spec, f"{self.prefix}{key}") if own else (self.root, key)
-        *parents, name = key.split(".")
-        for parent in parents:
-            holder = getattr(holder, parent)
-        value = getattr(holder, name)
-        kind = getattr(holder, "kind", None)
-        if name in holder.__dataclass_fields__ or not isinstance(kind, str):
+        full = f"{self.prefix}{key}" if own else key
+        parent, _, name = key.rpartition(".")
+        holder = _part(self.spec if own else self.root, parent)
+        value, kind = getattr(holder, name), getattr(holder, "kind", None)
+        if not isinstance(kind, str) or name in (field.name for field in dataclasses.fields(holder)):
             return Found(full, value)
         return Found(full.rpartition(".")[0], value, kind)
 
 
+def _part(spec: Any, key: str) -> Any:
+    """Returns the value of a key below a spec; None if there is none."""
+    for name in key.split(".") if key else ():
+        spec = getattr(spec, name, None)
+    return spec
+
+
 def _has(spec: Any, key: str) -> bool:
-    return hasattr(spec, key.partition(".")[0])
+    parent, _, name = key.rpartition(".")
+    return hasattr(_part(spec, parent), name)
 
 
 def _check_effect(given: str, condition: Condition, place: _Place) -> None:
     """Checks the condition of a key that is set, now if its keys are known, else with the run."""
     own = all(_has(place.spec, key) for key in condition.keys)
-    known = own or (place.root is not None and all(_has(place.spec, k) or _has(place.root, k) for k in condition.keys))
+    known = own or all(_has(place.spec, key) or _has(place.root, key) for key in condition.keys)
     if known and not (own and place.deferred) and (missing := condition.missing(place.find)):
         raise without_effect(given, missing.reason, f"{missing.fix}, or remove it")
 
@@ -346,7 +358,12 @@ class _Ruled(NamedTuple):
 @functools.cache
 def _ruled(cls: Any) -> list[_Ruled]:
     found = [(field, rules_of(field)) for field in dataclasses.fields(cls)]
-    return [_Ruled(f.name, "None" in str(f.type), rules, default_of(f)) for f, rules in found if rules is not None]
+    ruled = [
+        _Ruled(f.name, "None" in str(f.type), rules or _NO_RULES, default_of(f))
+        for f, rules in found
+        if rules is not None or f.type == "str | None"
+    ]
+    return [one for one in ruled if one.name != "kind"]
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from clipx.compat import full_key_of
 from clipx.config import plugins
 from clipx.config.option import check_options, option, places
 from clipx.config.specs import complete, frozen
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require, require_effect
 from clipx.storage.url import is_secret
 
 __all__ = [
@@ -256,11 +256,9 @@ def check_new_names(folder: Path, others: Sequence[Path] = ()) -> None:
     for path in sorted(folder.rglob("*.yaml")):
         name = path.relative_to(folder)
         for of, whose in ((CONF_DIR, "clipx"), *((other, other.parent.name) for other in others)):
-            require(
-                not (of / name).is_file() or (of / name).samefile(path),
-                f"{path} would have no effect, since {whose} has the option {name.with_suffix('')}: give it another "
-                "name",
-            )
+            other = not (of / name).is_file() or (of / name).samefile(path)
+            reason = f"beside the option {name.with_suffix('')} of {whose}"
+            require_effect(other, str(path), reason, "give it another name")
 
 
 def load_folder(folder: Path) -> None:

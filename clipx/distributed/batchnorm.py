@@ -15,7 +15,7 @@ from timm.layers import BatchNormAct2d, convert_sync_batchnorm
 from torch import Tensor, nn
 
 from clipx.distributed.comm import Comm
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require_effect
 from clipx.model.batchnorm import BATCH_NORM
 
 
@@ -26,15 +26,11 @@ def synchronize(model: nn.Module, comm: Comm) -> None:
     does not support.
     """
     norms = {name: m for name, m in model.named_modules() if isinstance(m, BATCH_NORM) and m.training}
-    require(
-        bool(norms),
-        "distributed.sync_batchnorm=true has no effect on a model without BatchNorm, or with all of it locked: drop "
-        "it, or choose a ResNet",
+    given, fix = "distributed.sync_batchnorm=true", "remove it, or"
+    require_effect(
+        bool(norms), given, "on a model without BatchNorm, or with all of it locked", f"{fix} choose a ResNet"
     )
-    require(
-        comm.world > 1,
-        "distributed.sync_batchnorm=true has no effect on one rank: drop it, or start several ranks with torchrun",
-    )
+    require_effect(comm.world > 1, given, "on one rank", f"{fix} start several ranks with torchrun")
     if comm.device.type == "cuda":
         for tower in model.children():  # the conversion replaces modules below its argument, never the argument itself
             convert_sync_batchnorm(tower)

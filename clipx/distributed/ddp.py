@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.distributed.comm import Comm
 from clipx.distributed.spec import DistributedSpec, Masters
-from clipx.errors import require
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,12 +41,13 @@ class DdpSpec(DistributedSpec):
     kind: str = "ddp"
     """Name of the option: ddp, data parallelism with torch's DistributedDataParallel."""
 
-    static_graph: bool = False
+    static_graph: bool = option(False, when="data.micro_batches == 1")
     """Lets DDP assume that each step uses the same parameters in the same order and skip the search for unused
-    parameters. Requires data.micro_batches=1 and several ranks."""
+    parameters. Requires several ranks; DDP does not support it if the towers run more often than their gradients are
+    averaged."""
 
-    bucket_mb: float = 25.0
-    """Size of a gradient bucket in MiB, above 0. The gradients of a bucket are averaged in one collective while others
+    bucket_mb: float = option(25.0, gt=0, unit="MiB")
+    """Size of a gradient bucket. The gradients of a bucket are averaged in one collective while others
     are still computed. The default is torch's."""
 
     gradient_as_bucket_view: bool = False
@@ -65,19 +66,6 @@ class DdpSpec(DistributedSpec):
         "compression",
     )
     """Options without effect on one rank, where other values than the defaults are errors."""
-
-    def __post_init__(self) -> None:
-        DistributedSpec.__post_init__(self)
-        require(
-            self.bucket_mb > 0, f"distributed.bucket_mb={self.bucket_mb:g} must be above 0 MiB: torch's default is 25"
-        )
-
-    def check_micro_batches(self, micro_batches: int) -> None:
-        require(
-            not self.static_graph or micro_batches == 1,
-            f"distributed.static_graph=true does not support data.micro_batches={micro_batches}, which runs the towers "
-            "more often than their gradients are averaged: drop one of them",
-        )
 
     def prepare_group(self, device: torch.device) -> None:
         if self._leaves_nccl2(device):

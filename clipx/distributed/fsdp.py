@@ -9,12 +9,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import digest, format_ranks, format_ranks_with_hosts
 from clipx.distributed.launch_env import node_name
 from clipx.distributed.spec import DistributedSpec
-from clipx.errors import require
+from clipx.errors import require, require_effect
 
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP
@@ -47,10 +48,10 @@ class FsdpSpec(DistributedSpec):
     kind: str = "fsdp"
     """Name of the option: fsdp, sharded data parallelism with torch's fully_shard (FSDP2)."""
 
-    shard_size: int | None = None
-    """Number of ranks that share one copy of the model, such as the ranks of a node (hybrid sharding). At least 2, and
-    a divisor of the number of ranks. Each further group holds another copy, and only gradients are exchanged between
-    groups. null: all ranks share one copy."""
+    shard_size: int | None = option(None, ge=2, hint="null shares one copy among all ranks")
+    """Number of ranks that share one copy of the model, such as the ranks of a node (hybrid sharding): a divisor of the
+    number of ranks. Each further group holds another copy, and only gradients are exchanged between groups. null: all
+    ranks share one copy."""
 
     reshard_after_forward: bool = True
     """Frees the gathered weights of a block after its forward pass and gathers them again for its backward pass. false
@@ -82,21 +83,6 @@ class FsdpSpec(DistributedSpec):
     )
     """Options without effect on one rank, where other values than the defaults are errors."""
 
-    def __post_init__(self) -> None:
-        DistributedSpec.__post_init__(self)
-        require(
-            self.shard_size is None or self.shard_size >= 2,
-            f"distributed.shard_size={self.shard_size} must be at least 2, or null for all ranks: use "
-            "distributed=ddp to hold the whole model on each rank",
-        )
-
-    def check_optimizer(self, kind: str, shardable: bool) -> None:
-        require(
-            shardable,
-            f"optimizer={kind} needs whole parameters, which distributed={self.kind} shards over the ranks: use "
-            "optimizer=adamw, or distributed=ddp",
-        )
-
     def check_precision(self, kind: str, weight_format: str | None, autocasts: bool) -> None:
         require(
             autocasts or self.param_dtype in (FsdpDtype.own, weight_format),
@@ -121,10 +107,7 @@ class FsdpSpec(DistributedSpec):
             f"distributed.shard_size={self.shard_size} does not divide the {comm.world} ranks: choose from "
             f"{', '.join(str(n) for n in range(2, comm.world + 1) if comm.world % n == 0) or 'null'}",
         )
-        require(
-            not self.cpu_offload or comm.device.type != "cpu",
-            "distributed.cpu_offload=true has no effect on the CPU: drop it",
-        )
+        require_effect(not self.cpu_offload or comm.device.type != "cpu", "distributed.cpu_offload=true", "on the CPU")
         if not dist.is_initialized():  # one rank, unless a caller opened a process group for it
             return
         from torch.distributed.device_mesh import init_device_mesh

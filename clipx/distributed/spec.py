@@ -15,11 +15,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
+from clipx.config.option import option, typed
 from clipx.config.registry import MISSING, frozen
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import code_version
 from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launch_env, warn_of_few_cores
-from clipx.errors import ConfigError, PeerLost, require
+from clipx.errors import ConfigError, PeerLost, require, require_effect
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -32,8 +33,13 @@ Masters = Mapping["torch.nn.Parameter", "torch.nn.Parameter"]
 
 # Device types of torch.accelerator, in torch itself or from a vendor's package.
 _DEVICES = ("auto", "cpu", "cuda", "xpu", "hpu", "npu", "mps", "mtia", "mlu", "musa")
-_WEEK_S = 604_800.0  # far below where the clocks of Python and of torch overflow
+_WEEK_S = 604_800  # far below where the clocks of Python and of torch overflow
 _BACKEND = re.compile(r"[\w-]+|\w+:[\w-]+(,\w+:[\w-]+)*")
+
+
+def _check_backend(key: str, text: str) -> None:
+    named = _BACKEND.fullmatch(text) is not None
+    require(named, f"{key}={text} is not a backend: give auto, or a name such as nccl or cpu:gloo,cuda:nccl")
 
 
 @frozen
@@ -43,28 +49,27 @@ class DistributedSpec:
     kind: str = MISSING
     """Name of the option: ddp or fsdp."""
 
-    device: str = "auto"
+    device: str = option("auto", choices=_DEVICES)
     """Device type on which each rank computes: cpu, cuda, xpu, hpu, npu, mps, mtia, mlu or musa. auto: the accelerator
     that torch finds, else cpu."""
 
-    backend: str = "auto"
+    backend: str = option("auto", check=_check_backend)
     """Backend of torch.distributed: a name such as nccl or nccl-legacy, or one name per device type, such as
     cpu:gloo,cuda:nccl. auto: torch's default for the device (nccl on cuda, gloo on cpu). An error on one rank."""
 
-    rendezvous_s: float = 300.0
-    """Seconds that ranks wait for each other at the start, above 0 and at most 604800 (a week). The run then fails and
-    names the missing ranks."""
+    rendezvous_s: float = option(300.0, gt=0, le=_WEEK_S, unit="s")
+    """Seconds that ranks wait for each other at the start. The run then fails and names the missing ranks."""
 
-    timeout_s: float = 600.0
-    """Seconds after which a collective fails because a rank has not joined it, above 0 and at most 604800 (a week)."""
+    timeout_s: float = option(600.0, gt=0, le=_WEEK_S, unit="s")
+    """Seconds after which a collective fails because a rank has not joined it."""
 
-    watchdog_s: float = 1800.0
+    watchdog_s: float = option(1800.0, ge=0, le=_WEEK_S, unit="s", hint="0 disables it")
     """Seconds without a step, or progress of an evaluation or a checkpoint, after which the process dumps its stack
-    traces and exits with code 70. At most 604800 (a week); 0 disables it. The default exceeds timeout_s, so that ranks
+    traces and exits with code 70. 0 disables it. The default exceeds timeout_s, so that ranks
     waiting for another rank can name it first."""
 
-    threads: int | None = None
-    """Number of torch's CPU threads in each rank, in [1, 1024]; more than one for each core that the rank may use is a
+    threads: int | None = option(None, ge=1, le=1024, hint="null shares the cores among the ranks of a host")
+    """Number of torch's CPU threads in each rank; more than one for each core that the rank may use is a
     warning. null: OMP_NUM_THREADS if it is set (torchrun sets it to 1), else ranks that may use the same cores divide
     them among themselves."""
 
@@ -78,37 +83,6 @@ class DistributedSpec:
 
     need_ranks: ClassVar[tuple[str, ...]] = ()
     """Options without effect on one rank, where other values than the defaults are errors, as is one of backend."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.device in _DEVICES,
-            f"distributed.device={self.device} is not a device: choose from {', '.join(_DEVICES)}",
-        )
-        require(
-            _BACKEND.fullmatch(self.backend) is not None,
-            f"distributed.backend={self.backend} is not a backend: give auto, or a name such as nccl or "
-            "cpu:gloo,cuda:nccl",
-        )
-        for name, default in (("rendezvous_s", 300), ("timeout_s", 600)):
-            seconds = getattr(self, name)
-            require(
-                0 < seconds <= _WEEK_S,
-                f"distributed.{name}={seconds} must be above 0 s and at most a week: the default is {default}",
-            )
-        require(
-            0 <= self.watchdog_s <= _WEEK_S,
-            f"distributed.watchdog_s={self.watchdog_s} must be 0 s to a week: 0 disables it",
-        )
-        require(
-            self.threads is None or 1 <= self.threads <= 1024,
-            f"distributed.threads={self.threads} must be in [1, 1024]: null shares the cores among the ranks of a host",
-        )
-
-    def check_micro_batches(self, micro_batches: int) -> None:
-        """Raises ConfigError if this option does not support that number of micro-batches."""
-
-    def check_optimizer(self, kind: str, shardable: bool) -> None:
-        """Raises ConfigError if parameters are sharded and the optimizer is not `shardable`."""
 
     def check_precision(self, kind: str, weight_format: str | None, autocasts: bool) -> None:
         """Raises ConfigError if the format of gathered weights does not fit the number format."""
@@ -186,11 +160,8 @@ class DistributedSpec:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         for name in names:
             value = getattr(self, name)
-            require(
-                value == defaults[name],
-                f"distributed.{name}={str(value).lower()} has no effect on one rank: remove it, or start several ranks "
-                "with torchrun or srun",
-            )
+            fix = "remove it, or start several ranks with torchrun or srun"
+            require_effect(value == defaults[name], f"distributed.{name}={typed(value)}", "on one rank", fix)
 
     def _device(self, local_rank: int) -> torch.device:
         """Returns the device of a local rank. A process may see all devices of its host, or only one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
@@ -66,10 +66,9 @@ class ModelSpec:
     """Text tower: a transformer over tokens and its projection to the embedding."""
 
     weights: str | None = None
-    """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json
-    or of a CLIPModel of transformers, a file (.safetensors, .pt, .pth, .bin), a URL of any of these, or
-    hf-hub:ORG/NAME. null: random initialization. A resumed run loads its checkpoint instead. See
-    docs/guides/weights.md."""
+    """Initial weights of a new run: a run directory, one of its checkpoints, a folder with open_clip_config.json or of
+    a CLIPModel of transformers, a file (.safetensors, .pt, .pth, .bin), a URL of any of these, or hf-hub:ORG/NAME.
+    null: random initialization. A resumed run loads its checkpoint instead. See docs/guides/weights.md."""
 
     patch_dropout: float = 0.0
     """Share of each image's patches that training drops at random, in [0, 1) (arXiv:2212.00794). 0: off. Evaluation
@@ -155,63 +154,6 @@ class ModelSpec:
     def has_adapters(self) -> bool:
         """True if a tower has low-rank adapters."""
         return bool(self.image.lora.rank or self.text.lora.rank)
-
-    def check_trunk(self, objective: str) -> None:
-        """Raises ConfigError if `objective`, which trains the pooled features of the image trunk, cannot read them."""
-        reads = f"objective={objective} trains the pooled features of the image trunk"
-        instead = "choose another model, such as model=vit_b32, or objective=infonce"
-        require(self.has_pooled_trunk, f"{reads}, and model={self.name} pools its tokens itself: {instead}")
-        kind = self.image.kind
-        require(kind.has_trunk, f"{reads}, and {kind.option}, {kind.reason}, has none: {instead}")
-        require(
-            not self.image.head_blocks,
-            f"{reads}, and model.image.head_blocks={self.image.head_blocks} does not pool them: remove it, or choose "
-            "objective=infonce",
-        )
-        require(
-            not self.image.frozen,
-            f"{reads}, which model.image.lock=all freezes: lock fewer blocks, or choose objective=infonce",
-        )
-
-    def check_freezing(self, objective_learns: bool, lr_scales: Mapping[str, float]) -> None:
-        """Raises ConfigError if randomly initialized weights are frozen, or no trainable weights remain.
-
-        `objective_learns`: True if weights outside the towers are worth training alone, such as a classification head
-        or a decoder. `lr_scales`: learning rate of each tower as a multiple of the model's.
-        """
-        frozen = []
-        for name, tower in (("image", self.image), ("text", self.text)):
-            require(
-                tower.lock == "none" or self.weights is not None or name in self.tower_weights,
-                f"model.{name}.lock={tower.lock} freezes randomly initialized weights: give model.weights=… or "
-                f"model.{name}.weights=…, or remove the lock",
-            )
-            require(
-                not tower.lora.rank or self.weights is not None or name in self.tower_weights,
-                f"model.{name}.lora.rank={tower.lora.rank} adapts randomly initialized weights: give model.weights=… "
-                f"or model.{name}.weights=…, or remove it",
-            )
-            if tower.frozen:
-                frozen.append(name)
-                scale = lr_scales[name]
-                reason = f"{name}.lock=all" if tower.lock == "all" else f"{name}.projection=none"
-                require(
-                    scale == 1,
-                    f"optimizer.{name}_lr_scale={scale:g} has no effect with model.{reason}: remove one of them",
-                )
-        require(
-            len(frozen) < 2 or objective_learns,
-            f"model.image.{'lock=all' if self.image.has_weights else 'projection=none'} and model.text.lock=all leave "
-            "no trainable weights: lock one tower only, or give the number of highest blocks to train",
-        )
-
-    def check_stretching(self) -> None:
-        """Raises ConfigError if text positions are stretched without initial weights."""
-        require(
-            self.text.kept_positions is None or self.weights is not None or "text" in self.tower_weights,
-            f"model.text.stretch_keep={self.text.kept_positions} stretches the text positions of weights, and "
-            "model.weights=null has none: give model.weights=… or model.text.weights=…, or remove it",
-        )
 
     @property
     def final_phase(self) -> Duration | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from clipx.errors import ConfigError
+from clipx.errors import without_effect
 from clipx.objective.losses.temperature import GlobalTemperature
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ class Objective(nn.Module):
 
     def compile_tiles(self, compiler: Compiler) -> None:
         """Compiles the functions that the loss calls on each tile, for `compile.objective=true`. Raises ConfigError."""
-        raise ConfigError(
-            f"compile.objective=true has no effect on {type(self).__name__}, which has no tiles to compile: remove it"
-        )
+        raise without_effect("compile.objective=true", f"on {type(self).__name__}, which has no tiles to compile")
 
     def score(self, image_ND: Tensor, labels: Sequence[int | str | None]) -> dict[str, float]:
         """Returns metrics of the objective's head on held-out images by name; empty for an objective without a head."""

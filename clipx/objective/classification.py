@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
-from clipx.errors import require
-from clipx.objective.spec import ObjectiveSpec
+from clipx.objective.spec import ObjectiveSpec, check_initial
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -44,40 +44,27 @@ class ClassificationSpec(ObjectiveSpec):
     """Class names in the order of the labels: a text file with one name per line, or imagenet for the 1,000 names of
     ImageNet. null: the class names of the data. The same format as evaluator.zeroshot.classnames."""
 
-    templates: str | None = None
+    templates: str | None = option(None, when="head == zeroshot")
     """Prompt templates of head=zeroshot: a text file with one template per line, where {} or {c} is the class name, or
     openai_imagenet (80 templates) or simple (7). null: the templates of the data, or "a photo of a {}." where it has
-    none. Must be null with head=random. The same format as evaluator.zeroshot.templates."""
+    none. The same format as evaluator.zeroshot.templates."""
 
-    init_temperature: float = 0.01
-    """Initial temperature τ, whose inverse multiplies the logits and is learned. In [1/max_scale, 1]."""
+    init_temperature: float = option(0.01, gt=0, le=1, hint="0.01 is usual")
+    """Initial temperature τ, at least 1/max_scale, whose inverse multiplies the logits and is learned."""
 
-    max_scale: float = 100.0
-    """Largest inverse temperature 1/τ; clamped after each step. Above 1. The reference is 100."""
+    max_scale: float = option(100.0, gt=1, hint="the reference is 100")
+    """Largest inverse temperature 1/τ; clamped after each step. The reference is 100."""
 
-    label_smoothing: float = 0.0
-    """Share of the target distribution that is spread evenly over all classes, in [0, 1) (arXiv:1512.00567).
-    0: no smoothing; 0.1 is usual."""
+    label_smoothing: float = option(0.0, ge=0, lt=1, hint="0.1 is usual")
+    """Share of the target distribution that is spread evenly over all classes (arXiv:1512.00567). 0: no smoothing; 0.1
+    is usual."""
 
     zero_minimum: ClassVar[bool] = True
     has_head: ClassVar[bool] = True
     reads_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
-        require(
-            1 / self.max_scale <= self.init_temperature <= 1,
-            f"objective.init_temperature={self.init_temperature} must be in [1/max_scale, 1] = "
-            f"[{1 / self.max_scale:g}, 1]: 0.01 is usual",
-        )
-        require(
-            0 <= self.label_smoothing < 1,
-            f"objective.label_smoothing={self.label_smoothing} must be in [0, 1): 0.1 is usual",
-        )
-        require(
-            self.templates is None or self.head is Head.zeroshot,
-            f"objective.templates={self.templates} has no effect on objective.head=random: remove it",
-        )
+        check_initial(self.init_temperature, "1/max_scale", 1 / self.max_scale)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         """Returns the objective without its head; `prepare` creates the head when the classes are known."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.objective.spec import LearnedTemperatureSpec
@@ -25,16 +26,16 @@ class DistillationSpec(LearnedTemperatureSpec):
     kind: str = "distillation"
     """Type of the objective; set by objective=distillation. It needs teacher.weights=… or teacher.embeddings=…"""
 
-    contrastive_weight: float = 1.0
-    """Weight of the contrastive loss (InfoNCE). At least 0. 0: learn from the teacher alone."""
+    contrastive_weight: float = option(1.0, ge=0, hint="0 learns from the teacher alone")
+    """Weight of the contrastive loss (InfoNCE). 0: learn from the teacher alone."""
 
-    distill_weight: float = 1.0
+    distill_weight: float = option(1.0, ge=0)
     """Weight of the distillation loss, the cross-entropy between the softmaxes of teacher and student over the batch.
-    At least 0, and above 0 without embedding_weight."""
+    Above 0 without embedding_weight."""
 
-    embedding_weight: float = 0.0
-    """Weight of 1 - the cosine of each embedding and the teacher's, mean over images and texts. At least 0; above 0 the
-    teacher must have the embed_dim of the model. With the start of fine-tuning as teacher it preserves its
+    embedding_weight: float = option(0.0, ge=0, hint="0 disables it")
+    """Weight of 1 - the cosine of each embedding and the teacher's, mean over images and texts. Above 0 the teacher
+    must have the embed_dim of the model. With the start of fine-tuning as teacher it preserves its
     embeddings. 0: off."""
 
     taught: ClassVar[bool] = True
@@ -43,16 +44,7 @@ class DistillationSpec(LearnedTemperatureSpec):
     def __post_init__(self) -> None:
         LearnedTemperatureSpec.__post_init__(self)
         require(
-            self.contrastive_weight >= 0,
-            f"objective.contrastive_weight={self.contrastive_weight} must be at least 0: 0 learns from the teacher "
-            "alone",
-        )
-        require(
-            self.embedding_weight >= 0,
-            f"objective.embedding_weight={self.embedding_weight} must be at least 0: 0 disables it",
-        )
-        require(
-            self.distill_weight > 0 or (self.distill_weight == 0 and self.embedding_weight > 0),
+            self.distill_weight > 0 or self.embedding_weight > 0,
             f"objective.distill_weight={self.distill_weight} must be above 0: to train without a teacher, choose "
             "objective=infonce; 0 is valid with objective.embedding_weight above 0",
         )

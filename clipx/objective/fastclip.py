@@ -6,21 +6,18 @@ of γ. The losses are in `losses/fcco.py`.
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
-from clipx.errors import require
 from clipx.objective.fcco import (
     FCCOSpec,
     GradientRule,
-    check_positive_rho,
     check_rho,
-    check_temperature,
     default_rho,
     describe_rho,
 )
-from clipx.objective.spec import ObjectiveTraffic
+from clipx.objective.spec import ObjectiveTraffic, check_initial
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -37,11 +34,11 @@ class FastCLIPv0Spec(FCCOSpec):
     kind: str = "fastclip_v0"
     """Type of the objective; set by objective=fastclip_v0."""
 
-    init_temperature: float = 0.07
-    """Initial temperature τ of all pairs; log 1/τ is learned at the model's learning rate. In [1/max_scale, 1]."""
+    init_temperature: float = option(0.07, gt=0, le=1, hint="0.07 is usual")
+    """Initial temperature τ of all pairs, at least 1/max_scale; log 1/τ is learned at the model's learning rate."""
 
-    max_scale: float = 100.0
-    """Largest inverse temperature 1/τ; clamped after each step. Above 1. The reference is 100."""
+    max_scale: float = option(100.0, gt=1, hint="the reference is 100")
+    """Largest inverse temperature 1/τ; clamped after each step. The reference is 100."""
 
     tau_gradient: GradientRule = GradientRule.exact
     """Gradient of the temperature. exact: that of the loss as defined. official: that of FastCLIP's published code,
@@ -51,8 +48,7 @@ class FastCLIPv0Spec(FCCOSpec):
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
-        require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
-        check_temperature("init_temperature", self.init_temperature, 1 / self.max_scale)
+        check_initial(self.init_temperature, "1/max_scale", 1 / self.max_scale)
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.objective.losses.fcco import GlobalFCCO, contrast_alone
@@ -67,18 +63,14 @@ class FastCLIPv0Spec(FCCOSpec):
 class ConstantTemperatureSpec(FCCOSpec):
     """The global contrastive loss, τ ½mean[log(ε+g1) + log(ε+g2)] over the data set, at a constant temperature."""
 
-    temperature: float = 0.07
-    """Constant temperature τ, in [0.01, 1]; 0.07 is usual."""
+    temperature: float = option(0.07, ge=0.01, le=1, hint="0.07 is usual")
+    """Constant temperature τ; 0.07 is usual."""
 
     multiply_tau: bool = True
     """true: multiplies the loss by τ, as FastCLIP's paper does. false: the gradient is 1/τ times that, as in its
     published recipes, which AdamW cancels up to its eps."""
 
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2, parameters=0)
-
-    def __post_init__(self) -> None:
-        FCCOSpec.__post_init__(self)
-        check_temperature("temperature", self.temperature, 0.01)
 
     def fixed_temperature(self) -> tuple[float, str]:
         return self.temperature, f"the constant temperature {self.temperature:g} of objective={self.kind}"
@@ -109,19 +101,30 @@ class SogCLRSpec(ConstantTemperatureSpec):
     """Type of the objective; set by objective=sogclr."""
 
 
+@frozen
 class RhoSpec(FCCOSpec):
-    """Base class of objectives whose learned temperature depends on ρ. Their fields are those of the subclasses."""
+    """Base class of the options of objectives whose learned temperature depends on ρ."""
 
-    __slots__ = ()
+    init_temperature: float = option(0.07, gt=0, le=1, hint="0.07 is usual")
+    """Initial temperature τ of all pairs, or of each image and each text; learned. At least min_temperature."""
 
-    init_temperature: float
-    min_temperature: float
-    rho: float | None
+    min_temperature: float = option(0.01, ge=1e-3, le=1)
+    """Smallest temperature τ; clamped after each step, or at each update."""
+
+    temperature_lr: float = option(2e-4, gt=0)
+    """Learning rate of the temperature: constant, without warm-up or schedule. Of one temperature of all pairs, the
+    rate of log 1/τ, and a third of it while τ ≤ 0.03; published: 2e-4. Of a temperature for each sample, the rate of
+    its Adam; published: 0.0133."""
+
+    rho: float | None = option(None, gt=0, hint="6.5 is usual for 3 million samples")
+    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
+    Below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2, 0.8 log n): 0.6 for
+    1,000 samples, 6.5 for 2.7 million. Published: 6.5 for 2.7 million, 8.5 for 9.2 million, 16 for 315 million; with a
+    temperature for each sample 7 for 3 and 12 million."""
 
     def __post_init__(self) -> None:
         FCCOSpec.__post_init__(self)
-        check_temperature("min_temperature", self.min_temperature, 1e-3)
-        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
+        check_initial(self.init_temperature, "min_temperature", self.min_temperature)
 
     def describe(self, length: Length) -> str:
         return f"{FCCOSpec.describe(self, length)}, {describe_rho(self.rho, length.epoch)}"
@@ -138,26 +141,11 @@ class SampleTemperatureSpec(RhoSpec):
     A separate Adam updates the temperatures; its state is stored next to u in the per-sample table.
     """
 
-    init_temperature: float = 0.07
-    """Initial temperature τ of each image and each text; learned. In [min_temperature, 1]."""
+    temperature_betas: list[float] = option([0.9, 0.999], length=2, ge=0, lt=1)
+    """Decay rates of the first and second moment in the temperatures' Adam. Both are 0 in the first epoch."""
 
-    min_temperature: float = 0.01
-    """Smallest temperature τ; clamped at each update. In [0.001, 1]."""
-
-    temperature_lr: float = 0.0133
-    """Learning rate of the temperatures' Adam: constant, without warm-up or schedule. Above 0."""
-
-    temperature_betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    """Decay rates of the first and second moment in the temperatures' Adam: two numbers in [0, 1). Both are 0 in the
-    first epoch."""
-
-    temperature_eps: float = 1e-8
-    """Term added to the denominator in the temperatures' Adam. Above 0."""
-
-    rho: float | None = None
-    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Above 0 and below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2,
-    0.8 log n): 0.6 for 1,000 samples, 6.5 for 2.7 million. The published value is 7 for 3 and 12 million."""
+    temperature_eps: float = option(1e-8, gt=0)
+    """Term added to the denominator in the temperatures' Adam."""
 
     feature_gradient: GradientRule = GradientRule.exact
     """Gradient of the embeddings. exact: that of the loss as defined. official: that of FastCLIP's published code, with
@@ -165,22 +153,6 @@ class SampleTemperatureSpec(RhoSpec):
 
     one_temperature: ClassVar[bool] = False
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=5, read=8, written=10, parameters=0)
-
-    def __post_init__(self) -> None:
-        RhoSpec.__post_init__(self)
-        require(
-            self.temperature_lr > 0,
-            f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 0.0133",
-        )
-        require(
-            len(self.temperature_betas) == 2 and all(0 <= b < 1 for b in self.temperature_betas),
-            f"objective.temperature_betas={self.temperature_betas} must be two numbers in [0, 1), e.g. [0.9,0.999]",
-        )
-        require(
-            self.temperature_eps > 0,
-            f"objective.temperature_eps={self.temperature_eps} must be above 0: the default is 1e-8",
-        )
-        check_positive_rho(self.rho)
 
     def fixed_temperature(self) -> tuple[float, str]:
         tau = self.init_temperature
@@ -225,29 +197,7 @@ class ISogCLRSpec(SampleTemperatureSpec):
 class RobustSpec(RhoSpec):
     """τ (½mean[log(ε+g1) + log(ε+g2)] + ρ) over the data set; τ is learned and at least min_temperature."""
 
-    init_temperature: float = 0.07
-    """Initial temperature τ of all pairs; learned. In [min_temperature, 1]."""
-
-    min_temperature: float = 0.01
-    """Smallest temperature τ; clamped after each step. In [0.001, 1]."""
-
-    temperature_lr: float = 2e-4
-    """Learning rate of log 1/τ: constant, without warm-up or schedule; a third of it while τ ≤ 0.03. Above 0."""
-
-    rho: float | None = None
-    """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Above 0 and below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2,
-    0.8 log n): 0.6 for 1,000 samples. Published: 6.5 for 2.7 million, 8.5 for 9.2 million, 16 for 315 million."""
-
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, read=2, written=2)
-
-    def __post_init__(self) -> None:
-        RhoSpec.__post_init__(self)
-        require(
-            self.temperature_lr > 0,
-            f"objective.temperature_lr={self.temperature_lr} must be above 0: the default is 2e-4",
-        )
-        check_positive_rho(self.rho)
 
     def build_temperature(self) -> Temperature:
         """Returns the learned temperature of all pairs."""

@@ -9,7 +9,8 @@ import math
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.duration import Duration, Length
+from clipx.config.duration import Duration, Length, a_duration
+from clipx.config.option import option
 from clipx.config.registry import MISSING, complete, frozen
 from clipx.errors import require
 from clipx.objective.spec import TiledSpec
@@ -69,41 +70,21 @@ class GammaSpec:
     there. fitted: a cosine over the whole run from 1 to min(1, 4.177 · epochs^-0.7265), the rule of FastCLIP's
     successor."""
 
-    minimum: float | None = None
-    """Final γ, in (0, 1]; 0.2 to 0.8 is usual. null: 0.2 with schedule=cosine, 0.6 with constant. Must be null with
-    fitted."""
+    minimum: float | None = option(None, gt=0, le=1, when="schedule != fitted", hint="0.2 to 0.8 is usual")
+    """Final γ; 0.2 to 0.8 is usual. null: 0.2 with schedule=cosine, 0.6 with constant."""
 
-    decay: str | None = None
+    decay: str | None = option(None, check=a_duration(share=True), when="schedule == cosine")
     """Duration after which schedule=cosine reaches minimum: 18ep (epochs), 10000st (steps), 1e9sa (samples) or 50% (of
-    the run). Above zero. null: 50% with cosine. Must be null with the other schedules."""
+    the run). null: 50%."""
 
-    by_step: bool = False
-    """true: update γ at each step. false: at the start of each epoch, as FastCLIP does. Must be false with
-    schedule=constant."""
+    by_step: bool = option(False, when="schedule != constant")
+    """true: update γ at each step. false: at the start of each epoch, as FastCLIP does."""
 
     def __post_init__(self) -> None:
+        # Stored, so that a saved configuration holds the values and does not depend on later defaults.
         for name, default in zip(("minimum", "decay"), self.schedule.defaults, strict=True):
-            value = getattr(self, name)
-            require(
-                value is None or default is not None,
-                f"objective.gamma.{name}={value} has no effect with schedule={self.schedule}: remove it, or choose "
-                f"objective.gamma.schedule={'cosine' if name == 'decay' else 'cosine or constant'}",
-            )
-            # Stored, so that a saved configuration holds the values and does not depend on later defaults.
-            complete(self, **{name: default if value is None else value})
-        if self.minimum is not None:
-            require(
-                0 < self.minimum <= 1, f"objective.gamma.minimum={self.minimum} must be in (0, 1]: 0.2 to 0.8 is usual"
-            )
-        length = self.decay_duration
-        require(
-            length is None or length.value > 0,
-            f"objective.gamma.decay={self.decay} must be above zero, e.g. 18ep or 50%",
-        )
-        require(
-            not (self.by_step and self.schedule is GammaSchedule.constant),
-            "objective.gamma.by_step=true has no effect with schedule=constant: remove it",
-        )
+            if getattr(self, name) is None:
+                complete(self, **{name: default})
 
     @property
     def decay_duration(self) -> Duration | None:
@@ -159,8 +140,8 @@ class FCCOSpec(TiledSpec):
     """Schedule of γ, the weight of the new estimate in a sample's moving average, e.g.
     {schedule: cosine, minimum: 0.2, decay: 50%}."""
 
-    eps: float = 1e-14
-    """ε, added to a normaliser before its logarithm. At least 0; 1e-14 is usual, 1e-6 for large data."""
+    eps: float = option(1e-14, ge=0, hint="1e-14 is usual, 1e-6 for large data")
+    """ε, added to a normaliser before its logarithm. 1e-14 is usual, 1e-6 for large data."""
 
     indexed: ClassVar[bool] = True
 
@@ -170,10 +151,6 @@ class FCCOSpec(TiledSpec):
     def caution(self, length: Length) -> str | None:
         found = self.gamma.caution(length)
         return None if found is None else f"objective={self.kind}: {found}"
-
-    def __post_init__(self) -> None:
-        TiledSpec.__post_init__(self)
-        require(self.eps >= 0, f"objective.eps={self.eps} must be at least 0: 1e-14 is usual, 1e-6 for large data")
 
     def parts(
         self, comm: Comm, length: Length, more_columns: int = 0
@@ -186,14 +163,6 @@ class FCCOSpec(TiledSpec):
 
         table = SampleTable(comm, length.epoch, 2 + more_columns)
         return comm, table, self.gamma.build(length), self.eps, self.tiling(comm, length)
-
-
-def check_temperature(key: str, value: float, minimum: float) -> None:
-    """Raises ConfigError unless the temperature `value` of the option `key` is in [minimum, 1]."""
-    require(
-        minimum <= value <= 1,
-        f"objective.{key}={value} must be in [{minimum:g}, 1]: 0.07 is usual",
-    )
 
 
 def default_rho(samples: int) -> float:
@@ -210,15 +179,6 @@ def default_rho(samples: int) -> float:
 def describe_rho(rho: float | None, samples: int) -> str:
     """Returns ρ for the log, with its origin if it is computed."""
     return f"ρ = {rho:g}" if rho is not None else f"ρ = {default_rho(samples):.3g} for {samples:,} samples"
-
-
-def check_positive_rho(rho: float | None) -> None:
-    """Raises ConfigError for a ρ at which every temperature grows to its upper limit."""
-    require(
-        rho is None or rho > 0,
-        f"objective.rho={rho} must be above 0: it is the KL from uniform at which the temperature converges, 6.5 is "
-        "usual for 3 million samples",
-    )
 
 
 def check_rho(rho: float | None, samples: int, batch: int) -> None:

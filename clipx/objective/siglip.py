@@ -21,9 +21,6 @@ class SigLIPSpec(SeveralCaptionsSpec):
     kind: str = "siglip"
     """Type of the objective; set by objective=siglip."""
 
-    init_temperature: float = 0.1
-    """Initial temperature τ of all pairs; log 1/τ is learned. In [1/max_scale, 1]."""
-
     init_bias: float = -10.0
     """Initial bias β of all logits; learned. The default is near the log odds of a positive pair."""
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen
-from clipx.errors import require
+from clipx.errors import require, require_effect
 
 if TYPE_CHECKING:
     from clipx.config.duration import Length
@@ -108,9 +109,6 @@ class ObjectiveSpec:
     open_clip_loss: ClassVar[str | None] = None
     """Class of `open_clip.loss` with the same values and gradients. None: there is no such class."""
 
-    def __post_init__(self) -> None:
-        """Checks the options. A subclass with checks of its own calls it first."""
-
     @property
     def teacher_logits(self) -> bool:
         """True if the objective compares with a teacher's logits, its similarities divided by its temperature. False:
@@ -165,6 +163,14 @@ class ObjectiveSpec:
         raise NotImplementedError
 
 
+def check_initial(temperature: float, key: str, least: float) -> None:
+    """Raises ConfigError for an initial temperature below the least one, which `key` gives."""
+    require(
+        temperature >= least,
+        f"objective.init_temperature={temperature} must be in [{key}, 1] = [{least:g}, 1]: 0.07 is usual",
+    )
+
+
 class ProductFormat(StrEnum):
     """Formats of the matrix products of a loss over all pairs."""
 
@@ -188,9 +194,9 @@ class ProductFormat(StrEnum):
 class TiledSpec(ObjectiveSpec):
     """Base class of the options of objectives that score the matrix of all pairs in tiles."""
 
-    tile: str = "auto"
-    """Edge of the square tiles in which pairs are scored, in samples; memory grows with its square. At least 1, or
-    auto: 1024 on a CPU, where a tile stays in the cache, 4096 on a GPU, and at most a rank's share of the batch."""
+    tile: str = option("auto", choices=("auto",), ge=1)
+    """Edge of the square tiles in which pairs are scored, in samples; memory grows with its square. auto: 1024 on a
+    CPU, where a tile stays in the cache, 4096 on a GPU, and at most a rank's share of the batch."""
 
     products: ProductFormat = ProductFormat.auto
     """Format of the matrix products of the loss. auto: split_fp16 on CUDA for a global batch of at least 8192,
@@ -204,14 +210,11 @@ class TiledSpec(ObjectiveSpec):
     compiles_tiles: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(
-            self.tile == "auto" or (self.tile.isdecimal() and int(self.tile) >= 1),
-            f"objective.tile={self.tile} must be a whole number of at least 1, or auto",
-        )
-        require(
+        require_effect(
             self.products is not ProductFormat.fused or self.one_temperature,
-            f"objective.products=fused has no effect on objective={self.kind}, whose kernels are of softmaxes at one "
-            "temperature for all pairs: use split_fp16",
+            "objective.products=fused",
+            f"on objective={self.kind}, whose kernels are of softmaxes at one temperature for all pairs",
+            "use split_fp16",
         )
 
     def check_device_type(self, device_type: str) -> None:
@@ -266,21 +269,16 @@ class LearnedTemperatureSpec(TiledSpec):
     """Rule of the temperature. learned: log 1/τ is a parameter, trained at the model's learning rate. constant: τ is
     init_temperature in the whole run."""
 
-    init_temperature: float = 0.07
-    """Initial temperature τ of all pairs, in [1/max_scale, 1]. The reference is 0.07."""
+    init_temperature: float = option(0.07, gt=0, le=1, hint="the reference is 0.07")
+    """Initial temperature τ of all pairs, at least 1/max_scale. The reference is 0.07."""
 
-    max_scale: float = 100.0
-    """Largest inverse temperature 1/τ: a learned one is clamped after each step, a constant one must not exceed it.
-    Above 1. The reference is 100."""
+    max_scale: float = option(100.0, gt=1, hint="the reference is 100")
+    """Largest inverse temperature 1/τ: a learned one is clamped after each step, a constant one must not exceed it. The
+    reference is 100."""
 
     def __post_init__(self) -> None:
         TiledSpec.__post_init__(self)
-        require(self.max_scale > 1, f"objective.max_scale={self.max_scale} must be above 1: the reference is 100")
-        require(
-            1 / self.max_scale <= self.init_temperature <= 1,
-            f"objective.init_temperature={self.init_temperature} must be in [1/max_scale, 1] = "
-            f"[{1 / self.max_scale:g}, 1]: the reference is 0.07",
-        )
+        check_initial(self.init_temperature, "1/max_scale", 1 / self.max_scale)
 
     def build_temperature(self) -> Temperature:
         """Returns the temperature of all pairs, learned or constant."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from clipx.config.lazy_torch import torch
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require_effect
 from clipx.optimizer.spec import DecayRule, Group, Named, OptimizerSpec
 
 if TYPE_CHECKING:
@@ -91,9 +91,11 @@ def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[s
     from clipx.model.layers import layers_above
 
     above = layers_above(model, f"optimizer.layer_decay={spec.layer_decay}")
-    require(
-        any(above[name] for name in scales),
-        f"optimizer.layer_decay={spec.layer_decay} has no effect if only the highest layer of a tower is trained, such "
-        "as its projection: remove it, or lock fewer blocks",
+    reason, fix = (
+        "if only the highest layer of a tower is trained, such as its projection",
+        "remove it, or lock fewer blocks",
+    )
+    require_effect(
+        any(above[name] for name in scales), f"optimizer.layer_decay={spec.layer_decay}", reason, "lock fewer blocks"
     )
     return {name: scale * spec.layer_decay ** above[name] for name, scale in scales.items()}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from clipx.config.lazy_torch import torch
-from clipx.errors import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +14,6 @@ class LossScaling:
 
     initial: float
     growth_steps: int
-
-    def __post_init__(self) -> None:
-        require(self.initial >= 1, f"precision.loss_scale={self.initial:g} must be at least 1: 65536 is usual")
-        require(
-            self.growth_steps >= 1,
-            f"precision.loss_scale_growth={self.growth_steps} must be at least 1 step: 2000 is usual",
-        )
 
 
 def build_scaler(scaling: LossScaling | None, device_type: str) -> torch.amp.GradScaler:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
+from clipx.config.option import option
 from clipx.config.specs import frozen
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require, require_effect
 from clipx.precision.spec import Capability, PrecisionSpec, dotted, require_capability
 
 if TYPE_CHECKING:
@@ -23,13 +24,10 @@ class QuantizedSpec(PrecisionSpec):
     """Emulates the products, slowly and on any device, to check numerics. false: the device computes them, which needs
     NVIDIA's compute capability 8.9 or higher (float8), 8.0 or higher (int8)."""
 
-    min_width: int = 1024
-    """Width from which linear layers are converted, in features, at least 16: those with two sides of at least
+    min_width: int = option(1024, ge=16, unit="features")
+    """Width from which linear layers are converted: those with two sides of at least
     min_width, and one of twice that. At the default fc1, fc2 and the fused qkv of blocks of width 1024 are converted,
     but not their square projections: in smaller layers rounding takes more time than the products save."""
-
-    def __post_init__(self) -> None:
-        require(self.min_width >= 16, f"precision.min_width={self.min_width} must be at least 16: 1024 is the default")
 
     @property
     def product_format(self) -> str:
@@ -65,10 +63,12 @@ def linears_to_convert(blocks: Mapping[str, nn.Module], min_width: int) -> list[
         for layer, module in block.named_modules()
         if isinstance(module, torch.nn.Linear) and _pays(module.in_features, module.out_features, min_width)
     ]
-    require(
+    require_effect(
         bool(names),
-        f"precision=float8 and int8 have no effect on this model: no linear layer of a block has sides of at least "
-        f"precision.min_width={min_width}, one of twice that, in multiples of 16: use amp_bf16, or lower min_width",
+        f"precision=float8 or int8 with precision.min_width={min_width}",
+        "on this model, in whose blocks no linear layer has sides of at least min_width, one of twice that, in "
+        "multiples of 16",
+        "use precision=amp_bf16, or lower precision.min_width",
     )
     return names
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen, register
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require, require_effect
 from clipx.precision.loss_scaler import LossScaling
 
 if TYPE_CHECKING:
@@ -74,9 +75,6 @@ class PrecisionSpec:
     tunes_shapes: ClassVar[bool] = False
     """True if each new shape of an image tower's tokens waits minutes for a search of kernels."""
 
-    def __post_init__(self) -> None:
-        """Checks the options. A subclass with checks of its own calls it first."""
-
     @property
     def converts_layers(self) -> bool:
         """True if the format has its own `convert`."""
@@ -133,10 +131,7 @@ class Fp32Spec(PrecisionSpec):
         return "tf32" if self.tf32 else "fp32"
 
     def check_device_type(self, device_type: str) -> None:
-        require(
-            not self.tf32 or device_type == "cuda",
-            f"precision.tf32=true has no effect on {device_type}: set it to false, or train on cuda",
-        )
+        require_effect(not self.tf32 or device_type == "cuda", "precision.tf32=true", f"on {device_type}")
 
     def build(self, device: torch.device) -> Precision:
         self.check_device_type(device.type)
@@ -201,20 +196,17 @@ class AmpBf16Spec(PrecisionSpec):
 class _ScaledSpec(PrecisionSpec):
     """Base of the number formats with float16 gradients."""
 
-    loss_scale: float = 65536.0
-    """Initial factor of the loss, at least 1. A step whose gradients overflow is skipped and halves the factor.
+    loss_scale: float = option(65536.0, ge=1, hint="65536 is usual")
+    """Initial factor of the loss. A step whose gradients overflow is skipped and halves the factor.
     precision=fp16 has it with precision.master_weights=true only."""
 
-    loss_scale_growth: int = 2000
-    """Number of steps without an overflow after which the factor of the loss doubles. At least 1. precision=fp16 has it
-    with precision.master_weights=true only."""
+    loss_scale_growth: int = option(2000, ge=1, hint="2000 is usual")
+    """Number of steps without an overflow after which the factor of the loss doubles. precision=fp16 has it with
+    precision.master_weights=true only."""
 
     @property
     def product_format(self) -> str:
         return "half"
-
-    def __post_init__(self) -> None:
-        LossScaling(self.loss_scale, self.loss_scale_growth)
 
 
 @register("precision")
@@ -297,12 +289,9 @@ class Fp16Spec(_ScaledSpec):
     precision=amp_bf16 there, which gathers them in bfloat16."""
 
     def __post_init__(self) -> None:
-        _ScaledSpec.__post_init__(self)
-        require(
-            self.master_weights or (self.loss_scale, self.loss_scale_growth) == (65536.0, 2000),
-            "precision.loss_scale and loss_scale_growth have no effect with precision.master_weights=false: remove "
-            "them",
-        )
+        usual = (self.loss_scale, self.loss_scale_growth) == (65536.0, 2000)
+        given = f"precision.loss_scale={self.loss_scale:g} with loss_scale_growth={self.loss_scale_growth}"
+        require_effect(self.master_weights or usual, given, "with precision.master_weights=false")
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)

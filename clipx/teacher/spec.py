@@ -139,41 +139,6 @@ class TeacherSpec:
             return f"teacher.weights={self.weights}"
         return None if self.embeddings is None else f"teacher.embeddings={_text(self.embeddings)}"
 
-    def check(self, objective: str, taught: bool, logits: bool, data: str, indexed: bool) -> None:
-        """Raises ConfigError if the teacher does not fit the objective or the data.
-
-        Args:
-            objective: kind of the objective.
-            taught: whether the objective needs a teacher.
-            logits: whether it compares with the teacher's logits, not with its similarities.
-            data: kind of the data.
-            indexed: whether the data has sample indices.
-        """
-        require(
-            self.source_option is not None or not taught,
-            f"objective={objective} needs a teacher: give teacher.weights=… (a run directory, or another value that "
-            "model.weights accepts), or teacher.embeddings=… (a folder written by python -m clipx.embed)",
-        )
-        require(
-            self.source_option is None or taught,
-            f"{self.source_option} has no effect with objective={objective}, which uses no teacher: choose "
-            "objective=distillation or objective=drrho_clip, or drop it",
-        )
-        require(
-            self.temperature is None or logits,
-            f"teacher.temperature={_text(self.temperature)} has no effect: objective={objective} with these options "
-            "does not use the temperature of a teacher: drop it",
-        )
-        require(
-            logits or len(self.folders) <= 1,
-            f"{self.source_option} are {len(self.folders)} teachers, and objective={objective} has one reference: give "
-            "one folder",
-        )
-        require(
-            self.embeddings is None or indexed,
-            f"{self.source_option} needs sample indices, which data={data} does not have: give teacher.weights instead",
-        )
-
     def build(self, comm: Comm, precision: Precision, micro_batches: int, logits: bool) -> Teacher | None:
         """Loads the teacher model onto the device. Returns None if there is none.
 

@@ -13,28 +13,28 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx import compat
 from clipx.config.lazy_torch import torch
-from clipx.config.specs import complete, frozen
-from clipx.errors import ConfigError, require
+from clipx.config.option import option
+from clipx.config.specs import frozen
+from clipx.errors import ConfigError, require, require_effect
 from clipx.precision.spec import VOLTA, require_capability
 
 if TYPE_CHECKING:
     from torch import nn
 
     from clipx.objective.base import Objective
-    from clipx.objective.spec import ObjectiveSpec
-    from clipx.optimizer.spec import OptimizerSpec
 
 
 AUTO, TRUE, FALSE = "auto", "true", "false"
 # Variants of one function that are compiled: image sizes, numbers of tokens, evaluation, checkpointing of both towers.
 RECOMPILE_LIMIT = 64
+_ON = "towers != false or objective or optimizer"  # condition under which anything is compiled
 
 
 def recompile_limit_hits() -> int:
@@ -52,7 +52,7 @@ def _compiled(function: Callable[..., Any], options: tuple[tuple[str, Any], ...]
     return compiled
 
 
-class Mode(StrEnum):
+class CompileMode(StrEnum):
     """Modes of torch.compile."""
 
     default = "default"
@@ -80,36 +80,28 @@ class CompileSpec:
     """Options of torch.compile. The first step of each input shape waits for the compiler, seconds to minutes; later
     steps are faster."""
 
-    towers: str = field(default=AUTO, metadata={"type": "boolean"})
+    towers: str = option(AUTO, choices=(AUTO, TRUE, FALSE))
     """Compile each block of the image and the text tower: true, false or auto. auto compiles on cuda only, and not
     where true is an error: without a compiler or triton, or with blocks that torch.compile does not support. The line
     `device` at the start of a run has the choice and its reason."""
 
-    objective: bool = False
-    """Compile the functions that the loss computes on each tile of pairs. An error for an objective without tiles."""
+    objective: bool = option(False, when="objective.compiles_tiles")
+    """Compile the functions that the loss computes on each tile of pairs."""
 
-    optimizer: bool = False
-    """Compile the optimizer's step. An error for an optimizer whose step is one fused kernel, such as adamw and sgd."""
+    optimizer: bool = option(False, when="not optimizer.fused")
+    """Compile the optimizer's step, unless it is one fused kernel, as those of adamw and sgd."""
 
-    mode: Mode = Mode.default
+    mode: CompileMode = option(CompileMode.default, when=_ON)
     """Mode of torch.compile. max_autotune: try several kernels for each matrix product, which takes minutes at the
-    start of a run; needs backend=inductor, and is an error if nothing is compiled, as with towers=auto on a CPU."""
+    start of a run; an error if nothing is compiled, as with towers=auto on a CPU."""
 
-    backend: Backend = Backend.inductor
+    backend: Backend = option(Backend.inductor, when=_ON)
     """Backend of torch.compile. inductor: generate fused kernels; needs a C++ compiler, and triton on cuda. aot_eager
     and eager: run the captured graphs unchanged, to debug graph capture; an error if nothing is compiled."""
 
     def __post_init__(self) -> None:
-        complete(self, towers=str(self.towers).lower())  # true is a bool on the command line and in YAML
-        require(
-            self.towers in (AUTO, TRUE, FALSE),
-            f"compile.towers={self.towers} is not a choice: give auto (true on cuda), true or false",
-        )
-        self._check_effect(self.on, " if nothing is compiled")
-        require(
-            self.mode is Mode.default or self.backend is Backend.inductor,
-            f"compile.mode={self.mode} has no effect on compile.backend={self.backend}: remove one of them",
-        )
+        runs = self.mode is CompileMode.default or self.backend is Backend.inductor
+        require_effect(runs, f"compile.mode={self.mode}", f"with compile.backend={self.backend}", "remove one of them")
 
     @property
     def on(self) -> bool:
@@ -117,30 +109,10 @@ class CompileSpec:
         return self.towers != FALSE or self.objective or self.optimizer
 
     def _check_effect(self, on: bool, reason: str) -> None:
-        for key, value, usual in (("mode", self.mode, Mode.default), ("backend", self.backend, Backend.inductor)):
-            require(
-                value == usual or on,
-                f"compile.{key}={value} has no effect{reason}: add compile.towers=true, or remove it",
-            )
-
-    def check(self, objective: ObjectiveSpec, optimizer: OptimizerSpec, deterministic: bool = False) -> None:
-        """Raises ConfigError if the objective or the optimizer has nothing to compile, or for kernels selected by time
-        in a deterministic run."""
-        require(
-            not (deterministic and self.mode is Mode.max_autotune),
-            "compile.mode=max_autotune selects kernels by their time, so deterministic=true cannot hold: remove one of "
-            "them",
-        )
-        require(
-            not self.objective or objective.compiles_tiles,
-            f"compile.objective=true has no effect on objective={objective.kind}, which has no tiles to compile: "
-            "remove it",
-        )
-        require(
-            not self.optimizer or not optimizer.fused,
-            f"compile.optimizer=true has no effect on optimizer={optimizer.kind}, whose step is one fused kernel: "
-            "remove it",
-        )
+        usual = {"mode": CompileMode.default, "backend": Backend.inductor}
+        for key, default in usual.items():
+            fix = "set compile.towers=true, or remove it"
+            require_effect(on or getattr(self, key) == default, f"compile.{key}={getattr(self, key)}", reason, fix)
 
     def on_device(self, device: torch.device, blocks: Mapping[str, nn.Module]) -> tuple[CompileSpec, str]:
         """Returns these options with towers=true or false, and a line for the log about the choice of towers=auto.
@@ -169,7 +141,7 @@ class CompileSpec:
         """
         if self.towers == AUTO and (device_type != "cuda" or reason):
             on = self.objective or self.optimizer
-            self._check_effect(on, f", as compile.towers=auto chose false on {device_type}{reason}")
+            self._check_effect(on, f"with compile.towers=auto, which chose false on {device_type}{reason}")
 
     def check_device(self, device: torch.device) -> None:
         """Raises ConfigError for a device that inductor does not support, and without the compilers that it uses."""
@@ -201,7 +173,7 @@ class CompileSpec:
             return
         from clipx.model.activation_checkpointing import check_compiles
 
-        require(bool(blocks), "compile.towers=true has no effect on towers without blocks: remove it")
+        require_effect(bool(blocks), "compile.towers=true", "on towers without blocks")
         for name, block in blocks.items():
             check_compiles(name, block)
 
@@ -234,7 +206,7 @@ class CompileSpec:
 
     def _options(self, dynamic: bool | None) -> dict[str, Any]:
         options: dict[str, Any] = {"backend": str(self.backend), "dynamic": dynamic}
-        if self.mode is Mode.max_autotune:
+        if self.mode is CompileMode.max_autotune:
             options["mode"] = "max-autotune-no-cudagraphs"  # a CUDA graph needs one shape, and texts have many
         return options
 

@@ -14,7 +14,7 @@ from clipx.checkpoint.resume import Resume
 from clipx.config.base import based_on, describe_model
 from clipx.config.registry import option_files, spec_class
 from clipx.config.saved import saved_config
-from clipx.errors import CheckpointError, ConfigError, require
+from clipx.errors import CheckpointError, ConfigError, require, require_effect
 
 
 def composition_base(config_name: str, words: Sequence[str], folders: Sequence[Path] = ()) -> str:
@@ -44,10 +44,8 @@ def composition_base(config_name: str, words: Sequence[str], folders: Sequence[P
     values = _resumed_values(place, text, *_texts(typed.get("checkpoint.remote")))
     if resume.url is None:
         for run_dir in _texts(typed.get("run_dir")):
-            require(
-                Path(run_dir).absolute() == Path(place).absolute(),
-                f"run_dir={run_dir} has no effect with resume={text}, which continues in its directory: remove it",
-            )
+            same = Path(run_dir).absolute() == Path(place).absolute()
+            require_effect(same, f"run_dir={run_dir}", f"with resume={text}, which continues in its directory")
         values["run_dir"] = place
     files = [path for group in ("experiment", "debug") for path in _option_files(group, typed.get(group), folders)]
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.duration import Duration, Length
+from clipx.config.option import option
 from clipx.config.specs import complete, frozen
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, require
@@ -25,7 +26,7 @@ PRUNE = "prune"
 _LONGEST_REASON = 500  # characters
 
 
-class Mode(StrEnum):
+class Direction(StrEnum):
     """Direction in which a metric improves."""
 
     max = "max"
@@ -50,31 +51,20 @@ class EarlyStoppingSpec:
     """Metric of one of the run's evaluators, such as eval/zeroshot/top1, or zeroshot/top1 for short. null: the run
     trains for its whole duration."""
 
-    patience: int = 3
-    """Number of evaluations in a row without an improvement after which the run ends, at least 1."""
+    patience: int = option(3, ge=1, when="metric")
+    """Number of evaluations in a row without an improvement after which the run ends."""
 
-    min_delta: float = 0.0
-    """Smallest change of the metric, in its unit, that is an improvement; 0 or more. A share such as top1 is between 0
-    and 1."""
+    min_delta: float = option(0.0, ge=0, when="metric")
+    """Smallest change of the metric, in its unit, that is an improvement. A share such as top1 is between 0 and 1."""
 
-    mode: Mode = Mode.max
+    mode: Direction = option(Direction.max, when="metric")
     """Direction of an improvement: max for accuracy and recall, min for eval/retrieval/…/median_rank."""
 
     def __post_init__(self) -> None:
-        require(self.metric != "", "early_stopping.metric= is empty: give a metric, or null")
-        require(self.patience >= 1, f"early_stopping.patience={self.patience} must be at least 1")
-        require(self.min_delta >= 0, f"early_stopping.min_delta={self.min_delta:g} must be 0 or more")
-        if self.metric is not None:
+        if self.metric:
             from clipx.evaluator.metric_names import full_name
 
             complete(self, metric=full_name(self.metric))
-            return
-        given = {"patience": (self.patience, 3), "min_delta": (self.min_delta, 0), "mode": (self.mode, Mode.max)}
-        for key, (value, default) in given.items():
-            require(
-                value == default,
-                f"early_stopping.{key}={value} has no effect without a metric: set early_stopping.metric, or remove it",
-            )
 
     def check(self, evaluators: Mapping[str, EvaluatorSpec], head: bool, whole: Duration, length: Length) -> None:
         """Raises ConfigError if no evaluator gives the metric, or if the run ends before its patience does.
@@ -150,7 +140,7 @@ class EarlyStopping:
     def _count(self, value: float | None) -> None:
         if value is None:
             return
-        sign = 1 if self._spec.mode is Mode.max else -1
+        sign = 1 if self._spec.mode is Direction.max else -1
         better = self._best is None or sign * (value - self._best) > self._spec.min_delta
         improved = better and math.isfinite(value)
         self._best, self._waited = (value, 0) if improved else (self._best, self._waited + 1)

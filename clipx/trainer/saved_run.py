@@ -15,7 +15,7 @@ from clipx.config.base import based_on
 from clipx.config.compose import config_folders
 from clipx.config.saved import from_dict, saved_config
 from clipx.distributed.comm import Comm
-from clipx.errors import CheckpointError, require
+from clipx.errors import CheckpointError, require_effect
 from clipx.run.directory import RunDir
 from clipx.storage.files import is_local, local_path
 from clipx.storage.url import check_url
@@ -41,11 +41,8 @@ class SavedRun:
 
     def the_step(self, typed: Any) -> Any:
         """Returns the step that was named, by the option `step` or by the location. Raises ConfigError if by both."""
-        require(
-            typed is None or self.step is None,
-            f"step={typed} has no effect on run={self.location}/{CHECKPOINTS}/{step_folder(self.step or 0)}, which is "
-            "a checkpoint: remove it",
-        )
+        named = f"on run={self.location}/{CHECKPOINTS}/{step_folder(self.step or 0)}, which is a checkpoint"
+        require_effect(typed is None or self.step is None, f"step={typed}", named)
         return typed if self.step is None else self.step
 
     def steps(self) -> list[int]:
@@ -118,16 +115,13 @@ def _is_missing(location: str) -> bool:
 def check_only_of_runs(location: str, step: Any, weights: WeightsChoice) -> None:
     """Raises ConfigError for options that select a run's weights, for weights that are no run's."""
     for key, value, default in (("step", step, None), ("weights", weights, WeightsChoice.auto)):
-        require(value == default, f"{key}={value} has no effect on run={location}, which is not a run: remove it")
+        require_effect(value == default, f"{key}={value}", f"on run={location}, which is not a run")
 
 
 def check_no_changes(location: str, changes: Sequence[str]) -> None:
     """Raises ConfigError if there are overrides of a run's configuration for weights that are no run's."""
-    require(
-        not changes,
-        f"{' '.join(changes)} has no effect on run={location}, which is not a run: also choose an option of the group, "
-        "or remove it",
-    )
+    reason, fix = f"on run={location}, which is not a run", "also choose an option of the group, or remove it"
+    require_effect(not changes, " ".join(changes), reason, fix)
 
 
 def find_runs(location: str, changes: Sequence[str] = ()) -> list[SavedRun]:

@@ -5,16 +5,16 @@ Progress is counted in samples, so that the order of samples, the schedules and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from clipx.config.duration import Duration, Interval, Length
+from clipx.config.duration import Duration, Interval, Length, a_duration
+from clipx.config.option import option
 from clipx.config.specs import frozen
 from clipx.data.spec import DataSpec, nearest_multiples
-from clipx.errors import CheckpointError, require
+from clipx.errors import CheckpointError, require, require_effect
 from clipx.model.spec import ModelSpec, Varying
 from clipx.schedule import LearningRate
 
@@ -31,25 +31,25 @@ class StageSpec:
     The defaults are the settings of the run.
     """
 
-    until: str | None = None
+    until: str | None = option(None, check=a_duration(share=True, zero=True))
     """End of the stage: a duration from the start of the run (16ep, 5000st, 6.4e9sa) or a share of the run (50%),
     rounded up to a whole step. After the end of the previous stage and before the end of the run. null in the last
     stage, which ends with the run; required in all others."""
 
-    image_size: int | None = None
-    """Width and height of the training images in pixels, at least 8. null: model.image.size. The last stage must
+    image_size: int | None = option(None, ge=8, unit="pixels")
+    """Width and height of the training images. null: model.image.size. The last stage must
     train at model.image.size, at which the run is evaluated."""
 
-    batch_size: int | None = None
-    """Samples per optimizer step over all ranks, like data.batch_size: at least 2, divisible by ranks ×
+    batch_size: int | None = option(None, ge=2, hint="one sample has no negatives")
+    """Samples per optimizer step over all ranks, like data.batch_size: divisible by ranks ×
     data.micro_batches, and at most the size of the data set. null: data.batch_size."""
 
-    lr_scale: float = 1.0
-    """Factor of the schedule's learning rate. Above 0. 1: the rate of the schedule."""
+    lr_scale: float = option(1.0, gt=0, hint="1 is the schedule's rate")
+    """Factor of the schedule's learning rate. 1: the rate of the schedule."""
 
-    patch_dropout: float = 0.0
-    """Share of each image's patches that training drops at random, like model.patch_dropout, in [0, 1). Must be 0 if
-    the model has a patch dropout; conversely, if one stage sets it, 0 in another stage drops no patches."""
+    patch_dropout: float = option(0.0, ge=0, lt=1, hint="0.5 drops half of the patches")
+    """Share of each image's patches that training drops at random, like model.patch_dropout. Must be 0 if the model has
+    a patch dropout; conversely, if one stage sets it, 0 in another stage drops no patches."""
 
     def end(self, key: str) -> Duration | None:
         """Returns the parsed `until`, None without. Raises ConfigError, which names `key`."""
@@ -61,8 +61,12 @@ def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, w
     if not specs:
         return
     require(len(specs) > 1, "stages has one stage, which is the whole run: set its options in the run itself")
-    for i, spec in enumerate(specs):
-        _check(f"stages.{i}", spec, data.micro_batches)
+    for i, batch in enumerate(spec.batch_size or 0 for spec in specs):
+        require(
+            batch % data.micro_batches == 0,
+            f"stages.{i}.batch_size={batch} is not divisible by data.micro_batches={data.micro_batches}: "
+            f"use {nearest_multiples(batch, data.micro_batches)}",
+        )
     for i, (one, other) in enumerate(pairwise(specs)):
         require(one.until is not None, f"stages.{i} has no end, but stages.{i + 1} follows it: give it, e.g. until=50%")
         require(
@@ -71,7 +75,7 @@ def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, w
             "or remove one of the two",
         )
     last, end, size = f"stages.{len(specs) - 1}", specs[-1].until, specs[-1].image_size
-    require(end is None, f"{last}.until={end} has no effect, since the last stage ends with the run: remove it")
+    require_effect(end is None, f"{last}.until={end}", "in the last stage, which ends with the run")
     require(
         size in (None, model.image.size),
         f"{last}.image_size={size} is not model.image.size={model.image.size}, at which the run is evaluated: remove "
@@ -84,27 +88,6 @@ def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, w
         "or for the whole run",
     )
     _check_order(specs, whole, Length(0, data.batch_size))
-
-
-def _check(key: str, spec: StageSpec, micro_batches: int) -> None:
-    """Checks the values of one stage. Raises ConfigError."""
-    size, batch = spec.image_size, spec.batch_size
-    require(size is None or size >= 8, f"{key}.image_size={size} is too small: give at least 8 pixels")
-    require(batch is None or batch >= 2, f"{key}.batch_size={batch} must be at least 2: one sample has no negatives")
-    if batch is not None:
-        require(
-            batch % micro_batches == 0,
-            f"{key}.batch_size={batch} is not divisible by data.micro_batches={micro_batches}: "
-            f"use {nearest_multiples(batch, micro_batches)}",
-        )
-    require(
-        0 < spec.lr_scale < math.inf,
-        f"{key}.lr_scale={spec.lr_scale} must be a number above 0: 1 is the schedule's rate",
-    )
-    require(
-        0 <= spec.patch_dropout < 1,
-        f"{key}.patch_dropout={spec.patch_dropout} must be in [0, 1): 0.5 drops half of the patches",
-    )
 
 
 def _settings(spec: StageSpec, model: ModelSpec, data: DataSpec) -> tuple[int | None, int, float, float]:

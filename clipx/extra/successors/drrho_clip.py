@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
-from clipx.errors import require
+from clipx.errors import require_effect
 from clipx.objective.fastclip import RobustSpec
 from clipx.objective.fcco import FCCOSpec, GradientRule, default_rho
 from clipx.objective.spec import ObjectiveTraffic, TemperatureRule
@@ -30,7 +31,7 @@ class DRRhoCLIPSpec(RobustSpec):
     """Rule of the temperature. learned: as in fastclip_v3. constant: τ is init_temperature in the whole run, and ρ has
     no effect; the published recipe has 0.01."""
 
-    tau_gradient: GradientRule = GradientRule.exact
+    tau_gradient: GradientRule = option(GradientRule.exact, when="temperature == learned")
     """Gradient of a learned temperature. exact: that of the loss as defined. official: that of DRRho-CLIP's published
     code: the gradient through the pairs counts 2B/(B-1) times, and the other term uses log u of a mean over B instead
     of B-1 negatives."""
@@ -41,13 +42,9 @@ class DRRhoCLIPSpec(RobustSpec):
 
     def __post_init__(self) -> None:
         RobustSpec.__post_init__(self)
-        learned = self.temperature is TemperatureRule.learned
-        for name, default in (("rho", None), ("temperature_lr", 2e-4), ("tau_gradient", GradientRule.exact)):
-            value = getattr(self, name)
-            require(
-                learned or value == default,
-                f"objective.{name}={value} has no effect with objective.temperature=constant: remove it",
-            )
+        for name, default in (("rho", None), ("temperature_lr", 2e-4)):
+            learned = self.temperature is TemperatureRule.learned or getattr(self, name) == default
+            require_effect(learned, f"objective.{name}={getattr(self, name)}", "with objective.temperature=constant")
 
     @property
     def teacher_logits(self) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.duration import Duration, Length
+from clipx.config.duration import Duration, Length, a_duration
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
-from clipx.objective.fcco import check_positive_rho, check_rho, check_temperature, default_rho, describe_rho
-from clipx.objective.spec import ObjectiveTraffic, TiledSpec
+from clipx.objective.fcco import check_rho, default_rho, describe_rho
+from clipx.objective.spec import ObjectiveTraffic, TiledSpec, check_initial
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm
@@ -24,59 +25,51 @@ class NeuCLIPSpec(TiledSpec):
     kind: str = "neuclip"
     """Type of the objective; set by objective=neuclip."""
 
-    init_temperature: float = 0.07
-    """Initial temperature τ of all pairs; learned. In [min_temperature, 1]."""
+    init_temperature: float = option(0.07, gt=0, le=1, hint="0.07 is usual")
+    """Initial temperature τ of all pairs, at least min_temperature; learned."""
 
-    min_temperature: float = 0.01
-    """Smallest temperature τ; clamped after each step. In [0.001, 1]."""
+    min_temperature: float = option(0.01, ge=1e-3, le=1)
+    """Smallest temperature τ; clamped after each step."""
 
-    temperature_lr: float = 2e-4
-    """Learning rate of log 1/τ: constant, without warm-up or schedule; a third of it while τ ≤ 0.03. Above 0."""
+    temperature_lr: float = option(2e-4, gt=0)
+    """Learning rate of log 1/τ: constant, without warm-up or schedule; a third of it while τ ≤ 0.03."""
 
-    rho: float | None = None
+    rho: float | None = option(None, gt=0, hint="6.5 is usual for 3 million samples")
     """ρ, the mean KL divergence from uniform of a row's softmax over its negatives at which the temperature converges.
-    Above 0 and below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2,
-    0.8 log n): 0.6 for 1,000 samples. FastCLIP's published values: 6.5 for 2.7 million, 8.5 for 9.2 million."""
+    Below log(samples - 1). null: computed from the number of samples n, min(6.5 (log n / 14.8)^3.2, 0.8 log n): 0.6 for
+    1,000 samples. FastCLIP's published values: 6.5 for 2.7 million, 8.5 for 9.2 million."""
 
-    eps: float = 1e-14
-    """ε, added to a normaliser before its logarithm. At least 0; 1e-14 is usual."""
+    eps: float = option(1e-14, ge=0)
+    """ε, added to a normaliser before its logarithm."""
 
-    prototypes: int = 4096
-    """m, the number of prototypes for the images and for the texts, each of the width of an embedding. At least 1. The
-    paper has 4096."""
+    prototypes: int = option(4096, ge=1, hint="4096 is usual")
+    """m, the number of prototypes for the images and for the texts, each of the width of an embedding. The paper has
+    4096."""
 
-    updates: int = 10
-    """Updates of the prototypes in a step, before the gradient of the embeddings. At least 0: 0 leaves the embeddings
-    that `restart` stored. The paper has 10."""
+    updates: int = option(10, ge=0, hint="10 is usual")
+    """Updates of the prototypes in a step, before the gradient of the embeddings. 0 leaves the embeddings that
+    `restart` stored. The paper has 10."""
 
-    prototype_lr: float = 1e-3
-    """Learning rate of AdaGrad, which updates the prototypes: constant. Above 0."""
+    prototype_lr: float = option(1e-3, gt=0)
+    """Learning rate of AdaGrad, which updates the prototypes: constant."""
 
-    restart: str | None = "500st"
+    restart: str | None = option("500st", check=a_duration())
     """Duration after which embeddings of the following batches replace all prototypes: 500st (steps) or 1e6sa
     (samples); at least the samples that replace all. null: only in the first steps of the run. The paper has 500
     steps."""
 
-    clip: float = 5.0
-    """Largest log(ε+g) - a of a sample, above 0: a is raised to log(ε+g) - clip, so that a row's weights sum to at most
+    clip: float = option(5.0, gt=0)
+    """Largest log(ε+g) - a of a sample: a is raised to log(ε+g) - clip, so that a row's weights sum to at most
     exp(clip) where the prediction is far below the batch's estimate."""
 
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3, prototypes=4096, updates=10, summed=2)
 
     def __post_init__(self) -> None:
         TiledSpec.__post_init__(self)
-        check_temperature("min_temperature", self.min_temperature, 1e-3)
-        check_temperature("init_temperature", self.init_temperature, self.min_temperature)
-        for name, default in (("temperature_lr", "2e-4"), ("prototype_lr", "1e-3"), ("clip", "5")):
-            value = getattr(self, name)
-            require(value > 0, f"objective.{name}={value} must be above 0: the default is {default}")
-        check_positive_rho(self.rho)
-        require(self.eps >= 0, f"objective.eps={self.eps} must be at least 0: 1e-14 is usual")
-        require(self.prototypes >= 1, f"objective.prototypes={self.prototypes} must be at least 1: 4096 is usual")
-        require(self.updates >= 0, f"objective.updates={self.updates} must be at least 0: 10 is usual")
-        if (duration := self.restart_duration) is not None:
-            require(duration.unit != "ep", f"objective.restart={self.restart} must be in steps or samples, e.g. 500st")
-            require(duration.value > 0, f"objective.restart={self.restart} must be above zero, e.g. 500st, or null")
+        check_initial(self.init_temperature, "min_temperature", self.min_temperature)
+        duration = self.restart_duration
+        steps = duration is None or duration.unit != "ep"
+        require(steps, f"objective.restart={self.restart} must be in steps or samples, e.g. 500st")
 
     @property
     def restart_duration(self) -> Duration | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
-from clipx.errors import require
 from clipx.objective.spec import LearnedTemperatureSpec
 
 if TYPE_CHECKING:
@@ -24,18 +24,10 @@ class SuperClipSpec(LearnedTemperatureSpec):
     kind: str = "superclip"
     """Type of the objective; set by objective=superclip."""
 
-    classification_weight: float = 1.0
-    """Weight of the classification loss. Above 0: otherwise the head learns nothing. 1 is usual."""
+    classification_weight: float = option(1.0, gt=0, hint="1 is usual; to train without the head: objective=infonce")
+    """Weight of the classification loss. 1 is usual."""
 
     reads_trunk: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        LearnedTemperatureSpec.__post_init__(self)
-        require(
-            self.classification_weight > 0,
-            f"objective.classification_weight={self.classification_weight} must be above 0, otherwise the head learns "
-            "nothing: 1 is usual; to train without the head, choose objective=infonce",
-        )
 
     def build(self, comm: Comm, length: Length) -> Objective:
         """Returns the objective without its head; `prepare` creates the head when the model is known."""

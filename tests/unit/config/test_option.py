@@ -207,7 +207,7 @@ def test_a_condition_on_the_run_is_checked_with_the_run() -> None:
     with pytest.raises(ConfigError, match=r"^part\.size=1 has no effect with group\.flag=false: set group\.flag=true"):
         check_options(part(1), "part.", root)
     class_variable = dataclasses.make_dataclass("Part", [("size", int, option(0, when="not group.known"))])
-    object.__setattr__(root, "group", type("Kind", (), {"kind": "x", "known": True, "__dataclass_fields__": {}})())
+    root.group = dataclasses.make_dataclass("Kind", [("kind", str), ("known", ClassVar[bool], True)])("x")
     with pytest.raises(ConfigError, match=r"^part\.size=1 has no effect with group=x: choose another group, or remove"):
         check_options(class_variable(1), "part.", root)
 

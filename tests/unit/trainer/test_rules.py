@@ -1,0 +1,25 @@
+"""Rules between the groups of a run: the example of each row breaks it, and no row before it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from helpers.runs import compose
+
+from clipx.errors import ConfigError
+from clipx.trainer.rules import RULES, Rule
+
+PLUGINS = Path(__file__).parents[2] / "helpers" / "plugins" / "unusual"
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example.partition(" resume")[0])
+def test_the_example_of_a_rule_breaks_it(rule: Rule) -> None:
+    words = re.split(r"\{[\w.:]+\}", rule.sentence)
+    with pytest.raises(ConfigError) as raised:
+        compose("name=x", *shlex.split(rule.example), config_dir=PLUGINS)
+    says = str(raised.value)
+    assert re.fullmatch(r".+".join(map(re.escape, words)), says), says
+    assert re.search(r": \S", says), says
