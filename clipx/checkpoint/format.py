@@ -47,7 +47,43 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """State of a run: tensors by name, and plain values. `folder` is the folder it was read from."""
+    """State of a run: tensors by name, and plain values.
+
+    `clipx.trainer.saved_run.open_run(RUN).load()` returns the newest one of a run.
+
+    Args:
+        step: number of finished optimizer steps.
+        tensors: weights, state of the optimizer and of the objective, and random generators, by name. Those of a folder
+            are read when they are asked for.
+        state: samples seen, position in the data, configuration, and counters.
+        folder: folder it was read from. None: it is not read from one.
+        keep: whether the retention policy never deletes it.
+        score: value of the metric `checkpoint.best`, higher is better. None: it has none.
+
+    Shape:
+        - `tensors`: the shape of the parameter, also of one whose rows were sharded over the ranks.
+        - `rows.tensor` of `read_rows`: `[n, …]`, the n rows of a tensor from `rows.start` on.
+
+    Raises:
+        CheckpointError: the rows that `read_rows` or `row_length` reads are missing, or have another shape or kind of
+            numbers.
+        FrozenInstanceError: a field is assigned. Use `dataclasses.replace`.
+
+    Example:
+        The checkpoint at the end of a run of one step:
+
+            >>> from clipx import Trainer, compose
+            >>> from clipx.trainer.saved_run import open_run
+            >>> options = ["model=tiny", "data=digits", "data.workers=0", "duration=1st", "schedule.warmup=0st"]
+            >>> spec = compose(*options, "data.batch_size=32", "evaluate=false", "report=false", "run_dir=saved")
+            >>> _ = Trainer(spec).fit()
+            run      tiny-digits-...
+            >>> checkpoint = open_run("saved").load()
+            >>> checkpoint.step, checkpoint.state["samples_seen"], checkpoint.folder.name
+            (1, 32, 'step-00000001')
+            >>> checkpoint.tensors["model/image.projection.weight"].shape[0]
+            128
+    """
 
     step: int
     tensors: Mapping[str, torch.Tensor]

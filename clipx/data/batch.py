@@ -24,9 +24,42 @@ _INLINE_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Batch of b samples of this rank, or a part of one. index_b: int64, the indices in the source, on the host.
+    """Batch of b samples of this rank, or a part of one.
 
-    `targets` are the rows that the objective compares with, one per sample: labels, or a teacher's embeddings.
+    Args:
+        image: inputs of the image tower.
+        text: tokens of the captions.
+        index: numbers of the samples in the source, on the host.
+        bad: samples that could not be used and were replaced, with the reason.
+        targets: rows that the objective compares with, one per sample: labels, or a teacher's embeddings.
+        traffic: what was read from remote storage since the batch before of the same process.
+
+    Shape:
+        b samples, k captions of a sample, L length of a text, S side of the image in pixels.
+
+        - `image.rows`: `[b, 3, S, S]`, uint8, of RGB images; other kinds of images have their own rows.
+        - `text.rows`: `[k·b, L]`, int64.
+        - `index`: `[b]`, int64.
+        - `targets`: `[b, …]` each.
+
+    Raises:
+        DataError: `to` cannot decode images that the device decodes.
+        FrozenInstanceError: a field is assigned. Use `dataclasses.replace`.
+
+    Example:
+        Two parts of four samples, joined and divided into two micro-batches:
+
+            >>> import torch
+            >>> from clipx.data.batch import Batch
+            >>> from clipx.data.inputs import Inputs, Texts
+            >>> images = torch.zeros(4, 3, 48, 48, dtype=torch.uint8)
+            >>> tokens = torch.ones(4, 20, dtype=torch.int64)
+            >>> first, second = (Batch(Inputs((images,)), Texts((tokens,)), torch.arange(i, i + 4)) for i in (0, 4))
+            >>> batch = Batch.join([first, second]).to(torch.device("cpu"))
+            >>> batch.index.tolist()
+            [0, 1, 2, 3, 4, 5, 6, 7]
+            >>> [list(part.shape) for part in batch.image.split(micro_batches=2)]
+            [[4, 3, 48, 48], [4, 3, 48, 48]]
     """
 
     image: Inputs

@@ -119,7 +119,31 @@ def read_bounded(path: str, what: str = "image", limit: int = MAX_BYTES) -> byte
 
 
 class Source(Protocol):
-    """Samples 0..n-1 in shards, with random access. Pickled to loader processes, so it must not hold open files."""
+    """Samples 0..n-1 in shards, with random access. Pickled to loader processes, so it must not hold open files.
+
+    Args:
+        index: number of a sample in `[0, sum(sizes))`, for `key` and `read`.
+
+    Raises:
+        BadSample: `read` finds a sample that cannot be used. It is replaced, counted and listed in quarantine.jsonl.
+
+    Example:
+        A source of two shards, and a half of it that is held out:
+
+            >>> from clipx.data import Sample, split
+            >>> class Colors:
+            ...     sizes, bad, fingerprint = (2, 2), (), "colors-v1"
+            ...     names = ("red", "green", "blue", "white")
+            ...     def key(self, index):
+            ...         return f"color {index}"
+            ...     def read(self, index):
+            ...         return Sample(image=b"", captions=[f"the color {self.names[index]}"])
+            >>> kept, held_out = split(Colors(), 0.5)
+            >>> kept.sizes, held_out.sizes
+            ([1, 1], [1, 1])
+            >>> held_out.key(0), held_out.read(0).captions
+            ('color 1', ['the color green'])
+    """
 
     @property
     def sizes(self) -> Sequence[int]:

@@ -68,7 +68,36 @@ class Dataset:
 
 @frozen
 class DataSpec:
-    """Options common to all kinds of data."""
+    """Options common to all kinds of data.
+
+    A subclass is a dataclass made by `@frozen`. Its fields are the keys `data.KEY`; `open` returns its `Dataset`.
+
+    Args:
+        kind: kind of data; set by the choice of an option, e.g. data=csv.
+        name: name of the data in run names, reports and file names.
+        batch_size: number of samples in one optimizer step, over all ranks and micro-batches.
+        micro_batches: number of forward passes that each rank's share of the batch is split into.
+        workers: number of loader processes per rank, or auto.
+        crop_scale: range of the area of random training crops, as a share of the image's area.
+
+    Raises:
+        ConfigError: an option is outside of its range, or does not fit the others.
+        DataError: `open` cannot read the data.
+        NotImplementedError: a subclass has no `open`.
+
+    Example:
+        The samples and the class names of a data set:
+
+            >>> from clipx import compose
+            >>> spec = compose("data=digits", "data.batch_size=64", "data.workers=2").data
+            >>> dataset = spec.open()
+            >>> sum(dataset.train.sizes), sum(dataset.held_out.sizes), dataset.classes.names[:3]
+            (1438, 359, ('zero', 'one', 'two'))
+            >>> dataset.train.read(0).captions[1]
+            'a scan of the digit zero'
+            >>> spec.batch_size, spec.loader_processes()
+            (64, 2)
+    """
 
     indexed: ClassVar[bool] = True  # whether each sample has a unique index, its position in the data set
 

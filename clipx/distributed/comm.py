@@ -22,7 +22,39 @@ T = TypeVar("T")
 class Comm:
     """Rank, world size, device and collectives of a process.
 
-    With one rank each collective is the identity or a no-op.
+    With one rank each collective is the identity or a no-op. A run gets it from `spec.distributed.build()`.
+
+    Args:
+        rank: number of this process among all, in `[0, world)`.
+        world: number of ranks.
+        local_rank: number of this process among those of its host.
+        device: device on which this rank computes.
+        sharing: number of ranks that share the cores of this rank, itself included.
+
+    Shape:
+        b local batch, B = world·b global batch, D embedding.
+
+        - `gather` and `gather_with_gradient`: `[b, …]` -> `[B, …]`, in the order of the ranks.
+        - `gather_coalesced`: `[b, D]` each -> `[B, D]` each.
+        - `sum`: any shape -> the same shape.
+        - `norm`: tensors of any shape -> 0-dim.
+
+    Raises:
+        ConfigError: `require_equal` finds different values on the ranks.
+        ClipxError: `run_on_main` failed on rank 0; the error is the same on all ranks.
+
+    Example:
+        One rank, for a test or a notebook:
+
+            >>> import torch
+            >>> from clipx.distributed import Comm
+            >>> comm = Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu"))
+            >>> comm.gather(torch.eye(2)).tolist()
+            [[1.0, 0.0], [0.0, 1.0]]
+            >>> comm.norm([torch.tensor([3.0]), torch.tensor([4.0])])
+            tensor(5.)
+            >>> comm.is_main, comm.gather_objects("a fact of this rank")
+            (True, ['a fact of this rank'])
     """
 
     rank: int

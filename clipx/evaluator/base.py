@@ -60,7 +60,47 @@ class Embedded:
 class Embedder:
     """Embeds images and texts with a fixed state of the weights, and caches the results.
 
-    Create a new one when the weights change.
+    Create a new one when the weights change. `build` makes one for a model and its evaluation data.
+
+    Args:
+        model: the model. It computes in evaluation mode, and returns to its mode afterwards.
+        comm: ranks and device.
+        precision: number format of the forward passes.
+        tokenizer: tokenizer of the model.
+        reader: reads, crops and resizes images for the model.
+        workers: number of loader processes per rank.
+        prefetch: number of batches that each loader process keeps ready.
+        max_bad_share: largest share of bad samples, in [0, 1].
+        report_bad: called with the bad samples of this rank.
+        heartbeat: called for each batch, to report progress to the watchdog.
+        pool: loader processes of the run. None: new ones for each source.
+        progress: shows how many images and texts of a source are embedded.
+        compared: called by an evaluator that compares images with texts, for the samples in the report of a run.
+
+    Shape:
+        N usable samples or texts, C classes, D embedding; unit norm, the same on every rank.
+
+        - `images`: a source -> `Embedded`, with `image` `[N, D]`.
+        - `texts`: N texts -> `[N, D]`.
+        - `classes`: C names -> `[C, D]`.
+
+    Raises:
+        DataError: more than `max_bad_share` of the samples of a source are bad.
+
+    Example:
+        A search of the held-out images by a text, by a model with random weights:
+
+            >>> from clipx import compose
+            >>> from clipx.evaluator.base import Embedder
+            >>> run = compose("model=tiny", "data=digits", "data.workers=0", "distributed.device=cpu")
+            >>> comm = run.distributed.build()
+            >>> precision = run.precision.build(comm.device)
+            >>> model = run.model.build(comm.device, precision.stored)
+            >>> embedder = Embedder.build(model, run.model, run.data, comm, precision, report_bad=lambda bad: None)
+            >>> images = embedder.images(run.data.open().held_out, batch=128)
+            >>> (score_N,) = embedder.texts(["a scan of the digit two"], batch=1) @ images.image.T
+            >>> images.image.shape, score_N.topk(3).indices.shape
+            (torch.Size([359, 128]), torch.Size([3]))
     """
 
     model: CLIP

@@ -74,7 +74,46 @@ def check_data(
 
 @frozen
 class EvaluatorSpec:
-    """Options of every evaluator."""
+    """Options of every evaluator.
+
+    A subclass is a dataclass made by `@frozen`. Its fields are the keys `evaluator.KIND.KEY`;
+    `evaluate` computes the metrics.
+
+    Args:
+        kind: kind of evaluator; set by the choice of an option, e.g. evaluator=[zeroshot].
+        every: cadence of the evaluation in epochs, steps or samples (1ep, 500st, 1e6sa), or end, or none.
+        batch_size: number of images or texts embedded in one forward pass on each rank.
+        held_out: whether to evaluate the held-out samples of the run's data.
+        sets: further data sets to evaluate, by name.
+
+    Raises:
+        ConfigError: an option is outside of its range, or `check` finds that the data does not fit.
+        DataError: `check` or `evaluate` cannot read the data, or too many of its samples are bad.
+        NotImplementedError: a subclass has no `evaluate`.
+
+    Example:
+        The similarity of each held-out image with its first caption, of a model with random weights:
+
+            >>> from clipx import compose
+            >>> from clipx.config import frozen
+            >>> from clipx.evaluator import EvaluatorSpec
+            >>> from clipx.evaluator.base import Embedder
+            >>> @frozen
+            ... class SimilaritySpec(EvaluatorSpec):
+            ...     kind: str = "similarity"
+            ...     def evaluate(self, embedder, data):
+            ...         images = embedder.images(data.held_out, self.batch_size)
+            ...         text_ND = embedder.texts([texts[0] for texts in images.captions], self.batch_size)
+            ...         return {"similarity": (images.image * text_ND).sum(1).mean().item()}
+            >>> run = compose("model=tiny", "data=digits", "data.workers=0", "distributed.device=cpu")
+            >>> comm = run.distributed.build()
+            >>> precision = run.precision.build(comm.device)
+            >>> model = run.model.build(comm.device, precision.stored)
+            >>> embedder = Embedder.build(model, run.model, run.data, comm, precision, report_bad=lambda bad: None)
+            >>> metrics = SimilaritySpec(batch_size=128).evaluate(embedder, run.data.open())
+            >>> -1 <= metrics["similarity"] <= 1
+            True
+    """
 
     learns: ClassVar[bool] = False
     """Whether the evaluator learns from the training samples of the data that it evaluates."""

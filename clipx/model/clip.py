@@ -24,6 +24,39 @@ class CLIP(nn.Module):
     """Images and texts -> unit embeddings in float32, or float64 for float64 weights. The objective does the rest.
 
     Weights are drawn in float32 on `device` and then cast: one torch.manual_seed gives the same model in any dtype.
+    `spec.build` makes a model.
+
+    Args:
+        spec: options of the towers and the embedding, `model` of a run.
+        device: device of the weights, which may be "meta".
+        dtype: dtype of the weights.
+        varying: image sizes and patch dropout that change in training.
+
+    Shape:
+        B batch, S side of the image in pixels, L length of a text, D embedding, W width of the trunk.
+
+        - `image`: `[B, 3, S, S]`, RGB, uint8 or floating point in [0, 1].
+        - `tokens_BL`: `[B, L]`, int64, from the tokenizer of `spec.text`; `[B, 0]` skips the text tower.
+        - Output: `[B, D]` of the images and `[B, D]` of the texts, unit norm; with `returns_trunk` also `[B, W]`.
+
+    Raises:
+        ConfigError: the tower is unknown, or does not support `varying`.
+        ValueError: images or tokens have another shape or dtype.
+
+    Example:
+        Similarities of two images and three texts:
+
+            >>> import torch
+            >>> from clipx import compose
+            >>> spec = compose("model=tiny").model
+            >>> model = spec.build(torch.device("cpu"), torch.float32).eval()
+            >>> tokens_BL = spec.text.build_tokenizer()(["a red circle", "a blue square", "a dog"])
+            >>> image_BD = model.encode_image(torch.rand(2, 3, 48, 48))
+            >>> text_BD = model.encode_text(tokens_BL)
+            >>> image_BD.shape, tokens_BL.shape, (image_BD @ text_BD.T).shape
+            (torch.Size([2, 128]), torch.Size([3, 20]), torch.Size([2, 3]))
+            >>> torch.allclose(text_BD.norm(dim=1), torch.ones(3))
+            True
     """
 
     returns_trunk: bool = False

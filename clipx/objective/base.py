@@ -29,7 +29,46 @@ Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Inputs of an objective for one step: this rank's share of the global batch, one row per sample."""
+    """Inputs of an objective for one step: this rank's share of the global batch, one row per sample.
+
+    Args:
+        image: embeddings of the images.
+        text: embeddings of the captions.
+        index: positions of the samples in the data set, on the host. State of each sample is found by them.
+        outputs: further outputs of the model with gradient, e.g. the losses of a captioner.
+        targets: targets of the batch without gradient: labels, or embeddings of a teacher.
+        captions: digests of the captions, on the host. None unless the objective compares captions.
+        tokens: token ids of the drawn captions with padding, on the host. None: not given.
+        trunk: pooled features of the image trunk before the projection. None unless the objective has `reads_trunk`.
+
+    Shape:
+        b local batch, D embedding, k captions of a sample, L length of a text, W width of the trunk.
+
+        - `image`: `[b, D]`, unit norm, float32 or float64.
+        - `text`: `[k·b, D]`, unit norm; `[b, 0]` for an objective that reads no texts.
+        - `index`: `[b]`, int64, in `[0, samples)`.
+        - `targets`: `[b, …]` each.
+        - `captions`: `[b, k]`, int64.
+        - `tokens`: `[k·b, L]`, int64.
+        - `trunk`: `[b, W]`, float32 or wider.
+
+    Raises:
+        FrozenInstanceError: a field is assigned. Use `dataclasses.replace`.
+
+    Example:
+        Four matching pairs of orthogonal embeddings, for an objective of a run on one rank:
+
+            >>> import torch
+            >>> from clipx import compose
+            >>> from clipx.config import Length
+            >>> from clipx.objective.base import StepInputs
+            >>> spec = compose("objective=infonce", "distributed.device=cpu")
+            >>> objective = spec.objective.build(spec.distributed.build(), Length(epoch=1438, batch=4))
+            >>> inputs = StepInputs(image=torch.eye(4, 16), text=torch.eye(4, 16), index=torch.arange(4))
+            >>> loss, metrics = objective(inputs)
+            >>> loss.shape, bool(loss < 0.01), round(metrics["temperature"].item(), 2)
+            (torch.Size([]), True, 0.07)
+    """
 
     image: Tensor  # [b, D], unit norm, float32 or float64
     text: Tensor  # [b, D], unit norm; [b, 0] for an objective that does not read texts; [k·b, D] for k captions each
@@ -69,6 +108,36 @@ class Objective(nn.Module):
     Holds the temperature, the bias and the per-sample state, and gathers the embeddings. On each rank the loss has the
     global value, and its gradient with respect to this rank's embeddings is that of the global loss. The gradient with
     respect to the objective's parameters is this rank's share: sum it over the ranks.
+
+    Args:
+        inputs: this rank's share of the global batch, for `forward`. A subclass has further arguments of its own.
+
+    Shape:
+        - Input of `forward`: `StepInputs` of `[b, D]` embeddings.
+        - Output: the loss of the global batch, 0-dim, and metrics by name, 0-dim each.
+
+    Raises:
+        ConfigError: `prepare` finds that the classes or the model do not fit; `compile_tiles` has nothing to compile.
+        NotImplementedError: a subclass has no `forward`.
+
+    Example:
+        The mean distance of the matching pairs of the global batch:
+
+            >>> import torch
+            >>> from clipx.distributed import Comm
+            >>> from clipx.objective.base import Objective, StepInputs
+            >>> class Distance(Objective):
+            ...     def __init__(self, comm):
+            ...         super().__init__()
+            ...         self.comm = comm
+            ...     def forward(self, inputs):
+            ...         image_BD, text_BD = map(self.comm.gather_with_gradient, (inputs.image, inputs.text))
+            ...         loss = 1 - (image_BD * text_BD).sum(1).mean()
+            ...         return loss, {"similarity": 1 - loss.detach()}
+            >>> objective = Distance(Comm(rank=0, world=1, local_rank=0, device=torch.device("cpu")))
+            >>> loss, metrics = objective(StepInputs(torch.eye(4, 16), torch.eye(4, 16), torch.arange(4)))
+            >>> loss.item(), metrics
+            (0.0, {'similarity': tensor(1.)})
     """
 
     constant_lr: float | None = None

@@ -71,7 +71,30 @@ class SameCaption(StrEnum):
 
 @frozen
 class ObjectiveSpec:
-    """Base class of the options of all objectives."""
+    """Base class of the options of all objectives.
+
+    A subclass is a dataclass made by `@frozen`. Its fields are the keys `objective.KEY`; `build` makes the objective.
+
+    Args:
+        kind: type of the objective; set by the choice of an option, e.g. objective=infonce.
+
+    Raises:
+        ConfigError: an option is outside of its range, or does not fit the others, the data (`check`,
+            `check_captions`), the device (`check_device_type`) or the teacher (`check_teacher`).
+        NotImplementedError: a subclass has no `build`.
+
+    Example:
+        The options of a run, and the objective that they build:
+
+            >>> from clipx import compose
+            >>> from clipx.config import Length
+            >>> run = compose("objective=siglip", "distributed.device=cpu")
+            >>> run.objective.kind, run.objective.reads_text, run.objective.indexed
+            ('siglip', True, False)
+            >>> objective = run.objective.build(run.distributed.build(), Length(epoch=1438, batch=32))
+            >>> len(list(objective.parameters()))  # log α and β
+            2
+    """
 
     kind: str = MISSING
     """Type of the objective; set by the choice of an option, e.g. objective=infonce."""

@@ -43,7 +43,39 @@ _TEXTS = 256  # texts embedded at a time
 
 
 class Learner:
-    """Model, objective and optimizer, and their step: `backward`, `settle` the step before, `update`."""
+    """Model, objective and optimizer, and their step: `backward`, `settle` the step before, `update`.
+
+    Args:
+        spec: the complete configuration of the run.
+        comm: ranks and device.
+        length: number of samples of an epoch, of a step and of the run.
+        varying: image sizes and patch dropout that change in training.
+        classes: classes of the data. None: it has none.
+        stored: stored embeddings of teachers. None: there are none.
+
+    Shape:
+        - Input of `backward`: a `Batch` of b samples on the device, this rank's share of the global batch.
+        - Output of `backward` and `update`: metrics by name, 0-dim tensors on the device.
+
+    Raises:
+        ConfigError: an option does not fit the model, the device or the classes of the data.
+        CheckpointError: a checkpoint given to `restore` does not fit the model, or is of another teacher.
+
+    Example:
+        The first step of a run, made by hand:
+
+            >>> from clipx import Trainer, compose
+            >>> options = ["model=tiny", "data=digits", "data.workers=0", "duration=2st", "schedule.warmup=1st"]
+            >>> trainer = Trainer(compose(*options, "data.batch_size=32", "run_dir=by_hand"))
+            >>> learner, step = trainer.learner, trainer.stages.at(0)
+            >>> before = learner.weights.text.embedding_weight.clone()
+            >>> metrics = learner.backward(next(trainer.batches()), step)
+            >>> _ = learner.settle()
+            >>> _ = learner.update(step)
+            >>> bool(metrics["loss"] > 0), learner.weights.text.embedding_weight.equal(before)
+            (True, False)
+            >>> trainer.close()
+    """
 
     spec: RunSpec
     comm: Comm

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 class Trainer:
     """Trainer of one run: what it reads (`data`), learns (`learner`) and writes (`run`), and the loop over them.
 
+    Args:
+        spec: the complete configuration, as `clipx.compose` returns it.
+
     Attributes:
         spec: the complete configuration, as config.yaml has it.
         comm: ranks and device.
@@ -49,6 +52,30 @@ class Trainer:
         meter: metrics since the last log.
         monitors: alarms.
         samples_seen: position in the run.
+
+    Shape:
+        - Input of `step`: a `Batch` of b samples on the device, this rank's share of the global batch.
+        - Output: metrics by name, 0-dim tensors on the device.
+
+    Raises:
+        ConfigError: an option does not fit the device, the ranks or the data.
+        DataError: the data cannot be read, or too many of its samples are bad.
+        CheckpointError: `spec.resume` names no checkpoint that can be used.
+        Locked: another process uses the run directory.
+        Stopped: a signal ended `fit`, which saved a checkpoint unless `checkpoint.every=none`.
+        NotSynced: the upload of `fit` to `checkpoint.remote` is not complete.
+        ResultError: the final loss of `fit` is above `spec.max_final_loss`.
+
+    Example:
+        A run of two steps on the CPU, without evaluation:
+
+            >>> from clipx import Trainer, compose
+            >>> options = ["model=tiny", "data=digits", "data.workers=0", "duration=2st", "schedule.warmup=1st"]
+            >>> spec = compose(*options, "data.batch_size=32", "evaluate=false", "report=false", "run_dir=first")
+            >>> final = Trainer(spec).fit()
+            run      tiny-digits-...
+            >>> final["step"], final["samples"]
+            (2, 64)
     """
 
     def __init__(self, spec: RunSpec) -> None:
