@@ -91,10 +91,7 @@ def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[s
     from clipx.model.layers import layers_above
 
     above = layers_above(model, f"optimizer.layer_decay={spec.layer_decay}")
-    reason, fix = (
-        "if only the highest layer of a tower is trained, such as its projection",
-        "remove it, or lock fewer blocks",
-    )
+    reason = "if only the highest layer of a tower is trained, such as its projection"
     require_effect(
         any(above[name] for name in scales), f"optimizer.layer_decay={spec.layer_decay}", reason, "lock fewer blocks"
     )
