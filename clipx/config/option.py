@@ -64,7 +64,7 @@ def option(
         check: function of the full key and the value that raises ConfigError for what no bound says. Not called for
             null.
     """
-    metadata = {_RULES: Rules(ge, gt, le, lt, choices, length, Condition.parse(when), unit, hint, check)}
+    metadata = {_RULES: Rules(ge, gt, le, lt, choices, length, When.parse(when), unit, hint, check)}
     if isinstance(default, list | dict):
         made: T = dataclasses.field(default_factory=functools.partial(copy.copy, default), metadata=metadata)
     else:
@@ -82,7 +82,7 @@ class Rules:
     lt: float | None
     choices: tuple[str, ...]
     length: int | None
-    when: Condition | None
+    when: When | None
     unit: str
     hint: str
     check: Callable[[str, Any], object] | None
@@ -185,14 +185,14 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class When:
     """A condition on other keys: one of several lists of terms, all of which hold."""
 
     text: str
     alternatives: tuple[tuple[Term, ...], ...]
 
     @classmethod
-    def parse(cls, text: str) -> Condition | None:
+    def parse(cls, text: str) -> When | None:
         """Returns the condition that `when` of an option describes; None for none."""
         if not text:
             return None
@@ -340,7 +340,7 @@ def _has(spec: Any, key: str) -> bool:
     return hasattr(_part(spec, parent), name)
 
 
-def _check_effect(given: str, condition: Condition, place: _Place) -> None:
+def _check_effect(given: str, condition: When, place: _Place) -> None:
     """Checks the condition of a key that is set, now if its keys are known, else with the run."""
     own = all(_has(place.spec, key) for key in condition.keys)
     known = own or all(_has(place.spec, key) or _has(place.root, key) for key in condition.keys)

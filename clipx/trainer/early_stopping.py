@@ -26,8 +26,8 @@ PRUNE = "prune"
 _LONGEST_REASON = 500  # characters
 
 
-class Direction(StrEnum):
-    """Direction in which a metric improves."""
+class Improvement(StrEnum):
+    """Improvement in which a metric improves."""
 
     max = "max"
     """Higher values are better."""
@@ -57,8 +57,8 @@ class EarlyStoppingSpec:
     min_delta: float = option(0.0, ge=0, when="metric")
     """Smallest change of the metric, in its unit, that is an improvement. A share such as top1 is between 0 and 1."""
 
-    mode: Direction = option(Direction.max, when="metric")
-    """Direction of an improvement: max for accuracy and recall, min for eval/retrieval/…/median_rank."""
+    mode: Improvement = option(Improvement.max, when="metric")
+    """Improvement of an improvement: max for accuracy and recall, min for eval/retrieval/…/median_rank."""
 
     def __post_init__(self) -> None:
         if self.metric:
@@ -140,7 +140,7 @@ class EarlyStopping:
     def _count(self, value: float | None) -> None:
         if value is None:
             return
-        sign = 1 if self._spec.mode is Direction.max else -1
+        sign = 1 if self._spec.mode is Improvement.max else -1
         better = self._best is None or sign * (value - self._best) > self._spec.min_delta
         improved = better and math.isfinite(value)
         self._best, self._waited = (value, 0) if improved else (self._best, self._waited + 1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class GroupRule:
     """A rule that each run keeps."""
 
     broken: Callable[[RunSpec], Any]
@@ -161,97 +161,97 @@ _OTHER_MODEL = "choose another model, such as model=vit_b32, or objective=infonc
 _NO_TEXT = "on objective={objective.kind}, which reads no captions"
 
 RULES = (
-    Rule(
+    GroupRule(
         lambda run: run.data.weight != 1.0,
         no_effect("data.weight={data.weight:g}", "outside a mixture", "give data.sources.NAME.weight"),
         "data.weight=2",
     ),
-    Rule(
+    GroupRule(
         lambda run: getattr(run.schedule, "min_lr", 0.0) > run.optimizer.lr,
         "schedule.min_lr={schedule.min_lr} is above optimizer.lr={optimizer.lr}: give at most {optimizer.lr}",
         "optimizer.lr=1e-4 schedule.min_lr=1e-3",
     ),
-    Rule(
+    GroupRule(
         _weights_beside_resume,
         no_effect("{found}", "with resume={resume}, which contains weights", "remove one of them"),
         "resume=epoch_2.pt model.weights=x",
     ),
     # Model and objective.
-    Rule(
+    GroupRule(
         lambda run: run.objective.indexed and not run.data.indexed,
         "objective={objective.kind} needs per-sample state, but data={data.kind} has no sample indices: choose data "
         "with indices, or objective=infonce",
         "objective=fastclip_v3 data=stream evaluator=[]",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.objective.reads_trunk and not run.model.has_pooled_trunk,
         f"{_TRUNK}, and model={{model.name}} pools its tokens itself: {_OTHER_MODEL}",
         "objective=superclip model=coca_tiny",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.objective.reads_trunk and not run.model.image.kind.has_trunk,
         f"{_TRUNK}, and {{model.image.kind.option}}, {{model.image.kind.reason}}, has none: {_OTHER_MODEL}",
         "objective=superclip model=stored_features data=webdataset data.shards=a.tar",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.objective.reads_trunk and run.model.image.head_blocks,
         f"{_TRUNK}, and model.image.head_blocks={{found}} does not pool them: remove it, or choose objective=infonce",
         "objective=superclip model.image.head_blocks=1",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.objective.reads_trunk and run.model.image.frozen,
         f"{_TRUNK}, which model.image.lock=all freezes: lock fewer blocks, or choose objective=infonce",
         "objective=superclip model.image.lock=all model.weights=w",
     ),
-    Rule(
+    GroupRule(
         _missing_outputs,
         "objective={objective.kind} reads {objective.outputs}, which model={model.name} does not return: choose a "
         "model of kind {found}, or objective=infonce",
         "objective=coca",
     ),
-    Rule(
+    GroupRule(
         _unread_outputs,
         "objective={objective.kind} does not read the {model.outputs} that model={model.name} returns, so a part of it "
         "is not trained: choose objective={found}, or model=vit_b32",
         "model=coca_tiny objective=infonce",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.max_final_loss is not None and not run.objective.has_zero_minimum(run.data),
         "max_final_loss={max_final_loss} has no meaning for objective={objective.kind}, whose loss does not have the "
         "minimum 0: add max_final_loss=null, or choose objective=infonce with one right caption",
         "debug=overfit objective=dcl",
     ),
     # Frozen and initial weights.
-    Rule(
+    GroupRule(
         lambda run: not run.objective.reads_text and not run.model.text.frozen,
         "objective={objective.kind} gives the text tower no gradient: add model.text.lock=all, and initial weights "
         "with model.weights=… or model.text.weights=…",
         "model.weights=x objective=classification",
     ),
-    Rule(
+    GroupRule(
         _untrained_lock,
         "{found} freezes randomly initialized weights: give model.weights=…, or the weights of the tower alone, or "
         "remove the lock",
         "model.image.lock=all",
     ),
-    Rule(
+    GroupRule(
         _untrained_adapters,
         "{found} adapts randomly initialized weights: give model.weights=…, or the weights of the tower alone, or "
         "remove it",
         "model.image.lora.rank=4",
     ),
-    Rule(
+    GroupRule(
         lambda run: not run.model.image.has_weights and run.optimizer.image_lr_scale != 1,
         no_effect("optimizer.image_lr_scale={optimizer.image_lr_scale:g}", "with model.image.projection=none"),
         "model=stored_features model.image.projection=none optimizer.image_lr_scale=0.5",
     ),
-    Rule(
+    GroupRule(
         _nothing_trained,
         "model.image.{found} and model.text.lock=all leave no trainable weights: lock one tower only, or give the "
         "number of highest blocks to train",
         "model.weights=x model.image.lock=all model.text.lock=all",
     ),
-    Rule(
+    GroupRule(
         lambda run: (
             run.model.text.kept_positions is not None
             and run.model.weights is None
@@ -262,31 +262,31 @@ RULES = (
         "model.text.stretch_keep=10",
     ),
     # Images and captions.
-    Rule(
+    GroupRule(
         _options_of_images,
         no_effect("{found}", "with {model.image.kind.option}, {model.image.kind.reason}"),
         "model=stored_features data=webdataset data.shards=a.tar data.min_side=10",
     ),
-    Rule(
+    GroupRule(
         _options_of_squares,
         "{found} cannot be combined with {model.image.kind.option}, {model.image.kind.reason}: remove it; a teacher "
         "may be given by teacher.embeddings of the same samples",
         "model=naflex_tiny objective=distillation teacher.weights=x",
     ),
-    Rule(
+    GroupRule(
         _parts_of_captions,
         "{found} draws parts of captions, and teacher.embeddings={teacher.embeddings} has the texts of whole captions: "
         "remove one of them, or give teacher.weights",
         "objective=distillation teacher.embeddings=a data.sub_captions=2",
     ),
     # The teacher.
-    Rule(
+    GroupRule(
         lambda run: run.objective.taught and run.teacher.source_option is None,
         "objective={objective.kind} needs a teacher: give teacher.weights=… (a run directory, or another value that "
         "model.weights accepts), or teacher.embeddings=… (a folder written by python -m clipx.embed)",
         "objective=distillation",
     ),
-    Rule(
+    GroupRule(
         lambda run: not run.objective.taught and run.teacher.source_option,
         no_effect(
             "{found}",
@@ -295,7 +295,7 @@ RULES = (
         ),
         "teacher.weights=x",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.teacher.temperature is not None and not run.objective.teacher_logits,
         no_effect(
             "teacher.temperature={teacher.temperature}",
@@ -303,36 +303,36 @@ RULES = (
         ),
         "objective=drrho_clip teacher.embeddings=a teacher.temperature=0.1",
     ),
-    Rule(
+    GroupRule(
         lambda run: not run.objective.teacher_logits and len(run.teacher.folders) > 1 and run.teacher.source_option,
         "{found} names several teachers, and objective={objective.kind} has one reference: give one folder",
         "objective=drrho_clip 'teacher.embeddings=[a,b]'",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.teacher.embeddings is not None and not run.data.indexed and run.teacher.source_option,
         "{found} needs sample indices, which data={data.kind} does not have: give teacher.weights instead",
         "objective=distillation teacher.embeddings=a data=stream evaluator=[]",
     ),
     # How it computes.
-    Rule(
+    GroupRule(
         lambda run: run.distributed.shards_parameters and not run.optimizer.shardable,
         "optimizer={optimizer.kind} needs whole parameters, which distributed={distributed.kind} shards over the "
         "ranks: use optimizer=adamw, or distributed=ddp",
         "distributed=fsdp optimizer=whole",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.model.image.kind.most_tokens is not None and run.precision.tunes_shapes,
         "precision={precision.kind} searches kernels for each number of tokens, for minutes, and "
         "{model.image.kind.option} has tens of them: choose precision=amp_bf16 or float8",
         "model=naflex_tiny precision=int8",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.model.has_adapters and run.precision.converts_layers,
         "precision={precision.kind} replaces linear layers, which model.image.lora and model.text.lora adapt: choose "
         "precision=amp_bf16, or remove the adapters",
         "model.weights=x model.image.lora.rank=4 precision=int8",
     ),
-    Rule(
+    GroupRule(
         lambda run: run.deterministic and run.compile.mode is CompileMode.max_autotune,
         "compile.mode=max_autotune selects kernels by their time, so deterministic=true cannot hold: remove one of "
         "them",

@@ -15,7 +15,7 @@ from helpers.specs import specs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.config.option import Condition, Found, Rules, check_options, default_of, facts, option, rules_of
+from clipx.config.option import When, Found, Rules, check_options, default_of, facts, option, rules_of
 from clipx.config.registry import MISSING, frozen, kinds
 from clipx.errors import ConfigError
 from clipx.trainer.spec import RunSpec
@@ -221,6 +221,6 @@ def test_help_prints_the_rules() -> None:
 
 def test_an_unreadable_condition_is_an_error_of_its_author() -> None:
     with pytest.raises(ValueError, match="is no term of a condition"):
-        Condition.parse("a = b")
-    found = Condition.parse("a")
+        When.parse("a = b")
+    found = When.parse("a")
     assert found is not None and found.missing(lambda key: Found(key, 1)) is None

@@ -15,7 +15,7 @@ from helpers.ranks import Ranks
 from helpers.runs import VIT, events, rows, small, tensors
 
 from clipx.distributed.comm import Comm
-from clipx.trainer.early_stopping import EarlyStopping, EarlyStoppingSpec, Ending, Mode, early_end
+from clipx.trainer.early_stopping import EarlyStopping, EarlyStoppingSpec, Ending, Improvement, early_end
 from clipx.trainer.trainer import Trainer
 
 ALONE = Comm(0, 1, 0, torch.device("cpu"))
@@ -37,8 +37,8 @@ CONSTANT = (
         ({}, [0.3, None, 0.2, None, 0.2, None, 0.2], 7),  # steps without this evaluation do not count
         ({"min_delta": 0.1}, [0.1, 0.15, 0.19, 0.2], 4),
         ({"min_delta": 0.1}, [0.1, 0.15, 0.19, 0.21], None),
-        ({"mode": Mode.min}, [5.0, 4.0, 3.0, 2.0], None),
-        ({"mode": Mode.min}, [2.0, 3.0, 4.0, 5.0], 4),
+        ({"mode": Improvement.min}, [5.0, 4.0, 3.0, 2.0], None),
+        ({"mode": Improvement.min}, [2.0, 3.0, 4.0, 5.0], 4),
         ({}, [NAN, NAN, NAN], 3),
         ({}, [0.1, math.inf, NAN, -math.inf], 4),
     ],

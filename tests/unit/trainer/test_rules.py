@@ -10,13 +10,13 @@ import pytest
 from helpers.runs import compose
 
 from clipx.errors import ConfigError
-from clipx.trainer.rules import RULES, Rule
+from clipx.trainer.rules import RULES, GroupRule
 
 PLUGINS = Path(__file__).parents[2] / "helpers" / "plugins" / "unusual"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example.partition(" resume")[0])
-def test_the_example_of_a_rule_breaks_it(rule: Rule) -> None:
+def test_the_example_of_a_rule_breaks_it(rule: GroupRule) -> None:
     words = re.split(r"\{[\w.:]+\}", rule.sentence)
     with pytest.raises(ConfigError) as raised:
         compose("name=x", *shlex.split(rule.example), config_dir=PLUGINS)
