@@ -14,7 +14,11 @@ from hydra.errors import HydraException
 from clipx.config.registry import LIST_GROUPS, option_files
 from clipx.errors import require
 
-FREE_KEYS = ("model.image.options", "model.text.options")  # dictionaries of other libraries' keys, set without +
+# Dictionaries of other programs' keys, set without +.
+FREE_KEYS = (
+    *("model.image.options", "model.text.options", "hydra.launcher.environment", "hydra.launcher.sbatch"),
+    *("hydra.sweeper.sampler_args", "hydra.sweeper.pruner_args"),
+)
 _STARTS = "'\"[{"  # of values that the user wrote in the grammar
 _MOST = 1000  # values of an override: each takes a millisecond to read, and brackets that nest more than that
 _COMMA = re.compile(r",(?![^{}]*})")  # between values, not inside a brace pattern

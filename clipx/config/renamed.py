@@ -22,6 +22,7 @@ RENAMED = {
     "fine": "finetuned",
     "choose": "select",
     "train_run": "of",  # of clipx.bench loader
+    "launcher.tasks": "launcher.tasks_per_node",
 }
 
 
@@ -38,6 +39,9 @@ class Removed:
     reason: str
     """Reason for the message."""
 
+
+_SAMPLER = "it is an argument of Optuna's sampler, hydra.sweeper.sampler_args"
+_PRUNER = "it is an argument of Optuna's pruner, hydra.sweeper.pruner_args"
 
 # Key, relative to its group -> what replaces it.
 REMOVED = {
@@ -56,6 +60,26 @@ REMOVED = {
         reason="FastCLIP's published code takes the exact step too, Adam's; objective.feature_gradient=official alone "
         "gives its gradients",
     ),
+    "launcher.network": Removed(
+        sibling="environment",
+        equivalent=None,
+        reason="NCCL, gloo and torch read environment variables, hydra.launcher.environment.NAME=…: NCCL_SOCKET_IFNAME "
+        "and GLOO_SOCKET_IFNAME for interface, NCCL_IB_DISABLE, NCCL_IB_HCA, NCCL_P2P_DISABLE, NCCL_ALGO, NCCL_PROTO, "
+        "NCCL_DEBUG, TORCH_NCCL_ASYNC_ERROR_HANDLING, TORCH_FR_BUFFER_SIZE",
+    ),
+    "launcher.snapshot": Removed("environment", True, "the launchers always copy the code"),
+    "launcher.style": Removed("srun", "srun", "srun starts the ranks; clipx-sweep script torchrun prints a script"),
+    "launcher.submit": Removed("dry_run", True, "clipx-sweep script prints the script for sbatch"),
+    "sweeper.jobs": Removed("sampler_args", None, "hydra.launcher.parallelism trials are launched together"),
+    "sweeper.storage": Removed("sampler_args", "journal", "the study is study.journal in the sweep's folder"),
+    "sweeper.seed": Removed("sampler_args", 0, f"{_SAMPLER}={{seed:0}}"),
+    "sweeper.startup_trials": Removed("sampler_args", 10, f"{_SAMPLER}={{n_startup_trials:10}}"),
+    "sweeper.pruner_startup_trials": Removed("pruner_args", 5, f"{_PRUNER}={{n_startup_trials:5}}"),
+    "sweeper.warmup": Removed("pruner_args", 0, f"{_PRUNER}={{n_warmup_steps:1}}, or min_resource"),
+    "sweeper.patience": Removed("pruner_args", 1, f"{_PRUNER}={{patience:1}}"),
+    "sweeper.reduction": Removed("pruner_args", 3, f"{_PRUNER}={{reduction_factor:3}}"),
+    "sweeper.lower": Removed("pruner_args", None, f"{_PRUNER}={{lower:0.1}}"),
+    "sweeper.upper": Removed("pruner_args", None, f"{_PRUNER}={{upper:5}}"),
 }
 
 
@@ -63,8 +87,9 @@ def group_key(key: str) -> str:
     """Returns a key relative to its group: without the names of nested options and without indices.
 
     `evaluator.mine.every` is `evaluator.every`, `data.sources.cc.path` and `evaluator.mine.sets.birds.path` are
-    `data.path`, and `stages[0].until` is `stages.until`.
+    `data.path`, `hydra.launcher.nodes` is `launcher.nodes`, and `stages[0].until` is `stages.until`.
     """
+    key = key.removeprefix("hydra.")
     key = re.sub(r"^(data|evaluator\.[^.]+\.sets\.[^.]+)(\.sources\.[^.]+)*(?=\.|$)", "data", key)
     return re.sub(r"^(evaluator|logger)\.[^.]+\.|\[\d+\]", lambda found: f"{found[1]}." if found[1] else "", key)
 

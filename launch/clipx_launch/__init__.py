@@ -1,7 +1,6 @@
 """Launchers for clusters and for this machine: `hydra/launcher=clipx_slurm`, `clipx_local` and `clipx_torchrun`.
 
-    options.py, network.py    options of all launchers and of the local one, and of NCCL, gloo and torch on a network
-    slurm_spec.py, torchrun_spec.py    options of the two others
+    options.py, slurm_spec.py options of the launchers
     sweep.py, point.py        compose, check and store the points of a sweep, and compare them with earlier ones
     snapshot.py               copies the code that the points run
     cluster.py                reads the limits of the cluster and the states of jobs from SLURM

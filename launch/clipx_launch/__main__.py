@@ -78,7 +78,7 @@ def parser() -> _Parser:
     output.add_argument("--json", action="store_true", help="print one JSON document")
     command = _sweep_command(add, "logs", "prints the logs of the given points, by default of all failed points")
     command.add_argument("points", nargs="*", metavar="POINT", help="number or folder of a point")
-    command.add_argument("--rank", type=int, help="only the log of this rank; with torchrun, of this node")
+    command.add_argument("--rank", type=int, help="only the log of this rank")
     command.add_argument("--follow", action="store_true", help="print new lines until the points have ended")
     command.add_argument(
         "--lines", type=int, default=30, metavar="N", help="number of last lines of each log; 0: all (default 30)"

@@ -82,16 +82,6 @@ retry() { # REASON NODES: requeues a run that lost a rank, at most max_retry tim
   printf '%s\n' "$failed" > "$files/result.json"
 }
 
-killed_by_torchrun() { # the first rank that torchrun reports as killed since the start of this script
-  cat "$files/logs/$job".*.log 2> /dev/null | awk -v since="$started" '
-    $1 == "time" { time = $3 }
-    $1 == "rank" { rank = $3 }
-    $1 == "traceback" && /: Signal [0-9]+ .* received by PID/ && !/SIGTERM/ && time >= since && (first == "" || time < first) {
-      first = time; sub(/^ *traceback : /, ""); text = "rank " rank ": " $0
-    }
-    END { print text }'
-}
-
 reason="" saved="" killed="" lost=""
 if [[ -e "$files/requeue" ]]; then reason="$(< "$files/requeue")"; fi
 if [[ "$reason" == saved ]]; then saved=1 reason="a signal stopped the run, which has saved"; fi
@@ -107,8 +97,7 @@ fi
 # The first task that srun reports is the cause: srun then ends the others.
 first="$(sed -n 's/^srun: error: \([^ ]*: tasks\{0,1\} [0-9,-]*: .*\)$/\1/p' "$files/srun.log" | head -n 1)"
 case "$first" in
-  *": Exited with exit code "*) killed="$(plain "$(killed_by_torchrun)")" ;;
-  "" | *": Terminated" | *": User defined signal "*) ;;
+  "" | *": Exited with exit code "* | *": Terminated" | *": User defined signal "*) ;;
   *) killed="$(plain "$first")" ;;
 esac
 if has_result finished; then

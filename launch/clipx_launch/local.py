@@ -53,15 +53,16 @@ def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     sweep.check(spec)
     devices = _devices()
     cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
-    wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks
+    wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks_per_node
     if wanted > len(devices):
         raise ConfigError(
-            f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks={spec.tasks} is more than the "
+            f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks_per_node="
+            f"{spec.tasks_per_node} is more than the "
             f"{len(devices)} visible GPUs: lower one of them, or use distributed=cpu"
         )
     files = launch_dir(sweep.folder)
     ensure_folder(files, f"the sweep's folder {files}", "set hydra.sweep.dir to")
-    code = snapshot.environment(files / "code" if spec.snapshot else None)
+    code = snapshot.environment(files / "code")
     sweep.create_points(submitted=time.time())
     sweep.save(spec)
     _Runner(sweep, spec, code, devices if wanted else []).run()
@@ -109,11 +110,11 @@ class _Runner:
             raise Stopped(f"{self._signal.name}: {done} of {points} points are finished; {again}, continues")
 
     def _start(self, planned: Planned, board: ProgressDisplay) -> None:
-        point, tasks = planned.point, self._spec.tasks
+        point, tasks = planned.point, self._spec.tasks_per_node
         devices = [self._free.pop(0) for _ in range(tasks)] if self._assigns_devices else []
         env = {name: value for name, value in os.environ.items() if name not in job_variables(os.environ)}
         path = [self._code["PYTHONPATH"], env.get("PYTHONPATH", "")]
-        env |= {**self._code, **self._spec.variables, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        env |= {**self._code, **self._spec.environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         env |= {"PYTHONUNBUFFERED": "1", LAUNCHER_PID: str(os.getpid())}
         if devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)

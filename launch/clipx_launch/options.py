@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clipx.config.option import option
 from clipx.config.registry import MISSING, declare, frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
-from clipx_launch.network import VARIABLES, NetworkSpec
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -21,22 +20,20 @@ if TYPE_CHECKING:
     from clipx_launch.sweep import Sweep
 
 declare("launcher", "clipx_launch.slurm_spec", "slurm")
-declare("launcher", "clipx_launch.torchrun_spec", "torchrun")
 declare("sweeper", "clipx_launch.search.spec", "optuna")
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
+
+def _check_variables(key: str, variables: Mapping[str, str]) -> None:
+    for name in variables:
+        require(
+            re.fullmatch(r"[A-Za-z_]\w*", name) is not None,
+            f"{key}.{name} is not a variable name: use letters, digits and _",
+        )
 
 
 @frozen
 class LaunchSpec:
     """Options that all launchers share."""
-
-    environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of every process. Values are taken literally: the shell expands nothing in them. Variables
-    that have an option in `hydra.launcher.network` are refused here."""
-
-    network: NetworkSpec = field(default_factory=NetworkSpec)
-    """Network options of NCCL, gloo and torch."""
 
     kind: str = MISSING
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
@@ -44,26 +41,13 @@ class LaunchSpec:
     _target_: str = "hydra_plugins.clipx_plugins.SpecLauncher"
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
+    environment: dict[str, str] = option({}, check=_check_variables)
+    """Environment variables of every process, such as those of NCCL: {NCCL_SOCKET_IFNAME: ib0}. Values are taken
+    literally: the shell expands nothing in them."""
+
     python: str | None = None
     """Python command of the points' processes, such as `apptainer exec --nv clipx.sif python` with clipx_slurm.
     null: the interpreter that launches."""
-
-    def __post_init__(self) -> None:
-        for name in self.environment:
-            require(
-                _NAME.fullmatch(name) is not None,
-                f"hydra.launcher.environment.{name} is not a variable name: use letters, digits and _",
-            )
-            require(
-                name not in VARIABLES,
-                f"hydra.launcher.environment.{name} has an option: set hydra.launcher.network.{VARIABLES.get(name)}",
-            )
-        require(self.python != "", "hydra.launcher.python= is empty: give an interpreter, or null")
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Environment variables of every process: those of `network`, and `environment`."""
-        return {**self.network.variables(), **self.environment}
 
     @property
     def world(self) -> int:
@@ -81,7 +65,7 @@ class LaunchSpec:
         """Returns the words of a command that runs one process of the point in `folder`, with its variables."""
         from clipx_launch import snapshot
 
-        variables = {**snapshot.environment(None), **self.variables}
+        variables = {**snapshot.environment(None), **self.environment}
         python = shlex.split(self.python) if self.python else [sys.executable]
         return [
             "env",
@@ -94,12 +78,35 @@ class LaunchSpec:
 
     def check(self, distributed: DistributedSpec) -> None:
         """Raises ConfigError if these options contradict the options of a run."""
-        self.network.check(distributed.device)
+
+
+@frozen
+class TasksSpec(LaunchSpec):
+    """Options of the launchers that start several ranks on a machine."""
+
+    tasks_per_node: int = option(1, ge=1)
+    """Number of ranks of a point on each machine. Each gets a GPU that no other rank uses, if the run uses GPUs."""
+
+    @property
+    def world(self) -> int:
+        return self.tasks_per_node
+
+
+@frozen
+class NodesSpec(TasksSpec):
+    """Options of the launchers that start ranks on several machines."""
+
+    nodes: int = option(1, ge=1)
+    """Number of machines of a point."""
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.tasks_per_node
 
 
 @register("launcher")
 @frozen
-class LocalSpec(LaunchSpec):
+class LocalSpec(TasksSpec):
     """`hydra/launcher=clipx_local`: runs a sweep in processes on this machine, and waits for it. The default."""
 
     kind: str = "local"
@@ -108,23 +115,32 @@ class LocalSpec(LaunchSpec):
     _target_: str = "hydra_plugins.clipx_plugins.LocalLauncher"
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
-    parallelism: int = 1
-    """Number of points that run at the same time. At least 1; with 1 the command also prints the output of rank 0. On
-    GPUs, `parallelism` times `tasks` is at most the number of visible GPUs."""
+    parallelism: int = option(1, ge=1)
+    """Number of points that run at the same time; with 1 the command also prints the output of rank 0. On GPUs,
+    `parallelism` times `tasks_per_node` is at most the number of visible GPUs."""
 
-    tasks: int = 1
-    """Number of ranks of a point. At least 1. Each rank gets a GPU that no other rank uses, if the machine has GPUs and
-    the run uses them."""
 
-    snapshot: bool = True
-    """Copies the code into the sweep's folder, so that later edits do not reach points that have not started.
-    false: the points run the code as it is when they start."""
+@register("launcher")
+@frozen
+class TorchrunSpec(NodesSpec):
+    """`hydra/launcher=clipx_torchrun`: prints the torchrun script of one run, to start on each host without SLURM."""
+
+    kind: str = "torchrun"
+    """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
+
+    _target_: str = "hydra_plugins.clipx_plugins.TorchrunLauncher"
+    """Class of the launcher, which Hydra instantiates. Do not change it."""
+
+    host: str = "localhost"
+    """Name or address of the first host, as all hosts resolve it (torchrun --master-addr). localhost is for one
+    host."""
+
+    port: int = option(29500, ge=1, le=65535)
+    """TCP port on `host` where the ranks meet (torchrun --master-port)."""
 
     def __post_init__(self) -> None:
-        LaunchSpec.__post_init__(self)
-        for key in ("parallelism", "tasks"):
-            require(getattr(self, key) >= 1, f"hydra.launcher.{key}={getattr(self, key)} must be at least 1")
-
-    @property
-    def world(self) -> int:
-        return self.tasks
+        require(
+            re.fullmatch(r"[\w.:-]+", self.host) is not None and (self.nodes == 1 or self.host != "localhost"),
+            f"hydra.launcher.host={self.host} is not a name of the first of hydra.launcher.nodes={self.nodes}: give "
+            "the name or address by which all hosts reach it",
+        )

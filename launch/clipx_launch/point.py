@@ -10,7 +10,7 @@ srun.log      messages of srun, which name the tasks that were killed
 requeues      newest checkpoint at each requeue of the job, a line each; `none` without one
 retries       reason of each retry of the job, a line each
 cancel        exists if `clipx-sweep cancel` has signalled the job, which then is not requeued
-logs/         output of each rank, or of each node's torchrun: <job>_<task>.<rank>.log
+logs/         output of each rank: <job>_<task>.<rank>.log
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from clipx.config.grammar import hydra_override
 from clipx.errors import ConfigError, require
 
 _LAUNCHERS = {"sbatch": "clipx_slurm", "torchrun": "clipx_torchrun"}
+_PRINTER = "hydra_plugins.clipx_plugins.SlurmScriptPrinter"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,12 +63,11 @@ def hydra_arguments(words: Sequence[str]) -> list[str]:
     for word in launcher_words:
         key, equals, value = word.partition("=")
         require(bool(equals), f"{word} is not KEY=VALUE: put overrides of `clipx.train` after --")
-        require(key != "submit", f"{word} is not an option here: submit the printed script, or launch with -m")
         if key == "launcher":
             launcher = value
         else:
             keys.append(f"+hydra.launcher.{word[1:]}" if word.startswith("+") else f"hydra.launcher.{word}")
-    printing = ["hydra.launcher.submit=false"] if kind == "sbatch" else []
+    printing = [f"hydra.launcher._target_={_PRINTER}"] if kind == "sbatch" else []
     return ["-m", *overrides, *_folder(overrides), f"hydra/launcher={launcher}", *keys, *printing]
 
 

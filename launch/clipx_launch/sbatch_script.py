@@ -11,7 +11,7 @@ from typing import Any
 from clipx.errors import Exit
 from clipx_launch import snapshot
 from clipx_launch.files import launch_dir
-from clipx_launch.slurm_spec import LaunchStyle, SlurmSpec
+from clipx_launch.slurm_spec import SlurmSpec
 
 _SCRIPT = """\
 # Each point's folder holds its configuration, logs and result in .launch.
@@ -29,13 +29,14 @@ max_requeue={max_requeue} max_retry={max_retry} max_stalled={max_stalled} stoppe
 restart="${{SLURM_RESTART_COUNT:-0}}"
 rm -f "$files"/{{requeue,result.json,lost.json,srun.log}}
 (( restart )) || rm -f "$files"/{{requeues,retries,cancel}}
-code=0 ended=0 started="$(date +%Y-%m-%d_%H:%M:%S)"
+code=0 ended=0
 trap 'ended=1' TERM # SLURM ends the job: this script continues until the run has saved
 
 if [[ ! -e "$files/cancel" ]]; then
 (
 trap : TERM
-{command} 2>&1 | (trap '' TERM; exec tee "$files/srun.log" >&2)
+srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
+  {python} -u -m {module} --requeue "$point" 2>&1 | (trap '' TERM; exec tee "$files/srun.log" >&2)
 exit "${{PIPESTATUS[0]}}"
 ) &
 run=$!
@@ -49,17 +50,6 @@ fi
 """
 _JOB_END = Path(__file__).with_name("job_end.sh")
 _MAX_STALLED = 3  # requeues in a row without a newer checkpoint
-
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2"
-_TORCHRUN = """\
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --wait=60 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
-  bash -c 'exec "$@" --node-rank="$SLURM_NODEID" -m {module} --requeue "$0"' "$point" \\
-  {python} -u -m torch.distributed.run --nnodes={nodes} --nproc-per-node={tasks} \\
-  --master-addr="$head" --master-port=$((15000 + SLURM_JOB_ID % 15000)) --signals-to-handle={signals}"""
-_SRUN = """\
-srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
-  {python} -u -m {module} --requeue "$point\""""
 
 
 def sbatch_script(
@@ -78,20 +68,14 @@ def sbatch_script(
 def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> str:
     """Returns the part of the script after the directives."""
     variables = {name: value for name, value in code.items() if name != "PYTHONPATH"}
-    command = (_TORCHRUN if spec.style is LaunchStyle.torchrun else _SRUN).format(
-        python=spec.python or shlex.quote(sys.executable),
-        srun="".join(f"{shlex.quote(option)} " for option in spec.srun),
-        module=snapshot.MODULE,
-        nodes=spec.nodes,
-        tasks=spec.tasks_per_node,
-        signals=SIGNALS,
-    )
     script = _SCRIPT.format(
         points="\n".join(shlex.quote(str(folder)) for folder in points),
         setup="\n".join(spec.setup),
-        environment=exports({"PYTHONUNBUFFERED": "1", **variables, **spec.variables}),
+        environment=exports({"PYTHONUNBUFFERED": "1", **variables, **spec.environment}),
         code=shlex.quote(code["PYTHONPATH"]),
-        command=command,
+        python=spec.python or shlex.quote(sys.executable),
+        srun="".join(f"{shlex.quote(option)} " for option in spec.srun),
+        module=snapshot.MODULE,
         max_requeue=spec.max_requeue,
         max_retry=spec.max_retry,
         max_stalled=_MAX_STALLED,
@@ -102,7 +86,6 @@ def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> s
 
 def _directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) -> dict[str, Any]:
     """Returns the #SBATCH directives, by the names of sbatch's options."""
-    torchrun = spec.style is LaunchStyle.torchrun
     values = {
         "array": f"0-{points - 1}%{min(points, spec.parallelism or points)}" if points > 1 else None,
         "dependency": f"afterany:{after}" if after else None,
@@ -112,8 +95,8 @@ def _directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) ->
         "qos": spec.qos,
         "constraint": spec.constraint,
         "nodes": spec.nodes,
-        "ntasks-per-node": 1 if torchrun else spec.tasks_per_node,
-        "cpus-per-task": spec.cpus_per_task * (spec.tasks_per_node if torchrun else 1),
+        "ntasks-per-node": spec.tasks_per_node,
+        "cpus-per-task": spec.cpus_per_task,
         "gpus-per-node": spec.gpus_per_node or None,
         "mem": None if spec.mem_gb is None else f"{spec.mem_gb * 1024:.0f}M",
         "time": spec.minutes,

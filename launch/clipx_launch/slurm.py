@@ -41,7 +41,7 @@ def launch(
     """Submits the points, and with `wait` waits for them. Raises ClipxError before anything is submitted."""
     spec: SlurmSpec = checked(config.hydra.launcher, "hydra.launcher.")
     sweeper = str(config.hydra.sweeper._target_).rpartition(".")[2]
-    for key, needed in {"wait": True, "submit": True, "dry_run": False}.items():
+    for key, needed in {"wait": True, "dry_run": False}.items():
         require(
             getattr(spec, key) is needed or sweeper == "BasicSweeper",
             f"hydra.launcher.{key}={str(not needed).lower()} returns no results, which {sweeper} needs: set "
@@ -54,11 +54,8 @@ def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
     """Submits the points of a composed sweep. See `launch`."""
     sweep.check(spec, tuple if spec.dry_run else cluster.queued_jobs)
     if spec.dry_run:
-        code = snapshot.environment(None) | ({"PYTHONPATH": "<a copy of the code>"} if spec.snapshot else {})
+        code = snapshot.environment(None) | {"PYTHONPATH": "<a copy of the code>"}
         print(sbatch_script(spec, sweep.folder, _folders(sweep.pending), code), end="")
-        return sweep.job_returns(ended=False)
-    if not spec.submit:
-        _print_script(sweep, spec)
         return sweep.job_returns(ended=False)
     cluster.check_site(spec)
     if sweep.pending:
@@ -78,18 +75,31 @@ def _create_folders(sweep: Sweep, spec: SlurmSpec) -> dict[str, str]:
     """Creates the folders of the sweep and of its points. Returns the environment variables that locate the code."""
     files = launch_dir(sweep.folder)
     ensure_folder(files / "logs", f"the sweep's folder {files}", "set hydra.sweep.dir to")
-    code = snapshot.environment(files / "code" if spec.snapshot else None)
+    code = snapshot.environment(files / "code")
     sweep.create_points()
     return code
 
 
-def _print_script(sweep: Sweep, spec: SlurmSpec) -> None:
-    """Prints the script of all points. Does not query SLURM: this machine may have none."""
+def print_script(
+    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+) -> list[JobReturn]:
+    """Creates the folders of the points and prints their script, for `clipx-sweep script`.
+
+    Queries SLURM only about jobs of an earlier launch: this machine may have none.
+    """
+    spec = checked(config.hydra.launcher, "hydra.launcher.")
+    require(
+        isinstance(spec, SlurmSpec),
+        f"launcher={config.hydra.runtime.choices['hydra/launcher']} has no script for sbatch: give a launcher that "
+        "inherits from clipx_slurm",
+    )
+    sweep = Sweep.compose(context, config, overrides, watcher)
+    sweep.check(spec, cluster.queued_jobs)
     require(bool(sweep.pending), f"all points of {sweep.folder} are finished or in the queue: nothing to submit")
     require(
         len(sweep.pending) <= cluster.DEFAULT_ARRAY_SIZE,
-        f"{len(sweep.pending)} points are more than the {cluster.DEFAULT_ARRAY_SIZE} of a job array: launch them "
-        "without submit=false, or fewer at a time",
+        f"{len(sweep.pending)} points are more than the {cluster.DEFAULT_ARRAY_SIZE} of a job array: launch them by "
+        "hydra/launcher=clipx_slurm, or fewer at a time",
     )
     text = sbatch_script(spec, sweep.folder, _folders(sweep.pending), _create_folders(sweep, spec))
     written = launch_dir(sweep.folder) / "script.sh"
@@ -97,6 +107,7 @@ def _print_script(sweep: Sweep, spec: SlurmSpec) -> None:
     _link_script(written, sweep.pending)
     sweep.save(spec)
     print(text, end="")
+    return sweep.job_returns(ended=False)
 
 
 def _link_script(written: Path, points: list[Planned]) -> None:

@@ -86,8 +86,8 @@ class Sweep:
         require(
             rank_or_none() is None,
             "-m on each of several ranks would start the sweep several times: start it once, without torchrun, and the "
-            "launcher starts the ranks of a point (hydra.launcher.tasks); or add hydra/launcher=basic, which trains "
-            "each point on these ranks",
+            "launcher starts the ranks of a point (hydra.launcher.tasks_per_node); or add hydra/launcher=basic, which "
+            "trains each point on these ranks",
         )
         numbered = {index: list(typed) for index, typed in overrides.items()}
         sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered, watcher=watcher)

@@ -13,9 +13,9 @@ from hydra.types import HydraContext
 from clipx.config import plugins
 from clipx.config.compose import checked
 from clipx.errors import require
-from clipx_launch.sbatch_script import SIGNALS, exports
+from clipx_launch.options import TorchrunSpec
+from clipx_launch.sbatch_script import exports
 from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
-from clipx_launch.torchrun_spec import TorchrunSpec
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,7 +28,7 @@ set -eu
 cd {folder}
 exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the number of this host, from 0}}" \\
   --nproc-per-node={tasks} --master-addr={host} --master-port={port} \\
-  --signals-to-handle={signals} \\
+  --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 \\
   -m clipx.train {words}
 """
 
@@ -61,9 +61,8 @@ def script(spec: TorchrunSpec, planned: Planned) -> str:
         host=spec.host,
         port=spec.port,
         tasks=spec.tasks_per_node,
-        environment=exports({"PYTHONUNBUFFERED": "1", **spec.variables}),
+        environment=exports({"PYTHONUNBUFFERED": "1", **spec.environment}),
         folder=shlex.quote(str(Path.cwd())),
         python=spec.python or shlex.quote(sys.executable),
-        signals=SIGNALS,
         words=" ".join(map(shlex.quote, [*folders, *typed, *added_words])),
     )

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class ClipxLauncher(Launcher):
     """Base class of the launchers. It ignores its arguments: the module reads and checks its options in the config."""
 
-    _module = ""  # module of clipx_launch with the function `launch`
+    _module = ""  # module of clipx_launch
+    _function = "launch"  # of the module
 
     def __init__(self, **_: Any) -> None: ...
 
@@ -52,9 +53,9 @@ class ClipxLauncher(Launcher):
         self, overrides: Mapping[int, Sequence[str]], watcher: Watcher | None = None
     ) -> Sequence[JobReturn]:
         """Launches points by number. `watcher` reads their state until they have ended."""
-        module = importlib.import_module(f"clipx_launch.{self._module}")
+        function = getattr(importlib.import_module(f"clipx_launch.{self._module}"), self._function)
         try:
-            returned: Sequence[JobReturn] = module.launch(self._context, self._config, overrides, watcher)
+            returned: Sequence[JobReturn] = function(self._context, self._config, overrides, watcher)
         finally:
             self._remove_unused()
         return returned
@@ -80,6 +81,12 @@ class SlurmLauncher(ClipxLauncher):
     """Launcher of `hydra/launcher=clipx_slurm`."""
 
     _module = "slurm"
+
+
+class SlurmScriptPrinter(SlurmLauncher):
+    """Launcher of `clipx-sweep script`."""
+
+    _function = "print_script"
 
 
 class LocalLauncher(ClipxLauncher):

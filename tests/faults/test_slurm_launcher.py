@@ -23,7 +23,6 @@ from helpers.slurm_jobs import (
     rows,
     slurm_tasks,
     wait_for_job,
-    wait_for_signal,
     wait_for_steps,
 )
 from helpers.sweeps import make_sweep, run_named, states
@@ -73,19 +72,6 @@ def test_two_nodes_of_two_tasks_match_a_single_process(tmp_path: Path) -> None:
     assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert "on 4 x cpu" in logs(tmp_path / "four")
     assert len(list((tmp_path / "four/.launch/logs").glob(f"{job}.[0-3].log"))) == 4
-
-
-def test_torchrun_on_each_node_matches_a_single_process_and_forwards_signals(tmp_path: Path) -> None:
-    options = (*SLURM, *FOUR, "hydra.launcher.style=torchrun", *LONG, *VIT, *held(tmp_path))
-    job = job_of(launch(*options, f"run_dir={tmp_path}/four", f"hydra.sweep.dir={tmp_path}/s").stdout)
-    wait_for_steps(tmp_path / "four")
-    output_of("scancel", "--signal=USR1", job)
-    wait_for_signal(tmp_path / "four")
-    release(tmp_path)
-    Trainer(small(tmp_path / "one", *LONG, *VIT)).fit()
-    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "four")
-    assert launch_json(tmp_path / "four", "point")["requeues"] == 1
-    assert losses(tmp_path / "four") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
 
 def test_a_stopped_run_saves_and_resumes_by_the_same_command(

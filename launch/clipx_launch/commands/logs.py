@@ -39,7 +39,7 @@ def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follo
 
 
 def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
-    """Returns the logs of the point's last start: of each rank (with torchrun of each node) or of one, and SLURM's log.
+    """Returns the logs of the point's last start: of each rank or of one, and SLURM's log.
 
     Raises ConfigError if there are logs, but none of that rank.
     """

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from clipx.config.registry import discover_installed, load_folder, spec_class
-from clipx.config.saved import from_dict
+from clipx.config.registry import discover_installed, load_folder
+from clipx.config.saved import option_from_dict
 from clipx.errors import ClipxError
 from clipx_launch.commands.cancel import count_states
 from clipx_launch.commands.run import RESUMABLE, Run
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.files import SEARCH, Launch, SearchFile, launch_dir, read_file
-from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.options import LocalSpec
 from clipx_launch.slurm_spec import SlurmSpec
 from clipx_launch.sweep import Sweep
 
@@ -52,7 +52,6 @@ def _by_launch(runs: Sequence[Run]) -> list[tuple[Launch, list[Run]]]:
 
 
 def _start(folder: Path, launch: Launch, runs: Sequence[Run]) -> None:
-    settings = launch.settings
     for path in (launch.cwd, *launch.plugins):
         if not Path(path).is_dir():
             raise ClipxError(f"{path}, which the sweep was launched with, does not exist: restore it")
@@ -61,16 +60,15 @@ def _start(folder: Path, launch: Launch, runs: Sequence[Run]) -> None:
         load_folder(Path(path))
     with contextlib.chdir(launch.cwd):
         sweep = Sweep.from_points(folder, [run.point for run in runs if run.point is not None])
-        if settings.get("kind") == "slurm":
+        spec = option_from_dict("launcher", launch.settings)
+        if isinstance(spec, SlurmSpec):
             from clipx_launch import slurm
 
-            slurm.start(sweep, replace(from_dict(SlurmSpec, settings), wait=False))
-            return
-        if settings.get("kind") != "local":
-            spec_class("launcher", settings.get("kind"))  # the error for one that is not registered
-            from_dict(LaunchSpec, settings).launch(sweep)
-            return
-        from clipx_launch import local
+            slurm.start(sweep, replace(spec, wait=False))
+        elif isinstance(spec, LocalSpec):
+            from clipx_launch import local
 
-        for returned in local.start(sweep, from_dict(LocalSpec, settings)):
-            _ = returned.return_value  # raises the error of a failed point
+            for returned in local.start(sweep, spec):
+                _ = returned.return_value  # raises the error of a failed point
+        else:
+            spec.launch(sweep)

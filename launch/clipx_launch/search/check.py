@@ -45,7 +45,7 @@ def is_whole(cfg: DictConfig, key: str) -> bool:
 def metric_of(spec: OptunaSpec, run: RunSpec) -> str:
     """Returns the metric to optimize. Raises ConfigError if the runs do not give it, or too late to prune by it."""
     head = run.objective.has_head
-    metric = _first_headline(run) if spec.metric is None else spec.metric
+    metric = spec.metric or _first_headline(run)
     if metric != LOSS:
         metric = full_name(metric)
         check_metric("hydra.sweeper.metric", metric, run.evaluator, head)
@@ -53,10 +53,9 @@ def metric_of(spec: OptunaSpec, run: RunSpec) -> str:
     if spec.pruner is not Pruner.none and metric != LOSS:
         most = evaluations_before_end(metric, run.evaluator, run.whole, Length(0, run.data.batch_size))
     require(
-        most is None or most > spec.warmup,
-        f"hydra.sweeper.pruner={spec.pruner} needs evaluations before the end of a run, and {metric} has {most} in "
-        f"duration={run.duration}, of which hydra.sweeper.warmup={spec.warmup} are skipped: evaluate more often by "
-        "evaluator.NAME.every, or use pruner=none",
+        most != 0,
+        f"hydra.sweeper.pruner={spec.pruner} needs evaluations before the end of a run, and {metric} has none in "
+        f"duration={run.duration}: evaluate more often by evaluator.NAME.every, or use pruner=none",
     )
     return metric
 
@@ -75,7 +74,7 @@ def direction_of(metric: str) -> Direction:
     return Direction.minimize if metric.endswith(("loss", "median_rank")) else Direction.maximize
 
 
-def jobs_of(spec: OptunaSpec, config: DictConfig) -> int:
+def jobs_of(config: DictConfig) -> int:
     """Returns the number of trials of a batch. Raises ConfigError for a launcher that cannot run them."""
     launcher = config.hydra.runtime.choices.get("hydra/launcher")
     target = str(config.hydra.launcher._target_).rpartition(".")[2]
@@ -84,9 +83,10 @@ def jobs_of(spec: OptunaSpec, config: DictConfig) -> int:
         f"hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher={launcher}: use "
         "hydra/launcher=clipx_local or clipx_slurm",
     )
-    jobs = spec.jobs or config.hydra.launcher.parallelism
+    jobs = config.hydra.launcher.parallelism
     require(
         jobs is not None,
-        "hydra.sweeper.jobs has no value, and hydra.launcher.parallelism sets no limit: give one of them",
+        "hydra/sweeper=clipx_optuna needs the number of trials that are launched together: give "
+        "hydra.launcher.parallelism",
     )
     return int(jobs)

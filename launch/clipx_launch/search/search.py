@@ -38,7 +38,7 @@ from clipx_launch.files import SEARCH, SearchFile, launch_dir, write_json
 from clipx_launch.search.check import direction_of, is_whole, jobs_of, metric_of
 from clipx_launch.search.space import Space, combinations, distribution, example, parse, suggest
 from clipx_launch.search.spec import OptunaSpec, Pruner, Sampler
-from clipx_launch.search.study import open_study, study_file
+from clipx_launch.search.study import check_arguments, open_study, study_file
 from hydra_plugins import clipx_plugins
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def search(context: HydraContext, config: DictConfig, task: TaskFunction, words:
     space = {override.get_key_element(): distribution(override, lambda key: is_whole(cfg, key)) for override in swept}
     metric = metric_of(spec, run)
     direction = spec.direction or direction_of(metric)
-    jobs = jobs_of(spec, config)
+    jobs = jobs_of(config)
+    check_arguments(spec)
     trials = spec.trials or (len(combinations(space)) if spec.sampler is Sampler.grid else _DEFAULT_TRIALS)
     launcher = Plugins.instance().instantiate_launcher(config=config, hydra_context=context, task_function=task)
     assert isinstance(launcher, clipx_plugins.ClipxLauncher)  # Hydra executes an imported plug-in again: a new class
@@ -69,7 +70,7 @@ def search(context: HydraContext, config: DictConfig, task: TaskFunction, words:
         study = open_study(folder, spec, space, fixed, metric, direction)
         _save_command(folder)
         _Search(launcher, study, spec, space, fixed, metric).run(trials, jobs)
-        _print_best(study, metric, study_file(folder, spec.storage))
+        _print_best(study, metric, study_file(folder))
 
 
 @contextlib.contextmanager
@@ -182,7 +183,7 @@ class _Search:
         for step, value in enumerate((row[self._metric] for row in rows[judged:]), start=judged + 1):
             if step > known:
                 trial.report(value, step)
-            candidate = prune and number not in self._marked and step > self._spec.warmup
+            candidate = prune and number not in self._marked
             if candidate and (math.isnan(value) or trial.should_prune()):
                 self._mark(planned, step, value)
         return rows

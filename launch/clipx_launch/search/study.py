@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +12,28 @@ import optuna
 from optuna.distributions import distribution_to_json
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
 
 from clipx.errors import ConfigError, require
 from clipx_launch.search.space import Space, combinations
-from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
+from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler
 
 _NAME = "clipx"
 _REASON = 300  # characters of another library's error
 _FACTS = "clipx"  # attribute of the study
 
 
-def study_file(folder: Path, storage: Storage) -> Path:
-    """Returns the file of the study of a sweep."""
-    return folder / {Storage.journal: "study.journal", Storage.sqlite: "study.db"}[storage]
+def study_file(folder: Path) -> Path:
+    """Returns the file of the study of a sweep, a log that is only appended to: safe on network file systems."""
+    return folder / "study.journal"
+
+
+def check_arguments(spec: OptunaSpec) -> None:
+    """Raises ConfigError for arguments that the sampler or the pruner does not accept."""
+    _sampler(spec, trials=0)
+    _pruner(spec)
 
 
 def open_study(
@@ -42,12 +50,6 @@ def open_study(
         direction: direction of the search.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    other = next((kind for kind in Storage if kind is not spec.storage and study_file(folder, kind).exists()), None)
-    require(
-        other is None,
-        f"{folder} has a study with hydra.sweeper.storage={other}: continue it with that storage, or set "
-        "hydra.sweep.dir to another folder",
-    )
     facts = {
         "metric": metric,
         "direction": str(direction),
@@ -55,31 +57,24 @@ def open_study(
         "space": {key: distribution_to_json(found) for key, found in space.items()},
     }
     wanted = StudyDirection.MAXIMIZE if direction is Direction.maximize else StudyDirection.MINIMIZE
-    file = study_file(folder, spec.storage)
+    file = study_file(folder)
     try:
-        storage = _storage(file, spec.storage)
+        storage = JournalStorage(JournalFileBackend(str(file)))
         study = optuna.create_study(
             study_name=_NAME, storage=storage, direction=_known_direction(storage) or wanted, load_if_exists=True
         )
         before = study.user_attrs.get(_FACTS)
-    except Exception as error:  # of Optuna, SQLAlchemy or a parser, for a file that is damaged or of another kind
+    except Exception as error:  # of Optuna or a parser, for a file that is damaged or of another kind
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON]
         raise ConfigError(f"{file} cannot be read as a study ({reason}): restore it, or delete it") from error
     _check_same(folder, before if isinstance(before, dict) else None, facts)
     study.set_user_attr(_FACTS, facts)
-    # The same seed would repeat the first proposals when a study is continued.
-    study.sampler = _sampler(spec, spec.seed + len(study.trials))
+    study.sampler = _sampler(spec, len(study.trials))
     study.pruner = _pruner(spec)
     if spec.sampler is Sampler.grid and not study.trials:
         for values in combinations(space):
             study.enqueue_trial(values)
     return study
-
-
-def _storage(path: Path, kind: Storage) -> BaseStorage:
-    if kind is Storage.sqlite:
-        return RDBStorage(f"sqlite:///{path}")
-    return JournalStorage(JournalFileBackend(str(path)))
 
 
 def _known_direction(storage: BaseStorage) -> StudyDirection | None:
@@ -111,29 +106,43 @@ def _difference(before: Any, now: Any) -> str:
     return f"{', '.join(sorted(one - other)) or 'nothing'} -> {', '.join(sorted(other - one)) or 'nothing'}"
 
 
-def _sampler(spec: OptunaSpec, seed: int) -> BaseSampler:
-    if spec.sampler is Sampler.tpe:  # constant_liar: trials of a batch do not all propose the same
-        return optuna.samplers.TPESampler(n_startup_trials=spec.startup_trials, seed=seed, constant_liar=True)
-    if spec.sampler is Sampler.cmaes:
-        return optuna.samplers.CmaEsSampler(
-            n_startup_trials=spec.startup_trials, seed=seed, warn_independent_sampling=False
-        )
-    return optuna.samplers.RandomSampler(seed=seed)  # sampler=grid has no values left to draw
+@contextmanager
+def _errors_of(key: str, arguments: dict[str, Any]) -> Iterator[None]:
+    """Converts the errors of Optuna for arguments to a ConfigError."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:_REASON].rstrip(".")
+        raise ConfigError(f"hydra.sweeper.{key}={arguments} is refused by Optuna ({reason}): correct it") from error
+
+
+def _sampler(spec: OptunaSpec, trials: int) -> BaseSampler:
+    """Returns the sampler of a study with `trials`: the same seed would repeat the first proposals."""
+    with _errors_of("sampler_args", spec.sampler_args):
+        given = {**spec.sampler_args, "seed": spec.sampler_args.get("seed", 0) + trials}
+        if spec.sampler is Sampler.tpe:  # constant_liar: trials of a batch do not all propose the same
+            return optuna.samplers.TPESampler(**{"constant_liar": True, **given})
+        if spec.sampler is Sampler.cmaes:
+            own = {"n_startup_trials": 10, "warn_independent_sampling": False}
+            return optuna.samplers.CmaEsSampler(**{**own, **given})
+        return optuna.samplers.RandomSampler(**given)  # sampler=grid has no values left to draw
 
 
 def _pruner(spec: OptunaSpec) -> BasePruner:
-    median = optuna.pruners.MedianPruner(n_startup_trials=spec.pruner_startup_trials)
-    match spec.pruner:
-        case Pruner.median:
-            return median
-        case Pruner.patient:
-            with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
-                return optuna.pruners.PatientPruner(median, patience=spec.patience)
-        case Pruner.asha:
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=spec.warmup + 1, reduction_factor=spec.reduction)
-        case Pruner.hyperband:
-            return optuna.pruners.HyperbandPruner(min_resource=spec.warmup + 1, reduction_factor=spec.reduction)
-        case Pruner.threshold:
-            return optuna.pruners.ThresholdPruner(lower=spec.lower, upper=spec.upper)
-        case Pruner.none:
-            return optuna.pruners.NopPruner()
+    given = dict(spec.pruner_args)
+    with _errors_of("pruner_args", spec.pruner_args):
+        match spec.pruner:
+            case Pruner.median:
+                return optuna.pruners.MedianPruner(**given)
+            case Pruner.patient:
+                patience = given.pop("patience", 1)
+                with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
+                    return optuna.pruners.PatientPruner(optuna.pruners.MedianPruner(**given), patience)
+            case Pruner.asha:
+                return optuna.pruners.SuccessiveHalvingPruner(**{"min_resource": 1, "reduction_factor": 3, **given})
+            case Pruner.hyperband:
+                return optuna.pruners.HyperbandPruner(**given)
+            case Pruner.threshold:
+                return optuna.pruners.ThresholdPruner(**given)
+            case Pruner.none:
+                return optuna.pruners.NopPruner()

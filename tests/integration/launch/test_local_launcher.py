@@ -23,7 +23,7 @@ LONG = (*SMALL, *VIT, "duration=20st", "checkpoint.every=end")
 @pytest.mark.slow
 def test_parallel_points_get_separate_devices_and_fail_independently(tmp_path: Path) -> None:
     sweep = tmp_path / "s, 1"
-    two = ("hydra.launcher.tasks=2", "hydra.launcher.parallelism=2", f"hydra.sweep.dir='{sweep}'")
+    two = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.parallelism=2", f"hydra.sweep.dir='{sweep}'")
     options = ("--config-dir", str(PLUGIN), *LOCAL, *QUICK, *VIT, *two, "objective=faulty")
     done = launch(*options, "objective.rank=null,1", check=False, CUDA_VISIBLE_DEVICES="4,5,6,7")
     assert done.returncode == 1

@@ -20,13 +20,12 @@ from helpers.sweeps import states
 from helpers.waiting import wait_until
 
 from clipx_launch.__main__ import main
-from clipx_launch.search.spec import Storage
 from clipx_launch.search.study import study_file
 
 GOOD, BAD = "0.01", "1e-12"
 STEPS = 12
 SPACE = f"optimizer.lr={GOOD},{BAD}"
-PRUNED = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1", "hydra.sweeper.warmup=4")
+PRUNED = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_args={n_startup_trials:1,n_warmup_steps:5}")
 
 
 def command(sweep: Path) -> tuple[str, ...]:
@@ -42,9 +41,7 @@ def command(sweep: Path) -> tuple[str, ...]:
 
 
 def trials(sweep: Path) -> list[optuna.trial.FrozenTrial]:
-    storage = optuna.storages.JournalStorage(
-        optuna.storages.journal.JournalFileBackend(str(study_file(sweep, Storage.journal)))
-    )
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(study_file(sweep))))
     return optuna.load_study(study_name="clipx", storage=storage).trials
 
 

@@ -21,16 +21,6 @@ from clipx_launch.slurm_spec import SlurmSpec
 
 KILLED = "srun: error: n2: task 1: Killed"
 EXITED = "srun: error: n1: task 0: Exited with exit code 1"
-TORCHRUN = """
-Root Cause (first observed failure):
-[0]:
-  time      : 2999-11-22_15:04:31
-  host      : host.domain
-  rank      : 3 (local_rank: 1)
-  exitcode  : -9 (pid: 4321)  (SIGKILL)
-  error_file: <N/A>
-  traceback : Signal 9 (SIGKILL) received by PID 4321
-"""
 LOST = Result("failed", 1, error="rank 1 (host n2, pid 5) sent no heartbeat for 4 s, since step 3: it was killed")
 # scontrol logs its arguments. `scontrol show job` prints $JOB.
 COMMANDS = {
@@ -152,7 +142,6 @@ def test_a_requeued_point_resumes_and_a_run_without_checkpoints_requests_no_requ
         (lambda job: f"{job.fail('lost', LOST)}; echo '{EXITED}' >&2; exit 1", LOST.error),
         (lambda job: f"{job.fail('result', Result('failed', 70, error='no progress'))}; echo '{KILLED}' >&2; exit 137", "no progress"),
         (lambda job: f"{job.fail('result', Result('failed', 1, error='a bug'))}; {job.fail('lost', LOST)}; exit 1", "a bug"),
-        (lambda job: f"echo '{TORCHRUN}' >> \"$files/logs/7.0.log\"; echo '{EXITED}' >&2; exit 1", "rank 3: Signal 9 (SIGKILL) received by PID 4321"),
     ],
 )  # fmt: skip
 def test_a_failed_job_has_the_reason_in_its_result(job: Job, srun: Callable[[Job], str], error: str) -> None:

@@ -62,7 +62,7 @@ def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
 def test_invalid_points_are_listed_in_a_table_and_no_point_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = (*LOCAL, *QUICK, f"hydra.sweep.dir={tmp_path}/s", "hydra.launcher.tasks=2")
+    options = (*LOCAL, *QUICK, f"hydra.sweep.dir={tmp_path}/s", "hydra.launcher.tasks_per_node=2")
     assert refused(monkeypatch, capsys, *options, "seed=0,-1,one", "data.batch_size=32,33").splitlines() == [
         "error: 5 of 6 points cannot run, nothing was started:",
         "  point 1  data.batch_size=32 seed=-1   seed=-1 must be in [0, 2^63): give 0 or more",

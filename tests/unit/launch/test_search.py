@@ -17,8 +17,8 @@ from clipx.errors import ClipxError, ConfigError
 from clipx_launch.point import Result
 from clipx_launch.search.search import _Search, require_progress
 from clipx_launch.search.space import distribution, example, parse, suggest
-from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler, Storage
-from clipx_launch.search.study import open_study, study_file
+from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler
+from clipx_launch.search.study import check_arguments, open_study, study_file
 from hydra_plugins.clipx_plugins import ClipxLauncher
 
 METRIC = "eval/zeroshot/top1"
@@ -54,17 +54,15 @@ def opened(folder: Path, spec: OptunaSpec, *fixed: str, space: Any = LR, metric:
 @pytest.mark.parametrize(
     "content", [b"\0\xff", b"[1]\n", b'{"op_code": 99}\n', b"{}\n" * 3, b"SQLite format 3\0" + b"\1" * 5000]
 )
-@pytest.mark.parametrize("storage", list(Storage))
-def test_a_damaged_study_is_an_error_of_one_line(tmp_path: Path, storage: Storage, content: bytes) -> None:
-    study_file(tmp_path, storage).write_bytes(content)
-    with pytest.raises(ConfigError, match=r"study\.\w+ cannot be read as a study \(") as found:
-        opened(tmp_path, OptunaSpec(storage=storage))
+def test_a_damaged_study_is_an_error_of_one_line(tmp_path: Path, content: bytes) -> None:
+    study_file(tmp_path).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"study\.journal cannot be read as a study \(") as found:
+        opened(tmp_path, OptunaSpec())
     assert "\n" not in str(found.value)
 
 
-@pytest.mark.parametrize("storage", list(Storage))
-def test_a_study_continues_with_other_proposals(tmp_path: Path, storage: Storage) -> None:
-    spec = OptunaSpec(storage=storage, sampler=Sampler.random)
+def test_a_study_continues_with_other_proposals(tmp_path: Path) -> None:
+    spec = OptunaSpec(sampler=Sampler.random)
     first = opened(tmp_path, spec).ask()
     proposed = suggest(first, cast("Any", LR))
     again = opened(tmp_path, spec)
@@ -73,9 +71,22 @@ def test_a_study_continues_with_other_proposals(tmp_path: Path, storage: Storage
     # The values of an unfinished trial do not change, and the seed does not repeat the first proposal.
     assert suggest(optuna.trial.Trial(again, known._trial_id), cast("Any", LR)) == proposed
     assert suggest(again.ask(), cast("Any", LR)) != proposed
-    other = OptunaSpec(storage=next(kind for kind in Storage if kind is not storage))
-    with pytest.raises(ConfigError, match=f"has a study with hydra.sweeper.storage={storage}: continue it with that"):
-        opened(tmp_path, other)
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        (OptunaSpec(sampler_args={"seeds": 1}), r"sampler_args=\{'seeds': 1\} is refused by Optuna \(TPESampler.* 'seeds'\)"),
+        (OptunaSpec(sampler=Sampler.random, sampler_args={"seed": -1}), r"sampler_args=.* \(Seed must be between 0 and "),
+        (OptunaSpec(pruner=Pruner.threshold), r"pruner_args=\{\} is refused by Optuna \(Either lower or upper must be"),
+        (OptunaSpec(pruner=Pruner.patient, pruner_args={"patience": -1}), r"pruner_args=.* is refused by Optuna \(patience "),
+        (OptunaSpec(pruner=Pruner.asha, pruner_args={"reduction_factor": 1}), r"pruner_args=.* `reduction_factor >= 2`\)"),
+    ],
+)  # fmt: skip
+def test_optuna_checks_the_arguments_of_the_sampler_and_the_pruner(spec: OptunaSpec, says: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^hydra\.sweeper\.{says}") as found:
+        check_arguments(spec)
+    assert "\n" not in str(found.value)
 
 
 # ------------------------------------------------------------------------------------------------------- pruning
@@ -118,11 +129,15 @@ class Recorded:
 @pytest.mark.parametrize(
     ("spec", "values", "pruned_at"),
     [
-        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=3), [0.1, 0.25, 0.3], 1),
-        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=3, warmup=2), [0.1, 0.1, 0.1], 3),
-        (OptunaSpec(pruner=Pruner.patient, pruner_startup_trials=3, patience=1), [0.1, 0.05, 0.05], 3),
-        (OptunaSpec(pruner=Pruner.threshold, lower=0.15), [0.2, 0.1, 0.1], 2),
-        (OptunaSpec(pruner=Pruner.median, pruner_startup_trials=3), [math.nan, 0.3, 0.3], 1),
+        (OptunaSpec(pruner=Pruner.median, pruner_args={"n_startup_trials": 3}), [0.1, 0.25, 0.3], 1),
+        (
+            OptunaSpec(pruner=Pruner.median, pruner_args={"n_startup_trials": 3, "n_warmup_steps": 3}),
+            [0.1, 0.1, 0.1],
+            3,
+        ),
+        (OptunaSpec(pruner=Pruner.patient, pruner_args={"n_startup_trials": 3, "patience": 1}), [0.1, 0.05, 0.05], 3),
+        (OptunaSpec(pruner=Pruner.threshold, pruner_args={"lower": 0.15}), [0.2, 0.1, 0.1], 2),
+        (OptunaSpec(pruner=Pruner.median, pruner_args={"n_startup_trials": 3}), [math.nan, 0.3, 0.3], 1),
     ],
     ids=lambda value: str(getattr(value, "pruner", value)),
 )
@@ -151,7 +166,7 @@ def test_a_repeated_search_judges_the_last_value_of_the_search_before_it(tmp_pat
     recorded.log(0, 0.2, 0.3)
     recorded.log(1, 0.2, 0.1)
     assert recorded.poll() == []
-    recorded.start(OptunaSpec(pruner=Pruner.threshold, lower=0.15))
+    recorded.start(OptunaSpec(pruner=Pruner.threshold, pruner_args={"lower": 0.15}))
     assert recorded.poll() == [1]
     assert (tmp_path / "1/prune").read_text() == f"{METRIC} = 10.00% at evaluation 2, by pruner=threshold\n"
     assert [trial.intermediate_values for trial in recorded.study.trials] == [{1: 0.2, 2: 0.3}, {1: 0.2, 2: 0.1}]
@@ -160,7 +175,7 @@ def test_a_repeated_search_judges_the_last_value_of_the_search_before_it(tmp_pat
 def test_results_are_recorded_and_stopped_trials_stay_unfinished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recorded = Recorded(tmp_path, OptunaSpec(pruner=Pruner.threshold, lower=0.15), 5)
+    recorded = Recorded(tmp_path, OptunaSpec(pruner=Pruner.threshold, pruner_args={"lower": 0.15}), 5)
     for number in range(3):
         recorded.log(number, 0.1 * (number + 1))
     assert recorded.poll() == [0]
