@@ -34,7 +34,6 @@ class RankConfig:
     device: str  # cpu, cuda
     threads: int
     folder: str
-    stand_in: bool = False
 
     @property
     def first_failure(self) -> Path:
@@ -42,20 +41,14 @@ class RankConfig:
         return Path(self.folder) / "first_failure"
 
     def join(self) -> Comm:
-        """Sets the threads and the device of the process, and initialises its process group. Collective.
-
-        A stand-in is one rank of a group without the others: its collectives return immediately, with its own tensors
-        in place of those of other ranks. Time and memory are those of one rank, without waiting and the network.
-        """
+        """Sets the threads and the device of the process, and initialises its process group. Collective."""
         torch.set_num_threads(self.threads)
         # torch warns at every call that the gather functions of open_clip and clipx are deprecated.
         warnings.filterwarnings("ignore", r"`?torch\.distributed\.", FutureWarning)
         device = torch.device("cpu") if self.device == "cpu" else torch.device("cuda", self.rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        if self.stand_in and self.ranks > 1:
-            dist.init_process_group("fake", rank=self.rank, world_size=self.ranks)
-        elif self.ranks > 1:
+        if self.ranks > 1:
             dist.init_process_group(
                 "nccl" if device.type == "cuda" else "gloo",
                 init_method=(Path(self.folder) / "rendezvous").as_uri(),

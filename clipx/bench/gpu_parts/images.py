@@ -1,15 +1,14 @@
-"""Checkpoints from the device, and JPEGs to pixels by the device's decoder and by loader processes."""
+"""JPEGs to pixels by the device's decoder and by loader processes."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from clipx.bench import pipelines, saving, shards
-from clipx.bench.gpu_parts.report import Report, Sizes, milliseconds
+from clipx.bench import pipelines, shards
+from clipx.bench.gpu_parts.process import Report, Sizes, milliseconds
 from clipx.bench.measure import synchronize
 from clipx.data.batch import Batch
 from clipx.distributed.comm import Comm
@@ -17,18 +16,7 @@ from clipx.errors import DataError
 from clipx.extra.gpu_decode.decoder import decode_jpegs
 
 
-def save(sizes: Sizes, report: Report) -> None:
-    """Measures how long training pauses for a checkpoint of 1.8 GB, and until it is on disk."""
-    comm = Comm(0, 1, 0, sizes.place)
-    timings = saving.race(comm, str(sizes.folder / "race"), sizes.pick(150_000_000, 10_000), 2, sizes.seed)
-    for name, found in timings.items():
-        report.number(f"checkpoint {name} pause, first", found[0].stall, "s")
-        for key, value in asdict(found[-1]).items():
-            unit = "" if key == "slowdown" else "s"
-            report.number(f"checkpoint {name} {'pause' if key == 'stall' else key}", value, unit)
-
-
-def images(sizes: Sizes, report: Report) -> None:
+def run(sizes: Sizes, report: Report) -> None:
     """Measures nvJPEG, clipx's loader processes and data.decode=gpu on photographs of 256 and 512 pixels."""
     pipelines.fork_workers()
     workers, batch, count = sizes.pick((14, 256, 60), (1, 4, 2))
