@@ -1,20 +1,22 @@
-"""Losses that are compared: clipx's objectives and open_clip's losses, each as a forward from given features."""
+"""Losses that are compared, clipx's objectives and open_clip's losses, each as a forward from given features; their
+times in turns, and the peak memory of one."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clipx.bench.measure import BACKWARD, Collectives
+from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.objective.base import ModelFacts, StepInputs
@@ -22,37 +24,29 @@ from clipx.trainer.spec import compose
 
 AUTOCAST = "_bf16"  # suffix of the losses under autocast
 SAMPLES = 2_723_840  # samples of CC3M, the size of per-sample state
+_WARM_UP = 256  # samples: enough to load the kernels, few enough to leave little memory behind
 
 
 @dataclass(slots=True)
 class Contestant:
-    """Loss of b local samples of the global batch. `forward` returns a 0-dim tensor; `done` is called after its
-    backward.
-
-    The gradients of the global loss are those of `forward` divided by `share`: open_clip relies on data parallelism to
-    average, so that the gradients of each rank are `world` times its part.
-    """
+    """Loss of a batch. `forward` returns a 0-dim tensor; `done` is called after its backward."""
 
     forward: Callable[[Tensor, Tensor], Tensor]
     parameters: list[nn.Parameter]
-    share: int = 1
     done: Callable[[], None] = field(default=lambda: None)
 
-    def step(self, image_bD: Tensor, text_bD: Tensor, counter: Collectives | None = None) -> Tensor:
+    def step(self, image_bD: Tensor, text_bD: Tensor) -> Tensor:
         """Runs forward and backward. Returns the detached loss."""
         for x in (image_bD, text_bD, *self.parameters):
             x.grad = None
         loss = self.forward(image_bD, text_bD)
-        if counter is not None:
-            counter.part = BACKWARD
         loss.backward()
         self.done()
         return loss.detach()
 
 
-def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Sequence[str] = ()) -> Contestant:
-    """Builds an objective of clipx with the overrides of a run, or a loss of open_clip (see `open_clip`). `batch` is b,
-    `dim` D.
+def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
+    """Builds an objective of clipx, or a loss of open_clip (see `open_clip`). `batch` is b, `dim` D.
 
     A loss of open_clip with the suffix `_bf16` runs under bfloat16 autocast, as open_clip's trainer runs it with
     precision=amp_bf16.
@@ -61,21 +55,18 @@ def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides
         return _autocast(open_clip(name.removesuffix(AUTOCAST), comm), comm.device.type)
     if name.startswith("open_clip"):
         return open_clip(name, comm)
-    return _clipx(name, comm, batch, dim, seed, overrides)
+    return _clipx(name, comm, batch, dim, seed)
 
 
-def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Sequence[str]) -> Contestant:
-    total = batch * comm.world
-    samples = max(SAMPLES, 10 * total)
-    spec = compose(f"objective={name}", *overrides)
-    objective = spec.objective.build(comm, Length(epoch=samples, batch=total, total=10 * samples))
+def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
+    samples = max(SAMPLES, 10 * batch)
+    spec = compose(f"objective={name}")
+    objective = spec.objective.build(comm, Length(epoch=samples, batch=batch, total=10 * samples))
     objective.prepare(None, ModelFacts(dim))
     objective.to(comm.device)
     spec.compile.compile_objective(objective)
     random = torch.Generator().manual_seed(seed)
-    index_b = torch.randperm(samples, generator=random)[comm.rank * batch :][
-        :batch
-    ]  # on the host, as a loader returns it
+    index_b = torch.randperm(samples, generator=random)[:batch]  # on the host, as a loader returns it
     seen = 0
 
     def forward(image_bD: Tensor, text_bD: Tensor) -> Tensor:
@@ -85,7 +76,7 @@ def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Se
 
     def done() -> None:
         nonlocal seen
-        seen += total
+        seen += batch
         objective.after_step(seen)
 
     return Contestant(forward, list(objective.parameters()), done=done)
@@ -99,10 +90,10 @@ def open_clip(name: str, comm: Comm) -> Contestant:
     if name == "open_clip_siglip":
         scale, bias = _parameter(math.log(10), comm), _parameter(-10.0, comm)
         siglip = losses.SigLipLoss(**ranks)
-        return Contestant(lambda x_bD, y_bD: siglip(x_bD, y_bD, scale.exp(), bias), [scale, bias], comm.world)
+        return Contestant(lambda x_bD, y_bD: siglip(x_bD, y_bD, scale.exp(), bias), [scale, bias])
     scale = _parameter(-math.log(0.07), comm)
     loss = losses.ClipLoss(local_loss=name == "open_clip", gather_with_grad=name != "open_clip_plain", **ranks)
-    return Contestant(lambda x_bD, y_bD: loss(x_bD, y_bD, scale.exp()), [scale], comm.world)
+    return Contestant(lambda x_bD, y_bD: loss(x_bD, y_bD, scale.exp()), [scale])
 
 
 def _autocast(exact: Contestant, device_type: str) -> Contestant:
@@ -135,3 +126,47 @@ def features(comm: Comm, batch: int, dim: int, seed: int) -> tuple[Tensor, Tenso
     random = torch.Generator().manual_seed(seed * 1000 + comm.rank)
     image_bD, text_bD = (F.normalize(torch.randn(batch, dim, generator=random), dim=1) for _ in range(2))
     return image_bD.to(comm.device).requires_grad_(), text_bD.to(comm.device).requires_grad_()
+
+
+class Lap(NamedTuple):
+    """Measurements of a loss."""
+
+    times: list[float]  # seconds in each round
+    loss: float
+    gradient_error: float | None  # relative error of the features' gradients against those of the reference loss
+
+
+def race(
+    comm: Comm, size: tuple[int, int], names: Sequence[str], references: Mapping[str, str], rounds: int, seed: int
+) -> dict[str, Lap]:
+    """Measures the losses `names` in turns. `size` is (b, D); `references` has the loss that must have the same
+    gradients, by name."""
+    batch, dim = size
+    racers = {name: contestant(name, comm, batch, dim, seed) for name in names}
+    image_bD, text_bD = features(comm, batch, dim, seed)
+    losses, gradients = {}, {}
+    for name, racer in racers.items():  # also the warm-up: the first step of a size is slower
+        losses[name] = racer.step(image_bD, text_bD).item()
+        assert image_bD.grad is not None
+        assert text_bD.grad is not None
+        gradients[name] = torch.stack([image_bD.grad, text_bD.grad])
+    errors = {name: _relative(gradients[name], gradients[reference]) for name, reference in references.items()}
+    del gradients
+    steps = {name: lambda racer=racer: racer.step(image_bD, text_bD) for name, racer in racers.items()}
+    times = interleaved(steps, rounds, comm)
+    return {name: Lap(times[name], losses[name], errors.get(name)) for name in names}
+
+
+def memory(comm: Comm, size: tuple[int, int], name: str, seed: int) -> int:
+    """Returns the peak bytes of a step of one loss without its features. `size` is (b, D)."""
+    batch, dim = size
+    return_freed_memory()
+    small = min(batch, _WARM_UP)
+    contestant(name, comm, small, dim, seed).step(*features(comm, small, dim, seed))
+    loss = contestant(name, comm, batch, dim, seed)
+    image_bD, text_bD = features(comm, batch, dim, seed)
+    return peak_memory(lambda: loss.step(image_bD, text_bD), comm.device)
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())

@@ -54,7 +54,7 @@ class CheckpointBenchSpec(BenchSpec):
         folder = Path(self.run_dir) / "checkpoints"
         timings: dict[str, list[SaveTiming]] = Processes(device, self.threads).run(
             saving.race, str(folder), self.parameters, self.repeats, self.seed
-        )[0]
+        )
         counted = {name: found[1:] for name, found in timings.items()}
         stalls = {name: [timing.stall for timing in found] for name, found in counted.items()}
         typical = {

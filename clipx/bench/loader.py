@@ -92,7 +92,7 @@ class LoaderSpec(BenchSpec):
         for i in range(self.repeats):
             log(f"{side} pixels: round {i + 1} of {self.repeats}")
             for name, contestant in pipelines.CONTESTANTS.items():
-                rates[name].append(processes.run(contestant, *load)[0])
+                rates[name].append(processes.run(contestant, *load))
         return rates
 
     def _of_a_run(self, location: str, log: Callable[[str], None]) -> Findings:
@@ -106,9 +106,9 @@ class LoaderSpec(BenchSpec):
         rows, phases = _logged(run.folder, location)
         processes = Processes("cpu", self.threads)
         log(f"the loader of {location}: {spec.data.loader_processes()} workers, without training")
-        rate = processes.run(rate_of_run, run_dir, self.batches)[0]
+        rate = processes.run(rate_of_run, run_dir, self.batches)
         log("parts of loading a sample")
-        us = processes.run(microseconds_of_run, run_dir, min(512, spec.data.batch_size))[0]
+        us = processes.run(microseconds_of_run, run_dir, min(512, spec.data.batch_size))
         facts = _facts(spec, rows, rate, us)
         said = verdict(facts, phases)
         log(said)

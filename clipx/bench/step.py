@@ -142,10 +142,10 @@ class StepSpec(BenchSpec):
                 shards.write(Path(folder), self.samples, self.side, self.seed)
                 timed = dataclasses.replace(course, folder=folder)
             log(f"steps of {self.batch} samples on {device}: {', '.join([*course.runs, *course.rivals])}")
-            rows, times = processes.run(laps.race, timed)[0]
+            rows, times = processes.run(laps.race, timed)
         for row in rows:
             log(f"memory: {row.name}")
-            row.peak_mib = round(processes.run(laps.memory, course, row.name)[0] / 2**20, 1)
+            row.peak_mib = round(processes.run(laps.memory, course, row.name) / 2**20, 1)
         return self._findings(device, course, rows, times)
 
     def _findings(self, device: str, course: Course, rows: Sequence[Row], times: dict[str, list[float]]) -> Findings:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.cases import slow_except
-from helpers.forks import fork_measuring_processes
+from helpers.collectives import BACKWARD, FORWARD, Call, Collectives
 from helpers.loading import batch_of
 from helpers.objective_cases import spec
 from helpers.runs import compose
+from helpers.savers import run_in_processes
 from helpers.steps import take_step
 from helpers.texts import captions
 
 from clipx.bench.baselines import features, open_clip
-from clipx.bench.measure import BACKWARD, FORWARD, Call, Collectives
-from clipx.bench.processes import Processes
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.extra.plan.traffic import CollectiveCounts, StepShape, ddp_traffic, objective_traffic
@@ -48,7 +48,9 @@ def record(comm: Comm, run: RunSpec, objectives: Mapping[str, ObjectiveSpec]) ->
     found = {name: of_step(comm, replace(run, objective=objective)) for name, objective in objectives.items()}
     for name in OPEN_CLIP:
         with Collectives() as seen:
-            open_clip(name, comm).step(*features(comm, SHARE, WIDTH, 0), seen)
+            loss = open_clip(name, comm).forward(*features(comm, SHARE, WIDTH, 0))
+            seen.part = BACKWARD
+            loss.backward()
         found[name] = seen.calls
     return found
 
@@ -95,13 +97,10 @@ def sizes(counts: CollectiveCounts) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("ranks", slow_except([2, 4], 2))
-def test_steps_exchange_some_numbers_per_sample_and_no_gradients_of_embeddings(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fork_measuring_processes(monkeypatch)
+def test_steps_exchange_some_numbers_per_sample_and_no_gradients_of_embeddings(ranks: int, tmp_path: Path) -> None:
     run = compose("model=tiny", *NARROW, "precision=fp32", f"data.batch_size={ranks * SHARE}")
     objectives = {name: spec(name) for name in OBJECTIVES}
-    for found in Processes("cpu", 1).run(record, run, objectives, ranks=ranks):
+    for found in run_in_processes(ranks, tmp_path, record, run, objectives):
         check_objectives(found, run, objectives, ranks)
         check_open_clip(found, ranks)
 

@@ -39,7 +39,7 @@ def test_the_first_save_is_not_counted(tmp_path: Path, monkeypatch: pytest.Monke
     stalls = {"clipx": [9.0, 1.0, 3.0, 2.0], "copy": [8.0, 2.0, 2.0, 2.0]}
     stalls |= {"torch_save": [7.0, 4.0, 4.0, 8.0], "dcp_async": [6.0, 1.0, 6.0, 4.0]}
     timings = {name: [SaveTiming(stall, 2 * stall, 1.0) for stall in found] for name, found in stalls.items()}
-    monkeypatch.setattr(Processes, "run", lambda *_: [timings])
+    monkeypatch.setattr(Processes, "run", lambda *_: timings)
     found = CheckpointBenchSpec(device="cpu", run_dir=str(tmp_path), repeats=3).run(lambda text: None).figures
     assert found["stall_seconds"] == {"clipx": 2.0, "copy": 2.0, "torch_save": 4.0, "dcp_async": 4.0}
     assert found["first_stall_seconds"] == {"clipx": 9.0, "copy": 8.0, "torch_save": 7.0, "dcp_async": 6.0}

@@ -1,4 +1,4 @@
-"""`python -m clipx.bench gpu`: its parts with tiny sizes on the CPU, their order and limits, and its verdicts."""
+"""`python -m clipx.bench gpu`: its parts with tiny sizes on the CPU, and their results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clipx.bench.gpu_parts.process import Record
 from clipx.extra.plan.measured import Measurements
 
 BENCH = (sys.executable, "-m", "clipx.bench", "gpu")
-MAIN = ("vit_b32", "kernels", "resume", "loss", "run")  # parts with code that others do not have
+MAIN = ("vit_b32", "images")
 
 
 def record(folder: Path, name: str) -> Record:
@@ -30,14 +30,10 @@ def test_a_dry_run_measures_every_number_of_its_parts(tmp_path: Path) -> None:
     logs = {name: (folder / "parts" / f"{name}.log").read_text()[-2000:] for name in MAIN}
     assert {name: one.status for name, one in records.items()} == dict.fromkeys(MAIN, "done"), logs
     entries = [entry for one in records.values() for entry in one.entries]
-    assert not [entry for entry in entries if "error" in entry]
+    assert [entry["name"] for entry in entries if "error" in entry] == ["nvjpeg 32"]  # needs a GPU
     numbers = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
-    assert numbers["B/32 again: tensors that differ"] == numbers["B/32 resumed: tensors that differ"] == 0
-    for name in ("patches 16 product", "attention text varlen", "loss 16 of 64 infonce"):
-        assert numbers[name] >= 0
-    assert 0 <= numbers["run: data wait"] <= 1
+    assert numbers["step vit_b32 4 clipx / open_clip"] > 0 and numbers["loader 32, 1 processes"] > 0
     assert "dry run: the numbers mean nothing" in printed
-    assert "as expected" not in printed  # no verdict on a dry run
     results = json.loads((folder / "results.json").read_text())
     assert json.loads(printed.splitlines()[-1]) == results["figures"]
     assert (results["figures"]["device"], results["figures"]["missing"]) == ("cpu", [])

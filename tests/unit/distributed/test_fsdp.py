@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed.fsdp  # once, before the processes fork
+from helpers.collectives import Collectives
 from helpers.runs import VIT, compose
 from helpers.savers import run_in_processes
 from torch import Tensor, nn
 
-from clipx.bench.measure import Collectives
 from clipx.distributed.comm import Comm
 from clipx.distributed.ddp import DdpSpec
 from clipx.errors import ConfigError
