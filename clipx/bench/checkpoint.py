@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 
 if TYPE_CHECKING:
@@ -34,16 +35,12 @@ class CheckpointBenchSpec(BenchSpec):
     kind: str = "checkpoint"
     """Name of this benchmark in the registry."""
 
-    parameters: int = 150_000_000
-    """Number of parameters of the model. At least 1. The state has three times as many numbers. The default is
+    parameters: int = option(150_000_000, ge=1)
+    """Number of parameters of the model. The state has three times as many numbers. The default is
     ViT-B-32."""
 
-    repeats: int = 5
-    """Number of rounds, in each of which all implementations save in turns. At least 1. One warm-up round is added."""
-
-    def __post_init__(self) -> None:
-        BenchSpec.__post_init__(self)
-        self.check_counts("parameters", "repeats")
+    repeats: int = option(5, ge=1)
+    """Number of rounds, in each of which all implementations save in turns. One warm-up round is added."""
 
     def run(self, log: Callable[[str], None]) -> Findings:
         from clipx.bench import saving

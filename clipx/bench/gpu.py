@@ -21,7 +21,7 @@ _STEPS = "clipx.bench.gpu_parts.steps:run"
 
 
 @dataclass(frozen=True)
-class Part:
+class GpuPart:
     """Part of the benchmark: a function, in a process with a time limit."""
 
     function: str  # module:name
@@ -32,14 +32,14 @@ class Part:
 # In order of information: what does not fit into the time is left out. One part fits into a call of 9 minutes. The
 # first variant of clipx and of open_clip are measured first: their ratio is the third number of a part of steps.
 PARTS = {
-    "vit_b32": Part(
+    "vit_b32": GpuPart(
         _STEPS, 520, ("vit_b32", 2048, ("compiled", "bf16", "padded", "eager", "loss compiled"), ("compiled",))
     ),
-    "vit_l14": Part(_STEPS, 480, ("vit_l14", 384, ("compiled", "bf16", "float8", "selective"), ("compiled",))),
-    "vit_b32_small": Part(_STEPS, 300, ("vit_b32", 256, ("compiled", "eager"), ("compiled", "eager"))),
-    "vit_b16": Part(_STEPS, 300, ("vit_b16", 1024, ("compiled", "bf16"), ("compiled",))),
-    "images": Part("clipx.bench.gpu_parts.images:run", 180),
-    "vit_h14": Part(_STEPS, 400, ("vit_h14", 192, ("compiled", "bf16"), ("compiled",))),
+    "vit_l14": GpuPart(_STEPS, 480, ("vit_l14", 384, ("compiled", "bf16", "float8", "selective"), ("compiled",))),
+    "vit_b32_small": GpuPart(_STEPS, 300, ("vit_b32", 256, ("compiled", "eager"), ("compiled", "eager"))),
+    "vit_b16": GpuPart(_STEPS, 300, ("vit_b16", 1024, ("compiled", "bf16"), ("compiled",))),
+    "images": GpuPart("clipx.bench.gpu_parts.images:run", 180),
+    "vit_h14": GpuPart(_STEPS, 400, ("vit_h14", 192, ("compiled", "bf16"), ("compiled",))),
 }
 
 

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from clipx.bench import shards
 from clipx.bench.contenders import HOST_BATCHES, Contender, captions, clipx_in_memory, clipx_over_shards, low_precision
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
-from clipx.bench.phases import kernels, phases
+from clipx.bench.phases import idle, phases
 from clipx.bench.pipelines import fork_workers
 from clipx.bench.rival import Rival
 from clipx.distributed.comm import Comm
@@ -22,7 +22,7 @@ from clipx.trainer.spec import RunSpec, compose
 
 
 @dataclass(frozen=True)
-class Course:
+class StepRace:
     """Values that describe a measurement, pickled to the measuring process."""
 
     runs: Mapping[str, Sequence[str]]  # overrides of each run of clipx, by name
@@ -54,7 +54,7 @@ class Course:
 
 
 @dataclass
-class Row:
+class StepRow:
     """Measurements of one contender; `clipx.plan` reads them from results.json."""
 
     name: str
@@ -73,12 +73,11 @@ class Row:
     tflops_padded: float  # with texts of the whole context
     mfu_packed: float | None  # share of the peak; None if it is unknown
     mfu_padded: float | None
-    phases_ms: dict[str, float] = field(default_factory=dict)
-    kernels_ms: dict[str, float] = field(default_factory=dict)  # on CUDA, by kind
+    phases_ms: dict[str, float] = field(default_factory=dict)  # on CUDA with `idle`; of open_clip alone that
     peak_mib: float = 0.0
 
 
-def race(comm: Comm, course: Course) -> tuple[list[Row], dict[str, list[float]]]:
+def race(comm: Comm, course: StepRace) -> tuple[list[StepRow], dict[str, list[float]]]:
     """Measures all contenders in turns. Returns their rows, and the seconds of a step of each in each round."""
     if course.folder is not None:
         fork_workers()
@@ -100,7 +99,7 @@ def _turn(contender: Contender, steps: int) -> None:
         contender.lap(steps)
 
 
-def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequence[float], comm: Comm) -> Row:
+def row(course: StepRace, name: str, one: Contender, loss: float, seconds: Sequence[float], comm: Comm) -> StepRow:
     """Measures the phases of a contender and returns all of its numbers."""
     spec, took = one.spec, median(seconds)
     context, tokens = spec.model.text.context_length, mean_tokens(course, spec)
@@ -111,10 +110,9 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
     mfu_packed, mfu_padded = (None if peak is None else round(rate / peak, 4) for rate in rates)
     ours = one.learner is not None
     by_phase = phases(one, course.steps, comm.device)
-    by_kernel = kernels(one, course.steps, took) if comm.device.type == "cuda" else {}
-    if by_phase and by_kernel:
-        by_phase["idle"] = by_kernel["idle"]
-    return Row(
+    if comm.device.type == "cuda":
+        by_phase["idle"] = idle(one, course.steps, took)
+    return StepRow(
         name=name,
         implementation="clipx" if ours else "open_clip",
         model=spec.model.name,
@@ -132,11 +130,10 @@ def row(course: Course, name: str, one: Contender, loss: float, seconds: Sequenc
         mfu_packed=mfu_packed,
         mfu_padded=mfu_padded,
         phases_ms=by_phase,
-        kernels_ms=by_kernel,
     )
 
 
-def mean_tokens(course: Course, spec: RunSpec) -> float:
+def mean_tokens(course: StepRace, spec: RunSpec) -> float:
     """Returns the mean number of tokens of the texts, start and end included."""
     if course.folder is not None:
         return shards.mean_tokens(course.samples, spec.model.text.context_length, course.seed)
@@ -146,7 +143,7 @@ def mean_tokens(course: Course, spec: RunSpec) -> float:
     )
 
 
-def memory(comm: Comm, course: Course, name: str) -> int:
+def memory(comm: Comm, course: StepRace, name: str) -> int:
     """Returns the peak bytes of a step of one contender without weights, optimizer state and batch."""
     return_freed_memory()
     contender = course.builders(comm)[name]()

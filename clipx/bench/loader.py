@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.bench.findings import Findings, Table, ratio
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
 
@@ -30,31 +30,27 @@ class LoaderSpec(BenchSpec):
 
     of: str | None = None
     """Run, a directory or a URL, whose loader is measured instead, with a report whether the run waits for it and what
-    to change. Then only `run_dir`, `threads` and `batches` have an effect. null: measures synthetic photographs."""
+    to change. null: measures synthetic photographs."""
 
-    sides: list[int] = field(default_factory=lambda: [256, 512])
-    """Widths of the photographs in pixels. Each is at least 32. All are measured one after the other."""
+    sides: list[int] = option([256, 512], ge=32, when="not of")
+    """Widths of the photographs in pixels, which are measured one after the other."""
 
-    samples: int = 2048
+    samples: int = option(2048, when="not of")
     """Number of photographs of each width. At least two batches."""
 
-    batch: int = 128
-    """Number of samples in a batch. At least 1."""
+    batch: int = option(128, ge=1, when="not of")
+    """Number of samples in a batch."""
 
-    workers: int = 2
-    """Number of worker processes of each loader. At least 1."""
+    workers: int = option(2, ge=1, when="not of")
+    """Number of worker processes of each loader."""
 
-    batches: int = 20
-    """Number of batches that a round measures, after as many as a loader prefetches. At least 1."""
+    batches: int = option(20, ge=1)
+    """Number of batches that a round measures, after as many as a loader prefetches."""
 
-    repeats: int = 3
-    """Number of rounds, in each of which all loaders run in turns. At least 1."""
+    repeats: int = option(3, ge=1, when="not of")
+    """Number of rounds, in each of which all loaders run in turns."""
 
     def __post_init__(self) -> None:
-        BenchSpec.__post_init__(self)
-        require(bool(self.sides), "sides=[] is empty: give at least one, sides=[512]")
-        require(min(self.sides, default=32) >= 32, f"sides={self.sides} must contain numbers of at least 32")
-        self.check_counts("samples", "batch", "workers", "batches", "repeats")
         require(
             self.samples >= 2 * self.batch,
             f"samples={self.samples} must be at least {2 * self.batch}, two batches of batch={self.batch}",

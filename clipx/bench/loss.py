@@ -18,13 +18,12 @@ from clipx.trainer.spec import compose
 if TYPE_CHECKING:
     from clipx.bench.baselines import Lap
 
-LOCAL, PLAIN, SIGLIP = "open_clip", "open_clip_plain", "open_clip_siglip"
-LOCAL_BF16, SIGLIP_BF16 = f"{LOCAL}_bf16", f"{SIGLIP}_bf16"  # under autocast, as open_clip's trainer runs them on CUDA
+CLIP, SIGLIP = "open_clip", "open_clip_siglip"
+CLIP_BF16, SIGLIP_BF16 = f"{CLIP}_bf16", f"{SIGLIP}_bf16"  # under autocast, as open_clip's trainer runs them on CUDA
 LABELS = {
-    LOCAL: "open_clip ClipLoss, local_loss + gather_with_grad",
-    PLAIN: "open_clip ClipLoss, neither",
+    CLIP: "open_clip ClipLoss",
     SIGLIP: "open_clip SigLipLoss",
-    LOCAL_BF16: "open_clip ClipLoss, local_loss + gather_with_grad, amp_bf16",
+    CLIP_BF16: "open_clip ClipLoss, amp_bf16",
     SIGLIP_BF16: "open_clip SigLipLoss, amp_bf16",
 }
 _LOSS_TOLERANCE = 1e-5  # relative errors against float32
@@ -72,7 +71,7 @@ class LossSpec(BenchSpec):
         for name, row in rows.items():
             log(f"memory of {name}")
             row.memory = processes.run(baselines.memory, size, name, self.seed)
-        ratios = {name: _ratios(rows, name, reference) for name, reference in contest.reference.items()}
+        ratios = {name: _ratios(rows[name], rows[reference]) for name, reference in contest.reference.items()}
         figures = {
             "device": device,
             "batch": self.batch,
@@ -95,8 +94,8 @@ class LossSpec(BenchSpec):
             error = "" if row.gradient_error is None else f"{row.gradient_error:.1e}"
             losses.rows.append((row.label, f"{row.seconds:.4g}", f"{row.memory / _MIB:,.1f}", error))
         against = Table(f"clipx / open_clip, {size}", ("ratio", *ratios))
-        for key in dict.fromkeys(key for found in ratios.values() for key in found):
-            against.rows.append((key, *(f"{found[key]:.3f}" if key in found else "" for found in ratios.values())))
+        for key in ("time_ratio", "memory_ratio"):
+            against.rows.append((key, *(f"{found[key]:.3f}" for found in ratios.values())))
         return [losses, against]
 
 
@@ -113,19 +112,17 @@ class Contest:
         """Returns the losses to measure on `device`. On CUDA the ratios are against open_clip's losses in bfloat16, and
         those in float32 are measured as reference of the results."""
         losses = {name: compose(f"objective={name}").objective.open_clip_loss for name in objectives}
-        exact = {name: SIGLIP if loss == "SigLipLoss" else LOCAL for name, loss in losses.items()}
+        exact = {name: SIGLIP if loss == "SigLipLoss" else CLIP for name, loss in losses.items()}
         same = {name: exact[name] for name, loss in losses.items() if loss is not None}
         if device == "cuda":
-            fast = {LOCAL: LOCAL_BF16, SIGLIP: SIGLIP_BF16}
+            fast = {CLIP: CLIP_BF16, SIGLIP: SIGLIP_BF16}
             reference = {name: fast[loss] for name, loss in exact.items()}
             return cls([*losses, *dict.fromkeys([*reference.values(), *same.values()])], reference, same)
-        used = set(exact.values())
-        theirs = [name for name in (LOCAL, PLAIN, SIGLIP) if name in used or (name == PLAIN and LOCAL in used)]
-        return cls([*losses, *theirs], exact, same)
+        return cls([*losses, *dict.fromkeys(exact.values())], exact, same)
 
     def references(self) -> dict[str, str]:
         """Returns the loss whose gradients those of a loss are compared with, by name."""
-        theirs = {PLAIN: LOCAL, LOCAL_BF16: LOCAL, SIGLIP_BF16: SIGLIP}
+        theirs = {CLIP_BF16: CLIP, SIGLIP_BF16: SIGLIP}
         return self.same | {a: b for a, b in theirs.items() if a in self.names and b in self.names}
 
 
@@ -163,10 +160,8 @@ def _check(ours: LossRow, theirs: LossRow, device: str) -> None:
             )
 
 
-def _ratios(rows: dict[str, LossRow], name: str, reference: str) -> dict[str, float]:
-    found = {}
-    for prefix, other in {"": reference, "plain_": PLAIN}.items():
-        if prefix == "" or reference == LOCAL:
-            found[f"{prefix}memory_ratio"] = rounded(rows[name].memory / rows[other].memory)
-            found[f"{prefix}time_ratio"] = rounded(ratio(rows[name].times, rows[other].times))
-    return found
+def _ratios(ours: LossRow, theirs: LossRow) -> dict[str, float]:
+    return {
+        "memory_ratio": rounded(ours.memory / theirs.memory),
+        "time_ratio": rounded(ratio(ours.times, theirs.times)),
+    }

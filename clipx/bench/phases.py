@@ -1,12 +1,10 @@
-"""Time of a step of clipx by phase, and on CUDA by kind of kernel."""
+"""Time of a step of clipx by phase, and on CUDA without a kernel."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -16,17 +14,6 @@ from clipx.trainer.learner import Learner
 from clipx.trainer.profiler import union
 
 PHASES = ("data", "forward", "loss", "backward", "optimizer", "other")
-_KERNELS = {
-    "attention": r"flash|fmha|attn|attention|sdpa|dot_do_o|convert_dq",
-    "convolution": r"conv|wgrad|dgrad|implicit",
-    "product": r"gemm|nvjet|cutlass|xmma|cublas|splitKreduce|_scaled_mm|matmul",
-    "optimizer": r"multi_tensor|adam|foreach|lpnorm",
-    "norm": r"layer_?norm|GammaBeta|RowwiseMoments",
-    "index": r"index|scatter|gather|embedding|sort|Radix",
-    "triton": r"^triton",
-    "copy": r"Memcpy|Memset",
-    "pointwise": r"elementwise|vectorized|reduce|cat|copy|Cat",
-}
 
 
 class Timeline:
@@ -105,21 +92,15 @@ def phases(contender: Contender, steps: int, device: torch.device) -> dict[str, 
     return {phase: round(took / steps, 3) for phase, took in line.milliseconds().items()}
 
 
-def kernels(contender: Contender, steps: int, seconds: float) -> dict[str, float]:
-    """Returns the milliseconds of a step by kind of kernel, `idle` in which none runs, and the number of kernels.
+def idle(contender: Contender, steps: int, seconds: float) -> float:
+    """Returns the milliseconds of a step in which no kernel runs.
 
-    `seconds` is the time of a step without the profiler, which slows the host and not the kernels: `idle` is the part
-    of it that the kernels leave.
+    `seconds` is the time of a step without the profiler, which slows the host and not the kernels: the result is the
+    part of it that the kernels leave.
     """
     with contender.turn(), torch.profiler.profile() as profile:
         contender.lap(steps)
         torch.cuda.synchronize()
     events = [e for e in profile.events() or [] if e.device_type.name == "CUDA" and not e.is_user_annotation]
-    sums = Counter[str]()
-    for event in events:
-        kind = next((kind for kind, names in _KERNELS.items() if re.search(names, event.name)), "other")
-        sums[kind] += event.time_range.end - event.time_range.start
     busy = union([(e.time_range.start, e.time_range.end) for e in events])
-    idle = max(0.0, 1e3 * seconds - sum(end - start for start, end in busy) / 1e3 / steps)
-    found = {kind: round(took / 1e3 / steps, 3) for kind, took in sums.most_common()}
-    return {**found, "idle": round(idle, 3), "kernels": len(events) // steps}
+    return round(max(0.0, 1e3 * seconds - sum(end - start for start, end in busy) / 1e3 / steps), 3)

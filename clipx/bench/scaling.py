@@ -6,13 +6,14 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.spec import BenchError, BenchSpec
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.config.typed import last_of_each
 from clipx.distributed.launch_env import cores
@@ -33,6 +34,11 @@ class ScalingMode(StrEnum):
     """`batch` samples on all ranks together."""
 
 
+def _check_words(key: str, words: Sequence[str]) -> None:
+    for word in words:
+        require("=" in word, f"{key} contains {word}, which is not KEY=VALUE: write \"{key}=['a=b','c=d']\"")
+
+
 @register("bench")
 @frozen
 class ScalingSpec(BenchSpec):
@@ -44,51 +50,36 @@ class ScalingSpec(BenchSpec):
     mode: ScalingMode = ScalingMode.weak
     """Meaning of `batch`: `weak`, samples on each rank, or `strong`, samples on all ranks together."""
 
-    nodes: list[int] = field(default_factory=list)
-    """Numbers of nodes of SLURM jobs, which clipx_slurm starts. Each is at least 1. []: processes on this machine,
-    which clipx_local starts."""
+    nodes: list[int] = option([], ge=1)
+    """Numbers of nodes of SLURM jobs, which clipx_slurm starts. []: processes on this machine, which clipx_local
+    starts."""
 
-    tasks_per_node: int = 1
-    """Number of ranks on each of `nodes`. At least 1. Not without them."""
+    tasks_per_node: int = option(1, ge=1, when="nodes")
+    """Number of ranks on each of `nodes`."""
 
-    tasks: list[int] = field(default_factory=list)
-    """Numbers of ranks on this machine. Each is at least 1. []: 1 and 2. Not with `nodes`."""
+    tasks: list[int] = option([], ge=1, when="not nodes")
+    """Numbers of ranks on this machine. []: 1 and 2."""
 
-    batch: int = 64
-    """Number of samples in a step, on each rank or on all (`mode`). At least 1; with mode=strong divisible by all
-    numbers of ranks."""
+    batch: int = option(64, ge=1)
+    """Number of samples in a step, on each rank or on all (`mode`); with mode=strong divisible by all numbers of
+    ranks."""
 
     steps: int = 60
     """Number of steps of each run. At least twice `interval`."""
 
-    interval: int = 10
-    """Number of steps in a log interval. At least 1. Throughput is the median over the intervals except the first, the
-    warm-up."""
+    interval: int = option(10, ge=1)
+    """Number of steps in a log interval. Throughput is the median over the intervals except the first, the warm-up."""
 
-    train: list[str] = field(default_factory=list)
+    train: list[str] = option([], check=_check_words)
     """Further overrides of clipx.train: "train=['model=vit_b32','data=cc12m']". They take precedence."""
 
-    launch: list[str] = field(default_factory=list)
+    launch: list[str] = option([], check=_check_words)
     """Further options of hydra.launcher: "launch=['partition=gpu','time=1h']". They take precedence."""
 
     def __post_init__(self) -> None:
-        BenchSpec.__post_init__(self)
-        self.check_counts("tasks_per_node", "batch", "interval")
         require(
             self.steps >= 2 * self.interval,
             f"steps={self.steps} must be at least {2 * self.interval}, twice interval={self.interval}",
-        )
-        for key, sizes in (("nodes", self.nodes), ("tasks", self.tasks)):
-            require(min(sizes, default=1) >= 1, f"{key}={sizes} must contain numbers of at least 1")
-        for key in ("train", "launch"):
-            for word in getattr(self, key):
-                require("=" in word, f"{key} contains {word}, which is not KEY=VALUE: write \"{key}=['a=b','c=d']\"")
-        require(
-            not (self.nodes and self.tasks), f"tasks={self.tasks} has no effect with nodes={self.nodes}: remove one"
-        )
-        require(
-            bool(self.nodes) or self.tasks_per_node == 1,
-            f"tasks_per_node={self.tasks_per_node} has no effect without nodes: give nodes=[1,2], or remove it",
         )
         for ranks in self.ranks().values():
             require(
@@ -129,7 +120,7 @@ class ScalingSpec(BenchSpec):
 
     def words(self, size: int, ranks: int) -> list[str]:
         """Returns the arguments of `clipx.train` for one size. `train` and `launch` take precedence."""
-        launcher: dict[str, Any] = {"tasks": size}
+        launcher: dict[str, Any] = {"tasks_per_node": size}
         if self.nodes:
             launcher = {"nodes": size, "tasks_per_node": self.tasks_per_node, "wait": "true"}
             launcher |= {"gpus_per_node": 0} if self.device == "cpu" else {}

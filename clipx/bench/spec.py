@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from clipx.bench.findings import Findings
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen
 from clipx.errors import ClipxError, require
 
@@ -28,31 +29,17 @@ class BenchSpec:
     run_dir: str = MISSING
     """Folder in which results.json is written. It must not contain results.json yet."""
 
-    device: str = "auto"
-    """Device to measure on: auto, cpu or cuda. auto is cuda if a CUDA device is visible, else cpu."""
+    device: str = option("auto", choices=("auto", "cpu", "cuda"))
+    """Device to measure on. auto is cuda if a CUDA device is visible, else cpu."""
 
-    threads: int = 0
-    """Number of CPU threads that all concurrent processes share. 0 or more. 0: the number of available cores."""
+    threads: int = option(0, ge=0)
+    """Number of CPU threads that all concurrent processes share. 0: the number of available cores."""
 
-    seed: int = 0
-    """Seed of the random weights and inputs, at least 0."""
+    seed: int = option(0, ge=0)
+    """Seed of the random weights and inputs."""
 
     resumable: ClassVar[bool] = False
     """Declares that a second call with the same run_dir continues."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.device in ("auto", "cpu", "cuda"),
-            f"device={self.device} is not a device: choose from auto, cpu, cuda",
-        )
-        require(self.seed >= 0, f"seed={self.seed} is negative: give 0 or more")
-        require(self.threads >= 0, f"threads={self.threads} must be 0, for all cores, or more")
-
-    def check_counts(self, *keys: str) -> None:
-        """Raises ConfigError if the value of a key is below 1."""
-        for key in keys:
-            count = getattr(self, key)
-            require(count >= 1, f"{key}={count} must be at least 1")
 
     def device_type(self) -> str:
         """Returns cpu or cuda. Raises ConfigError if the device is not available."""

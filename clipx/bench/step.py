@@ -20,12 +20,13 @@ from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import one_line
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.trainer.spec import compose
 
 if TYPE_CHECKING:
-    from clipx.bench.laps import Course, Row
+    from clipx.bench.laps import StepRace, StepRow
 
 _MODEL = "model=vit_b32"  # the default
 _RIVALS = ("eager", "compiled")
@@ -40,15 +41,14 @@ class StepSpec(BenchSpec):
     kind: str = "step"
     """Name of this benchmark in the registry."""
 
-    batch: int = 32
-    """Number of samples in a step. At least 2."""
+    batch: int = option(32, ge=2, hint="one sample has no negatives")
+    """Number of samples in a step."""
 
-    repeats: int = 5
-    """Number of rounds, in each of which all take a turn. At least 1."""
+    repeats: int = option(5, ge=1)
+    """Number of rounds, in each of which all take a turn."""
 
-    steps: int = 4
-    """Number of steps in a turn, each on another batch. At least 1. As many steps before the first round are not
-    measured."""
+    steps: int = option(4, ge=1)
+    """Number of steps in a turn, each on another batch. As many steps before the first round are not measured."""
 
     open_clip: list[str] | None = None
     """Variants of open_clip's trainer that are measured as well: eager and compiled (torch.compile of its model). Both
@@ -59,27 +59,23 @@ class StepSpec(BenchSpec):
     """Reads the batches from synthetic photographs in shards, each implementation by its own loader with
     `data.workers` processes, which are stopped during the turns of the others. false: batches in memory."""
 
-    samples: int = 1024
-    """Number of photographs, at least one batch. Has an effect with loader=true only."""
+    samples: int = option(1024, when="loader")
+    """Number of photographs, at least one batch."""
 
-    side: int = 256
-    """Width of the photographs in pixels, at least 32. Has an effect with loader=true only."""
+    side: int = option(256, ge=32, when="loader")
+    """Width of the photographs in pixels."""
 
     overrides: list[str] = field(default_factory=list)
     """Overrides of clipx.train; a key with several values, key=a,b, gives a run for each value. Type them as plain
     arguments: `python -m clipx.bench step key=a,b`. The default model is vit_b32."""
 
     def __post_init__(self) -> None:
-        BenchSpec.__post_init__(self)
-        require(self.batch >= 2, f"batch={self.batch} must be at least 2: one sample has no negatives")
-        self.check_counts("repeats", "steps")
         for kind in self.open_clip or ():
             require(kind in _RIVALS, f"open_clip={kind} is not a variant: choose from {', '.join(_RIVALS)}")
         require(
             not self.loader or self.samples >= self.batch,
             f"samples={self.samples} must be at least batch={self.batch}",
         )
-        require(self.side >= 32, f"side={self.side} must be at least 32")
         for word in self.overrides:
             require(not word.startswith("data.batch_size="), f"{word} is set by this benchmark: give batch=…")
             require(
@@ -132,7 +128,7 @@ class StepSpec(BenchSpec):
 
         device = self.device_type()
         processes = Processes(device, self.threads)
-        course = laps.Course(
+        course = laps.StepRace(
             self.runs(), self.rivals(device), self.batch, self.steps, self.repeats, self.seed, samples=self.samples
         )
         with tempfile.TemporaryDirectory() as folder:
@@ -148,7 +144,9 @@ class StepSpec(BenchSpec):
             row.peak_mib = round(processes.run(laps.memory, course, row.name) / 2**20, 1)
         return self._findings(device, course, rows, times)
 
-    def _findings(self, device: str, course: Course, rows: Sequence[Row], times: dict[str, list[float]]) -> Findings:
+    def _findings(
+        self, device: str, course: StepRace, rows: Sequence[StepRow], times: dict[str, list[float]]
+    ) -> Findings:
         first = rows[0]
         ratios = {name: ratio(took, times[first.name]) for name, took in times.items()}
         rivals = [ratios[row.name] for row in rows if row.implementation == "open_clip"]
@@ -171,7 +169,7 @@ class StepSpec(BenchSpec):
             rates = (f"{row.tflops_packed:.4g}", f"{row.tflops_padded:.4g}", mfu)
             cells = (f"{row.samples_per_second:,.5g}", f"{row.seconds:.4g}", f"{ratios[row.name]:.3f}", *rates)
             table.rows.append((row.name, *cells, f"{row.peak_mib:,.0f}"))
-            if row.phases_ms:
+            if row.implementation == "clipx":
                 parts.rows.append((row.name, *(f"{row.phases_ms[phase]:.1f}" for phase in first.phases_ms)))
         figures = {
             "device": device,

@@ -19,7 +19,7 @@ from clipx.run import lock
 from clipx.run.process import process_stat
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
-from clipx_launch.commands.run import Run
+from clipx_launch.commands.run import RunFiles
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.options import LaunchSpec, LocalSpec
 from clipx_launch.point import Point, Result, config_hash
@@ -57,7 +57,7 @@ def states(folder: Path) -> dict[str, tuple[str, str]]:
     return {run.name: (run.state.value, run.reason) for run in sweep_runs(folder)}
 
 
-def run_named(folder: Path, name: str) -> Run:
+def run_named(folder: Path, name: str) -> RunFiles:
     (found,) = (run for run in sweep_runs(folder) if run.name == name)
     return found
 

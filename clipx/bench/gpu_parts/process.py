@@ -26,7 +26,7 @@ from clipx.processes import start_in_child
 from clipx.storage.local import open_own, write_text
 
 if TYPE_CHECKING:
-    from clipx.bench.gpu import Part
+    from clipx.bench.gpu import GpuPart
 
 _POLL_S = 0.2
 INTERRUPTED = "interrupted"
@@ -135,7 +135,7 @@ class Record:
 
 def measure(
     name: str,
-    part: Part,
+    part: GpuPart,
     folder: Path,
     device: str,
     seed: int,
@@ -190,7 +190,7 @@ def _show(name: str, report: Path, shown: int, log: Callable[[str], None]) -> in
     return len(found)
 
 
-def run_part(part: Part, sizes: Sizes, report: Path, log: Path) -> None:
+def run_part(part: GpuPart, sizes: Sizes, report: Path, log: Path) -> None:
     """Runs a part in this process, whose output goes to the file `log`."""
     start_in_child()
     os.setsid()

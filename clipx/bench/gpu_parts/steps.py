@@ -12,7 +12,7 @@ import torch
 
 from clipx.bench.contenders import Contender
 from clipx.bench.gpu_parts.process import Report, Sizes
-from clipx.bench.laps import Course, row
+from clipx.bench.laps import StepRace, row
 from clipx.compat import dynamo_counters
 from clipx.distributed.comm import Comm
 
@@ -57,7 +57,7 @@ def run(model: str, batch: int, variants: Sequence[str], rivals: Sequence[str], 
         words = {name: (f"model={model}", *_VARIANTS[name]) for name in variants}
         batch = batch_for_memory(model, batch, torch.cuda.mem_get_info()[0])
     steps, rounds = sizes.pick((8, 3), (1, 1))
-    course = Course(words, rivals, batch, steps, rounds, sizes.seed)
+    course = StepRace(words, rivals, batch, steps, rounds, sizes.seed)
     label = f"step {model} {batch}"
     # The first run with its rivals, then the others, of which one may need a package that is missing.
     builders = replace(course, runs=dict([*words.items()][:1])).builders(comm)
@@ -79,7 +79,7 @@ def run(model: str, batch: int, variants: Sequence[str], rivals: Sequence[str], 
                 _details(f"{label} {each['name']}", each, report)
 
 
-def _measured(course: Course, name: str, build: Callable[[], Contender], comm: Comm) -> dict[str, Any]:
+def _measured(course: StepRace, name: str, build: Callable[[], Contender], comm: Comm) -> dict[str, Any]:
     """Returns the row of a contender, with its memory and what was compiled."""
     cuda = comm.device.type == "cuda"
     begin = time.perf_counter()
@@ -113,8 +113,8 @@ def _details(label: str, row: Mapping[str, Any], report: Report) -> None:
     report.number(f"{label} peak", row["peak_mib"] / 2**10, "GiB")
     if row["mfu_packed"] is not None:
         report.number(f"{label} mfu", row["mfu_packed"], "of the peak")
-    if "idle" in row["kernels_ms"]:
-        report.number(f"{label} idle", 1e-3 * row["kernels_ms"]["idle"] / row["seconds"], "of the time")
+    if "idle" in row["phases_ms"]:
+        report.number(f"{label} idle", 1e-3 * row["phases_ms"]["idle"] / row["seconds"], "of the time")
     if row["implementation"] == "clipx":
         report.number(f"{label} graphs after the warm-up", row["graphs_later"], "")
         report.number(f"{label} allocation retries", row["allocation_retries"], "")

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from clipx.errors import ConfigError
-from clipx_launch.commands.run import MetricValue, Run, metric_of, value_of
+from clipx_launch.commands.run import MetricValue, RunFiles, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
 
 
@@ -40,13 +40,13 @@ def print_best(folder: Path, metric: str | None, lowest: bool, as_json: bool) ->
     print(json.dumps(found, indent=1) if as_json else _summary(found, run, number))
 
 
-def _checkpoint(run: Run, number: MetricValue) -> str | None:
+def _checkpoint(run: RunFiles, number: MetricValue) -> str | None:
     """Returns the checkpoint of the value's step, else the newest, else None."""
     of_step = [one for one in run.checkpoints if one.step == number.step]
     return next((str(one.folder) for one in of_step + run.checkpoints), None)
 
 
-def _summary(found: dict[str, object], run: Run, number: MetricValue) -> str:
+def _summary(found: dict[str, object], run: RunFiles, number: MetricValue) -> str:
     metric = str(found["metric"])
     typed = " ".join(f"{key}={value}" for key, value in run.varied.items())
     lines = {

@@ -14,7 +14,7 @@ from clipx.errors import ClipxError, Exit
 from clipx.run.lock import read_holder
 from clipx.storage.local import write_text
 from clipx_launch.cluster import SlurmError, queued_jobs, run_slurm
-from clipx_launch.commands.run import ENDED, Run, State
+from clipx_launch.commands.run import ENDED, RunFiles, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
 from clipx_launch.commands.state import is_running, launcher_of
 from clipx_launch.point import Result
@@ -36,13 +36,13 @@ def cancel(folder: Path, names: Sequence[str], wait_s: float) -> None:
     _cancel_processes([run for run in active if not run.job], all_of_them=not names)
 
 
-def count_states(runs: Sequence[Run]) -> str:
+def count_states(runs: Sequence[RunFiles]) -> str:
     """Returns the number of runs in each state, as text."""
     counts = {state: sum(run.state is state for run in runs) for state in State}
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
 
 
-def _cancel_jobs(runs: Sequence[Run], wait_s: float) -> None:
+def _cancel_jobs(runs: Sequence[RunFiles], wait_s: float) -> None:
     waiting = [run for run in runs if run.state in (State.waiting, State.requeued)]
     _end_jobs(waiting)
     for run in waiting:  # no process writes a result, and SLURM drops the job soon
@@ -66,13 +66,13 @@ def _cancel_jobs(runs: Sequence[Run], wait_s: float) -> None:
         print(f"cancelled point {run.name}, job {run.job}, which was {run.state}: {how}")
 
 
-def _end_jobs(runs: Sequence[Run]) -> None:
+def _end_jobs(runs: Sequence[RunFiles]) -> None:
     queued = queued_jobs() if runs else {}
     if jobs := [str(run.job) for run in runs if run.job in queued]:
         run_slurm("scancel", "--quiet", *jobs)  # --quiet: no error for a job that has just ended
 
 
-def _wait_for_saves(runs: Sequence[Run], wait_s: float) -> None:
+def _wait_for_saves(runs: Sequence[RunFiles], wait_s: float) -> None:
     """Sends SIGTERM to the processes of the jobs, and returns when they have saved. Their scripts do not requeue."""
     for run in runs:
         assert run.point is not None
@@ -91,7 +91,7 @@ def _wait_for_saves(runs: Sequence[Run], wait_s: float) -> None:
         remaining = [run for run in remaining if run.job in queued and run.point and run.point.result is None]
 
 
-def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:
+def _cancel_processes(runs: Sequence[RunFiles], all_of_them: bool) -> None:
     """Sends SIGTERM to the points. To cancel all, signals their launcher, which forwards it and starts no more."""
     remaining = list(runs)
     if all_of_them:
@@ -108,7 +108,7 @@ def _cancel_processes(runs: Sequence[Run], all_of_them: bool) -> None:
         raise ClipxError("; ".join(problems))
 
 
-def _cancel_process(run: Run) -> str | None:
+def _cancel_process(run: RunFiles) -> str | None:
     """Sends SIGTERM to a process of a point; its ranks agree on a step to stop at. Returns the reason if it cannot."""
     holder = read_holder(run.folder)
     if holder is not None and holder.alive:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clipx.errors import ConfigError
 from clipx.storage.local import open_own
-from clipx_launch.commands.run import ENDED, Run, State
+from clipx_launch.commands.run import ENDED, RunFiles, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
 from clipx_launch.commands.state import time_of
 from clipx_launch.files import launch_dir
@@ -38,7 +38,7 @@ def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follo
         _follow(folder, [run.name for run in chosen], rank, shown)
 
 
-def logs_of(run: Run, sweep: Path, rank: int | None) -> list[Path]:
+def logs_of(run: RunFiles, sweep: Path, rank: int | None) -> list[Path]:
     """Returns the logs of the point's last start: of each rank or of one, and SLURM's log.
 
     Raises ConfigError if there are logs, but none of that rank.
@@ -61,7 +61,7 @@ def _rank(path: Path) -> int:
     return int(number) if number.isdecimal() and len(number) < 10 else -1
 
 
-def _list(runs: Sequence[Run]) -> None:
+def _list(runs: Sequence[RunFiles]) -> None:
     print("no point has failed; name one of the points with logs:")
     for run in runs:
         logs = logs_of(run, run.folder, None)

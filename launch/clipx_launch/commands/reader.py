@@ -1,4 +1,4 @@
-"""Reads a folder of a run, perhaps of another user, into a `Run`: typed values, and a line for each damaged file."""
+"""Reads a folder of a run, perhaps of another user, into `RunFiles`: typed values, and a line for each damaged file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from clipx.errors import ClipxError
 from clipx.report.run_history import is_event, is_row
 from clipx.storage.jsonl import parse_line
 from clipx.storage.safe_json import read_regular
-from clipx_launch.commands.run import Checkpoint, Run
+from clipx_launch.commands.run import RunFiles, SavedStep
 from clipx_launch.files import Launch, read_file
 from clipx_launch.point import Point, Result
 
 _LARGEST = 1 << 28  # bytes of metrics.jsonl or events.jsonl
 
 
-def read_run(folder: Path, name: str, listed: Point | None, launch: Launch | None) -> Run:
+def read_run(folder: Path, name: str, listed: Point | None, launch: Launch | None) -> RunFiles:
     """Returns the run of a folder. What cannot be read is left out, and a line of `damaged` says so.
 
     `listed`: the point as the sweep lists it. It takes the place of a point.json that is missing or damaged.
@@ -40,7 +40,7 @@ def read_run(folder: Path, name: str, listed: Point | None, launch: Launch | Non
             damaged.append(str(error))
     rows = _objects(folder / "metrics.jsonl", is_row, damaged)
     events = _objects(folder / "events.jsonl", is_event, damaged)
-    return Run(folder, name, point, launch, rows, events, result, _checkpoints(folder), damaged)
+    return RunFiles(folder, name, point, launch, rows, events, result, _checkpoints(folder), damaged)
 
 
 def _objects(path: Path, is_sound: Callable[[Any], bool], damaged: list[str]) -> list[dict[str, Any]]:
@@ -73,13 +73,13 @@ def _is_text(line: bytes, values: dict[str, Any]) -> bool:
         return False
 
 
-def _checkpoints(folder: Path) -> list[Checkpoint]:
+def _checkpoints(folder: Path) -> list[SavedStep]:
     """Returns the complete checkpoints of a run, the newest first."""
     found = []
     for path in (folder / CHECKPOINTS).glob(f"step-*/{MANIFEST}"):
         try:
             if is_checkpoint(path.parent.name):
-                found.append(Checkpoint(path.parent, step_of(path.parent), path.parent.stat().st_mtime))
+                found.append(SavedStep(path.parent, step_of(path.parent), path.parent.stat().st_mtime))
         except OSError:  # being removed
             continue
     return sorted(found, key=lambda one: one.step, reverse=True)

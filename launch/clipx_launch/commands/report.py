@@ -17,7 +17,7 @@ from clipx.report.sweep import SweepReport
 from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
 from clipx.storage.local import write_text
 from clipx_launch.commands.best import lower_is_better
-from clipx_launch.commands.run import Run, State, metric_of
+from clipx_launch.commands.run import RunFiles, State, metric_of
 from clipx_launch.commands.runs import note, runs_in, sweep_runs, varied
 from clipx_launch.files import launch_dir, read_sweep
 
@@ -68,7 +68,7 @@ def _commands(folder: Path) -> list[str]:
     return known.commands if known else []
 
 
-def _points(folders: Sequence[Path]) -> list[Run]:
+def _points(folders: Sequence[Path]) -> list[RunFiles]:
     """Returns the points of all sweeps, in the order of the folders. Several folders name their points."""
     found = {run.folder: (folder, run) for folder in reversed(folders) for run in sweep_runs(folder)}
     ordered = sorted(found.values(), key=lambda item: folders.index(item[0]))  # stable: by number in each folder
@@ -81,7 +81,7 @@ def _points(folders: Sequence[Path]) -> list[Run]:
     return runs
 
 
-def _runs(folders: Sequence[Path]) -> list[Run]:
+def _runs(folders: Sequence[Path]) -> list[RunFiles]:
     """Returns runs outside a sweep. The keys of their configurations that differ take the place of overrides."""
     own = folders[0] / "report.html"
     require(len(folders) > 1, f"{folders[0]} is one run, whose report is {own}: give two or more runs, or a sweep")
@@ -124,7 +124,7 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
     return {f: name if names.count(name) == 1 else str(f) for f, name in zip(folders, names, strict=True)}
 
 
-def _plain(run: Run) -> SweepRun:
+def _plain(run: RunFiles) -> SweepRun:
     """Returns what the report reads of a run."""
     typed = run.point.overrides if run.point else []
     seeds = [text.partition("=")[2] for text in typed if text.lstrip("+").startswith(f"{SEED}=")]
@@ -149,7 +149,7 @@ def _plain(run: Run) -> SweepRun:
     )
 
 
-def _metric(runs: Sequence[Run], asked: str | None, lowest: bool) -> Metric:
+def _metric(runs: Sequence[RunFiles], asked: str | None, lowest: bool) -> Metric:
     """Returns the metric that `asked` names, several names separated by commas. Raises ConfigError.
 
     The default is the first headline metric; for a direction of retrieval the mean of both directions.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clipx.report.console import format_clock, is_headline, stdout_console, text_table
 from clipx.storage.local import write_atomically
-from clipx_launch.commands.run import Run, metric_of, value_of
+from clipx_launch.commands.run import RunFiles, metric_of, value_of
 from clipx_launch.commands.runs import sweep_runs
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def write(folder: Path, metric: str | None) -> None:
     print(f"written to {folder}: results.csv, results.parquet")
 
 
-def rows_of(runs: Sequence[Run]) -> list[dict[str, Cell]]:
+def rows_of(runs: Sequence[RunFiles]) -> list[dict[str, Cell]]:
     """Returns a row for each run: varied overrides, state, last value of each metric, best value of headline
     metrics."""
     typed = _columns([run.varied for run in runs])
@@ -79,7 +79,7 @@ def _parquet(path: str, rows: Sequence[dict[str, Cell]]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
 
 
-def _summary_table(runs: Sequence[Run], metric: str) -> Table:
+def _summary_table(runs: Sequence[RunFiles], metric: str) -> Table:
     keys = list({key: None for run in runs for key in run.varied})
     right = (metric.removeprefix("eval/"), "at step", "samples/s", "time")
     rows = []

@@ -12,7 +12,7 @@ from clipx.config.registry import discover_installed, load_folder
 from clipx.config.saved import option_from_dict
 from clipx.errors import ClipxError
 from clipx_launch.commands.cancel import count_states
-from clipx_launch.commands.run import RESUMABLE, Run
+from clipx_launch.commands.run import RESUMABLE, RunFiles
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.files import SEARCH, Launch, SearchFile, launch_dir, read_file
 from clipx_launch.options import LocalSpec
@@ -40,9 +40,9 @@ def resume(folder: Path) -> None:
         _start(folder.absolute(), launch, points)
 
 
-def _by_launch(runs: Sequence[Run]) -> list[tuple[Launch, list[Run]]]:
+def _by_launch(runs: Sequence[RunFiles]) -> list[tuple[Launch, list[RunFiles]]]:
     """Groups the points that were launched with the same settings, by any process, for one launch."""
-    found: dict[str, tuple[Launch, list[Run]]] = {}
+    found: dict[str, tuple[Launch, list[RunFiles]]] = {}
     for run in runs:
         if run.launch is None:
             raise ClipxError(f"sweep.json has no launch settings of point {run.name}: run its command again")
@@ -51,7 +51,7 @@ def _by_launch(runs: Sequence[Run]) -> list[tuple[Launch, list[Run]]]:
     return list(found.values())
 
 
-def _start(folder: Path, launch: Launch, runs: Sequence[Run]) -> None:
+def _start(folder: Path, launch: Launch, runs: Sequence[RunFiles]) -> None:
     for path in (launch.cwd, *launch.plugins):
         if not Path(path).is_dir():
             raise ClipxError(f"{path}, which the sweep was launched with, does not exist: restore it")

@@ -43,7 +43,7 @@ RESUMABLE = frozenset({State.failed, State.cancelled, State.preempted, State.sto
 ENDED = RESUMABLE | {State.finished, State.pruned}
 
 
-class Checkpoint(NamedTuple):
+class SavedStep(NamedTuple):
     """Complete checkpoint of a run, and when it was written, in seconds since 1970."""
 
     folder: Path
@@ -59,7 +59,7 @@ class MetricValue(NamedTuple):
 
 
 @dataclass
-class Run:
+class RunFiles:
     """Files and state of one run. `name` is its folder, relative to the folder that was searched if it is one."""
 
     folder: Path
@@ -69,7 +69,7 @@ class Run:
     rows: list[Row] = field(repr=False)
     events: list[dict[str, Any]] = field(repr=False)
     result: Result | None  # of the point
-    checkpoints: list[Checkpoint]  # the newest first
+    checkpoints: list[SavedStep]  # the newest first
     damaged: list[str]  # what could not be read, a line for each file
     state: State = State.starting
     reason: str = ""  # reason of the state, one line
@@ -155,7 +155,7 @@ def _steps(config: Path, row: Row) -> int | None:
     return steps if steps < _MOST else None
 
 
-def metric_of(runs: Collection[Run], asked: str | None) -> str:
+def metric_of(runs: Collection[RunFiles], asked: str | None) -> str:
     """Returns the metric to compare runs by: `asked`, by default the first headline metric, else the loss.
 
     Raises ConfigError if no run has logged `asked`.
@@ -171,7 +171,7 @@ def metric_of(runs: Collection[Run], asked: str | None) -> str:
     return found
 
 
-def value_of(run: Run, metric: str) -> MetricValue | None:
+def value_of(run: RunFiles, metric: str) -> MetricValue | None:
     """Returns the newest value of a metric. None if there is none, or if it is not finite."""
     number = run.newest.get(metric)
     return number if number is not None and math.isfinite(number.value) else None

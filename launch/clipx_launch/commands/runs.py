@@ -13,25 +13,25 @@ from clipx.config.suggestions import did_you_mean
 from clipx.errors import ClipxError, ConfigError
 from clipx.escape import print_stderr
 from clipx_launch.commands.reader import read_run
-from clipx_launch.commands.run import Run
+from clipx_launch.commands.run import RunFiles
 from clipx_launch.commands.state import jobs_of, state_of
 from clipx_launch.files import Launch, ListedPoint, launch_dir, read_item, read_sweep
 from clipx_launch.point import Point
 
 
-def sweep_runs(folder: Path) -> list[Run]:
+def sweep_runs(folder: Path) -> list[RunFiles]:
     """Returns the points of a sweep in the order of their numbers. Raises ClipxError if the folder has none."""
     if not (launch_dir(folder) / "sweep.json").is_file():
         raise ConfigError(_no_sweep(folder))
     return runs_in([folder], points_only=True)
 
 
-def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[Run]:
+def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[RunFiles]:
     """Returns all runs under some folders, in sweeps or not. Prints a line for each damaged file, once.
 
     Raises ClipxError if there is none.
     """
-    found: dict[Path, Run] = {}
+    found: dict[Path, RunFiles] = {}
     for folder in folders:
         for path, (listed, launch) in _run_dirs(folder.resolve(), points_only).items():
             name = os.path.relpath(path, folder.resolve())
@@ -58,7 +58,7 @@ def note(line: str) -> None:
     print_stderr(f"note: {line}")
 
 
-def select_runs(runs: Sequence[Run], names: Sequence[str]) -> list[Run]:
+def select_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[RunFiles]:
     """Returns the runs with these numbers or folders, all if `names` is empty. Raises ConfigError."""
     known = {str(run.point.index): run for run in runs if run.point} | {run.name: run for run in runs}
     for name in names:

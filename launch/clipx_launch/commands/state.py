@@ -8,7 +8,7 @@ from typing import Any
 
 from clipx.run.lock import LOCK, Holder, read_holder
 from clipx_launch.cluster import Job, SlurmError, final_states, queued_jobs
-from clipx_launch.commands.run import Run, State
+from clipx_launch.commands.run import RunFiles, State
 from clipx_launch.point import Result
 
 _SILENT_S = 600.0  # a run that has not ended is silent after writing nothing for this time
@@ -17,7 +17,7 @@ _PENDING = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "
 _RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"}
 
 
-def jobs_of(runs: Sequence[Run]) -> dict[str, Job] | None:
+def jobs_of(runs: Sequence[RunFiles]) -> dict[str, Job] | None:
     """Returns SLURM's jobs of points that have not ended, by id: 123 or 123_4. None if SLURM does not respond."""
     points = [run.point for run in runs if run.point is not None and run.point.job and not _has_ended(run.result)]
     if not points:
@@ -35,7 +35,7 @@ def _has_ended(result: Result | None) -> bool:
     return result is not None and (result.done or result.state == "failed")
 
 
-def state_of(run: Run, jobs: dict[str, Job] | None, now: float) -> tuple[State, str]:
+def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[State, str]:
     """Returns the state of a run and its reason. `jobs` is the result of `jobs_of`, `now` seconds since 1970."""
     result = run.result
     if result is not None and _has_ended(result):
@@ -74,7 +74,7 @@ def _stopped(by: str) -> State:
     return State.stopped if by.startswith("SIGUSR") else State.cancelled
 
 
-def _without_point(run: Run, now: float) -> tuple[State, str]:
+def _without_point(run: RunFiles, now: float) -> tuple[State, str]:
     last: dict[str, Any] = next((e for e in reversed(run.events) if e["event"] in ("start", "stopped", "end")), {})
     if last.get("event") == "end":
         ended = State.pruned if last.get("ending") == State.pruned else State.finished
@@ -87,7 +87,7 @@ def _without_point(run: Run, now: float) -> tuple[State, str]:
     return _active(run, now), ""
 
 
-def _without_job(run: Run, now: float) -> tuple[State, str]:
+def _without_job(run: RunFiles, now: float) -> tuple[State, str]:
     """Returns the state of a point without a job number: of clipx_local, or of a printed script."""
     assert run.point is not None
     if is_running(run, now):
@@ -105,12 +105,12 @@ def _without_job(run: Run, now: float) -> tuple[State, str]:
     return State.waiting, f"in the queue of {launcher}"
 
 
-def launcher_of(run: Run) -> Holder | None:
+def launcher_of(run: RunFiles) -> Holder | None:
     """Returns the process of clipx_local that launched a point, which may have ended. None for other launchers."""
     return None if run.launch is None else run.launch.process
 
 
-def is_running(run: Run, now: float) -> bool | None:
+def is_running(run: RunFiles, now: float) -> bool | None:
     """Returns True if the process that locks the run's directory is alive. None if no process locks it."""
     holder = read_holder(run.folder)
     if holder is None:
@@ -120,7 +120,7 @@ def is_running(run: Run, now: float) -> bool | None:
     return now - time_of(run.folder / LOCK) < _SILENT_S  # on another machine a live process refreshes the lock
 
 
-def _active(run: Run, now: float) -> State:
+def _active(run: RunFiles, now: float) -> State:
     """Returns the state of a run that is active as far as known: starting, running or silent."""
     if not run.rows:
         return State.starting

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 
 from clipx.report.console import format_clock, format_value, stdout_console, text_table
-from clipx_launch.commands.run import ENDED, Run, metric_of, value_of
+from clipx_launch.commands.run import ENDED, RunFiles, metric_of, value_of
 from clipx_launch.commands.runs import runs_in
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) ->
         stdout_console().print(table(runs))
 
 
-def _watch(folders: Sequence[Path], runs: list[Run]) -> None:
+def _watch(folders: Sequence[Path], runs: list[RunFiles]) -> None:
     """Refreshes the table on a terminal. Elsewhere the table is printed when all runs have ended."""
     console = stdout_console()
     with Live(table(runs), console=console, auto_refresh=False) as live:
@@ -43,7 +43,7 @@ def _watch(folders: Sequence[Path], runs: list[Run]) -> None:
         console.line()  # rich ends the last line on a terminal alone
 
 
-def facts(run: Run) -> dict[str, Any]:
+def facts(run: RunFiles) -> dict[str, Any]:
     """Returns a run for JSON. All runs have the same keys; null means no value yet."""
     newest = run.checkpoints[:1]
     return {
@@ -68,7 +68,7 @@ def facts(run: Run) -> dict[str, Any]:
     }
 
 
-def table(runs: Sequence[Run]) -> Table:
+def table(runs: Sequence[RunFiles]) -> Table:
     """Returns the table with a row for each run, without empty columns."""
     now, metric = time.time(), metric_of(runs, None)
     rows = [_row(run, metric, now) for run in runs]
@@ -79,7 +79,7 @@ def table(runs: Sequence[Run]) -> Table:
 _NUMBERS = ("step", "loss", "samples/s")
 
 
-def _row(run: Run, metric: str, now: float) -> dict[str, str]:
+def _row(run: RunFiles, metric: str, now: float) -> dict[str, str]:
     last, step = run.last, f"{run.last['step']:,.0f}" if run.last else ""
     newest = run.checkpoints[:1]
     return {
@@ -97,7 +97,7 @@ def _row(run: Run, metric: str, now: float) -> dict[str, str]:
     }
 
 
-def _metric(run: Run, metric: str) -> str:
+def _metric(run: RunFiles, metric: str) -> str:
     """Formats the newest value of a metric, and the highest if it is another."""
     number, best = value_of(run, metric), run.best.get(metric)
     if number is None:

@@ -11,7 +11,7 @@ import torch
 from helpers.runs import VIT, compose
 
 from clipx.bench import shards
-from clipx.bench.laps import Course, Row, race
+from clipx.bench.laps import StepRace, StepRow, race
 from clipx.bench.step import StepSpec, gathered
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops
@@ -25,8 +25,8 @@ def spec(*words: str) -> StepSpec:
     return found
 
 
-def course(*words: str, rivals: Sequence[str] = (), **changes: Any) -> Course:
-    made = Course(spec("model=tiny", *VIT, *words).runs(), rivals, batch=4, steps=2, rounds=2, seed=0)
+def course(*words: str, rivals: Sequence[str] = (), **changes: Any) -> StepRace:
+    made = StepRace(spec("model=tiny", *VIT, *words).runs(), rivals, batch=4, steps=2, rounds=2, seed=0)
     return replace(made, **changes)
 
 
@@ -55,7 +55,7 @@ def test_ratios_are_the_times_by_those_of_the_first_run() -> None:
     """Measures open_clip by its fastest variant: samples/s of the first run by those of open_clip."""
     rest = ("tiny", "fp32", False, [], 4, False, 1.0, 1.0, 1.0, 7.0, 1.0, 1.0, None, None)
     kinds = {"a": "clipx", "b": "clipx", "slow": "open_clip", "fast": "open_clip"}
-    rows = [Row(name, kind, *rest) for name, kind in kinds.items()]
+    rows = [StepRow(name, kind, *rest) for name, kind in kinds.items()]
     times = {"a": [1.0, 2.0], "b": [0.5, 1.0], "slow": [3.0, 6.0], "fast": [2.0, 4.0]}
     found = spec("model=tiny")._findings("cpu", course(), rows, times).figures
     assert found["step_ratios"] == {"a": 1.0, "b": 0.5, "slow": 3.0, "fast": 2.0}
