@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,8 @@ PARTS = {
     "whole": "CPU time",
     "image": "of which decoding, crop and resizing",
     "wait": "waiting for storage, no CPU time",
-    "small": "decoding, crop and resizing, if shards had smaller images",
 }
-"""Measured parts of a sample and their labels. `small` is missing for stored features."""
+"""Measured parts of a sample and their labels."""
 
 _MARGIN = 1.1  # expected rate of a change by the rate that training consumes: measurements vary
 _BOUND = 0.05  # share of the time that a run may wait for its loader
@@ -73,7 +72,7 @@ class Change:
 
 def changes(facts: Facts) -> list[Change]:
     """Returns the changes that are expected to make the loader faster, by decreasing rate."""
-    found = [*_more_processes(facts), *_smaller_images(facts), *_storage(facts)]
+    found = [*_more_processes(facts), *_storage(facts)]
     useful = [change for change in found if change.rate >= _GAIN * facts.rate]
     return sorted(useful, key=lambda change: -change.rate)
 
@@ -96,14 +95,6 @@ def _more_processes(facts: Facts) -> list[Change]:
     return found
 
 
-def _smaller_images(facts: Facts) -> list[Change]:
-    us = facts.us
-    if not facts.size or "small" not in us:
-        return []
-    text = f"python -m clipx.prepare source=… out=… resize=keep_ratio size={facts.size}, and train on its shards"
-    return [Change(text, _with(facts, us["whole"] - us["image"] + us["small"], us["wait"]))]
-
-
 def _storage(facts: Facts) -> list[Change]:
     us = facts.us
     if us["wait"] < 0.2 * (us["whole"] + us["wait"]):
@@ -114,12 +105,7 @@ def _storage(facts: Facts) -> list[Change]:
         text = "data.cache_gb=… of at least the size of the shards, for all epochs after the first"
     else:
         text = "shards on a faster disk, such as a local one"
-    return [Change(text, _with(facts, us["whole"], 0.0))]
-
-
-def _with(facts: Facts, cpu: float, wait: float) -> float:
-    """Returns the rate of the same processes with other microseconds of a sample."""
-    return facts.rate * (facts.us["whole"] + facts.us["wait"]) / (cpu + wait)
+    return [Change(text, facts.rate * (us["whole"] + us["wait"]) / us["whole"])]
 
 
 def verdict(facts: Facts, phases: Mapping[str, float]) -> str:
@@ -133,6 +119,11 @@ def verdict(facts: Facts, phases: Mapping[str, float]) -> str:
             said += (
                 f"; by itself the loader reaches {facts.rate:,.0f} here, so it lacks cores during training, or the run "
                 "was on a slower machine"
+            )
+        if facts.size and facts.us["image"] > 0.5 * facts.us["whole"]:
+            said += (
+                f"; images take {facts.us['image'] / facts.us['whole']:.0%} of the CPU time: shards of smaller ones, "
+                f"python -m clipx.prepare source=… out=… resize=keep_ratio size={facts.size}, need less"
             )
         return said
     others = {name: seconds for name, seconds in phases.items() if name != "data_wait" and seconds > 0}
@@ -162,7 +153,7 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
     from clipx.data.source import BadSample
 
     torch.set_num_threads(1)
-    spec, _, stream = stream_of_run(Path(run_dir))
+    _, _, stream = stream_of_run(Path(run_dir))
     count = min(samples, stream.order.samples)
     stream[range(count)]  # indexes the shards, and loads the libraries
     begin, cpu, idle = time.perf_counter(), time.process_time(), _not_running()
@@ -176,43 +167,17 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
         with suppress(BadSample):
             encoded.append(stream.source.read(stream.order(position)).image)
     rows = stream.images.allocate(1)
-
-    def load(images: Sequence[bytes]) -> None:
-        for image in images:
-            with suppress(BadSample):
-                stream.images.read(image, Draw(random.Random(0), ""), rows, 0)
-
-    found["image"] = _cpu(lambda: load(encoded))
-    if spec.model.image.kind.squares:
-        smaller = _resized(encoded, sufficient_side(spec.model.image.size))
-        load(smaller[:1])
-        found["small"] = _cpu(lambda: load(smaller))
-    return {name: round(found[name] / count * 1e6, 1) for name in PARTS if name in found}
+    begin = time.process_time()
+    for image in encoded:
+        with suppress(BadSample):
+            stream.images.read(image, Draw(random.Random(0), ""), rows, 0)
+    found["image"] = time.process_time() - begin
+    return {name: round(found[name] / count * 1e6, 1) for name in PARTS}
 
 
 def sufficient_side(size: int) -> int:
     """Returns the shorter side of stored images for crops of `size` pixels: 256 for 224."""
     return math.ceil(size * 8 / 7)
-
-
-def _resized(images: Sequence[bytes], size: int) -> list[bytes]:
-    """Returns the images as clipx.prepare stores them."""
-    from clipx.data.source import BadSample
-    from clipx.extra.prepare.resize import shard_image
-    from clipx.extra.prepare.spec import PrepareSpec, Resize
-
-    spec, found = PrepareSpec(source="", out="", resize=Resize.keep_ratio, size=size), []
-    for image in images:
-        with suppress(BadSample):
-            found.append(shard_image(image, spec).encoded)
-    return found
-
-
-def _cpu(call: Callable[[], object]) -> float:
-    """Returns the CPU time of a call in seconds."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
 
 
 def _not_running() -> float:
