@@ -16,8 +16,12 @@ from clipx.errors import require
 
 # Dictionaries of other programs' keys, set without +.
 FREE_KEYS = (
-    *("model.image.options", "model.text.options", "hydra.launcher.environment", "hydra.launcher.sbatch"),
-    *("hydra.sweeper.sampler_args", "hydra.sweeper.pruner_args"),
+    "model.image.options",
+    "model.text.options",
+    "hydra.launcher.environment",
+    "hydra.launcher.sbatch",
+    "hydra.sweeper.sampler_args",
+    "hydra.sweeper.pruner_args",
 )
 _STARTS = "'\"[{"  # of values that the user wrote in the grammar
 _MOST = 1000  # values of an override: each takes a millisecond to read, and brackets that nest more than that
