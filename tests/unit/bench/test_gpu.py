@@ -30,7 +30,7 @@ def test_a_dry_run_measures_every_number_of_its_parts(tmp_path: Path) -> None:
     logs = {name: (folder / "parts" / f"{name}.log").read_text()[-2000:] for name in MAIN}
     assert {name: one.status for name, one in records.items()} == dict.fromkeys(MAIN, "done"), logs
     entries = [entry for one in records.values() for entry in one.entries]
-    assert [entry["name"] for entry in entries if "error" in entry] == ["nvjpeg 32"]  # needs a GPU
+    assert not [entry for entry in entries if "error" in entry]
     numbers = {entry["name"]: entry["value"] for entry in entries if "value" in entry}
     assert numbers["step vit_b32 4 clipx / open_clip"] > 0 and numbers["loader 32, 1 processes"] > 0
     assert "dry run: the numbers mean nothing" in printed
