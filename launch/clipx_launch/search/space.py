@@ -18,7 +18,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.trial import Trial
 
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require, require_effect
 
 Space = dict[str, BaseDistribution]
 
@@ -89,10 +89,11 @@ def _distribution(override: Override, whole: Callable[[str], bool]) -> BaseDistr
     value = override.value()
     allowed = {"log"} if isinstance(value, IntervalSweep) else set()
     tags = value.tags - allowed if isinstance(value, Sweep) else set()
-    require(
+    require_effect(
         not tags,
-        f"{override.input_line} has the tag {', '.join(sorted(tags))}, which has no effect: the only tag is log, of an "
-        "interval",
+        f"the tag {', '.join(sorted(tags))} of {override.input_line}",
+        "in a search space",
+        "remove it: the only tag is log, of an interval",
     )
     if isinstance(value, IntervalSweep):
         start, end, log = value.start, value.end, "log" in value.tags
