@@ -54,6 +54,24 @@ REMOVED = {
     "model.image.max_tokens": Removed(
         sibling="features", equivalent=256, reason="only a model that keeps the aspect ratio of images has it"
     ),
+    "teacher.micro_batches": Removed(
+        sibling="embeddings", equivalent=None, reason="a teacher has the micro-batches of the run, data.micro_batches"
+    ),
+    "evaluator.max_iterations": Removed(
+        sibling="validation_share", equivalent=1000, reason="a fit has at most 1,000 iterations"
+    ),
+    "data.samples_per_shard": Removed(
+        sibling="held_out_split",
+        equivalent=None,
+        reason="data=webdataset data.shards=hf://… has it, for tars that nothing counts",
+    ),
+    "data.retry_s": Removed(sibling="held_out_split", equivalent=120.0, reason="reads are repeated for 120 s"),
+    "data.cache_gb": Removed(
+        sibling="held_out_split", equivalent=0.0, reason="the samples of a benchmark set are read by ranges"
+    ),
+    "data.cache_dir": Removed(
+        sibling="held_out_split", equivalent=None, reason="the samples of a benchmark set are read by ranges"
+    ),
     "objective.tau_gradient": Removed(
         sibling="feature_gradient",
         equivalent="exact",

@@ -8,7 +8,6 @@ from clipx.data.source import (
     Sample,
     Source,
     WrappedSource,
-    check_held_out_share,
     read_bounded,
     split,
 )
@@ -25,7 +24,6 @@ __all__ = [
     "Sample",
     "Source",
     "WrappedSource",
-    "check_held_out_share",
     "read_bounded",
     "split",
 ]

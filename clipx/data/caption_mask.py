@@ -16,7 +16,7 @@ from typing import Any
 
 import regex
 
-from clipx.data.caption_mask_spec import CaptionMaskSpec, CaptionRule
+from clipx.data.augment_spec import CaptionMaskSpec, CaptionRule
 from clipx.errors import ConfigError
 from clipx.model.tokenizer import Tokenizer
 

@@ -6,25 +6,16 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.image_format import ENDING_UNREAD, IMAGES, ending_unread
 from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows, texts_of
-from clipx.data.selection.spec import SelectionSpec
+from clipx.data.selection.spec import LocalFilesSpec, SelectionSpec
 from clipx.data.shards.packed import Packed
-from clipx.data.source import (
-    BadRecord,
-    BadSample,
-    ImageFiles,
-    Sample,
-    check_held_out_share,
-    parse_label,
-    read_bounded,
-    split,
-)
+from clipx.data.source import BadRecord, BadSample, ImageFiles, Sample, parse_label, read_bounded, split
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.local import check_file
@@ -42,25 +33,24 @@ _BATCH = 1 << 16  # rows of a Parquet table that are read together
 _MAX_CELL = 1 << 17  # characters of a quoted cell
 
 
+def check_separator(key: str, text: str) -> None:
+    """Raises ConfigError unless a value of the option `key` is a separator of the cells of a table."""
+    choices = f"one of {', '.join(_SEPARATORS)}"
+    require(is_separator(text), f"{key}={text!r} must be one character, or {choices}: null is the default")
+
+
 @register("data")
 @frozen
-class CsvSpec(SelectionSpec):
-    """A table (CSV, TSV, Parquet) of image paths and captions. Rows with the same image give it several captions."""
+class CsvSpec(LocalFilesSpec):
+    """A table (CSV, TSV, Parquet) of image paths and captions. Rows with the same image give it several captions.
+
+    A text table has a header line. Image paths are relative to its folder.
+    """
 
     kind: str = "csv"
     """Kind of data: a table of image paths and captions."""
 
-    path: str | None = None
-    """Table to train on, Parquet or text with a header line. Required. Image paths are relative to its folder."""
-
-    held_out_path: str | None = None
-    """Table to evaluate on, in the format of path. null: held_out_share of the images of path is held out."""
-
-    held_out_share: float = 0.05
-    """Share of the images held out for evaluation, evenly spread, in [0, 0.5]. 0: none. Has no effect with
-    held_out_path."""
-
-    separator: str | None = None
+    separator: str | None = option(None, check=check_separator)
     """Separator of a text table: one character, or comma, semicolon, tab, pipe. null: tab in .tsv files, else comma."""
 
     image_column: str = "filepath"
@@ -72,17 +62,6 @@ class CsvSpec(SelectionSpec):
     label_column: str | None = None
     """Name of the column with the class of each image, for zero-shot evaluation: an index or a class name. null: no
     labels."""
-
-    def __post_init__(self) -> None:
-        SelectionSpec.__post_init__(self)
-        check_held_out_share(self.held_out_share)
-        require(
-            self.separator is None or is_separator(self.separator),
-            f"data.separator={self.separator!r} must be one character, or one of {', '.join(_SEPARATORS)}",
-        )
-
-    def count(self) -> int | None:
-        return None if self.path is None else sum(self.open().train.sizes)
 
     def check_complete(self) -> None:
         fix = "give the table of images and captions, e.g. data.path=train.csv"
@@ -103,10 +82,6 @@ class CsvSpec(SelectionSpec):
             return self.select_files(Dataset(*split(train, self.held_out_share), notes=train.notes))
         held_out = self._open(self.held_out_path, "data.held_out_path")
         return self.select_files(Dataset(train, held_out, notes=[*train.notes, *held_out.notes]))
-
-    def evaluated(self) -> Self:
-        path = self.held_out_path or self.path
-        return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
 
     def _open(self, path: str, key: str) -> CaptionTable:
         return CaptionTable.open(path, key, self.separator, (self.image_column, self.caption_column, self.label_column))

@@ -48,15 +48,16 @@ def register_decoder(decoder: Decoder) -> None:
     _decoders[decoder.name] = decoder
 
 
+def check_decoder(key: str, name: str) -> None:
+    """Raises ConfigError unless there is a decoder with this name, the value of the option `key`."""
+    if name != CPU:
+        load_options("decoder")
+        known = [CPU, *_decoders]
+        fix = f"choose one of {', '.join(known)}{did_you_mean(name, known)}{missing_text()}"
+        require(name in known, f"{key}={name} is not a decoder: {fix}")
+
+
 def decoder_of(name: str) -> Decoder | None:
     """Returns the decoder with a name, None for the loader processes. Raises ConfigError for an unknown name."""
-    if name == CPU:
-        return None
-    load_options("decoder")
-    known = [CPU, *_decoders]
-    require(
-        name in _decoders,
-        f"data.decode={name} is not a decoder: choose one of {', '.join(known)}{did_you_mean(name, known)}"
-        f"{missing_text()}",
-    )
-    return _decoders[name]
+    check_decoder("data.decode", name)
+    return _decoders.get(name)

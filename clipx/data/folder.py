@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_names, read_templates
 from clipx.data.image_format import IMAGES, READ, ending_unread
-from clipx.data.selection.spec import SelectionSpec
+from clipx.data.selection.spec import LocalFilesSpec, SelectionSpec
 from clipx.data.shards.packed import Packed
-from clipx.data.source import ImageFiles, Sample, check_held_out_share, read_bounded, split
+from clipx.data.source import ImageFiles, Sample, read_bounded, split
 from clipx.data.spec import Classes, Dataset
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
@@ -22,25 +21,16 @@ from clipx.errors import DataError, require
 
 @register("data")
 @frozen
-class FolderSpec(SelectionSpec):
+class FolderSpec(LocalFilesSpec):
     """A folder of class folders, path/CLASS/*.jpg: labelled images. Their captions are templates with the class name.
 
-    Label i is the i-th class folder in the order of names; folders that are all numbers are in the order of these.
+    Images are jpg, png, jpeg or webp, also in subfolders and linked folders. Classes of held_out_path must be among
+    those of path. Label i is the i-th class folder in the order of names; folders that are all numbers are in the order
+    of these.
     """
 
     kind: str = "folder"
     """Kind of data: a folder with one folder of images per class."""
-
-    path: str | None = None
-    """Folder of class folders with jpg, png, jpeg or webp images, also in subfolders and linked folders. Required."""
-
-    held_out_path: str | None = None
-    """Folder of class folders to evaluate on; its classes must be among those of path. null: held_out_share of the
-    images of path is held out."""
-
-    held_out_share: float = 0.05
-    """Share of the images held out for evaluation, evenly spread, in [0, 0.5]. 0: none. Has no effect with
-    held_out_path."""
 
     classnames: str | None = None
     """Class names in the order of the folder names: imagenet, or a file with one name per line. null: the names of the
@@ -49,13 +39,6 @@ class FolderSpec(SelectionSpec):
     templates: str | None = None
     """Caption templates: openai_imagenet (80), simple (7), or a file with one per line, with {} for the class name.
     null: a photo of a {}."""
-
-    def __post_init__(self) -> None:
-        SelectionSpec.__post_init__(self)
-        check_held_out_share(self.held_out_share)
-
-    def count(self) -> int | None:
-        return None if self.path is None else sum(self.open().train.sizes)
 
     def check_complete(self) -> None:
         fix = "give a folder of class folders, e.g. data.path=/data/train"
@@ -78,10 +61,6 @@ class FolderSpec(SelectionSpec):
         self._check_known(class_folders(self.held_out_path, "data.held_out_path"), folders)
         held_out = ImageFolder.open(self.held_out_path, "data.held_out_path", folders, classes)
         return self.select_files(Dataset(train, held_out, classes, notes=[*train.notes, *held_out.notes]))
-
-    def evaluated(self) -> Self:
-        path = self.held_out_path or self.path
-        return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
 
     def _classes(self, folders: Sequence[str]) -> Classes:
         names = [name.replace("_", " ") for name in folders]

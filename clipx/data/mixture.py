@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +22,8 @@ from clipx.config.names import check_metric_part
 from clipx.config.registry import frozen, register
 from clipx.config.suggestions import did_you_mean
 from clipx.data.source import BadRecord, Sample, Source, prefetch_samples
-from clipx.data.spec import Classes, Dataset, DataSpec, non_default_values, open_data
-from clipx.errors import ClipxError, ConfigError, require, with_location
+from clipx.data.spec import Classes, Dataset, DataSpec, check_effect, open_data
+from clipx.errors import ClipxError, require, with_location
 
 if TYPE_CHECKING:
     from clipx.data.order import ReadAhead, SampleOrder, SourceCount
@@ -57,21 +56,11 @@ class MixtureSpec(DataSpec):
 
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        for key, value in non_default_values(self, _SOURCE_KEYS):
-            raise ConfigError(
-                f"data.{key}={value} has no effect on a mixture: set it for a source, data.sources.NAME.{key}"
-            )
+        check_effect(self, _SOURCE_KEYS, "a mixture", "set it for a source, by data.sources.NAME")
         for name, source in self.sources.items():
-            check_metric_part(f"data.sources.{name}", name)
-            for key, value in non_default_values(source, _MIXTURE_KEYS):
-                raise ConfigError(
-                    f"data.sources.{name}.{key}={value} has no effect on a source of a mixture: remove it, and "
-                    f"set {key} on data itself"
-                )
-            require(
-                0 < source.weight < math.inf,
-                f"data.sources.{name}.weight={source.weight:g} must be above 0: to draw nothing from it, remove it",
-            )
+            place = f"data.sources.{name}"
+            check_metric_part(place, name)
+            check_effect(source, _MIXTURE_KEYS, "a source of a mixture", "remove it, and set it on data itself", place)
         if self.held_out is not None and self.sources:
             names = sorted(self.sources)
             require(

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.selection.spec import SelectionSpec
-from clipx.data.shards.cache import Access, check_access
 from clipx.data.shards.urls import expand, first_local
-from clipx.data.source import check_held_out_share, split, weights_of
+from clipx.data.source import split, weights_of
 from clipx.data.spec import Dataset
-from clipx.data.webdataset import check_cache
+from clipx.data.webdataset import RemoteFilesSpec, check_cache
 from clipx.errors import DataError, require
 from clipx.storage.files import errors_as, local_path
 from clipx.storage.local import check_file
@@ -25,45 +25,46 @@ if TYPE_CHECKING:
     from clipx.data.shards.row_groups import RowColumns
 
 
+def caption_columns(key: str, value: Any) -> tuple[tuple[str, float], ...]:
+    """Returns (column, weight) of each column of captions that the option `key` names, sorted. Raises ConfigError."""
+    rule = "names no column: give a column, or several with weights, {caption:0.3,recaption:0.7}"
+    return tuple(weights_of(key, value, rule).items())
+
+
+@frozen
+class ColumnsSpec(RemoteFilesSpec):
+    """Options of data in the columns of Parquet files."""
+
+    path: str | None = None
+    """Data to train on. Required. data=parquet: Parquet files as a path, brace pattern, glob, @list.txt or URL
+    (s3://…); several joined by ::. data=hf: the folder of the data set, or hf://datasets/OWNER/NAME, with @REVISION for
+    a branch, tag or commit; the hub and the token to read it are taken from HF_ENDPOINT and HF_TOKEN."""
+
+    image_column: str | None = None
+    """Name of the column with the images: bytes, or structs {bytes, path}. null: image, with data=hf the only column of
+    images."""
+
+    # OmegaConf has no type for a string or a dictionary.
+    caption_column: Any = option(None, check=caption_columns)
+    """Name of the column with the captions: a text or a list of texts in each row. Several with weights,
+    {caption:0.3,recaption:0.7}: one is drawn among those that a row has. Of tars txt or json.KEY. null: caption, with
+    data=hf the only column of texts, templates with the class name if there is none; of tars txt."""
+
+    label_column: str | None = None
+    """Name of the column with the class of each image, for zero-shot evaluation: an index or a class name. Of tars cls
+    or json.KEY. null: no labels, with data=hf the only column with class names, if there is one."""
+
+
 @register("data")
 @frozen
-class ParquetSpec(SelectionSpec):
+class ParquetSpec(ColumnsSpec):
     """Parquet files that contain images and captions, read by row group, local or at a URL."""
 
     kind: str = "parquet"
     """Kind of data: Parquet files that contain images."""
 
-    path: str | None = None
-    """Parquet files to train on: path, brace pattern, glob, @list.txt or URL (s3://…); several joined by ::.
-    Required."""
-
     held_out_path: str | None = None
     """Parquet files to evaluate on, in the same notation as path. null: held_out_share of path is held out."""
-
-    held_out_share: float = 0.05
-    """Share held out for evaluation, evenly spread, in [0, 0.5]: of the row groups, or of the rows if there are too few
-    row groups. 0: none. Has no effect with held_out_path."""
-
-    image_column: str = "image"
-    """Name of the column with the images: bytes, or structs {bytes, path}."""
-
-    caption_column: Any = "caption"  # OmegaConf has no type for a string or a dictionary
-    """Name of the column with the captions: a text or a list of texts in each row. Several with weights,
-    {caption:0.3,recaption:0.7}: one is drawn among those that a row has."""
-
-    label_column: str | None = None
-    """Name of the column with the class of each image, for zero-shot evaluation: an index or a class name. null: no
-    labels."""
-
-    retry_s: float = 120.0
-    """Seconds for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
-
-    cache_gb: float = 0.0
-    """Size limit of the local cache of row groups, in GB. Must hold the row groups of three shuffle windows. 0: no
-    limit; a row group is removed when training does not need it soon."""
-
-    cache_dir: str | None = None
-    """Folder of the cache of row groups, best on a local disk. null: shards in clipx's cache folder."""
 
     def __post_init__(self) -> None:
         SelectionSpec.__post_init__(self)
@@ -72,9 +73,6 @@ class ParquetSpec(SelectionSpec):
             f"data.weights={self.weights} draws single samples, and row groups are read whole: write shards from the "
             "files by python -m clipx.prepare",
         )
-        check_held_out_share(self.held_out_share)
-        check_access(self.retry_s, self.cache_gb)
-        caption_columns(self.caption_column)
 
     def check_complete(self) -> None:
         fix = "give the Parquet files with images, e.g. data.path='train-*.parquet'"
@@ -92,7 +90,8 @@ class ParquetSpec(SelectionSpec):
 
         self.check_complete()
         assert self.path is not None
-        columns = RowColumns(self.image_column, caption_columns(self.caption_column), self.label_column)
+        captions = caption_columns("data.caption_column", self.caption_column or "caption")
+        columns = RowColumns(self.image_column or "image", captions, self.label_column)
         held_out = None
         if self.held_out_path is not None:
             held_out = expand(self.held_out_path, "data.held_out_path", "file")
@@ -103,7 +102,7 @@ class ParquetSpec(SelectionSpec):
         from clipx.data.selection.choose import NamedSamples
         from clipx.data.shards.row_groups import RowGroups
 
-        access = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole=True)
+        access = self.access(whole=True)
         groups = RowGroups.find(urls, columns, self.retry_s)
         kept, held = groups.split(0.0 if held_out is not None else self.held_out_share)
         if held_out is not None:
@@ -121,9 +120,3 @@ class ParquetSpec(SelectionSpec):
     def evaluated(self) -> Self:
         path = self.held_out_path or self.path
         return replace(self.unselected(), path=path, held_out_path=None, held_out_share=0.0)
-
-
-def caption_columns(value: Any) -> tuple[tuple[str, float], ...]:
-    """Returns (column, weight) of each column of captions, sorted. Raises ConfigError."""
-    rule = "names no column: give a column, or several with weights, {caption:0.3,recaption:0.7}"
-    return tuple(weights_of("data.caption_column", value, rule).items())

@@ -16,11 +16,11 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample
 from clipx.data.spec import Classes, Dataset, DataSpec
-from clipx.errors import require
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -98,26 +98,20 @@ class ShapesSpec(DataSpec):
     kind: str = "shapes"
     """Kind of data: drawn scenes with captions."""
 
-    samples: int = 12_000
-    """Number of training images. At least 2."""
+    samples: int = option(12_000, ge=2)
+    """Number of training images."""
 
-    held_out_samples: int = 960
-    """Number of evaluation images, all of held-out combinations. At least 1."""
+    held_out_samples: int = option(960, ge=1)
+    """Number of evaluation images, all of held-out combinations."""
 
-    pixels: int = 48
-    """Width and height of the images in pixels, in [16, 512]."""
+    pixels: int = option(48, ge=16, le=512)
+    """Width and height of the images in pixels."""
 
     seed: int = 0
     """Seed of the scenes, independent of the seed of the run."""
 
     style: Style = Style.painted
     """Rendering of the scenes: painted, or night (half the brightness, with noise). Captions and classes are equal."""
-
-    def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
-        for name, least in (("samples", 2), ("held_out_samples", 1)):
-            require(getattr(self, name) >= least, f"data.{name}={getattr(self, name)} must be at least {least}")
-        require(16 <= self.pixels <= 512, f"data.pixels={self.pixels} must be in [16, 512]")
 
     @property
     def generated(self) -> int | None:

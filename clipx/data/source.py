@@ -325,19 +325,14 @@ def whole_index(source: Source, index: int) -> int:
     return index if own is None else int(own(index))
 
 
-def check_held_out_share(share: float) -> None:
-    require(0 <= share <= 0.5, f"data.held_out_share={share} must be in [0, 0.5]: 0.05 holds out every 20th sample")
-
-
 TABLE = "table."
 """Prefix of a caption key that is a column of data.caption_table."""
 
 
-def check_key(key: str, value: str | None, member: str) -> None:
-    require(
-        value is None or value == member or value.startswith("json."),
-        f"{key}={value} is not a member that can be read: give {member}, or json.KEY",
-    )
+def check_key(key: str, value: str, member: str) -> None:
+    """Raises ConfigError unless a value of the option `key` is the member of a sample, or json.KEY."""
+    readable = value == member or value.startswith("json.")
+    require(readable, f"{key}={value} is not a member that can be read: give {member}, or json.KEY")
 
 
 def caption_weights(key: str, value: Any, tables: bool = False) -> dict[str, float]:

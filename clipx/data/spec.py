@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config.names import check_name
-from clipx.config.registry import MISSING, complete, frozen
+from clipx.config.option import option, typed
+from clipx.config.registry import MISSING, frozen
 from clipx.config.saved import to_dict
-from clipx.data.augment_spec import AugmentSpec, check_crops
-from clipx.data.caption_mask_spec import CaptionMaskSpec
-from clipx.data.decoders import CPU, decoder_of
+from clipx.data.augment_spec import AugmentSpec, CaptionMaskSpec
+from clipx.data.decoders import CPU, check_decoder, decoder_of
 from clipx.distributed.launch_env import cores
-from clipx.errors import ConfigError, require
+from clipx.errors import require, require_effect, without_effect
 
 if TYPE_CHECKING:
     from clipx.data.order import SampleOrder
@@ -38,6 +38,8 @@ SAMPLING_OPTIONS = tuple(
     sub_captions caption_mask""".split()
 )
 """Options of DataSpec that have no effect on commands that read each sample once, on the CPU."""
+TRAINING_OPTIONS = (*SAMPLING_OPTIONS, *VIEW_OPTIONS, "min_caption_chars", "min_side", "mismatched")
+"""Options of DataSpec that have no effect on data sets of evaluators."""
 MAX_PIXELS = (2**31 - 1) // 3  # upper limit of max_pixels: 2 GiB as RGB, beyond which libraries of images fail
 
 
@@ -104,39 +106,39 @@ class DataSpec:
     kind: str = MISSING
     """Kind of data, the name of its schema. Set by the option: data=csv, data=webdataset, …"""
 
-    name: str = MISSING
+    name: str = option(MISSING, check=check_name)
     """Name of the data in run names, reports and file names: at most 200 bytes, without / and control characters."""
 
-    batch_size: int = 256
-    """Number of samples in one optimizer step, over all ranks and micro-batches, at least 2: one sample has no
-    negatives. Must be divisible by micro_batches x ranks."""
+    batch_size: int = option(256, ge=2, hint="one sample has no negatives")
+    """Number of samples in one optimizer step, over all ranks and micro-batches. Must be divisible by micro_batches x
+    ranks."""
 
-    micro_batches: int = 1
-    """Number of forward passes that each rank's share of the batch is split into. At least 1, and batch_size must be
-    divisible by it. Loss and gradients stay those of the whole batch, except with BatchNorm, which normalizes each
-    micro-batch by the statistics of its samples."""
+    micro_batches: int = option(1, ge=1)
+    """Number of forward passes that each rank's share of the batch is split into; batch_size must be divisible by it.
+    Loss and gradients stay those of the whole batch, except with BatchNorm, which normalizes each micro-batch by the
+    statistics of its samples."""
 
-    workers: str = AUTO
+    workers: str = option(AUTO, choices=(AUTO,), ge=0, hint="0 loads in the training process")
     """Number of loader processes per rank; more than one for each core that a rank may use is a warning. auto: the
     cores that a rank may use, divided among the ranks that share them, less one for training, in [2, 16]; the CPU quota
     of a container does not count. 0 loads in the training process. Those of a run also load the data of its evaluators,
     for which `workers` of their sets has no effect in training."""
 
-    prefetch: int = 2
-    """Number of batches that each loader process keeps ready, at least 1. Of batches with more than 512 samples per
-    rank, a process makes parts of at most 512: it keeps as many parts ready, or more until all processes of the rank
-    together have this number of batches. Has no effect with workers=0."""
+    prefetch: int = option(2, ge=1, when="workers != 0")
+    """Number of batches that each loader process keeps ready. Of batches with more than 512 samples per rank, a process
+    makes parts of at most 512: it keeps as many parts ready, or more until all processes of the rank together have this
+    number of batches."""
 
-    shuffle_window: int = 200_000
-    """Number of samples shuffled together, drawn from shards in random order. At least 1. Each loader process stores
-    8 bytes per sample. Has no effect with replacement=true."""
+    shuffle_window: int = option(200_000, ge=1, when="not replacement")
+    """Number of samples shuffled together, drawn from shards in random order. Each loader process stores 8 bytes per
+    sample."""
 
-    crop_scale: list[float] = field(default_factory=lambda: [0.9, 1.0])
-    """Range [low, high] of the area of random training crops, as a share of the image's area: 0 < low ≤ high ≤ 1."""
+    crop_scale: list[float] = option([0.9, 1.0], length=2, gt=0, le=1)
+    """Range [low, high] of the area of random training crops, as a share of the image's area."""
 
-    crop_ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
+    crop_ratio: list[float] = option([3 / 4, 4 / 3], length=2, ge=0.01, le=100, hint="[0.75,1.3333] is the default")
     """Range [low, high] of the aspect ratio of random training crops, width by height, before they are resized to a
-    square: 0.01 ≤ low ≤ high ≤ 100. The default [0.75,1.3333] is that of Inception (arXiv:1409.4842)."""
+    square. The default is that of Inception (arXiv:1409.4842)."""
 
     augment: AugmentSpec = field(default_factory=AugmentSpec)
     """Augmentation of training images after the crop: flips, colors, RandAugment, erasing. Off by default; evaluation
@@ -145,42 +147,42 @@ class DataSpec:
     caption_mask: CaptionMaskSpec = field(default_factory=CaptionMaskSpec)
     """Selection of the words of training captions that are too long, or always of a share of the words."""
 
-    decode: str = CPU
+    decode: str = option(CPU, check=check_decoder)
     """Decoder of training images. cpu: the loader processes. gpu: nvJPEG decodes baseline JPEGs on the CUDA device,
     which also resizes their crops; the loader processes decode all other images. Crops and captions are the same, the
     pixels differ slightly. Evaluation decodes on the CPU."""
 
-    max_pixels: int = 89_000_000
-    """Largest width x height of an image, in pixels, in [1, 715827882] (2 GiB as RGB). Larger images are bad
-    samples and are not decoded: a few bytes can decompress to gigabytes."""
+    max_pixels: int = option(89_000_000, ge=1, le=MAX_PIXELS)
+    """Largest width x height of an image, in pixels, at most 2 GiB as RGB. Larger images are bad samples and are not
+    decoded: a few bytes can decompress to gigabytes."""
 
-    max_bad_share: float = 0.1
-    """Largest share of bad samples, in [0, 1]. The run fails if more than this share of the samples cannot be used."""
+    max_bad_share: float = option(0.1, ge=0, le=1)
+    """Largest share of bad samples. The run fails if more than this share of the samples cannot be used."""
 
-    min_caption_chars: int = 0
+    min_caption_chars: int = option(0, ge=0, hint="0 for no limit")
     """Minimum length of a caption in characters. A training sample without a caption of this length is a bad sample:
     it is counted and replaced. Held-out samples are not filtered. 0: no limit."""
 
-    min_side: int = 0
+    min_side: int = option(0, ge=0, hint="0 for no limit")
     """Minimum length of an image's shorter side in pixels. A training sample with a smaller image is a bad sample: it
     is counted and replaced. Held-out samples are not filtered. 0: no limit."""
 
-    streams: int | None = None
+    streams: int | None = option(None, ge=1)
     """Number of streams in which whole shards are read (data.read=stream), a divisor of batch_size. Each reads the
     shards of its part of each epoch, one after the other, and gives an equal share of every batch. If it is a multiple
     of the number of ranks, no two ranks read the same shard. null: up to 4 for each rank; a resumed run keeps it."""
 
-    captions_per_step: int = 1
-    """Number k of captions of each sample in a step, at least 1: different ones, drawn like one; a sample with fewer
+    captions_per_step: int = option(1, ge=1)
+    """Number k of captions of each sample in a step: different ones, drawn like one; a sample with fewer
     repeats them in their order. All are right for its image. The text tower encodes k times as many texts. Above 1 it
     needs objective=infonce or siglip."""
 
-    sub_captions: int = 0
-    """Largest number of sentences of a training caption, at least 0: draws one of the runs of 1 to this number of
+    sub_captions: int = option(0, ge=0, when="objective.reads_text", hint="0 for whole captions")
+    """Largest number of sentences of a training caption: draws one of the runs of 1 to this number of
     consecutive sentences of the drawn caption. 1: single sentences. 0: whole captions."""
 
-    mismatched: float = 0.0
-    """Share of the training samples with the captions of another sample, in [0, 1]: noise for experiments. These
+    mismatched: float = option(0.0, ge=0, le=1, when="objective.reads_text")
+    """Share of the training samples with the captions of another sample: noise for experiments. These
     samples are a function of the seed and of the number of samples. Held-out samples keep their captions."""
 
     replacement: bool = False
@@ -190,49 +192,24 @@ class DataSpec:
     """Trains on the first batch of the run in each step, with the same crops and captions: see debug=overfit. The rest
     of the data is not read."""
 
-    weight: float = 1.0
-    """Share of each batch that a source of a mixture gets, relative to the weights of the other sources. Above 0 and
-    finite. Set it as data.sources.NAME.weight; data.weight itself must stay 1."""
+    weight: float = option(1.0, gt=0, hint="to draw nothing from a source of a mixture, remove it")
+    """Share of each batch that a source of a mixture gets, relative to the weights of the other sources. Set it as
+    data.sources.NAME.weight; data.weight itself must stay 1."""
 
     def __post_init__(self) -> None:
-        require(
-            self.batch_size >= 2, f"data.batch_size={self.batch_size} must be at least 2: one sample has no negatives"
-        )
-        require(self.micro_batches >= 1, f"data.micro_batches={self.micro_batches} must be at least 1")
         require(
             self.batch_size % self.micro_batches == 0,
             f"data.batch_size={self.batch_size} is not divisible by data.micro_batches={self.micro_batches}: "
             f"use a batch of {nearest_multiples(self.batch_size, self.micro_batches)}, or "
             f"{nearest_divisors(self.batch_size, self.micro_batches)} micro-batches",
         )
-        complete(self, workers=str(self.workers))  # a number in Python
-        if self.workers != AUTO:
-            require(
-                self.workers.isdecimal(),
-                f"data.workers={self.workers} must be auto, or a whole number of at least 0: 0 loads in the training "
-                "process",
-            )
-        require(self.prefetch >= 1, f"data.prefetch={self.prefetch} must be at least 1 batch")
-        require(self.shuffle_window >= 1, f"data.shuffle_window={self.shuffle_window} must be at least 1 sample")
-        check_name("data.name", self.name)
-        if self.streams is not None:
-            require(
-                self.streams >= 1 and self.batch_size % self.streams == 0,
-                f"data.streams={self.streams} must be at least 1 and divide data.batch_size={self.batch_size}: use "
-                f"{nearest_divisors(self.batch_size, max(1, self.streams))}",
-            )
-        check_crops(self.crop_scale, self.crop_ratio)
-        decoder_of(self.decode)
         require(
-            1 <= self.max_pixels <= MAX_PIXELS,
-            f"data.max_pixels={self.max_pixels} must be in [1, {MAX_PIXELS}]: 89000000 is the default",
+            self.streams is None or self.batch_size % self.streams == 0,
+            f"data.streams={self.streams} does not divide data.batch_size={self.batch_size}: use "
+            f"{nearest_divisors(self.batch_size, self.streams or 1)}",
         )
-        require(self.captions_per_step >= 1, f"data.captions_per_step={self.captions_per_step} must be at least 1")
-        for name in ("min_caption_chars", "min_side", "sub_captions"):
-            limit = getattr(self, name)
-            require(limit >= 0, f"data.{name}={limit} is negative: give 0 for no limit, or more")
-        require(0 <= self.mismatched <= 1, f"data.mismatched={self.mismatched} must be in [0, 1]: 0 for no exchange")
-        require(0 <= self.max_bad_share <= 1, f"data.max_bad_share={self.max_bad_share} must be in [0, 1]")
+        for key, (low, high) in (("crop_scale", self.crop_scale), ("crop_ratio", self.crop_ratio)):
+            require(low <= high, f"data.{key}=[{low},{high}] must be [low, high]: give the smaller number first")
 
     def loader_processes(self, sharing: int = 1) -> int:
         """Returns the number of loader processes of a rank. `sharing`: the number of ranks that share its cores."""
@@ -358,10 +335,7 @@ def training_order(data: DataSpec, dataset: Dataset, seed: int, ranks: int, stre
     `streams`: number of streams of the run that is resumed. Raises ConfigError if data.streams has no effect.
     """
     if not dataset.whole_shards:
-        require(
-            data.streams is None,
-            f"data.streams={data.streams} has no effect without whole shards (data.read): remove it",
-        )
+        require_effect(data.streams is None, f"data.streams={data.streams}", "without whole shards (data.read)")
         return data.order(dataset.train, seed)
     from clipx.data.streams import Streams, stream_count
 
@@ -393,10 +367,13 @@ def _default(f: dataclasses.Field[Any]) -> Any:
     return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
-def check_effect(data: DataSpec | None, keys: Sequence[str], result: str) -> None:
-    """Raises ConfigError if one of the options `keys` is set, none of which has an effect on `result`."""
+def check_effect(
+    data: DataSpec | None, keys: Sequence[str], result: str, fix: str = "remove it", place: str = "data"
+) -> None:
+    """Raises ConfigError if one of the options `keys` of the data at `place` is set, none of which has an effect on
+    `result`."""
     for name, value in () if data is None else non_default_values(data, keys):
-        raise ConfigError(f"data.{name}={value} has no effect on {result}: remove it")
+        raise without_effect(f"{place}.{name}={typed(value)}", f"on {result}", fix)
 
 
 def open_data(data: DataSpec) -> Dataset:

@@ -16,7 +16,7 @@ from torch import Tensor
 from clipx.data.inputs import Texts
 
 if TYPE_CHECKING:
-    from clipx.data.caption_mask_spec import CaptionMaskSpec
+    from clipx.data.augment_spec import CaptionMaskSpec
     from clipx.data.source import Sample
     from clipx.data.spec import DataSpec
     from clipx.model.packer import TextPacker

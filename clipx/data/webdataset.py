@@ -10,19 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any, Self
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.selection.spec import SelectionSpec
-from clipx.data.shards.cache import Access, check_access
-from clipx.data.shards.index import caption_columns, shard_info
+from clipx.data.shards.cache import Access
+from clipx.data.shards.index import RETRY_S, caption_columns, shard_info
 from clipx.data.shards.urls import expand, first_local
 from clipx.data.source import (
     TABLE,
     Source,
     caption_weights,
-    check_held_out_share,
     check_key,
     count_reasons,
     held_shards,
@@ -30,7 +31,7 @@ from clipx.data.source import (
     split,
 )
 from clipx.data.spec import Dataset
-from clipx.errors import require
+from clipx.errors import require, require_effect
 from clipx.storage.files import is_local
 from clipx.storage.url import check_path
 
@@ -38,14 +39,33 @@ if TYPE_CHECKING:
     from clipx.data.shards.counts import Counts, Manifest
     from clipx.data.shards.shards import Shards
 
-_READ = ("auto", "range", "stream")
 _SAMPLES_PER_GPU = 256  # of the published runs of open_clip: 32,768 samples on 128 GPUs
 _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, at most
 
 
+@frozen
+class RemoteFilesSpec(SelectionSpec):
+    """Options of shards and Parquet files that may be remote."""
+
+    retry_s: float = option(RETRY_S, ge=0, unit="s", hint="0 tries once")
+    """Time for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
+
+    cache_gb: float = option(0.0, ge=0, unit="GB", hint="0 for no limit, or no cache")
+    """Size limit of the local cache of whole remote shards or row groups. Must hold the shards of a shuffle window, of
+    three if they are read whole. 0: what is read whole is removed after use; with data.read=range, there is no
+    cache."""
+
+    cache_dir: str | None = None
+    """Folder of the cache, best on a local disk. null: shards in clipx's cache folder."""
+
+    def access(self, whole: bool = False) -> Access:
+        """Returns the settings of reads. `whole`: whether shards are stored in the cache before they are read."""
+        return Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole)
+
+
 @register("data")
 @frozen
-class WebDatasetSpec(SelectionSpec):
+class WebDatasetSpec(RemoteFilesSpec):
     """WebDataset shards, as written by img2dataset: tar files of jpg, png, jpeg or webp (of several, the first in this
     order, as in open_clip) + txt and/or json. npy in place of an image: stored features for model.image.features."""
 
@@ -60,11 +80,8 @@ class WebDatasetSpec(SelectionSpec):
     held_out_shards: str | None = None
     """Shards to evaluate on, in the same notation as shards. null: held_out_share of the samples is held out."""
 
-    held_out_share: float = 0.05
-    """Share of the samples held out for evaluation, evenly spread, in [0, 0.5]. 0: none. Has no effect with
-    held_out_shards."""
-
-    caption_key: Any = "txt"  # OmegaConf has no type for a string or a dictionary
+    # OmegaConf has no type for a string or a dictionary.
+    caption_key: Any = option("txt", check=partial(caption_weights, tables=True))
     """Location of the captions: txt (the member), or json.KEY (a key of the json member, a text or a list of texts).
     Several with weights, {txt:0.3,json.recaption:0.7}: one is drawn among those that a sample has. With caption_table
     also its columns, {txt:0.5,table.recaption:0.5}, beside at least one of the other keys."""
@@ -74,7 +91,7 @@ class WebDatasetSpec(SelectionSpec):
     each row: shards, the file next to each shard, or the folder or URL of files of the same names, 00000.parquet. Rows
     are found by the column key, else by their order. A sample without a row keeps its other captions. null: none."""
 
-    label_key: str | None = None
+    label_key: str | None = option(None, check=partial(check_key, member="cls"))
     """Location of the class of an image, for zero-shot evaluation: cls (the member), or json.KEY (a key of the json
     member). null: no labels."""
 
@@ -82,51 +99,25 @@ class WebDatasetSpec(SelectionSpec):
     """Published number of samples, reported next to the number found, and used before the data is opened. null:
     unknown."""
 
-    retry_s: float = 120.0
-    """Seconds for which a failed read of a remote shard is repeated before the run ends; 0 tries once."""
-
-    cache_gb: float = 0.0
-    """Size limit of the local cache of whole remote shards, in GB. Must hold the shards of a shuffle window, of three
-    with read=stream. 0: with read=stream, shards are removed after use; with read=range, there is no cache."""
-
-    cache_dir: str | None = None
-    """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
-
-    read: str = "auto"
+    read: str = option("auto", choices=("auto", "range", "stream"))
     """How training reads shards. range: each sample by itself, at random. stream: whole shards, one after the other in
     each of several streams, into the cache of remote shards (of the operating system for local ones), and shuffled
     there. auto: stream for remote shards, range for local ones. Evaluation reads ranges."""
 
-    manifest: str | None = None
+    manifest: str | None = option(None, check=check_path)
     """File that lists the shards and their samples, written by python -m clipx.index manifest=…: path or URL.
     Without shards, all shards in it are used. A listed shard is not read before it is used. null: none."""
 
-    samples_per_shard: int | None = None
+    samples_per_shard: int | None = option(None, ge=1, when="not manifest")
     """Number of samples in each shard, if nothing lists it: a place in a shard that has fewer is a bad sample. null:
     remote shards are used by their _stats.json or sizes.json, if these exist; all others are indexed at the start."""
 
     def __post_init__(self) -> None:
         SelectionSpec.__post_init__(self)
-        check_held_out_share(self.held_out_share)
         require(
             self.weights is None or self.read != "stream",
             f"data.weights={self.weights} draws single samples, which data.read=stream cannot: remove data.read",
         )
-        self._check_captions()
-        check_key("data.label_key", self.label_key, "cls")
-        check_access(self.retry_s, self.cache_gb)
-        require(self.read in _READ, f"data.read={self.read} must be one of {', '.join(_READ)}")
-        if self.samples_per_shard is not None:
-            require(self.samples_per_shard >= 1, f"data.samples_per_shard={self.samples_per_shard} must be at least 1")
-            require(
-                self.manifest is None,
-                f"data.samples_per_shard={self.samples_per_shard} has no effect with data.manifest={self.manifest}: "
-                "remove one of them",
-            )
-        if self.manifest is not None:
-            check_path("data.manifest", self.manifest)
-
-    def _check_captions(self) -> None:
         own, of_table = self._captions
         named = f"data.caption_key={self.caption_key}"
         require(
@@ -138,10 +129,9 @@ class WebDatasetSpec(SelectionSpec):
             not of_table or self.caption_table is not None,
             f"{named} needs the table of {columns}: give data.caption_table=shards, or a folder of tables",
         )
-        require(
-            bool(of_table) or self.caption_table is None,
-            f"data.caption_table={self.caption_table} has no effect without a column: add table.COLUMN to "
-            "data.caption_key, or remove it",
+        reason, fix = "without a column of it", "add table.COLUMN to data.caption_key, or remove it"
+        require_effect(
+            bool(of_table) or self.caption_table is None, f"data.caption_table={self.caption_table}", reason, fix
         )
 
     @property
@@ -275,7 +265,7 @@ class WebDatasetSpec(SelectionSpec):
         from clipx.data.shards.shards import Shards
 
         own, of_table = self._captions
-        access, further = Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir, whole), None
+        access, further = self.access(whole), None
         if tables and self.caption_table is not None:
             from clipx.data.selection.captions import CaptionTables
 

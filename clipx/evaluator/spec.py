@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Cadence
 from clipx.config.names import check_metric_part
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen
-from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, non_default_values
-from clipx.errors import ClipxError, ConfigError, require, with_location
+from clipx.data.spec import TRAINING_OPTIONS, Dataset, DataSpec, check_effect
+from clipx.errors import ClipxError, require, with_location
 
 if TYPE_CHECKING:
     from clipx.evaluator.base import Embedder, Metrics
-
-# Options of DataSpec for the sampling and augmentation of training data.
-_TRAINING_OPTIONS = (
-    *"batch_size micro_batches shuffle_window".split(),
-    *VIEW_OPTIONS,
-    *"replacement weight min_caption_chars min_side mismatched repeat_batch decode caption_mask".split(),
-)
 
 
 def check_set(key: str, data: DataSpec, learns: bool) -> None:
@@ -32,9 +26,8 @@ def check_set(key: str, data: DataSpec, learns: bool) -> None:
         data: the set.
         learns: whether the evaluator learns from a part of the set.
     """
-    options = _TRAINING_OPTIONS if learns else (*_TRAINING_OPTIONS, "held_out_share")
-    for option, value in non_default_values(data, options):
-        raise ConfigError(f"{key}.{option}={value} has no effect on a set, which is evaluated as a whole: drop it")
+    keys = TRAINING_OPTIONS if learns else (*TRAINING_OPTIONS, "held_out_share")
+    check_effect(data, keys, "a set, which is evaluated as a whole", place=key)
 
 
 def error_at(error: ClipxError, evaluator: str, name: str | None, data: DataSpec) -> ClipxError:
@@ -134,8 +127,8 @@ class EvaluatorSpec:
     """Cadence of the evaluation: a duration in epochs, steps or samples (1ep, 500st, 1e6sa), which also evaluates at
     the end of training; end: at the end only; none: never."""
 
-    batch_size: int = 256
-    """Number of images or texts embedded in one forward pass on each rank, at least 1."""
+    batch_size: int = option(256, ge=1)
+    """Number of images or texts embedded in one forward pass on each rank."""
 
     held_out: bool = True
     """Whether to evaluate the held-out samples of the run's data. false needs at least one set in sets."""
@@ -152,7 +145,6 @@ class EvaluatorSpec:
     def __post_init__(self) -> None:
         _ = self.cadence  # raises ConfigError
         key = f"evaluator.{self.kind}"
-        require(self.batch_size >= 1, f"{key}.batch_size={self.batch_size} must be at least 1")
         require(
             self.held_out or bool(self.sets),
             f"{key}.held_out=false leaves nothing to evaluate: add a set with +data@{key}.sets.NAME=OPTION",

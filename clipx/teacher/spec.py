@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from clipx.config.option import option, typed
 from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.storage.url import check_path
@@ -41,81 +42,57 @@ class TeacherPrecision(StrEnum):
     """Weights and computation in float16."""
 
 
+def _check_weights(key: str, weights: str) -> None:
+    require(bool(weights), f"{key}= is empty: give a value, or remove it")
+
+
+def _check_embeddings(key: str, value: Any) -> None:
+    folders = value if isinstance(value, list) else [value]
+    require(
+        bool(folders) and all(isinstance(folder, str) and folder for folder in folders),
+        f"{key}={typed(value)} must be a folder, or a list of folders: [FOLDER,FOLDER]",
+    )
+    for folder in folders:
+        check_path(key, folder)
+        require(folders.count(folder) == 1, f"{key}={typed(value)} has {folder} twice: give each teacher once")
+
+
+def _check_temperature(key: str, value: Any) -> None:
+    given = value if isinstance(value, list) else [value]
+    require(
+        all(type(one) in (int, float) and 0 < one < math.inf for one in given),
+        f"{key}={typed(value)} must be above 0: 0.01 is usual for a trained model",
+    )
+
+
 @frozen
 class TeacherSpec:
     """Teacher for objective=distillation, or reference for drrho_clip: a model (weights) or its stored embeddings
     (embeddings)."""
 
-    weights: str | None = None
-    """Teacher model, in any form that model.weights accepts. Its configuration is loaded with the weights. null: no
-    teacher model. Excludes embeddings."""
+    weights: str | None = option(None, when="not embeddings and objective.taught", check=_check_weights)
+    """Teacher model, in any form that model.weights accepts. Its configuration is loaded with the weights. It embeds
+    each of the micro-batches of the run. null: no teacher model."""
 
-    embeddings: Any = None  # OmegaConf has no type for a string or a list
+    # OmegaConf has no type for a string or a list, or a number or a list.
+    embeddings: Any = option(None, when="objective.taught", check=_check_embeddings)
     """Local folder of teacher embeddings that python -m clipx.embed wrote for the training data of this run, in format
-    npy; or the folders of an ensemble of teachers, [FOLDER,FOLDER], of the same views. null: no stored embeddings.
-    Excludes weights."""
+    npy; or the folders of an ensemble of teachers, [FOLDER,FOLDER], of the same views. null: no stored embeddings."""
 
-    temperature: Any = None
+    temperature: Any = option(None, when="objective.taught and objective.teacher_logits", check=_check_temperature)
     """Temperature of the teacher's softmax over a batch, above 0; the logits are divided by it. Of an ensemble, one for
-    all teachers or a list with one for each. null: the temperature that the teacher was trained with. Needs weights or
-    embeddings. Must be null with drrho_clip and with objective.distill_weight=0, which do not use it."""
+    all teachers or a list with one for each. null: the temperature that the teacher was trained with. Objective
+    drrho_clip does not use it, nor does objective.distill_weight=0."""
 
-    precision: TeacherPrecision = TeacherPrecision.run
-    """Number format of the teacher model: run (the precision of the student), fp32, bf16 or fp16. Needs weights."""
-
-    micro_batches: int | None = None
-    """Number of forward passes of the teacher that each rank's share of the batch is split into, at least 1. null:
-    data.micro_batches. Needs weights."""
+    precision: TeacherPrecision = option(TeacherPrecision.run, when="weights")
+    """Number format of the teacher model: run (the precision of the student), fp32, bf16 or fp16."""
 
     def __post_init__(self) -> None:
-        embeddings, temperature = _text(self.embeddings), _text(self.temperature)
-        for key, value in (("weights", self.weights), ("embeddings", embeddings)):
-            require(value not in ("", "[]"), f"teacher.{key}={value} is empty: give a value, or drop it")
+        given, teachers = self.temperature, max(1, len(self.folders))
         require(
-            self.weights is None or self.embeddings is None,
-            f"teacher.weights={self.weights} and teacher.embeddings={embeddings} are two teachers: give one",
-        )
-        self._check_folders()
-        self._check_temperature()
-        require(
-            self.micro_batches is None or self.micro_batches >= 1,
-            f"teacher.micro_batches={self.micro_batches} must be at least 1",
-        )
-        of_models = {"precision": self.precision.removeprefix("run"), "micro_batches": self.micro_batches}
-        for key, chosen in of_models.items():
-            require(
-                not chosen or self.weights is not None,
-                f"teacher.{key}={chosen} has no effect without teacher.weights: drop it",
-            )
-        require(
-            self.temperature is None or self.source_option is not None,
-            f"teacher.temperature={temperature} has no effect without a teacher: give teacher.weights or "
-            "teacher.embeddings, or drop it",
-        )
-
-    def _check_folders(self) -> None:
-        for folder in self.folders:
-            require(
-                isinstance(folder, str) and bool(folder),
-                f"teacher.embeddings={_text(self.embeddings)} must be a folder, or a list of folders: [FOLDER,FOLDER]",
-            )
-            check_path("teacher.embeddings", folder)
-            require(
-                self.folders.count(folder) == 1,
-                f"teacher.embeddings={_text(self.embeddings)} has {folder} twice: give each teacher once",
-            )
-
-    def _check_temperature(self) -> None:
-        given = self.temperature if isinstance(self.temperature, list) else [self.temperature]
-        for value in () if self.temperature is None else given:
-            require(
-                type(value) in (int, float) and 0 < value < math.inf,
-                f"teacher.temperature={_text(self.temperature)} must be above 0: 0.01 is usual for a trained model",
-            )
-        require(
-            not isinstance(self.temperature, list) or len(given) == max(1, len(self.folders)),
-            f"teacher.temperature={_text(self.temperature)} has {len(given)} temperatures for "
-            f"{max(1, len(self.folders))} teachers: give one for each, or a single number for all",
+            not isinstance(given, list) or len(given) == teachers,
+            f"teacher.temperature={typed(given)} does not fit {teachers} teachers: give a list with one for each, or a "
+            "single number for all",
         )
 
     @property
@@ -137,7 +114,7 @@ class TeacherSpec:
         """The option that selects the teacher, as KEY=VALUE; None if there is no teacher."""
         if self.weights is not None:
             return f"teacher.weights={self.weights}"
-        return None if self.embeddings is None else f"teacher.embeddings={_text(self.embeddings)}"
+        return None if self.embeddings is None else f"teacher.embeddings={typed(self.embeddings)}"
 
     def build(self, comm: Comm, precision: Precision, micro_batches: int, logits: bool) -> Teacher | None:
         """Loads the teacher model onto the device. Returns None if there is none.
@@ -153,7 +130,7 @@ class TeacherSpec:
             return None
         from clipx.teacher.live import Teacher
 
-        return Teacher.build(self, comm, precision, self.micro_batches or micro_batches, logits)
+        return Teacher.build(self, comm, precision, micro_batches, logits)
 
     def open(self, train: Source, options: Mapping[str, Any], logits: bool) -> StoredTeachers | None:
         """Opens the stored embeddings of the training samples. Returns None if there are none.
@@ -170,8 +147,3 @@ class TeacherSpec:
         from clipx.teacher.stored import StoredTeachers
 
         return StoredTeachers.open(self.folders, self.temperatures, train, options, logits)
-
-
-def _text(value: Any) -> str:
-    """Returns a value as it is written on the command line."""
-    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -36,7 +36,7 @@ from clipx.data.images import Draw, crop_seed
 from clipx.data.npy import map_array
 from clipx.data.source import BadSample, Sample, Source
 from clipx.data.transform import Box
-from clipx.errors import ConfigError, DataError, require
+from clipx.errors import ConfigError, DataError, require, require_effect
 from clipx.storage.safe_json import read_as, read_regular
 
 if TYPE_CHECKING:
@@ -184,11 +184,9 @@ class Views:
             elif key not in options:
                 raise ConfigError(f"{named} has views with data.{key}={stored}: give it")
             else:
-                fix = f"give data.{key}={stored}, with which" if key in self.options else "remove it, as"
-                require(
-                    value == stored,
-                    f"data.{key}={value} has no effect on {named}, whose crops are stored: {fix} they were drawn",
-                )
+                fix = f"give data.{key}={stored}" if key in self.options else "remove it"
+                reason = f"on {named}, whose crops are stored"
+                require_effect(value == stored, f"data.{key}={value}", reason, f"{fix}, as they were drawn")
 
     def __str__(self) -> str:
         if not self.count:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from clipx.data.augment_spec import CaptionMaskSpec
 from clipx.data.batch import Batch
-from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.images import ImageReader
 from clipx.data.inputs import Inputs, Texts
 from clipx.data.loader import LoaderOptions, TargetSource, TrainBatches, train_loader

@@ -23,7 +23,7 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from clipx.data.selection.expression import Condition
+from clipx.data.selection.expression import Predicate
 from clipx.data.selection.files import Named, Reading, read_condition, read_ids, read_weights, version
 from clipx.data.selection.ids import Ids, ids_of
 from clipx.data.selection.tables import JsonTables, ShardSamples, SidecarTables, require_data, sidecar
@@ -194,7 +194,7 @@ class _Chooser:
     kept: dict[str, Named] = field(default_factory=dict)
     """Samples that the files of keep and where name, by option."""
     weights: Named | None = None
-    where: Condition | None = None
+    where: Predicate | None = None
     """Condition on the columns of `tables`."""
     tables: JsonTables | SidecarTables | None = None
     missing: Counter[str] = field(default_factory=Counter)
@@ -252,7 +252,7 @@ class _Chooser:
         if spec.weights is not None:
             self.weights = read_weights(spec.weights, "data.weights", reading)
         if spec.where is not None:
-            condition = Condition.parse("data.where", spec.where)
+            condition = Predicate.parse("data.where", spec.where)
             if spec.table in (None, "shards"):
                 self.where = condition
             else:

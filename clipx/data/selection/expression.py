@@ -36,7 +36,7 @@ _MAX_DEPTH = 100  # levels of a syntax tree, each of which is two calls of Pytho
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class Predicate:
     """A parsed condition. `key` is its option, for messages."""
 
     key: str
@@ -44,7 +44,7 @@ class Condition:
     columns: Sequence[str]
 
     @classmethod
-    def parse(cls, key: str, text: str) -> Condition:
+    def parse(cls, key: str, text: str) -> Predicate:
         """Parses a condition. Raises ConfigError for anything that a condition may not contain."""
         require(len(text) <= _MAX_CHARS, f"{key} has {len(text):,} characters, more than {_MAX_CHARS:,}: shorten it")
         reader = _Reader(key, text, None)

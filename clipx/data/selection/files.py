@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from clipx.data.npy import map_array
 from clipx.data.parquet_file import ANY, INDEX, KEY, NUMBER, numbers, shown, whole_numbers
-from clipx.data.selection.expression import Condition
+from clipx.data.selection.expression import Predicate
 from clipx.data.selection.ids import CHUNK, ID, WEIGHTED, Ids, IdSet, ids_of, is_sorted, with_weights, write_sorted
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
@@ -100,7 +100,7 @@ def read_ids(path: str, key: str, reading: Reading) -> Named:
     return _store(by, parts, key, path, reading)
 
 
-def read_condition(condition: Condition, urls: Sequence[str], reading: Reading) -> Named:
+def read_condition(condition: Predicate, urls: Sequence[str], reading: Reading) -> Named:
     """Returns the samples whose row of a table satisfies the condition.
 
     The column `index` finds the samples of a table of clipx.score, a column `key` or `uid` those of another table.
@@ -179,7 +179,7 @@ def _read_tables(
     key: str,
     ids: Sequence[str],
     reading: Reading,
-    condition: Condition | None = None,
+    condition: Predicate | None = None,
     weighted: bool = False,
 ) -> tuple[str | None, Iterator[Part]]:
     """Returns the first column of `ids` that a table has, and the ids of the rows that satisfy the condition.

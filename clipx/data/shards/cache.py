@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from clipx.data.loader_process import this_process
 from clipx.data.shards.index import RETRY_S, Span
-from clipx.errors import require
 from clipx.escape import print_stderr
 from clipx.storage.failure import error_text
 from clipx.storage.local import cache_folder, ensure_folder, open_own
@@ -60,12 +59,6 @@ def _cache_dir(path: str | None) -> Path:
     if path is None:
         return cache_folder("shards")
     return ensure_folder(Path(path).expanduser(), f"data.cache_dir={path}", "give")
-
-
-def check_access(retry_s: float, cache_gb: float) -> None:
-    """Raises ConfigError if data.retry_s or data.cache_gb is negative."""
-    require(retry_s >= 0, f"data.retry_s={retry_s} is negative: give 0 to disable retries, or a time in seconds")
-    require(cache_gb >= 0, f"data.cache_gb={cache_gb} is negative: give 0 to disable the cache, or its limit in GB")
 
 
 def read_cached(path: Path, span: Span) -> bytes | None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import parse_templates, prompts
-from clipx.data.shards.cache import Access, check_access
+from clipx.data.shards.cache import Access
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -42,7 +43,7 @@ class BenchmarkSpec(DataSpec):
     kind: str = "benchmark"
     """Kind of data: a set in clip_benchmark's layout."""
 
-    path: str | None = None
+    path: str | None = option(None, check=check_url)
     """Folder of the set, as a path or URL (s3://…, https://…). Required."""
 
     split: str = "train"
@@ -51,20 +52,8 @@ class BenchmarkSpec(DataSpec):
     held_out_split: str | None = "test"
     """Subfolder with the shards to evaluate on. null: nothing is held out in training, and evaluation reads split."""
 
-    retry_s: float = 120.0
-    """Seconds for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
-
-    cache_gb: float = 0.0
-    """Size limit of the local cache of whole remote shards, in GB. 0: no cache, samples are read by range requests."""
-
-    cache_dir: str | None = None
-    """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
-
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
-        check_access(self.retry_s, self.cache_gb)
-        if self.path is not None:
-            check_url("data.path", self.path)
         for key, name in (("split", self.split), ("held_out_split", self.held_out_split)):
             require(name != "", f"data.{key}= is empty: give the name of a folder of the set, such as test")
 
@@ -93,7 +82,7 @@ class BenchmarkSpec(DataSpec):
         self.check_complete()
         assert self.path is not None
         root = local_path(self.path) if is_local(self.path) else self.path
-        return _BenchmarkSet(root.rstrip("/"), Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir))
+        return _BenchmarkSet(root.rstrip("/"), Access())
 
 
 @dataclass(frozen=True)

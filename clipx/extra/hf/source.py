@@ -16,17 +16,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_templates
-from clipx.data.parquet import ParquetSpec, caption_columns
+from clipx.data.parquet import ColumnsSpec, ParquetSpec, caption_columns
 from clipx.data.parquet_file import IMAGE, held
 from clipx.data.selection.spec import SelectionSpec
-from clipx.data.shards.cache import check_access
-from clipx.data.source import check_held_out_share
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.data.walk import walk
-from clipx.data.webdataset import WebDatasetSpec
-from clipx.errors import ClipxError, ConfigError, DataError, require
+from clipx.data.webdataset import RemoteFilesSpec, WebDatasetSpec
+from clipx.errors import ClipxError, ConfigError, DataError, require, require_effect
 from clipx.extra.hf.benchmark import PromptedShards
 from clipx.extra.hf.layout import CARD, Repository, single_format
 from clipx.storage.files import errors_as, is_local, local_path
@@ -44,9 +43,18 @@ _CARD_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
+def check_commit(key: str, text: str) -> None:
+    """Raises ConfigError unless a value of the option `key` is a commit of a repository on the hub."""
+    require(
+        HubFile("dataset", "", text, "").pinned,
+        f"{key}={text} is not a commit of 40 hexadecimal digits: give a branch or tag as "
+        "data.path=hf://datasets/OWNER/NAME@REVISION",
+    )
+
+
 @register("data")
 @frozen
-class HfSpec(SelectionSpec):
+class HfSpec(ColumnsSpec):
     """A data set of Hugging Face, in a folder or on the hub (hf://): Parquet files or WebDataset tars."""
 
     shards_have_tables = True  # of tars; Parquet files are checked when they are opened
@@ -54,11 +62,7 @@ class HfSpec(SelectionSpec):
     kind: str = "hf"
     """Kind of data: a data set of Hugging Face."""
 
-    path: str | None = None
-    """Folder of the data set, or hf://datasets/OWNER/NAME, with @REVISION for a branch, tag or commit. Required. The
-    hub and the token to read it are taken from HF_ENDPOINT and HF_TOKEN."""
-
-    revision: str | None = None
+    revision: str | None = option(None, check=check_commit)
     """Commit of the repository on the hub, 40 hexadecimal digits. null: that of path when the run starts. It is saved
     with the run, so a resumed run reads the same files."""
 
@@ -71,42 +75,12 @@ class HfSpec(SelectionSpec):
     held_out_split: str | None = None
     """Name of the split to evaluate on, such as validation or test. null: held_out_share of split is held out."""
 
-    held_out_share: float = 0.05
-    """Share held out for evaluation, evenly spread, in [0, 0.5]: as in data=parquet or data=webdataset. 0: none. Has no
-    effect with held_out_split."""
-
-    image_column: str | None = None
-    """Name of the column with the images, in Parquet files. null: the only column of images."""
-
-    caption_column: Any = None  # OmegaConf has no type for a string or a dictionary
-    """Name of the column with the captions, or several with weights, {caption:0.3,recaption:0.7}; of tars txt or
-    json.KEY. null: the only column of texts, templates with the class name if there is none; of tars txt."""
-
-    label_column: str | None = None
-    """Name of the column with the class of each image, for zero-shot evaluation; of tars cls or json.KEY. null: the
-    only column with class names, if there is one; of tars no labels."""
-
     templates: str | None = None
     """Templates of class names, in Parquet files that have them: openai_imagenet (80), simple (7), or a file with one
     per line, with {} for the class name. null: a photo of a {}."""
 
-    samples_per_shard: int | None = None
-    """Number of samples in each tar, which are then not indexed at the start: see data=webdataset. null: as there."""
-
-    retry_s: float = 120.0
-    """Seconds for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
-
-    cache_gb: float = 0.0
-    """Size limit of the local cache of row groups or whole remote tars, in GB. 0: as in data=parquet and
-    data=webdataset."""
-
-    cache_dir: str | None = None
-    """Folder of the cache, best on a local disk. null: shards in clipx's cache folder."""
-
     def __post_init__(self) -> None:
         SelectionSpec.__post_init__(self)
-        check_held_out_share(self.held_out_share)
-        check_access(self.retry_s, self.cache_gb)
         if self.path is not None:
             hub, on_hub = self._hub, self.path.startswith("hf://")
             (check_url if is_local(self.path) or on_hub else check_folder_url)("data.path", self.path)
@@ -115,15 +89,8 @@ class HfSpec(SelectionSpec):
                 f"data.path={self.path} is not a data set on the hub: give hf://datasets/OWNER/NAME, or data=parquet "
                 "data.path=hf://…/*.parquet for files",
             )
-        if self.revision is not None:
-            require(self._hub is not None, f"data.revision={self.revision} has no effect without hf://: remove it")
-            require(
-                HubFile("dataset", "", self.revision, "").pinned,
-                f"data.revision={self.revision} is not a commit of 40 hexadecimal digits: give a branch or tag as "
-                "data.path=hf://datasets/OWNER/NAME@REVISION",
-            )
-        if self.caption_column is not None:
-            caption_columns(self.caption_column)
+        on_hub = self.revision is None or self._hub is not None
+        require_effect(on_hub, f"data.revision={self.revision}", "with a data.path that is not on the hub (hf://)")
 
     @property
     def _hub(self) -> HubFile | None:
@@ -212,19 +179,16 @@ class HfSpec(SelectionSpec):
 
     def _open(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool = True) -> Dataset:
         tars = single_format([*urls, *(held_out or ())], str(self.path)) == ".tar"
-        for key in ("image_column", "templates") if tars else ("samples_per_shard",):
-            value, form = getattr(self, key), "tars" if tars else "Parquet files"
-            require(value is None, f"data.{key}={value} has no effect on {form}: remove it")
+        for key in ("image_column", "templates") if tars else ():
+            require_effect(getattr(self, key) is None, f"data.{key}={getattr(self, key)}", "on tars")
         return self._open_tars(urls, held_out, training) if tars else self._open_parquet(urls, held_out, training)
 
     def _open_tars(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool) -> Dataset:
         try:
             spec = WebDatasetSpec(
                 **self._shared(),
-                held_out_share=self.held_out_share,
                 caption_key="txt" if self.caption_column is None else self.caption_column,
                 label_key=self.label_column,
-                samples_per_shard=self.samples_per_shard,
                 read="auto" if training else "range",
             )
             return spec.open_files(urls, held_out)
@@ -238,15 +202,13 @@ class HfSpec(SelectionSpec):
         from clipx.data.shards.footer import open_parquet_file
 
         columns, names = self._columns(urls[0], open_parquet_file(urls[0], self.retry_s).schema())
-        require(
-            bool(names) or self.templates is None,
-            f"data.templates={self.templates} has no effect without a column of labels with class names: remove it",
-        )
+        given, reason = f"data.templates={self.templates}", "without a column of labels with class names"
+        require_effect(bool(names) or self.templates is None, given, reason)
         classes = None
         if names:
             templates = read_templates(self.templates, "data.templates")
             classes = Classes([name.replace("_", " ") for name in names], templates)
-        spec = ParquetSpec(**self._shared(), held_out_share=self.held_out_share)
+        spec = ParquetSpec(**self._shared())
         opened = replace(spec.open_files(urls, held_out, columns), classes=classes)
         if columns.captions:
             return opened
@@ -283,13 +245,13 @@ class HfSpec(SelectionSpec):
             captions = _only(url, texts, "captions", "caption_column")
         if label is None and class_names and (captions is None or len(class_names) == 1):
             label = _only(url, list(class_names), "labels", "label_column")
-        weighted = () if captions is None else caption_columns(captions)
+        weighted = () if captions is None else caption_columns("data.caption_column", captions)
         return RowColumns(image, weighted, label), class_names.get(label or "", ())
 
     def _shared(self) -> dict[str, Any]:
         """Returns the options that data=parquet and data=webdataset have, too."""
-        names = [f.name for f in dataclasses.fields(SelectionSpec) if f.name != "kind"]
-        return {name: getattr(self, name) for name in (*names, "retry_s", "cache_gb", "cache_dir")}
+        names = [f.name for f in dataclasses.fields(RemoteFilesSpec) if f.name != "kind"]
+        return {name: getattr(self, name) for name in names}
 
 
 def _local_files(root: str) -> dict[str, int]:

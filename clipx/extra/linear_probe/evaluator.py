@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.spec import Dataset
-from clipx.errors import ConfigError, DataError, require
+from clipx.errors import ConfigError, DataError
 from clipx.evaluator.spec import EvaluatorSpec
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 8192  # images per matrix product
 _PER_DECADE = 8  # smallest step of the search for λ, as a fraction of a decade
+_MAX_ITERATIONS = 1000  # of L-BFGS for each fit
 _FIRST = (-6, -4, -2, 0, 2, 4, 6)  # powers of ten of the first candidates for λ; the search then refines the best one
 
 
@@ -41,30 +43,16 @@ class LinearProbeSpec(EvaluatorSpec):
     kind: str = "linear_probe"
     """Kind of evaluator: linear_probe."""
 
-    train_samples: int | None = None
-    """Number of training images to learn from, evenly spaced over the training data, at least 1. null: all images."""
+    train_samples: int | None = option(None, ge=1)
+    """Number of training images to learn from, evenly spaced over the training data. null: all images."""
 
-    validation_share: float = 0.2
-    """Share of the training images of each class that validate the candidates for λ, in (0, 0.5]. Has no effect if l2
-    is given. The default is every fifth image."""
+    validation_share: float = option(0.2, gt=0, le=0.5, when="not l2", hint="0.2 is every fifth image")
+    """Share of the training images of each class that validate the candidates for λ. The default is every fifth
+    image."""
 
-    l2: float | None = None
-    """Penalty λ, above 0, of the loss Σ cross-entropy + λ/2·‖W‖²; the inverse of scikit-learn's C. null: selects the λ
+    l2: float | None = option(None, gt=0, hint="null selects it automatically")
+    """Penalty λ of the loss Σ cross-entropy + λ/2·‖W‖²; the inverse of scikit-learn's C. null: selects the λ
     in [1e-6, 1e6] with the highest validation accuracy, by the search of arXiv:2103.00020, A.3."""
-
-    max_iterations: int = 1000
-    """Maximum number of L-BFGS iterations of each fit, at least 1."""
-
-    def __post_init__(self) -> None:
-        EvaluatorSpec.__post_init__(self)
-        key = "evaluator.linear_probe"
-        for name, value in (("train_samples", self.train_samples), ("max_iterations", self.max_iterations)):
-            require(value is None or value >= 1, f"{key}.{name}={value} must be at least 1")
-        require(
-            0 < self.validation_share <= 0.5,
-            f"{key}.validation_share={self.validation_share} must be in (0, 0.5]: 0.2 is every fifth image",
-        )
-        require(self.l2 is None or self.l2 > 0, f"{key}.l2={self.l2} must be above 0: null selects it automatically")
 
     def check(self, data: Dataset) -> None:
         """Raises ConfigError if labels are missing, or if no class has both training and held-out images."""
@@ -99,7 +87,7 @@ class LinearProbeSpec(EvaluatorSpec):
             raise DataError("no embedding of a training image is finite: the linear probe has nothing to fit")
         if not finite_N.all():  # a single one that is not would leave no weight finite
             x_ND, y_N = x_ND[finite_N], y_N[finite_N]
-        probe = Probe(embedder.comm, len(classes), self.max_iterations, embedder.heartbeat)
+        probe = Probe(embedder.comm, len(classes), embedder.heartbeat)
         l2 = self.l2 or self._best(probe, x_ND, y_N)
         weight_CD = probe.fit(x_ND, y_N, l2)
         test_ND, labels_N = _tensors(test, classes)
@@ -159,7 +147,6 @@ class Probe:
 
     comm: Comm
     classes: int
-    max_iterations: int
     heartbeat: Callable[[], None]
 
     def fit(self, x_ND: torch.Tensor, y_N: torch.Tensor, l2: float) -> torch.Tensor:
@@ -172,7 +159,7 @@ class Probe:
             weight_CD.requires_grad_()
             optimizer = torch.optim.LBFGS(
                 [weight_CD],
-                max_iter=self.max_iterations,
+                max_iter=_MAX_ITERATIONS,
                 tolerance_grad=1e-6,
                 tolerance_change=1e-12,
                 line_search_fn="strong_wolfe",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen, register
 from clipx.data.shards.cache import Access
 from clipx.data.shards.index import RETRY_S, caption_columns, fingerprint
 from clipx.data.shards.shard import Shard, index_shards
-from clipx.data.source import caption_weights, check_held_out_share, check_key, count_reasons, kept_samples
+from clipx.data.source import caption_weights, check_key, count_reasons, kept_samples
 from clipx.errors import require
 from clipx.escape import json_text
 from clipx.storage.local import write_text
@@ -34,11 +36,11 @@ class IndexSpec:
     """Location of the captions, as data.caption_key: txt, json.KEY, or several with weights. Decides which samples are
     usable; the weights have no effect on the index."""
 
-    label_key: str | None = None
+    label_key: str | None = option(None, check=partial(check_key, member="cls"))
     """Location of the labels, as data.label_key: cls or json.KEY. Part of the fingerprint only. null: no labels."""
 
-    held_out_share: float = 0.05
-    """Share of the samples held out, as data.held_out_share, in [0, 0.5]. Subtracted from the epoch length."""
+    held_out_share: float = option(0.05, ge=0, le=0.5)
+    """Share of the samples held out, as data.held_out_share. Subtracted from the epoch length."""
 
     part: str | None = None
     """Share of the shards to index, as k/N with 1 ≤ k ≤ N: for job k of an array of N jobs. null: all shards."""
@@ -51,8 +53,6 @@ class IndexSpec:
 
     def __post_init__(self) -> None:
         caption_weights("caption_key", self.caption_key)
-        check_key("label_key", self.label_key, "cls")
-        check_held_out_share(self.held_out_share)
         if self.manifest is not None:
             check_path("manifest", self.manifest)
         k, n = self.share

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from clipx.config import MISSING, frozen, register
+from clipx.config import MISSING, frozen, option, register
 from clipx.data import (
     BadRecord,
     BadSample,
@@ -15,7 +15,6 @@ from clipx.data import (
     ImageFiles,
     Packed,
     Sample,
-    check_held_out_share,
     read_bounded,
     split,
 )
@@ -35,12 +34,8 @@ class SidecarSpec(DataSpec):
     folder: str = MISSING
     """Folder with the images and texts, searched with its subfolders."""
 
-    held_out_share: float = 0.05
-    """Share of the images held out for evaluation, evenly spread, in [0, 0.5]. 0: none."""
-
-    def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
-        check_held_out_share(self.held_out_share)
+    held_out_share: float = option(0.05, ge=0, le=0.5)
+    """Share of the images held out for evaluation, evenly spread. 0: none."""
 
     def open(self) -> Dataset:
         return Dataset(*split(Sidecar.open(Path(self.folder)), self.held_out_share))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from scipy import stats
 
+from clipx.data.augment_spec import CaptionMaskSpec, CaptionRule
 from clipx.data.caption_mask import kinds_of, masked, tagger
-from clipx.data.caption_mask_spec import CaptionMaskSpec, CaptionRule
 from clipx.model.tokenizer import Tokenizer
 
 # Each word is one token of CLIP's vocabulary.

@@ -15,8 +15,8 @@ from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clipx.data.augment_spec import CaptionMaskSpec
 from clipx.data.batch import Batch
-from clipx.data.caption_mask_spec import CaptionMaskSpec
 from clipx.data.images import PixelReader
 from clipx.data.modified import sub_captions
 from clipx.data.order import Order

@@ -34,7 +34,7 @@ def clouds(n: int = 200, classes: int = 4, seed: int = 0) -> tuple[torch.Tensor,
 @pytest.mark.parametrize("l2", [0.1, 1.0, 30.0])
 def test_the_fit_equals_logistic_regression_of_scikit_learn(l2: float) -> None:
     x_ND, y_N = clouds()
-    weight_CD = Probe(ALONE, 4, 1000, lambda: None).fit(x_ND, y_N, l2)
+    weight_CD = Probe(ALONE, 4, lambda: None).fit(x_ND, y_N, l2)
     theirs = LogisticRegression(C=1 / l2, tol=1e-9, max_iter=10_000).fit(x_ND[:, :-1].numpy(), y_N.numpy())
     np.testing.assert_allclose(weight_CD[:, :-1].numpy(), theirs.coef_, atol=1e-3)
     chance = torch.softmax(x_ND @ weight_CD.T, 1).numpy()
@@ -43,7 +43,7 @@ def test_the_fit_equals_logistic_regression_of_scikit_learn(l2: float) -> None:
 
 def fitted_in_blocks(comm: Comm, size: int) -> list[list[float]]:
     linear_probe._BLOCK = size
-    return Probe(comm, 4, 20, lambda: None).fit(*clouds(), 1.0).flatten().tolist()  # type: ignore[no-any-return]
+    return Probe(comm, 4, lambda: None).fit(*clouds(), 1.0).flatten().tolist()  # type: ignore[no-any-return]
 
 
 def test_ranks_share_the_images_and_fit_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_the_penalty_is_selected_on_images_that_are_not_fitted(monkeypatch: pyte
         return torch.zeros(4, 7, dtype=torch.float64)
 
     monkeypatch.setattr(Probe, "fit", fit)
-    LinearProbeSpec(kind="linear_probe")._best(Probe(ALONE, 4, 1, lambda: None), x_ND, y_N)
+    LinearProbeSpec(kind="linear_probe")._best(Probe(ALONE, 4, lambda: None), x_ND, y_N)
     others_ND = x_ND[~_every_of_class(y_N, 5)]
     assert fitted and all(torch.equal(x_ND, others_ND) for x_ND in fitted)
 

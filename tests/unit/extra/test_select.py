@@ -27,7 +27,7 @@ from clipx.data.csv import CsvSpec
 from clipx.data.folder import FolderSpec
 from clipx.data.order import WeightedOrder
 from clipx.data.parquet import ParquetSpec
-from clipx.data.selection.expression import Condition
+from clipx.data.selection.expression import Predicate
 from clipx.data.selection.files import INDEXED
 from clipx.data.selection.ids import ID, WEIGHTED, IdSet, is_sorted, write_sorted
 from clipx.data.selection.spec import SelectionSpec
@@ -274,7 +274,7 @@ def test_conditions() -> None:
     columns = {"a": [1, 2, None], "b": [1.0, 2.0, 3.5], "flag": [True, False, False], "none": [None] * 3}
     for t in (texts, texts.dictionary_encode(), texts.cast(pa.string_view()), texts.cast(pa.large_string())):
         table = pa.table({**columns, "t": t})
-        assert {text: Condition.parse("data.where", text).selects(table).tolist() for text in CASES} == CASES
+        assert {text: Predicate.parse("data.where", text).selects(table).tolist() for text in CASES} == CASES
 
 
 FLOATS = (pa.float16(), pa.float32(), pa.float64())
@@ -318,7 +318,7 @@ def test_a_condition_is_exact_or_an_error(kinds: tuple[pa.DataType, pa.DataType]
         table = pa.table(arrays, names=["a", "b"])
         found: list[bool] | None
         try:
-            found = Condition.parse("data.where", condition).selects(table).tolist()
+            found = Predicate.parse("data.where", condition).selects(table).tolist()
         except ConfigError:
             found = None
         assert found == [eval(condition, {}, names)] or (found is None and largest > 1 << 53), (condition, pair)
