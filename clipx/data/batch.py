@@ -14,7 +14,7 @@ from torch import Tensor
 from clipx.data.inputs import Inputs, Texts, mapped
 from clipx.data.source import BadRecord
 from clipx.model.transfer import moved
-from clipx.storage.traffic import NO_TRAFFIC, Traffic
+from clipx.storage.traffic import NO_TRAFFIC, StorageTraffic
 
 PART_SAMPLES = 512
 """Largest number of samples that a loader process makes at a time: 77 MB of images of 224 pixels."""
@@ -67,7 +67,7 @@ class Batch:
     index: Tensor
     bad: Sequence[BadRecord] = ()
     targets: tuple[Tensor, ...] = ()
-    traffic: Traffic = NO_TRAFFIC  # with remote storage, since the batch before of the same process
+    traffic: StorageTraffic = NO_TRAFFIC  # with remote storage, since the batch before of the same process
 
     @classmethod
     def join(cls, parts: Sequence[Batch]) -> Batch:
@@ -80,7 +80,7 @@ class Batch:
             index=torch.cat([part.index for part in parts]),
             bad=[record for part in parts for record in part.bad],
             targets=tuple(map(torch.cat, zip(*(part.targets for part in parts), strict=True))),
-            traffic=reduce(Traffic.plus, [part.traffic for part in parts]),
+            traffic=reduce(StorageTraffic.plus, [part.traffic for part in parts]),
         )
 
     def pack(self, micro_batches: int) -> Batch:

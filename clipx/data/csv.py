@@ -24,7 +24,7 @@ from clipx.storage.text_file import decode
 Columns = tuple[str, str, str | None]
 """Names of the image, caption and label column."""
 
-Rows = Iterator[tuple[int, Sequence[str | None] | None]]
+NumberedRows = Iterator[tuple[int, Sequence[str | None] | None]]
 """(line or row from 1, cells of image, caption and label) of each row; None for one with surplus cells."""
 
 _SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
@@ -179,7 +179,7 @@ def _cells(row: Sequence[str | None] | None, columns: Columns) -> tuple[str, str
     return image, caption, None if columns[2] is None else parse_label(label)
 
 
-def _text_rows(table: TextTable, columns: Columns, group: str) -> Rows:
+def _text_rows(table: TextTable, columns: Columns, group: str) -> NumberedRows:
     """Yields the rows of a text by line. Checks the header first."""
     rows = table.rows()
     names = [name.strip() for name in next(rows, (0, []))[1]]
@@ -193,7 +193,7 @@ def _text_rows(table: TextTable, columns: Columns, group: str) -> Rows:
         yield line, None if surplus else [cells[at] if at < min(len(cells), len(names)) else "" for at in places]
 
 
-def _parquet_rows(path: str, encoded: bytes, columns: Columns, group: str) -> Rows:
+def _parquet_rows(path: str, encoded: bytes, columns: Columns, group: str) -> NumberedRows:
     """Yields the rows of a Parquet file by number. A cell with several captions gives several rows."""
     import pyarrow as pa
 

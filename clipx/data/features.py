@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipx.data.image_format import NPY
-from clipx.data.images import Draw, ImageReader, Row
+from clipx.data.images import Draw, ImageReader, RowType
 from clipx.data.npy import header_of
 from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec
@@ -33,7 +33,7 @@ class FeatureReader(ImageReader):
         assert image.features is not None
         return cls(image.features)
 
-    def row_types(self) -> Sequence[Row]:
+    def row_types(self) -> Sequence[RowType]:
         return [((self.width,), torch.float32)]
 
     def load(self, encoded: bytes, draw: Draw, *rows: Tensor) -> None:

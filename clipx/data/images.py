@@ -29,7 +29,7 @@ from clipx.model.tower_spec import ImageTowerSpec, Interpolation
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP
 
-Row = tuple[tuple[int, ...], torch.dtype]
+RowType = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of the row of a sample."""
 
 
@@ -56,7 +56,7 @@ class ImageReader(ABC):
         """Returns the reader for a tower and data. `size`: side of the images in pixels. None: model.image.size."""
 
     @abstractmethod
-    def row_types(self) -> Sequence[Row]:
+    def row_types(self) -> Sequence[RowType]:
         """Returns the row of a sample for the model, and for a live teacher if it reads another."""
 
     @abstractmethod
@@ -155,7 +155,7 @@ class PixelReader(ImageReader):
             tuple(min(255, max(0, round(255 * mean))) for mean in image.normalization["mean"]),
         )
 
-    def row_types(self) -> Sequence[Row]:
+    def row_types(self) -> Sequence[RowType]:
         return [((size, size, 3), torch.uint8) for size in self.sizes]
 
     def load(self, encoded: bytes, draw: Draw, *rows: Tensor) -> Box:

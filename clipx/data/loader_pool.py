@@ -62,8 +62,8 @@ class LoaderPool:
     def __init__(self, workers: int, ready: int, pin: bool, known: Sequence[object]) -> None:
         self.workers = workers
         self._known = {id(one): number for number, one in enumerate(known)}
-        self._streams: list[_Stream[Any]] = []  # open ones, the newest last
-        self._requested = deque[_Stream[Any] | None]()  # the stream of each item in flight; None: no work
+        self._streams: list[_BatchStream[Any]] = []  # open ones, the newest last
+        self._requested = deque[_BatchStream[Any] | None]()  # the stream of each item in flight; None: no work
         make, requests = partial(_made, tuple(known)), self._requests()
         self._items: Iterator[object] | None = start_loading(make, requests, workers, ready, pin)
 
@@ -85,7 +85,7 @@ class LoaderPool:
 
         Each process keeps at most `ready` of them ready.
         """
-        stream = _Stream[T](dataset, iter(items), ready * self.workers)
+        stream = _BatchStream[T](dataset, iter(items), ready * self.workers)
         self._streams.append(stream)
         try:
             # Without a local variable: the shared memory of an item is free as soon as the caller drops it.
@@ -95,7 +95,7 @@ class LoaderPool:
             stream.close()
             self._streams.remove(stream)
 
-    def _fill(self, stream: _Stream[Any]) -> bool:
+    def _fill(self, stream: _BatchStream[Any]) -> bool:
         """Receives items until one of the stream is ready. Returns whether there is one."""
         self._skip_idle()
         while not stream.ready and (stream.in_flight or stream.has_more()):
@@ -132,7 +132,7 @@ class LoaderPool:
 
 
 @dataclass(eq=False, slots=True)
-class _Stream(Generic[T]):
+class _BatchStream(Generic[T]):
     """Items of one loader: those that are ready in the trainer, and how many are in flight."""
 
     dataset: bytes

@@ -230,11 +230,11 @@ def whole_numbers(column: Array) -> NDArray[np.int64]:
 # ----------------------------------------------------------------------------------------------- rows with captions
 
 
-RowColumns = tuple[str, Sequence[str], str | None]
+ColumnNames = tuple[str, Sequence[str], str | None]
 """Names of the columns of images, captions and labels."""
 
 
-def check_rows(schema: Schema, columns: RowColumns, image: Role, url: str, group: str, fix: str) -> None:
+def check_rows(schema: Schema, columns: ColumnNames, image: Role, url: str, group: str, fix: str) -> None:
     """Raises ConfigError if a column has values of another type. `group`: of the options. `fix`: for the images."""
     image_column, caption_columns, label_column = columns
     other = "name another column"
@@ -245,7 +245,7 @@ def check_rows(schema: Schema, columns: RowColumns, image: Role, url: str, group
         check_type(schema, name, role, url, f"{group}.{key}={name}".lstrip("."), advice, ConfigError)
 
 
-def rows(batch: RecordBatch, columns: RowColumns) -> Iterator[tuple[Any, Mapping[str, Any], int | str | None]]:
+def rows(batch: RecordBatch, columns: ColumnNames) -> Iterator[tuple[Any, Mapping[str, Any], int | str | None]]:
     """Yields (image or path, captions by column, label) of each row; None for what is missing."""
     image_column, caption_columns, label_column = columns
     image = batch[image_column]

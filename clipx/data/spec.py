@@ -314,11 +314,11 @@ class DataSpec:
         """Returns the orders of `count` streams, which together read the opened training source. Raises ConfigError."""
         from clipx.data.order import WeightedOrder
         from clipx.data.source import cumulative_weights
-        from clipx.data.streams import Part, ShardSequence, StreamOrder
+        from clipx.data.streams import ShardSequence, StreamOrder, StreamPart
 
         if (weights := cumulative_weights(train)) is not None:  # a source of a mixture, read by ranges
             return [
-                WeightedOrder(weights, seed, (*stream, number), Part(number, count).samples(len(weights)))
+                WeightedOrder(weights, seed, (*stream, number), StreamPart(number, count).samples(len(weights)))
                 for number in range(count)
             ]
         sequence = ShardSequence(train.sizes, seed, self.replacement, stream)
@@ -326,7 +326,7 @@ class DataSpec:
             sequence.samples >= count,
             f"data.streams={count} is more than the {sequence.samples:,} samples of {self.name}: give fewer",
         )
-        return [StreamOrder(sequence, Part(number, count), self.shuffle_window) for number in range(count)]
+        return [StreamOrder(sequence, StreamPart(number, count), self.shuffle_window) for number in range(count)]
 
 
 def training_order(data: DataSpec, dataset: Dataset, seed: int, ranks: int, streams: int | None = None) -> SampleOrder:

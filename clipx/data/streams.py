@@ -122,7 +122,7 @@ class ShardSequence:
         self.seed, self.replacement, self.key = seed, replacement, key
         self._epochs: dict[tuple[int, ...], tuple[Indices, Indices]] = {}
 
-    def epoch(self, epoch: int, part: Part) -> tuple[Indices, Indices, int]:
+    def epoch(self, epoch: int, part: StreamPart) -> tuple[Indices, Indices, int]:
         """Returns the sequence of shards, the end of each shard in it, and the offset at which the part begins."""
         purpose = (epoch, 0, 1 + part.number) if self.replacement else (epoch, 0)
         if purpose not in self._epochs:
@@ -135,7 +135,7 @@ class ShardSequence:
         entropy = (self.seed, *purpose, *self.key)
         return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
 
-    def _drawn(self, purpose: tuple[int, ...], part: Part) -> Indices:
+    def _drawn(self, purpose: tuple[int, ...], part: StreamPart) -> Indices:
         rng, count, drawn, samples = self.rng(*purpose), -(-len(self.sizes) // part.count), list[Indices](), 0
         while samples < part.samples(self.samples):
             drawn.append(rng.integers(len(self.sizes), size=count))
@@ -144,7 +144,7 @@ class ShardSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StreamPart:
     """Part `number` of `count` equal parts of an epoch."""
 
     number: int
@@ -154,7 +154,7 @@ class Part:
         return self.number * samples // self.count
 
     def samples(self, samples: int) -> int:
-        return Part(self.number + 1, self.count).first(samples) - self.first(samples)
+        return StreamPart(self.number + 1, self.count).first(samples) - self.first(samples)
 
 
 class _Window(NamedTuple):
@@ -177,7 +177,7 @@ class StreamOrder:
     Memory: 8 bytes for each sample of three windows.
     """
 
-    def __init__(self, sequence: ShardSequence, part: Part, window: int) -> None:
+    def __init__(self, sequence: ShardSequence, part: StreamPart, window: int) -> None:
         self.sequence, self.part = sequence, part
         self.samples = part.samples(sequence.samples)
         self.window = min(self.samples, max(window // part.count, sequence.shard))

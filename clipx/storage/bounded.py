@@ -137,11 +137,11 @@ async def http_session(**options: Any) -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._stream, name)
 
-    class Answer(aiohttp.ClientResponse):
+    class Response(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> aiohttp.ClientResponse:
             await super().start(connection)
             self.content = Content(self)  # type: ignore[assignment]
             return self
 
     headers = {"Accept-Encoding": "identity", **(options.pop("headers", None) or {})}
-    return aiohttp.ClientSession(**{"response_class": Answer, "headers": headers, **options})
+    return aiohttp.ClientSession(**{"response_class": Response, "headers": headers, **options})

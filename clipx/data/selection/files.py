@@ -33,7 +33,7 @@ _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified")
 _FIX = "check the path"
 _IDS = {"index": INDEX, "key": KEY, "uid": KEY}
 
-Part = tuple[NDArray[Any], NDArray[np.float64] | None]
+WeightedIds = tuple[NDArray[Any], NDArray[np.float64] | None]
 """(indices or ids, weight of each one or None)."""
 
 
@@ -181,7 +181,7 @@ def _read_tables(
     reading: Reading,
     condition: Predicate | None = None,
     weighted: bool = False,
-) -> tuple[str | None, Iterator[Part]]:
+) -> tuple[str | None, Iterator[WeightedIds]]:
     """Returns the first column of `ids` that a table has, and the ids of the rows that satisfy the condition.
 
     Without such a column, the rows of all tables have the indices of the samples. Raises DataError.
@@ -192,7 +192,7 @@ def _read_tables(
     columns |= {"weight": NUMBER} if weighted else {}
     columns |= {by: _IDS[by]} if by else {}
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[WeightedIds]:
         rows = 0
         for url in urls:
             for batch in batches(url, columns, key, reading.retry_s):
@@ -210,7 +210,9 @@ def _read_tables(
     return by, parts()
 
 
-def _store(by: str, parts: Iterable[Part], key: str, place: str, reading: Reading, weighted: bool = False) -> Named:
+def _store(
+    by: str, parts: Iterable[WeightedIds], key: str, place: str, reading: Reading, weighted: bool = False
+) -> Named:
     """Stores ids or indices, with their weights, in a temporary file. Raises ConfigError or DataError."""
     path, total, given, known = reading.folder / key, reading.total, 0, 0
     if by != "index":

@@ -26,7 +26,7 @@ Span = tuple[int, int]
 
 MISSING: Span = (0, -1)
 
-Row = Sequence[Span]
+RowSpans = Sequence[Span]
 """Row of a table: the span of each member."""
 
 RETRY_S = 120.0

@@ -23,7 +23,7 @@ from clipx.data.loader_process import this_process
 from clipx.data.parquet_file import check_rows, open_parquet, rows, texts_of
 from clipx.data.shards.cache import Access, read_cached, store_now
 from clipx.data.shards.footer import ParquetFile, RangeFile, open_parquet_file
-from clipx.data.shards.index import IMAGE, JSON, MISSING, Row, Span, UnreadableShard
+from clipx.data.shards.index import IMAGE, JSON, MISSING, RowSpans, Span, UnreadableShard
 from clipx.data.shards.shard import Shard
 from clipx.data.shards.shards import Shards
 from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord, BadSample, held_shards
@@ -126,7 +126,7 @@ class RowGroup(Shard):
 
     def write(self, out: IO[bytes]) -> None:
         """Writes the content of the cached file, and its index. Raises UnreadableShard, DataError or OSError."""
-        table, bad = list[Row](), list[BadRecord]()
+        table, bad = list[RowSpans](), list[BadRecord]()
         for number, (image, captions, label) in enumerate(self._rows()):
             labels = {} if self.columns.label is None else {self.columns.label: label}
             text = json.dumps({**captions, **labels}).encode()

@@ -27,7 +27,7 @@ from clipx.data.shards.cache import Access, discard, read_cached, store_in_backg
 from clipx.data.shards.index import (
     IMAGE,
     MissingShard,
-    Row,
+    RowSpans,
     Span,
     UnreadableShard,
     file_version,
@@ -121,7 +121,7 @@ class Shard:
 
     def save(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[RowSpans],
         digest: str,
         bad: Sequence[BadRecord],
         notes: Sequence[BadRecord] = (),

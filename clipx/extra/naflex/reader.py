@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clipx.data.images import Draw, ImageReader, Row
+from clipx.data.images import Draw, ImageReader, RowType
 from clipx.data.inputs import Inputs, mapped
 from clipx.data.jpeg import plain_jpeg
 from clipx.data.shared_memory import shared_rows
@@ -88,7 +88,7 @@ class NativeReader(ImageReader):
     def for_model(self, model: CLIP) -> Self:
         return replace(self, packer=model.image.packer(model.token_multiple))
 
-    def row_types(self) -> Sequence[Row]:
+    def row_types(self) -> Sequence[RowType]:
         return [((1 + self.max_tokens, 3 * self.patch**2), torch.uint8)]
 
     def blank(self, samples: int, noise: torch.Generator | None = None) -> Tensor:

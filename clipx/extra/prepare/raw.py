@@ -23,7 +23,7 @@ from clipx.data.parquet_file import (
     ENCRYPTED,
     IMAGE,
     MAGIC,
-    RowColumns,
+    ColumnNames,
     batches,
     check_rows,
     is_string,
@@ -253,7 +253,7 @@ class ParquetRows(SampleRange):
         return Sample(image, [caption_text(text) for text in texts], label)
 
 
-def _named(columns: Columns) -> RowColumns:
+def _named(columns: Columns) -> ColumnNames:
     image, caption, label = columns
     return image, [caption], label
 

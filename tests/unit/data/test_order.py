@@ -19,7 +19,7 @@ from scipy import stats
 from clipx.data.images import PixelReader
 from clipx.data.mixture import MixedOrder
 from clipx.data.order import Order, SampleOrder, WeightedOrder
-from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams
+from clipx.data.streams import ShardSequence, StreamOrder, StreamPart, Streams
 from clipx.model.tokenizer import Tokenizer
 
 SIZES = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
@@ -49,7 +49,7 @@ def any_order(draw: st.DrawFn) -> Callable[[], SampleOrder]:
 
     def streams() -> SampleOrder:
         sequence = ShardSequence([count, *sizes], seed)
-        return Streams([StreamOrder(sequence, Part(k, count), window) for k in range(count)], 2 * count)
+        return Streams([StreamOrder(sequence, StreamPart(k, count), window) for k in range(count)], 2 * count)
 
     return draw(
         st.sampled_from([

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clipx.data.mixture import MixedOrder
 from clipx.data.spec import Dataset, DataSpec, training_order
-from clipx.data.streams import Part, ShardSequence, StreamOrder, Streams, number_of_streams
+from clipx.data.streams import ShardSequence, StreamOrder, StreamPart, Streams, number_of_streams
 
 SIZES = [10, 7, 0, 12, 9, 11, 8, 10, 3, 10, 10, 9]
 SAMPLES = sum(SIZES)
@@ -25,7 +25,7 @@ def drawn_streams(draw: st.DrawFn) -> tuple[list[int], Streams]:
     count, share = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     sizes = [count, *draw(st.lists(st.integers(0, 20), max_size=15))]
     sequence, window = ShardSequence(sizes, draw(st.integers(0, 9))), draw(st.integers(1, 400))
-    return sizes, Streams([StreamOrder(sequence, Part(k, count), window) for k in range(count)], count * share)
+    return sizes, Streams([StreamOrder(sequence, StreamPart(k, count), window) for k in range(count)], count * share)
 
 
 @given(drawn_streams(), st.integers(0, 5))
@@ -62,7 +62,7 @@ def test_read_ahead_names_the_shards_of_the_following_positions(drawn: tuple[lis
 
 def test_a_shard_is_released_half_a_window_after_its_last_sample() -> None:
     """Loader processes read different batches: others may still read the window before."""
-    order = StreamOrder(ShardSequence([10] * 200, 0), Part(0, 1), 80)
+    order = StreamOrder(ShardSequence([10] * 200, 0), StreamPart(0, 1), 80)
     for start in (160, 240, 320):
         done = [order.read_ahead(range(start + place, start + place + 8)).done for place in range(0, 80, 8)]
         assert [len(shards) for shards in done] == [0] * 5 + [8] * 5
@@ -83,7 +83,9 @@ def test_a_mixture_keeps_its_shares_in_each_stream() -> None:
     totals = [sum(shards) for shards in sizes.values()]
     weights = [Fraction(3), Fraction(1)]
     mixed = [
-        MixedOrder(list(sizes), [StreamOrder(s, Part(k, 2), 20) for s in sequences], weights, random.Random(k), totals)
+        MixedOrder(
+            list(sizes), [StreamOrder(s, StreamPart(k, 2), 20) for s in sequences], weights, random.Random(k), totals
+        )
         for k in range(2)
     ]
     order = Streams(mixed, 8)
@@ -99,7 +101,7 @@ def test_a_mixture_keeps_its_shares_in_each_stream() -> None:
 
 def streams(count: int, window: int = 30, batch: int = 8, replacement: bool = False, seed: int = 3) -> Streams:
     sequence = ShardSequence(SIZES, seed, replacement)
-    return Streams([StreamOrder(sequence, Part(k, count), window) for k in range(count)], batch)
+    return Streams([StreamOrder(sequence, StreamPart(k, count), window) for k in range(count)], batch)
 
 
 def test_seeds_and_epochs_differ() -> None:
@@ -110,7 +112,7 @@ def test_seeds_and_epochs_differ() -> None:
 
 def test_shards_are_released_and_only_the_stated_number_is_stored() -> None:
     sizes = [10] * 200
-    order = Streams([StreamOrder(ShardSequence(sizes, 0), Part(k, 2), 80) for k in range(2)], 8)
+    order = Streams([StreamOrder(ShardSequence(sizes, 0), StreamPart(k, 2), 80) for k in range(2)], 8)
     fetched, most = set[int](), 0
     for step in range(250):
         later, done = order.read_ahead(range(8 * step, 8 * step + 8))
