@@ -108,12 +108,6 @@ def start(name: str) -> None:
     main()
 
 
-def moved(name: str) -> NoReturn:
-    """Ends the process with the error of a command that was started by its former module."""
-    module = f"clipx.data.{name}"
-    refuse(f"{module} is now clipx.{name}: write python -m clipx.{name} {' '.join(sys.argv[1:])}".rstrip())
-
-
 def refuse(message: str) -> NoReturn:
     """Prints an error, and ends the process with the exit code of a wrong command line."""
     from clipx.escape import print_stderr

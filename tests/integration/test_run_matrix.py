@@ -94,9 +94,9 @@ ROWS = {
         slow=True,
     ),
     "distillation": Row(
-        "a live teacher embeds the batch in micro-batches of its own",
+        "a live teacher embeds the batch in the micro-batches of the run",
         "objective=distillation teacher.weights=$run",
-        "teacher.micro_batches=3",
+        "data.micro_batches=3",
         slow=True,
     ),
     "views": Row(

@@ -1,6 +1,0 @@
-"""Former module of the command `python -m clipx.index`."""
-
-from clipx.commands import moved
-
-if __name__ == "__main__":
-    moved("index")

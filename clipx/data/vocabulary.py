@@ -1,6 +1,0 @@
-"""Former module of the command `python -m clipx.vocabulary`."""
-
-from clipx.commands import moved
-
-if __name__ == "__main__":
-    moved("vocabulary")
