@@ -65,13 +65,6 @@ REMOVED = {
         equivalent=None,
         reason="data=webdataset data.shards=hf://… has it, for tars that nothing counts",
     ),
-    "data.retry_s": Removed(sibling="held_out_split", equivalent=120.0, reason="reads are repeated for 120 s"),
-    "data.cache_gb": Removed(
-        sibling="held_out_split", equivalent=0.0, reason="the samples of a benchmark set are read by ranges"
-    ),
-    "data.cache_dir": Removed(
-        sibling="held_out_split", equivalent=None, reason="the samples of a benchmark set are read by ranges"
-    ),
     "objective.tau_gradient": Removed(
         sibling="feature_gradient",
         equivalent="exact",

@@ -50,6 +50,8 @@ class CsvSpec(LocalFilesSpec):
     kind: str = "csv"
     """Kind of data: a table of image paths and captions."""
 
+    path_is = "the table of images and captions, e.g. data.path=train.csv"
+
     separator: str | None = option(None, check=check_separator)
     """Separator of a text table: one character, or comma, semicolon, tab, pipe. null: tab in .tsv files, else comma."""
 
@@ -62,10 +64,6 @@ class CsvSpec(LocalFilesSpec):
     label_column: str | None = None
     """Name of the column with the class of each image, for zero-shot evaluation: an index or a class name. null: no
     labels."""
-
-    def check_complete(self) -> None:
-        fix = "give the table of images and captions, e.g. data.path=train.csv"
-        require(self.path is not None, f"data.path has no value: {fix}")
 
     def check_files(self) -> None:
         SelectionSpec.check_files(self)

@@ -32,6 +32,8 @@ class FolderSpec(LocalFilesSpec):
     kind: str = "folder"
     """Kind of data: a folder with one folder of images per class."""
 
+    path_is = "a folder of class folders, e.g. data.path=/data/train"
+
     classnames: str | None = None
     """Class names in the order of the folder names: imagenet, or a file with one name per line. null: the names of the
     folders, with spaces for underscores."""
@@ -39,10 +41,6 @@ class FolderSpec(LocalFilesSpec):
     templates: str | None = None
     """Caption templates: openai_imagenet (80), simple (7), or a file with one per line, with {} for the class name.
     null: a photo of a {}."""
-
-    def check_complete(self) -> None:
-        fix = "give a folder of class folders, e.g. data.path=/data/train"
-        require(self.path is not None, f"data.path has no value: {fix}")
 
     def check_files(self) -> None:
         SelectionSpec.check_files(self)

@@ -63,6 +63,8 @@ class ParquetSpec(ColumnsSpec):
     kind: str = "parquet"
     """Kind of data: Parquet files that contain images."""
 
+    path_is = "the Parquet files with images, e.g. data.path='train-*.parquet'"
+
     held_out_path: str | None = None
     """Parquet files to evaluate on, in the same notation as path. null: held_out_share of path is held out."""
 
@@ -73,10 +75,6 @@ class ParquetSpec(ColumnsSpec):
             f"data.weights={self.weights} draws single samples, and row groups are read whole: write shards from the "
             "files by python -m clipx.prepare",
         )
-
-    def check_complete(self) -> None:
-        fix = "give the Parquet files with images, e.g. data.path='train-*.parquet'"
-        require(self.path is not None, f"data.path has no value: {fix}")
 
     def check_files(self) -> None:
         SelectionSpec.check_files(self)

@@ -102,6 +102,7 @@ class DataSpec:
     """
 
     indexed: ClassVar[bool] = True  # whether each sample has a unique index, its position in the data set
+    path_is: ClassVar[str] = ""  # what data.path must be given as, with an example; empty for data without it
 
     kind: str = MISSING
     """Kind of data, the name of its schema. Set by the option: data=csv, data=webdataset, …"""
@@ -251,6 +252,8 @@ class DataSpec:
 
     def check_complete(self) -> None:
         """Raises ConfigError if an option that is needed to open the data has no value. Reads no file."""
+        given = not self.path_is or getattr(self, "path", None) is not None
+        require(given, f"data.path has no value: give {self.path_is}")
 
     def check_files(self) -> None:
         """Raises ClipxError if local files do not exist, as opening them does later. Looks only at a few of many, and

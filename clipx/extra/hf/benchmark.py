@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from clipx.config.option import option
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import parse_templates, prompts
 from clipx.data.shards.cache import Access
+from clipx.data.shards.index import RETRY_S
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -52,14 +54,21 @@ class BenchmarkSpec(DataSpec):
     held_out_split: str | None = "test"
     """Subfolder with the shards to evaluate on. null: nothing is held out in training, and evaluation reads split."""
 
+    retry_s: float = option(RETRY_S, ge=0, unit="s", hint="0 tries once")
+    """Time for which a failed read of a remote file is repeated before the run ends; 0 tries once."""
+
+    cache_gb: float = option(0.0, ge=0, unit="GB", hint="0 for no cache")
+    """Size limit of the local cache of whole remote shards. 0: no cache, samples are read by range requests."""
+
+    cache_dir: str | None = None
+    """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
+
+    path_is: ClassVar[str] = "the folder of the set, e.g. data.path=/data/wds_cars"
+
     def __post_init__(self) -> None:
         DataSpec.__post_init__(self)
         for key, name in (("split", self.split), ("held_out_split", self.held_out_split)):
             require(name != "", f"data.{key}= is empty: give the name of a folder of the set, such as test")
-
-    def check_complete(self) -> None:
-        fix = "give the folder of the set, e.g. data.path=/data/wds_cars"
-        require(self.path is not None, f"data.path has no value: {fix}")
 
     def check_files(self) -> None:
         if self.path is not None and is_local(self.path):
@@ -82,7 +91,7 @@ class BenchmarkSpec(DataSpec):
         self.check_complete()
         assert self.path is not None
         root = local_path(self.path) if is_local(self.path) else self.path
-        return _BenchmarkSet(root.rstrip("/"), Access())
+        return _BenchmarkSet(root.rstrip("/"), Access(self.retry_s, int(self.cache_gb * 1e9), self.cache_dir))
 
 
 @dataclass(frozen=True)

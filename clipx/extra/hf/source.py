@@ -57,6 +57,7 @@ def check_commit(key: str, text: str) -> None:
 class HfSpec(ColumnsSpec):
     """A data set of Hugging Face, in a folder or on the hub (hf://): Parquet files or WebDataset tars."""
 
+    path_is = "the folder of a data set or its repository on the hub, e.g. data.path=hf://datasets/OWNER/NAME"
     shards_have_tables = True  # of tars; Parquet files are checked when they are opened
 
     kind: str = "hf"
@@ -111,10 +112,6 @@ class HfSpec(ColumnsSpec):
             commit = retry(hub.root, self.retry_s, hub.commit)
         log.info("%s: %s is commit %s", self.name, self.path, commit)
         return commit
-
-    def check_complete(self) -> None:
-        fix = "give the folder of a data set or its repository on the hub, e.g. data.path=hf://datasets/OWNER/NAME"
-        require(self.path is not None, f"data.path has no value: {fix}")
 
     def check_files(self) -> None:
         SelectionSpec.check_files(self)
