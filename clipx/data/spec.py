@@ -125,10 +125,10 @@ class DataSpec:
     of a container does not count. 0 loads in the training process. Those of a run also load the data of its evaluators,
     for which `workers` of their sets has no effect in training."""
 
-    prefetch: int = option(2, ge=1, when="workers != 0")
+    prefetch: int = option(2, ge=1)
     """Number of batches that each loader process keeps ready. Of batches with more than 512 samples per rank, a process
     makes parts of at most 512: it keeps as many parts ready, or more until all processes of the rank together have this
-    number of batches."""
+    number of batches. workers=0 keeps none, so that a run with another value can be evaluated so."""
 
     shuffle_window: int = option(200_000, ge=1, when="not replacement")
     """Number of samples shuffled together, drawn from shards in random order. Each loader process stores 8 bytes per
