@@ -130,9 +130,9 @@ class DataSpec:
     makes parts of at most 512: it keeps as many parts ready, or more until all processes of the rank together have this
     number of batches. workers=0 keeps none, so that a run with another value can be evaluated so."""
 
-    shuffle_window: int = option(200_000, ge=1, when="not replacement")
+    shuffle_window: int = option(200_000, ge=1)
     """Number of samples shuffled together, drawn from shards in random order. Each loader process stores 8 bytes per
-    sample."""
+    sample. With replacement=true only whole shards are shuffled so; single samples are drawn from all."""
 
     crop_scale: list[float] = option([0.9, 1.0], length=2, gt=0, le=1)
     """Range [low, high] of the area of random training crops, as a share of the image's area."""
