@@ -106,13 +106,6 @@ def test_the_tab_key_completes_commands_and_what_a_command_takes() -> None:
     assert completed("clipx sweep sta") == []
 
 
-@pytest.mark.parametrize("name", ["prepare", "look", "index", "vocabulary", "select"])
-def test_the_former_module_of_a_command_says_the_new_one(name: str) -> None:
-    done = run(sys.executable, "-m", f"clipx.data.{name}", "a=b", check=False)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"error: clipx.data.{name} is now clipx.{name}: write python -m clipx.{name} a=b\n"
-
-
 def test_the_help_of_each_command_has_examples_and_the_docs_of_its_keys() -> None:
     for command in commands():
         template = read_yaml(command.file)["hydra"]["help"]["template"]

@@ -34,6 +34,10 @@ _TYPE, _NUMBER = "dataset_type.txt", "nshards.txt"
 _MOST_SHARDS = 1_000_000
 
 
+def _check_split(key: str, name: str) -> None:
+    require(bool(name), f"{key}= is empty: give the name of a folder of the set, such as test")
+
+
 @register("data")
 @frozen
 class BenchmarkSpec(DataSpec):
@@ -48,10 +52,10 @@ class BenchmarkSpec(DataSpec):
     path: str | None = option(None, check=check_url)
     """Folder of the set, as a path or URL (s3://…, https://…). Required."""
 
-    split: str = "train"
+    split: str = option("train", check=_check_split)
     """Subfolder with the shards to train on."""
 
-    held_out_split: str | None = "test"
+    held_out_split: str | None = option("test", check=_check_split)
     """Subfolder with the shards to evaluate on. null: nothing is held out in training, and evaluation reads split."""
 
     retry_s: float = option(RETRY_S, ge=0, unit="s", hint="0 tries once")
@@ -64,11 +68,6 @@ class BenchmarkSpec(DataSpec):
     """Folder of the cache of remote shards, best on a local disk. null: shards in clipx's cache folder."""
 
     path_is: ClassVar[str] = "the folder of the set, e.g. data.path=/data/wds_cars"
-
-    def __post_init__(self) -> None:
-        DataSpec.__post_init__(self)
-        for key, name in (("split", self.split), ("held_out_split", self.held_out_split)):
-            require(name != "", f"data.{key}= is empty: give the name of a folder of the set, such as test")
 
     def check_files(self) -> None:
         if self.path is not None and is_local(self.path):
