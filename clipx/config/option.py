@@ -284,7 +284,7 @@ def check_options(spec: Any, prefix: str, root: Any = None, deferred: bool = Fal
         value = getattr(spec, name)
         if rules.choices and (not isinstance(value, str) or value in ("True", "False")):  # `true` of OmegaConf
             complete(spec, **{name: (value := typed(value).lower())})
-        if value is not None and not deferred:
+        if not deferred and not (value is None and optional):  # a file may have null for another key
             _check_value(f"{prefix}{name}", value, optional, rules, default)
         if rules.when is not None and value != default:
             _check_effect(f"{prefix}{name}={typed(value)}", rules.when, _Place(spec, prefix, root, deferred))

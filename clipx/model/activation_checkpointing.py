@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from clipx import compat
-from clipx.errors import require
+from clipx.errors import require, require_effect
 from clipx.model import varlen
 from clipx.model.batchnorm import BATCH_NORM, frozen_statistics
 
@@ -66,17 +66,15 @@ def checkpoint_tower(tower: nn.Module, blocks: Sequence[nn.Module], policy: str,
         return
     require(
         bool(blocks),
-        f"{key}={policy} needs the blocks of the architecture, which timm does not define: use {key}=tower, which "
+        f"{key}={policy} needs the blocks of the tower, which its architecture does not name: use {key}=tower, which "
         "needs none",
     )
     if policy == "selective":
         chosen = blocks
     else:
         every = int(policy)
-        require(
-            every <= len(blocks),
-            f"{key}={policy} has no effect on {len(blocks)} blocks: give at most {len(blocks)}, or none",
-        )
+        fix = f"give at most {len(blocks)}, or none"
+        require_effect(every <= len(blocks), f"{key}={policy}", f"on {len(blocks)} blocks", fix)
         chosen = blocks[every - 1 :: every]
     for block in chosen:
         recompute(block, selective=policy == "selective")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from timm.layers import RmsNorm, RmsNorm2d
 from torch import nn
 
-from clipx.errors import require
+from clipx.errors import require, require_effect
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
@@ -36,10 +36,11 @@ def _without_trained(model: CLIP, side: str) -> list[str]:
     for name in (side, *(("image.trunk",) if side == "image" else ())):
         parameters = list(model.get_submodule(name).parameters())
         if parameters and not any(p.requires_grad for p in parameters):
-            require(
+            require_effect(
                 side == "text" or not model.image.varying.patch_dropout,
-                f"patch dropout has no effect with model.image.lock={model.spec.image.lock}, which keeps the trunk in "
-                "evaluation mode: remove patch_dropout, or train some of its blocks",
+                "patch dropout",
+                f"with model.image.lock={model.spec.image.lock}, which keeps the trunk in evaluation mode",
+                "remove patch_dropout, or train some of its blocks",
             )
             return [name]
     return []
@@ -64,10 +65,7 @@ def _freeze_tower(model: CLIP, side: str, lock: str, lock_norms: bool, key: str)
     if lock_norms:
         model.keep_in_evaluation(name for name in norms if isinstance(model.get_submodule(name), BATCH_NORM))
     else:
-        require(
-            bool(norms),
-            f"model.{side}.lock_norms=false has no effect with {key}, which locks no norm: remove it",
-        )
+        require_effect(bool(norms), f"model.{side}.lock_norms=false", f"with {key}, which locks no norm")
         frozen -= of_norms
     for name in frozen:
         parameters[name].requires_grad_(False)

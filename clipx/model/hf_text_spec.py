@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import require
-from clipx.model.text_spec import Pool, TextTowerSpec
+from clipx.model.text_spec import TextTowerSpec
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
@@ -25,39 +25,20 @@ class HfTextSpec(TextTowerSpec):
     kind: str = "hf"
     """Kind of text tower: a model of transformers."""
 
-    source: str = MISSING
+    source: str = option(MISSING, check=check_url)
     """Folder with the config.json of a model of transformers, or hf-hub:ORG/NAME or hf-hub:ORG/NAME@REVISION of a
     repository. It gives the architecture; model.text.weights or model.weights gives the weights."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = option({})
     """Entries that replace those of config.json, as model.text.options.num_hidden_layers=6 or
     model.text.options.hidden_dropout_prob=0."""
 
-    pool: Pool = Pool.mean
-    """Pooling of the tokens' features: mean, max or map (attention of a learned query) over the tokens of the text; cls
-    (the first token; not for causal models); end or last (the last token of the text, usual for causal models)."""
-
-    tokenizer: str | None = None
-    """Tokenizer: the path of a tokenizer.json or of its folder, or hf-hub:ORG/NAME. null: that of `source`."""
-
-    pad_id: int | None = None
-    """Id of the padding token, at which a text ends if end_id is null. null: pad_token_id of config.json."""
+    pad_id: int | None = option(None, ge=0, when="end_id == null")
+    """Id of the padding token, at which a text ends. null: pad_token_id of config.json."""
 
     @property
     def tokenizer_place(self) -> str:
         return self.source if self.tokenizer is None else self.tokenizer
-
-    def __post_init__(self) -> None:
-        TextTowerSpec.__post_init__(self)
-        check_url("model.text.source", self.source)
-        if self.tokenizer is not None:
-            check_url("model.text.tokenizer", self.tokenizer)
-        for name, token in (("end_id", self.end_id), ("pad_id", self.pad_id)):
-            require(token is None or token >= 0, f"model.text.{name}={token} must be at least 0")
-        require(
-            self.end_id is None or self.pad_id is None,
-            f"model.text.pad_id={self.pad_id} has no effect with model.text.end_id={self.end_id}: remove one of them",
-        )
 
     def build_tokenizer(self) -> Tokenizer:
         from clipx.model.hf_text import end_of, read_config

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require, without_effect
 
 if TYPE_CHECKING:
     from clipx.data.spec import DataSpec
@@ -51,7 +51,7 @@ class ImageKind:
     def check_data(self, data: DataSpec, key: str = "data") -> None:
         """Raises ConfigError if an option of images is set that has no effect. `key`: key of the data."""
         for name, value in data.image_options(self.data_options):
-            raise ConfigError(f"{key}.{name}={value} has no effect with {self.option}, {self.reason}: remove it")
+            raise without_effect(f"{key}.{name}={value}", f"with {self.option}, {self.reason}")
 
     def check_squares(self, options: Iterable[tuple[str, Any]], fix: str = "remove it") -> None:
         """Raises ConfigError if one of these options of square images is set and the images are no squares."""

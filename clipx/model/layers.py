@@ -102,7 +102,7 @@ def _image_layers(trunk: Any, asked_by: str) -> dict[str, int]:
         return {_HEAD: 0}
     require(
         hasattr(trunk, "group_matcher"),
-        f"{asked_by} needs the blocks of the image tower, which timm does not define for {type(trunk).__name__}: "
+        f"{asked_by} needs the blocks of the image tower, which {type(trunk).__name__} does not name by group_matcher: "
         "remove it, or choose another model.image.timm",
     )
     named = SimpleNamespace(named_parameters=lambda: [*trunk.named_parameters(), (_HEAD, None)])

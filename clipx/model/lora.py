@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipx.errors import CheckpointError, ConfigError, require
+from clipx.errors import CheckpointError, ConfigError, require, require_effect
 from clipx.model.activation_checkpointing import find_dropout
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
@@ -141,11 +141,8 @@ def _chosen(model: CLIP, side: str, lora: LoraSpec) -> dict[str, nn.Linear]:
         if type(module) is nn.Linear
     }
     names = list(dict.fromkeys(layer for _, layer in linear))
-    require(
-        bool(names),
-        f"{key}.rank={lora.rank} has no effect on this tower, which has no linear layers in blocks: use "
-        f"model.{side}.lock",
-    )
+    given, on = f"{key}.rank={lora.rank}", "on this tower, which has no linear layers in blocks"
+    require_effect(bool(names), given, on, f"use model.{side}.lock")
     for pattern in lora.layers:
         require(
             bool(fnmatch.filter(names, pattern)),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
+from clipx.config.option import option
 from clipx.config.registry import MISSING, frozen, register
-from clipx.errors import require
+from clipx.errors import require, require_effect
 from clipx.model.text_spec import TextTowerSpec
 from clipx.model.tower_spec import ImageTowerSpec
 
@@ -55,7 +56,7 @@ class ModelSpec:
     kind: str = MISSING
     """Kind of model: `clip`, an image tower and a text tower, or that of a feature or a plug-in, such as `coca`."""
 
-    name: str = MISSING
+    name: str = option(MISSING, check=check_name)
     """Name of the model, shown in run names and reports: at most 200 bytes, without / and control characters. It has no
     effect on training."""
 
@@ -70,20 +71,20 @@ class ModelSpec:
     a CLIPModel of transformers, a file (.safetensors, .pt, .pth, .bin), a URL of any of these, or hf-hub:ORG/NAME.
     null: random initialization. A resumed run loads its checkpoint instead. See docs/guides/weights.md."""
 
-    patch_dropout: float = 0.0
-    """Share of each image's patches that training drops at random, in [0, 1) (arXiv:2212.00794). 0: off. Evaluation
-    uses all patches. Requires an image tower with patch dropout in timm, such as a ViT. With a linear or cosine
-    schedule: the share at the start of the run. Cannot be combined with patch_dropout of a stage."""
+    patch_dropout: float = option(0.0, ge=0, lt=1, hint="0.5 drops half of the patches")
+    """Share of each image's patches that training drops at random (arXiv:2212.00794). 0: off. Evaluation uses all
+    patches. Requires an image tower with patch dropout in timm, such as a ViT. With a linear or cosine schedule: the
+    share at the start of the run. Cannot be combined with patch_dropout of a stage."""
 
     patch_dropout_schedule: Course = Course.constant
     """Course of patch_dropout over the run: constant, or linear or cosine from patch_dropout to patch_dropout_end. It
     ends where the phase patch_dropout_final begins."""
 
-    patch_dropout_end: float = 0.0
-    """Share of dropped patches at the end of a linear or cosine patch_dropout_schedule, in [0, 1) and different from
-    patch_dropout. Must be 0 with patch_dropout_schedule=constant."""
+    patch_dropout_end: float = option(0.0, ge=0, lt=1, when="patch_dropout_schedule != constant")
+    """Share of dropped patches at the end of a linear or cosine patch_dropout_schedule, different from
+    patch_dropout."""
 
-    patch_dropout_final: str = "none"
+    patch_dropout_final: str = option("none", when="patch_dropout or patch_dropout_end")
     """Length of a phase without patch dropout at the end of the run: a duration (2ep, 1000st, 1e6sa) or a share of the
     run (5%), shorter than the run. none: no such phase."""
 
@@ -99,35 +100,18 @@ class ModelSpec:
     it. None: open_clip has no such model."""
 
     def __post_init__(self) -> None:
-        check_name("model.name", self.name)
-        for name, location in self.tower_weights.items():
-            require(
-                self.weights is None,
-                f"model.{name}.weights={location} and model.weights={self.weights} both initialize the {name} tower: "
-                "remove one of them",
-            )
         start, end = self.patch_dropout, self.patch_dropout_end
-        shares = (("model.patch_dropout", start), ("model.patch_dropout_end", end))
-        for key, share in shares:
-            require(0 <= share < 1, f"{key}={share} must be in [0, 1): 0.5 drops half of the patches")
-        self.image.kind.check_squares(shares)
-        if self.patch_dropout_schedule is Course.constant:
-            require(
-                end == 0,
-                f"model.patch_dropout_end={end} has no effect with model.patch_dropout_schedule=constant: choose "
-                "linear or cosine",
-            )
-        else:
-            require(
-                start != end,
-                f"model.patch_dropout_schedule={self.patch_dropout_schedule} has no effect from model.patch_dropout="
-                f"{start} to model.patch_dropout_end={end}: give two different values",
-            )
+        self.image.kind.check_squares((("model.patch_dropout", start), ("model.patch_dropout_end", end)))
+        require_effect(
+            self.patch_dropout_schedule is Course.constant or start != end,
+            f"model.patch_dropout_schedule={self.patch_dropout_schedule}",
+            f"with model.patch_dropout={start} and model.patch_dropout_end={end}",
+            "give two different values",
+        )
         final = self.final_phase
         require(
-            final is None or (final.value > 0 and self.drops_patches),
-            f"model.patch_dropout_final={self.patch_dropout_final} has no effect with model.patch_dropout={start}: set "
-            "it to none",
+            final is None or final.value > 0,
+            f"model.patch_dropout_final={self.patch_dropout_final} must be above 0: set it to none for no such phase",
         )
 
     @property
@@ -202,8 +186,8 @@ class ClipSpec(ModelSpec):
     kind: str = "clip"
     """Kind of model: CLIP."""
 
-    embed_dim: int = 512
-    """Dimension of the image and text embeddings, at least 1."""
+    embed_dim: int = option(512, ge=1)
+    """Dimension of the image and text embeddings."""
 
     quick_gelu: bool = False
     """Replaces GELU by QuickGELU, x·sigmoid(1.702x), in the text tower and in ViT image towers. OpenAI's weights were
@@ -213,7 +197,6 @@ class ClipSpec(ModelSpec):
 
     def __post_init__(self) -> None:
         ModelSpec.__post_init__(self)
-        require(self.embed_dim >= 1, f"model.embed_dim={self.embed_dim} must be at least 1")
         self.text.check_model(self.embed_dim, self.quick_gelu)
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CLIP:

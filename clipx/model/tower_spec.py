@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import field, fields
+from dataclasses import field
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from clipx.config.messages import missing_value
+from clipx.config.option import option, typed
 from clipx.config.specs import complete, frozen
-from clipx.errors import require
+from clipx.errors import require, require_effect
 from clipx.model.image_kind import ImageKind
 from clipx.model.lora_spec import LoraSpec
 from clipx.storage.url import check_url
@@ -20,7 +21,9 @@ _FILES = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_ove
 # Normalization of the pixels for CLIP, by the keys of model.image.
 _NORMALIZATION = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 
-_MOST_LAYERS = 1000
+MOST_LAYERS = 1000
+"""Largest number of layers. A layer is built at a time, without its memory: a file of somebody else that names millions
+would take hours."""
 
 
 class Projection(StrEnum):
@@ -52,26 +55,107 @@ class Interpolation(StrEnum):
     """A triangle over 2x2 pixels: smoother."""
 
 
+TIMM = "timm"
+"""Value of model.image.weights, or its prefix before a colon and a name: weights that timm names on the hub."""
+
+
+def timm_weights_of(location: str | None) -> str | None:
+    """Returns NAME or NAME.TAG of timm:NAME.TAG, an empty string for timm, and None for other locations."""
+    if location == TIMM:
+        return ""
+    return location.removeprefix(f"{TIMM}:") if location is not None and location.startswith(f"{TIMM}:") else None
+
+
+def _check_weights(key: str, location: str) -> None:
+    """Raises ConfigError for an invalid value of model.image.weights or model.text.weights."""
+    check_url(key, location)
+    require(bool(location), f"{key}= is empty: give a location of weights, or remove it")
+    name = timm_weights_of(location)
+    require(
+        name is None or key == "model.image.weights",
+        f"{key}={location} names weights of timm, which has no text towers: give a folder or hf-hub:ORG/NAME",
+    )
+    require(
+        name != "" or location == TIMM,
+        f"{key}={location} names no model: give timm:NAME.TAG, or timm for that of model.image.timm",
+    )
+
+
+def _check_options(key: str, options: dict[str, Any]) -> None:
+    """Raises ConfigError for arguments of timm.create_model that read files, or build more than MOST_LAYERS layers, in
+    one number or in a list of stages."""
+    require(
+        not _FILES & options.keys(),
+        f"{key}={options} has one of {', '.join(sorted(_FILES))}, with which timm reads files: remove it, and load "
+        "weights with model.image.weights or model.weights",
+    )
+    for name, value in options.items():
+        numbers = [n for n in (value if isinstance(value, list | tuple) else [value]) if isinstance(n, int | float)]
+        require(
+            not ("depth" in name or "layers" in name) or sum(numbers) <= MOST_LAYERS,
+            f"{key}.{name}={value} is above the limit of {MOST_LAYERS:,} layers: give less",
+        )
+
+
 @frozen
-class ImageTowerSpec:
+class TowerSpec:
+    """Options of both towers: initial weights, and what of them is trained."""
+
+    weights: str | None = option(None, when="not model.weights", check=_check_weights)
+    """Initial weights of this tower alone in a new run. The tower of a CLIP model: a run, a file (.safetensors, .pt,
+    .pth, .bin), a folder, hf-hub:ORG/NAME, or a URL of any of these. model.image: also timm (those of model.image.timm
+    on the Hugging Face hub), timm:NAME.TAG, or a timm model in a file, folder or repository. model.text with kind=hf:
+    also a model of transformers in a folder or repository. null: random initialization. See docs/guides/towers.md."""
+
+    checkpointing: str = option(
+        "none", choices=("none", "selective", "tower"), ge=1, when="lock != all or not lock_norms"
+    )
+    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N: every Nth block;
+    selective: in every block all but matrix products, convolutions and attention; tower: the whole tower at once. A
+    number costs up to a third more computation, tower a third."""
+
+    lock: str = option("none", choices=("none", "all", "norms"), ge=0, when="not lora.rank")
+    """Parameters to freeze (arXiv:2111.07991). none; all; norms: the normalization layers only; a number N: all below
+    the N highest blocks, so that these, the last norm of a text tower, head_blocks and the projection are trained.
+    Requires initial weights. A tower or image trunk without trained weights stays in evaluation mode."""
+
+    lock_norms: bool = option(True, when="lock != none, norms")
+    """Freezes the normalization layers in the locked part too: weights, biases and running averages, which BatchNorm
+    then uses in training. false: they are trained."""
+
+    lora: LoraSpec = field(default_factory=LoraSpec)
+    """Low-rank adapters of the tower's blocks, trained in place of its weights (LoRA, DoRA). Off by default."""
+
+    @property
+    def has_weights(self) -> bool:
+        """False for stored features without a projection."""
+        return True
+
+    @property
+    def frozen(self) -> bool:
+        """True if no parameter of the tower is trained."""
+        return (self.lock == "all" and self.lock_norms) or not self.has_weights
+
+
+@frozen
+class ImageTowerSpec(TowerSpec):
     """Image tower: any architecture of timm, or stored features, and its projection to the embedding."""
 
-    timm: str | None = None
-    """Name of a timm architecture, from timm.list_models(). Required without features, excludes features."""
+    timm: str | None = option(None, when="not features")
+    """Name of a timm architecture, from timm.list_models(). Required without features."""
 
-    features: int | None = None
-    """Number of stored features of each sample, which the tower reads in place of an image, at least 1. It then has
-    a projection only, linear or none, and no other option of the image tower may be set. null: the tower reads
-    images."""
+    features: int | None = option(None, ge=1, when="projection != head")
+    """Number of stored features of each sample, which the tower reads in place of an image. It then has a projection
+    only, linear or none, and no other option of the image tower may be set. null: the tower reads images."""
 
-    size: int = 224
-    """Side of the square input images in pixels, at least 8. A ViT needs a multiple of its patch size."""
+    size: int = option(224, ge=8, unit="pixels", when="not features")
+    """Side of the square input images. A ViT needs a multiple of its patch size."""
 
-    stretch: bool = False
+    stretch: bool = option(False, when="not features")
     """Evaluation resizes both sides of an image to `size` and changes its aspect ratio. false: it resizes the shorter
     side to `size` and crops the center."""
 
-    interpolation: Interpolation = Interpolation.bicubic
+    interpolation: Interpolation = option(Interpolation.bicubic, when="not features")
     """Filter that resizes images in training and evaluation: bicubic or bilinear, both with antialiasing. Weights of
     CLIPA, MobileCLIP and others were trained with bilinear."""
 
@@ -80,67 +164,38 @@ class ImageTowerSpec:
     layers, the first to twice embed_dim), head (timm's classifier with embed_dim classes) or none (embed_dim must be
     the width of the trunk's features). Must be linear for CLIP's ResNets, whose attention pool projects."""
 
-    weights: str | None = None
-    """Initial weights of the image tower alone in a new run: timm (those of model.image.timm on the Hugging Face hub),
-    timm:NAME.TAG, a file of a timm model or of a CLIP model (.safetensors, .pt, .pth, .bin), a folder of either, a run,
-    a URL of any of these, or hf-hub:ORG/NAME. null: random initialization. Excludes model.weights. See
-    docs/guides/towers.md."""
+    head_blocks: int = option(0, ge=0, le=MOST_LAYERS, when="not features and projection != head")
+    """Number of transformer blocks between the trunk and the projection. They are trained above a locked trunk, as in
+    dino.txt (arXiv:2412.16334), and have its form. The projection then reads the class token and the mean of the patch
+    tokens, concatenated. Requires a ViT with a class token, pooled at it. 0: none."""
 
-    head_blocks: int = 0
-    """Number of transformer blocks between the trunk and the projection, in [0, 1000]. They are trained above a locked
-    trunk, as in dino.txt (arXiv:2412.16334), and have its form. The projection then reads the class token and the mean
-    of the patch tokens, concatenated. Requires a ViT with a class token, pooled at it. 0: none."""
-
-    head_weights: str | None = None
+    head_weights: str | None = option(None, when="head_blocks and weights", check=check_url)
     """Initial weights of the head_blocks in a new run: a file of a vision head of dino.txt, or its URL (.safetensors,
-    .pt, .pth, .bin). Requires weights of the trunk, model.image.weights. null: those of model.image.weights if it has
-    such blocks, else random initialization."""
+    .pt, .pth, .bin). null: those of model.image.weights if it has such blocks, else random initialization."""
 
-    head_drop_path: float = 0.0
-    """Rate of stochastic depth (arXiv:1603.09382) of the head_blocks in training, in [0, 1). dino.txt: 0.3."""
+    head_drop_path: float = option(0.0, ge=0, lt=1, when="head_blocks", hint="0.3 is that of dino.txt")
+    """Rate of stochastic depth (arXiv:1603.09382) of the head_blocks in training. dino.txt: 0.3."""
 
-    patch_bias: bool = True
+    patch_bias: bool = option(True, when="not features")
     """Bias of the patch embedding of a ViT, which timm's ViTs have unless a norm precedes their blocks. false: no bias,
     as in CLIPA (arXiv:2305.07017); only valid for a ViT that has one in timm."""
 
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = option({}, when="not features", check=_check_options)
     """Further keyword arguments of timm.create_model, as model.image.options.drop_path_rate=0.1 or
     'model.image.options={embed_dim: 128, depth: 4, num_heads: 4}', which sets these and keeps others. At most 1000
     blocks. Options that read files are not allowed: pretrained, checkpoint_path, pretrained_cfg,
     pretrained_cfg_overlay, cache_dir."""
 
-    mean: list[float] | None = None
+    mean: list[float] | None = option(None, length=3)
     """Mean of the R, G and B channels, for pixel values in [0, 1]. It is subtracted from the image. null: that of
     model.image.weights, if they are given and have one; else CLIP's."""
 
-    std: list[float] | None = None
-    """Standard deviation of the R, G and B channels, for pixel values in [0, 1]; each above 0. The image is divided by
-    it after the mean is subtracted. null: as for mean."""
-
-    checkpointing: str = "none"
-    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
-    Nth block; selective: in every block all but matrix products, convolutions and attention; tower: the whole tower at
-    once. A number costs up to a third more computation, tower a third."""
-
-    lock: str = "none"
-    """Parameters to freeze (arXiv:2111.07991). none; all; norms: the normalization layers only; a number N of at least
-    0: all below the N highest blocks, so that these, head_blocks and the projection are trained. Requires model.weights
-    or model.image.weights. A trunk without trained weights stays in evaluation mode."""
-
-    lock_norms: bool = True
-    """Freezes the normalization layers in the locked part too: weights, biases and running averages, which BatchNorm
-    then uses in training. false: they are trained; only valid with lock=all or a number."""
-
-    lora: LoraSpec = field(default_factory=LoraSpec)
-    """Low-rank adapters of the tower's blocks, trained in place of its weights (LoRA, DoRA). Off by default."""
+    std: list[float] | None = option(None, length=3, gt=0)
+    """Standard deviation of the R, G and B channels, for pixel values in [0, 1]. The image is divided by it after the
+    mean is subtracted. null: as for mean."""
 
     adapts: ClassVar[tuple[str, ...]] = ("size",)
     """Options in which weights may differ, because their positional embeddings are interpolated."""
-
-    @property
-    def frozen(self) -> bool:
-        """True if no parameter of the tower is trained."""
-        return (self.lock == "all" and self.lock_norms) or not self.has_weights
 
     @property
     def kind(self) -> ImageKind:
@@ -182,25 +237,15 @@ class ImageTowerSpec:
     def __post_init__(self) -> None:
         if self.weights is None:
             complete(self, **self.normalization)
-        self._check_input()
-        check_checkpointing("image", self.checkpointing)
-        check_freezing("image", self.lock, self.lock_norms, self.checkpointing)
-        self.lora.check("image", self.lock)
-        require(self.size >= 8, f"model.image.size={self.size} is too small: give at least 8 pixels")
-        for name, value in self.options.items():
-            if "depth" in name or "layers" in name:
-                check_layers(f"model.image.options.{name}", value)
-        for name, values in self.normalization.items():
-            require(len(values) == 3, f"model.image.{name}={values} must have 3 values: one each for R, G and B")
-        require(
-            not _FILES & self.options.keys(),
-            f"model.image.options={self.options} has one of {', '.join(sorted(_FILES))}, with which timm reads files: "
-            "remove it, and load weights with model.image.weights or model.weights",
-        )
-        check_tower_weights("image", self.weights)
-        self._check_timm_weights()
-        self._check_head_blocks()
-        require(min(self.normalization["std"]) > 0, f"model.image.std={self.std} must be above 0 in each channel")
+        if self.features is None:
+            require(self.timm is not None, missing_value("model.image.timm"))
+            self._check_timm_weights()
+            return
+        without = {"weights": None, "checkpointing": "none", "lock": "none", "lora.rank": 0, **_NORMALIZATION}
+        for key, usual in without.items():
+            value = attrgetter(key)(self)
+            replaced = f"with model.image.features={self.features}, which replaces the image"
+            require_effect(value == usual, f"model.image.{key}={typed(value)}", replaced)
 
     def _check_timm_weights(self) -> None:
         """Checks the rules of weights on timm's hub. Raises ConfigError."""
@@ -219,114 +264,3 @@ class ImageTowerSpec:
             f"model.image.lock=all freezes the randomly initialized projection, which model.image.weights="
             f"{self.weights} does not have: give model.image.lock=0, which trains it, or model.image.projection=none",
         )
-
-    def _check_head_blocks(self) -> None:
-        """Checks the options of the blocks above the trunk. Raises ConfigError."""
-        require(self.head_blocks >= 0, f"model.image.head_blocks={self.head_blocks} is negative: give 0 for none")
-        check_layers("model.image.head_blocks", self.head_blocks)
-        require(
-            0 <= self.head_drop_path < 1,
-            f"model.image.head_drop_path={self.head_drop_path} must be in [0, 1): 0.3 is that of dino.txt",
-        )
-        require(
-            self.head_blocks > 0 or not self.head_drop_path,
-            f"model.image.head_drop_path={self.head_drop_path} has no effect without blocks: give "
-            "model.image.head_blocks, or remove it",
-        )
-        if self.head_weights is not None:
-            key = f"model.image.head_weights={self.head_weights}"
-            check_url("model.image.head_weights", self.head_weights)
-            require(self.head_blocks > 0, f"{key} has no effect without blocks: give model.image.head_blocks=2")
-            require(
-                self.weights is not None,
-                f"{key} needs the trunk for which they were trained: give model.image.weights=…, or remove it",
-            )
-        require(
-            not self.head_blocks or self.projection is not Projection.head,
-            f"model.image.projection=head is timm's classifier, which does not read the tokens of "
-            f"model.image.head_blocks={self.head_blocks}: choose linear or mlp",
-        )
-
-    def _check_input(self) -> None:
-        """Checks that the tower reads images or stored features, not both. Raises ConfigError."""
-        if self.features is None:
-            require(self.timm is not None, missing_value("model.image.timm"))
-            return
-        key = f"model.image.features={self.features}"
-        require(self.features >= 1, f"{key} must be at least 1")
-        require(
-            self.projection is not Projection.head,
-            f"model.image.projection=head is timm's classifier, which {key} does not have: choose linear or none",
-        )
-        require(
-            not self.lora.rank,
-            f"model.image.lora.rank={self.lora.rank} has no effect with {key}, which has no blocks: remove one of them",
-        )
-        for f in fields(self):
-            default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-            default = _NORMALIZATION.get(f.name, default)
-            value = getattr(self, f.name)
-            require(
-                f.name in ("features", "projection") or value == default,
-                f"model.image.{f.name}={value} has no effect with {key}, which replaces the image: remove one of them",
-            )
-
-
-TIMM = "timm"
-"""Value of model.image.weights, or its prefix before a colon and a name: weights that timm names on the hub."""
-
-
-def timm_weights_of(location: str | None) -> str | None:
-    """Returns NAME or NAME.TAG of timm:NAME.TAG, an empty string for timm, and None for other locations."""
-    if location == TIMM:
-        return ""
-    return location.removeprefix(f"{TIMM}:") if location is not None and location.startswith(f"{TIMM}:") else None
-
-
-def check_tower_weights(tower: str, location: str | None) -> None:
-    """Raises ConfigError for an invalid value of model.TOWER.weights."""
-    if location is None:
-        return
-    key = f"model.{tower}.weights"
-    check_url(key, location)
-    require(bool(location), f"{key}= is empty: give a location of weights, or remove it")
-    name = timm_weights_of(location)
-    require(
-        name is None or tower == "image",
-        f"{key}={location} names weights of timm, which has no text towers: give a folder or hf-hub:ORG/NAME",
-    )
-    require(
-        name != "" or location == TIMM,
-        f"{key}={location} names no model: give timm:NAME.TAG, or timm for that of model.image.timm",
-    )
-
-
-def check_layers(key: str, value: Any) -> None:
-    """Raises ConfigError for more than 1,000 layers, in one number or in a list of stages.
-
-    A layer is built at a time, without its memory: a file of somebody else that names millions would take hours.
-    """
-    numbers = [n for n in (value if isinstance(value, list | tuple) else [value]) if isinstance(n, int | float)]
-    require(sum(numbers) <= _MOST_LAYERS, f"{key}={value} is above the limit of {_MOST_LAYERS:,} layers: give less")
-
-
-def check_checkpointing(tower: str, value: str) -> None:
-    require(
-        value in ("none", "selective", "tower") or (value.isdecimal() and int(value) >= 1),
-        f"model.{tower}.checkpointing={value} is not a choice: give none, selective, tower, or a number of at least 1, "
-        "such as 2 for every second block",
-    )
-
-
-def check_freezing(tower: str, lock: str, norms: bool, checkpointing: str) -> None:
-    key = f"model.{tower}.lock"
-    require(
-        lock in ("none", "all", "norms") or lock.isdecimal(),
-        f"{key}={lock} is not a choice: give none, norms, all, or the number of highest blocks to train, at least 0",
-    )
-    require(norms or lock not in ("none", "norms"), f"{key}_norms=false has no effect with {key}={lock}: remove it")
-    require(
-        checkpointing == "none" or not (lock == "all" and norms),
-        f"model.{tower}.checkpointing={checkpointing} has no effect with {key}=all, which has no backward pass: remove "
-        "it",
-    )

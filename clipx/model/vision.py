@@ -16,7 +16,7 @@ from timm.layers import AttentionPool2d, Mlp, PatchDropout, PatchDropoutWithIndi
 from timm.models import VisionTransformer, get_pretrained_cfg
 from torch import Tensor, nn
 
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require, require_effect
 from clipx.model.blocks import image_blocks
 from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection
@@ -174,10 +174,8 @@ def trunk_options(spec: ImageTowerSpec) -> dict[str, Any]:
 def _remove_patch_bias(spec: ImageTowerSpec, trunk: Any) -> None:
     """Removes the bias of a ViT's patch embedding, in place. Raises ConfigError for a trunk without it."""
     embed: Any = getattr(trunk, "patch_embed", None)
-    require(
-        type(embed) is PatchEmbed and embed.proj.bias is not None,
-        f"model.image.patch_bias=false has no effect on {spec.timm}, which has no such bias: remove it",
-    )
+    has_bias = type(embed) is PatchEmbed and embed.proj.bias is not None
+    require_effect(has_bias, "model.image.patch_bias=false", f"on {spec.timm}, which has no such bias")
     embed.proj.bias = None
 
 
@@ -275,11 +273,8 @@ def _projection(trunk: Any, head: TokenHead | None, embed_dim: int, spec: ImageT
     """
     pool = next((m for m in trunk.children() if isinstance(m, _POOLS)), None)
     if pool is not None:
-        require(
-            spec.projection is Projection.linear,
-            f"model.image.projection={spec.projection} has no effect on {spec.timm}, whose attention pool projects: "
-            "remove it",
-        )
+        given, projects = f"model.image.projection={spec.projection}", f"on {spec.timm}, whose attention pool projects"
+        require_effect(spec.projection is Projection.linear, given, projects)
         trunk.reset_classifier(embed_dim)
         nn.init.normal_(pool.proj.weight, std=pool.proj.in_features**-0.5)
         return nn.Identity()

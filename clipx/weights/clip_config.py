@@ -189,8 +189,8 @@ def _text(spec: TextTowerSpec) -> dict[str, Any]:
         **_eps(spec.norm_eps),
         **({} if spec.gelu is Gelu.exact else {"act_kwargs": {"approximate": "tanh"}}),
     }
-    if spec.tokenizer != "clip":
-        words["hf_tokenizer_name"] = spec.tokenizer.removeprefix(_HUB)
+    if spec.tokenizer_place != "clip":
+        words["hf_tokenizer_name"] = spec.tokenizer_place.removeprefix(_HUB)
         stripped = {"strip_sep_token": True} if spec.strip_separator else {}
         words["tokenizer_kwargs"] = {"clean": _CLEAN[spec.clean], **stripped}
     return words

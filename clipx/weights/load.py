@@ -236,7 +236,7 @@ def read_open_clip(folder: ModelFolder) -> LoadedWeights:
     spec, location = spec_of(dict(folder.config), folder.name), folder.location
     if TOKENIZER[0] in folder.files and spec.text.tokenizer_place != "clip":
         tokenizer = str(folder.files[TOKENIZER[0]])
-        spec = replace(spec, text=replace(spec.text, tokenizer=tokenizer))  # type: ignore[call-arg]  # of every kind
+        spec = replace(spec, text=replace(spec.text, tokenizer=tokenizer))
     tensors = folder.tensors()
     found = from_open_clip(spec, tensors, location)
     check_described(spec.build(torch.device("meta"), torch.float32).state_dict(), tensors, location)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clipx.config.specs import frozen
-from clipx.errors import ConfigError, require
+from clipx.errors import require_effect, without_effect
 from clipx.model.spec import ModelSpec
 
 UNUSED = ("objective", "optimizer")
@@ -32,16 +32,13 @@ class WeightsModelSpec:
             return
         initial = {f"{tower}.weights": location for tower, location in model.tower_weights.items()}
         for key, location in {"weights": model.weights, **initial}.items():
-            require(
-                location is None,
-                f"model.{key}={location} has no effect, because another option names the weights: remove it",
-            )
+            given = f"model.{key}={location}"
+            require_effect(location is None, given, "on weights that another option names")
         locks = model.lock_options
-        require(not locks, f"model.{locks} has no effect, because nothing is trained: remove it")
+        require_effect(not locks, f"model.{locks}", "where nothing is trained")
 
     def check_unused(self, place: str) -> None:
         """Raises ConfigError if the model of weights with a configuration is given. `place`: option and location."""
         if self.model is not None:
-            raise ConfigError(
-                f"model={self.model.name} has no effect on {place}, whose configuration describes its model: remove it"
-            )
+            described = f"on {place}, whose configuration describes its model"
+            raise without_effect(f"model={self.model.name}", described)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clipx.errors import CheckpointError, require
+from clipx.errors import CheckpointError, ConfigError, require_effect
 from clipx.model.spec import ModelSpec
 
 _NAME = "text.positional_embedding"
@@ -25,16 +25,13 @@ def stretch_text_positions(
     if _NAME not in tensors:
         raise CheckpointError(f"{location} has no {_NAME} for model.text.stretch_keep={keep}: give other weights")
     found, option = len(tensors[_NAME]), f"model.text.stretch_keep={keep}"
-    require(
-        found < length,
-        f"{option} has no effect on {location}, which has {found} text positions, model.text.context_length={length}: "
-        f"remove it, or give model.text.context_length above {found}",
-    )
-    require(
-        keep <= found - 2,
-        f"{option} leaves less than 2 of the {found} text positions of {location} to interpolate: give at most "
-        f"{found - 2}; the reference is 20",
-    )
+    positions = f"on {location}, which has {found} text positions, model.text.context_length={length}"
+    require_effect(found < length, option, positions, f"remove it, or give model.text.context_length above {found}")
+    if keep > found - 2:
+        raise ConfigError(
+            f"{option} leaves less than 2 of the {found} text positions of {location} to interpolate: give at most "
+            f"{found - 2}; the reference is 20"
+        )
     note = f"{_NAME} was stretched from {found} to {length} positions, the first {keep} unchanged"
     return {**tensors, _NAME: stretched(tensors[_NAME], keep, length)}, note
 

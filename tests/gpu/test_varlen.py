@@ -58,7 +58,7 @@ def other_tower(kind: str, folder: Path) -> nn.Module:
     source = save_config(folder, kind)
     options = {"vocab_size": CLIP_VOCABULARY, "hidden_size": 256, "head_dim": 64, "num_hidden_layers": 3}
     options = {key: value for key, value in options.items() if key != "head_dim" or kind == "qwen3"}
-    return HfTextTower(HfTextSpec(source=source, options=options, end_id=CLIP_END_ID), 64).eval()
+    return HfTextTower(HfTextSpec(source=source, options=options, pool=Pool.mean, end_id=CLIP_END_ID), 64).eval()
 
 
 @pytest.mark.parametrize("kind", ["clip", "xlm-roberta", "modernbert", "qwen3"])

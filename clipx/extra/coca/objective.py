@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import option
 from clipx.config.registry import frozen, register
-from clipx.errors import require
 from clipx.extra.coca.spec import CAPTION_LOSSES
 from clipx.objective.spec import LearnedTemperatureSpec
 
@@ -24,27 +24,15 @@ class CoCaObjectiveSpec(LearnedTemperatureSpec):
     kind: str = "coca"
     """Type of the objective; set by objective=coca. It needs a model with a decoder, e.g. model=coca_vit_b32."""
 
-    contrastive_weight: float = 1.0
-    """Weight of the contrastive loss (InfoNCE). At least 0. The reference is 1."""
+    contrastive_weight: float = option(1.0, ge=0, hint="the reference is 1")
+    """Weight of the contrastive loss (InfoNCE). The reference is 1."""
 
-    caption_weight: float = 2.0
-    """Weight of the caption loss, the mean of -log p over all tokens of the global batch. Above 0: otherwise the
-    decoder learns nothing. The reference is 2."""
+    caption_weight: float = option(2.0, gt=0, hint="the reference is 2; model.kind=clip has no captions")
+    """Weight of the caption loss, the mean of -log p over all tokens of the global batch: without it, the decoder
+    learns nothing. The reference is 2."""
 
     zero_minimum: ClassVar[bool] = True
     outputs: ClassVar[str | None] = CAPTION_LOSSES
-
-    def __post_init__(self) -> None:
-        LearnedTemperatureSpec.__post_init__(self)
-        require(
-            self.contrastive_weight >= 0,
-            f"objective.contrastive_weight={self.contrastive_weight} must be at least 0: the reference is 1",
-        )
-        require(
-            self.caption_weight > 0,
-            f"objective.caption_weight={self.caption_weight} must be above 0, otherwise the decoder learns nothing: "
-            "the reference is 2; to train without captions, choose model.kind=clip",
-        )
 
     def build(self, comm: Comm, length: Length) -> Objective:
         from clipx.extra.coca.captioning import Captioning

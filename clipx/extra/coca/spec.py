@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, ClassVar
 
+from clipx.config.option import default_of, option, typed
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError, require
 from clipx.model.spec import FIXED, ClipSpec, Varying
-from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection
-from clipx.model.tower_spec import Projection, check_checkpointing, check_layers
+from clipx.model.text_spec import ClipTextSpec
+from clipx.model.tower_spec import MOST_LAYERS
 
 if TYPE_CHECKING:
     import torch
@@ -25,26 +27,19 @@ class DecoderSpec:
     """Caption decoder: a causal transformer over the text tower's tokens, with cross-attention to the image tokens. Its
     width is that of the text tower."""
 
-    heads: int = 8
-    """Attention heads of each block. At least 1; must divide the width of the text tower."""
+    heads: int = option(8, ge=1)
+    """Attention heads of each block. Must divide the width of the text tower."""
 
-    layers: int = 12
-    """Number of layers, each a self-attention block and a cross-attention block, in [1, 1000]."""
+    layers: int = option(12, ge=1, le=MOST_LAYERS)
+    """Number of layers, each a self-attention block and a cross-attention block."""
 
-    mlp_ratio: float = 4.0
-    """Hidden width of each block's MLP as a multiple of the width, above 0."""
+    mlp_ratio: float = option(4.0, gt=0)
+    """Hidden width of each block's MLP as a multiple of the width."""
 
-    checkpointing: str = "none"
-    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N of at least 1: every
-    Nth layer; selective: in every layer all but matrix products and attention; tower: the whole decoder at once. A
-    number costs up to a third more computation, tower a third."""
-
-    def __post_init__(self) -> None:
-        check_checkpointing("decoder", self.checkpointing)
-        for name, value in (("heads", self.heads), ("layers", self.layers)):
-            require(value >= 1, f"model.decoder.{name}={value} must be at least 1")
-        check_layers("model.decoder.layers", self.layers)
-        require(self.mlp_ratio > 0, f"model.decoder.mlp_ratio={self.mlp_ratio} must be above 0: 4 is usual")
+    checkpointing: str = option("none", choices=("none", "selective", "tower"), ge=1)
+    """Activation checkpointing: what the backward pass recomputes to save memory. none; a number N: every Nth layer;
+    selective: in every layer all but matrix products and attention; tower: the whole decoder at once. A number costs up
+    to a third more computation, tower a third."""
 
 
 @register("model")
@@ -59,11 +54,11 @@ class CoCaSpec(ClipSpec):
     kind: str = "coca"
     """Kind of model: CoCa."""
 
-    queries: int = 256
-    """Number of learned queries that pool the tokens of an image, at least 2: the first query gives the embedding,
-    the decoder reads the others."""
+    queries: int = option(256, ge=2, hint="the decoder reads all but one")
+    """Number of learned queries that pool the tokens of an image: the first query gives the embedding, the decoder
+    reads the others."""
 
-    pool_heads: int = 8
+    pool_heads: int = option(8, ge=1)
     """Attention heads of the pool over image tokens. Must divide embed_dim."""
 
     decoder: DecoderSpec = MISSING
@@ -75,7 +70,6 @@ class CoCaSpec(ClipSpec):
 
     def __post_init__(self) -> None:
         ClipSpec.__post_init__(self)
-        require(self.queries >= 2, f"model.queries={self.queries} must be at least 2: the decoder reads all but one")
         text = self.text
         if not isinstance(text, ClipTextSpec):
             raise ConfigError(
@@ -90,44 +84,24 @@ class CoCaSpec(ClipSpec):
         )
         for key, heads in (("pool_heads", self.pool_heads), ("decoder.heads", self.decoder.heads)):
             require(
-                heads >= 1 and width % heads == 0,
+                width % heads == 0,
                 f"model.{key}={heads} does not divide model.embed_dim={width}: give a divisor, such as 8 for 512",
             )
-        require(
-            text.causal and text.pool is Pool.end and text.tokenizer == "clip",
-            f"model.kind=coca predicts the next token and needs a causal text tower with CLIP's tokenizer: remove "
-            f"model.text.causal={str(text.causal).lower()}, pool={text.pool} and tokenizer={text.tokenizer}",
-        )
-        usual = ClipTextSpec()
-        for key in ("positions", "norm", "mlp", "bias"):
-            require(
-                getattr(text, key) == getattr(usual, key),
-                f"model.text.{key}={getattr(text, key)} cannot be combined with model.kind=coca, whose decoder has the "
-                "blocks of CLIP: remove it",
-            )
-        require(
-            text.stretch_keep is None,
-            f"model.text.stretch_keep={text.stretch_keep} cannot be combined with model.kind=coca, whose text tower "
-            "has a position of its class token: remove it",
-        )
-        require(
-            text.projection is TextProjection.linear,
-            f"model.text.projection={text.projection} cannot be combined with model.kind=coca, whose class token "
-            "is projected: remove it",
-        )
         self.image.kind.check_squares_for(
             "model.kind=coca, whose decoder reads the same number of tokens of each image", "choose another model"
         )
-        require(
-            not self.image.head_blocks,
-            f"model.image.head_blocks={self.image.head_blocks} cannot be combined with model.kind=coca, whose "
-            "attention pool reads the tokens of the trunk: remove it",
-        )
-        require(
-            self.image.projection is Projection.linear,
-            f"model.image.projection={self.image.projection} cannot be combined with model.kind=coca, whose attention "
-            "pool has a projection: remove it",
-        )
+        fixed = {
+            "text": ("causal", "pool", "tokenizer", "positions", "norm", "mlp", "bias", "stretch_keep", "projection"),
+            "image": ("head_blocks", "projection"),
+        }
+        for tower, options in (("text", text), ("image", self.image)):
+            for f in fields(options):
+                value = getattr(options, f.name)
+                require(
+                    f.name not in fixed[tower] or value == default_of(f),
+                    f"model.{tower}.{f.name}={typed(value)} cannot be combined with model.kind=coca, whose decoder and "
+                    "pool of image tokens need those of CLIP's towers: remove it",
+                )
 
     def build(self, device: torch.device, dtype: torch.dtype, varying: Varying = FIXED) -> CoCa:
         from clipx.extra.coca.model import CoCa

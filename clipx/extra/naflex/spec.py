@@ -6,8 +6,9 @@ import re
 from dataclasses import field
 from typing import ClassVar
 
+from clipx.config.option import option, typed
 from clipx.config.registry import frozen, register
-from clipx.errors import ConfigError, require
+from clipx.errors import ConfigError, require, require_effect
 from clipx.model.image_kind import ImageKind
 from clipx.model.spec import ClipSpec
 from clipx.model.tower_spec import ImageTowerSpec
@@ -22,8 +23,8 @@ class NaflexTowerSpec(ImageTowerSpec):
     `head_blocks` and `features` have no effect and must not be set.
     """
 
-    max_tokens: int = 256
-    """Largest number of patches of an image, in [1, 65535]. Images are enlarged or reduced to nearly this number."""
+    max_tokens: int = option(256, ge=1, le=65_535)  # patches stores it in two bytes
+    """Largest number of patches of an image. Images are enlarged or reduced to nearly this number."""
 
     adapts: ClassVar[tuple[str, ...]] = ("size", "max_tokens")
 
@@ -53,18 +54,11 @@ class NaflexTowerSpec(ImageTowerSpec):
 
     def __post_init__(self) -> None:
         ImageTowerSpec.__post_init__(self)
-        require(
-            1 <= self.max_tokens < 2**16,  # patches stores it in two bytes
-            f"model.image.max_tokens={self.max_tokens} must be in [1, 65535]: 256 is usual",
-        )
         unused = {"features": None, "size": 224, "stretch": False, "patch_bias": True, "head_blocks": 0}
         for key, usual in unused.items():
             value = getattr(self, key)
-            require(
-                value == usual,
-                f"model.image.{key}={str(value).lower()} has no effect on a tower that keeps the aspect ratio of "
-                "images: remove it",
-            )
+            given, fix = f"model.image.{key}={typed(value)}", "remove it, or choose another model"
+            require_effect(value == usual, given, "on images at their own aspect ratio", fix)
         require(
             self.architecture.startswith("naflexvit_"),
             f"model.image.timm={self.timm} is no tower for images of any aspect ratio: choose "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from clipx.errors import ConfigError
 from clipx.model import hf_text
 from clipx.model.hf_text import HfTextTower
 from clipx.model.hf_text_spec import HfTextSpec
+from clipx.model.text_spec import Pool
 
 LENGTH, PAD = 12, 1
 
 
 def build(folder: Path, name: str, **options: Any) -> HfTextTower:
     torch.manual_seed(0)
-    spec = HfTextSpec(source=save_config(folder, name), context_length=LENGTH, **{"packed": name in PACKED, **options})
+    usual = {"packed": name in PACKED, "pool": Pool.mean}
+    spec = HfTextSpec(source=save_config(folder, name), context_length=LENGTH, **{**usual, **options})
     tower = HfTextTower(spec, 24).double().eval()
     with torch.no_grad():
         for parameter in tower.parameters():
@@ -61,7 +64,8 @@ def test_features_are_those_of_transformers_for_each_text_alone(
 def test_padding_follows_the_text_and_is_that_of_the_model(tmp_path: Path) -> None:
     source = save_config(tmp_path, "qwen3")
     save_tokenizer(tmp_path, padding_side="left")
-    tokens_BL = HfTextSpec(source=source, context_length=6).build_tokenizer()(["a photo", "the red star of the photo"])
+    spec = HfTextSpec(source=source, tokenizer=None, context_length=6)
+    tokens_BL = spec.build_tokenizer()(["a photo", "the red star of the photo"])
     assert tokens_BL.tolist() == [[0, 4, 5, 2, PAD, PAD], [0, 7, 8, 15, 6, 2]]
     with pytest.raises(ConfigError, match=r"pads with token 1, and the padding of model\.text\.source=.* is token 3: "):
-        HfTextSpec(source=source, context_length=6, pad_id=3).build_tokenizer()
+        replace(spec, pad_id=3).build_tokenizer()
