@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import timm
 import torch
@@ -21,6 +21,8 @@ from clipx.model.tower_spec import ImageTowerSpec, Interpolation, Projection
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
 
+T = TypeVar("T")
+
 TRAINING = {"drop_path_rate", "drop_rate", "proj_drop_rate", "attn_drop_rate", "pos_drop_rate", "patch_drop_rate"}
 """Options of timm that affect only the training of a tower, not its architecture."""
 
@@ -34,6 +36,7 @@ _RESNETS = {  # by the layers of the stages
     (3, 15, 36, 10): "resnet50x64_clip",
 }
 _CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
+_CLEANINGS = {theirs: ours for ours, theirs in _CLEAN.items()}
 _HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's defaults
 _HUB = "hf-hub:"
 _HF_POOLS = {Pool.mean: "mean_pooler", Pool.cls: "cls_last_hidden_state_pooler"}
@@ -243,20 +246,20 @@ def _require(ok: bool, fault: str) -> None:
 def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
     """Returns the spec of open_clip's configuration: see open_clip.spec_of."""
     whole = _ConfigSection(config, "")
-    prepared = _ConfigSection(whole.take("preprocess_cfg", {}) if "model_cfg" in config else {}, "preprocess_cfg")
-    model = whole.section("model_cfg") if "model_cfg" in config else whole
+    described = "model_cfg" in config
+    model, prepared = whole.section("model_cfg") if described else whole, whole.section("preprocess_cfg", None)
     vision, text = model.section("vision_cfg"), model.section("text_cfg")
     quick = bool(model.take("quick_gelu", False))
     model.ignore("custom_text", "init_logit_scale", "init_logit_bias", "nonscalar_logit_scale")
     embed_dim = model.take("embed_dim")
     prepared.expect(mode="RGB")
     prepared.ignore("size", "fill_color")
-    mode = prepared.take("resize_mode", "shortest")
-    prepared.require(mode in ("shortest", "squash"), "resize_mode", mode)
-    interpolation = prepared.take("interpolation", "bicubic")
-    prepared.require(interpolation in list(Interpolation), "interpolation", interpolation)
-    timm_name = vision.take("timm_model_name", None)
-    size = _side(vision)
+    stretch = prepared.choice("resize_mode", "shortest", {"shortest": False, "squash": True})
+    interpolation = prepared.choice("interpolation", "bicubic", Interpolation.__members__)
+    timm_name, size = vision.take("timm_model_name", None), vision.take("image_size", 224)
+    if isinstance(size, list) and len(set(size)) == 1:
+        size = size[0]
+    vision.require(isinstance(size, int), "image_size", size)
     vision.ignore("output_tokens", "patch_dropout")
     if timm_name is not None:
         image = _timm_tower(vision, timm_name, size)
@@ -265,19 +268,10 @@ def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
     else:
         image = _vit_tower(vision, size)
     mean, std = (list(map(float, prepared.take(*given))) for given in (("mean", image.mean), ("std", image.std)))
-    image = replace(image, stretch=mode == "squash", interpolation=Interpolation(interpolation), mean=mean, std=std)
+    image = replace(image, stretch=stretch, interpolation=interpolation, mean=mean, std=std)
     spec = ClipSpec(name=name, embed_dim=embed_dim, quick_gelu=quick, image=image, text=_text_tower(text))
-    for section in (whole, prepared, model, vision, text):
-        section.check_all_read()
+    whole.check_all_read()
     return spec
-
-
-def _side(section: _ConfigSection) -> int:
-    size = section.take("image_size", 224)
-    if isinstance(size, list) and len(set(size)) == 1:
-        size = size[0]
-    section.require(isinstance(size, int), "image_size", size)
-    return int(size)
 
 
 def _vit_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
@@ -292,10 +286,10 @@ def _vit_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
     options = {key: value for key, value in form.items() if value != _VIT_FORM[key]}
     if (scale := section.take("ls_init_value", None)) is not None:
         options["init_values"] = scale
-    pool, after = section.take("pool_type", "tok"), section.take("final_ln_after_pool", False)
-    section.require(pool in ("tok", "avg"), "pool_type", pool)
-    section.require(not after or pool == "avg", "final_ln_after_pool", after)
-    if pool == "avg":
+    averaged = section.choice("pool_type", "tok", {"tok": False, "avg": True})
+    after = section.take("final_ln_after_pool", False)
+    section.require(averaged or not after, "final_ln_after_pool", after)
+    if averaged:
         options |= {"global_pool": "avg", "fc_norm": after}
     bare = section.take("no_ln_pre", False)
     if bare:
@@ -332,13 +326,11 @@ def timm_on_meta(name: str) -> Any:
 
 
 def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec:
-    projection = section.take("timm_proj", "linear") or ""
+    ways: dict[Any, Projection] = {**{theirs: ours for ours, theirs in _PROJECTIONS.items()}, None: Projection.head}
+    way, pool = section.choice("timm_proj", "linear", ways), section.take("timm_pool", "avg")
     section.expect(timm_proj_bias=False)
     drop = section.take("timm_drop_path", None)
     section.ignore("timm_model_pretrained", "timm_drop", "layers", "width", "patch_size", "head_width", "mlp_ratio")
-    ways = {theirs: ours for ours, theirs in _PROJECTIONS.items()}
-    section.require(projection in ways, "timm_proj", projection)
-    way, pool = ways[projection], section.take("timm_pool", "avg")
     options: dict[str, Any] = {} if drop is None else {"drop_path_rate": drop}
     if pool != pool_of(timm_on_meta(name), name) and (pool or way not in _LAYERS):
         section.require(bool(pool) and way not in _LAYERS, "timm_pool", pool)
@@ -350,12 +342,11 @@ def _hf_tower(section: _ConfigSection, name: str) -> HfTextSpec:
     """Returns the spec of open_clip's HFTextEncoder. open_clip reads a folder or a repository of the hub."""
     from clipx.model.hf_text import packs, read_config  # imports transformers
 
-    pool, projection = section.take("hf_pooler_type", "mean_pooler"), section.take("hf_proj_type", "mlp")
-    tokenizer, cleaning = section.take("hf_tokenizer_name", name), section.take("tokenizer_kwargs", None) or {}
-    ways = {theirs: ours for ours, theirs in _HF_PROJECTIONS.items()}
-    section.require(pool in _HF_POOLS.values() or pool == "cls_pooler", "hf_pooler_type", pool)
-    section.require(projection in ways, "hf_proj_type", projection)
-    section.require(not cleaning.keys() - {"clean"}, "tokenizer_kwargs", cleaning)
+    tokenizer, pooler = section.take("hf_tokenizer_name", name), section.peek("hf_pooler_type", "")
+    pools = {**{theirs: ours for ours, theirs in _HF_POOLS.items()}, "cls_pooler": Pool.cls}
+    pool = section.choice("hf_pooler_type", "mean_pooler", pools)
+    projection = section.choice("hf_proj_type", "mlp", {theirs: ours for ours, theirs in _HF_PROJECTIONS.items()})
+    clean = section.section("tokenizer_kwargs", None).choice("clean", "whitespace", _CLEANINGS)
     section.expect(tokenizer_mode=None)
     unused = ("vocab_size", "width", "heads", "layers", "mlp_ratio", "pool_type", "eos_id", "pad_id", "no_causal_mask")
     section.ignore("hf_model_pretrained", "output_tokens", "embed_cls", *unused)
@@ -363,42 +354,28 @@ def _hf_tower(section: _ConfigSection, name: str) -> HfTextSpec:
     spec = HfTextSpec(
         source=source,
         context_length=section.take("context_length", 77),
-        pool=Pool.mean if pool == "mean_pooler" else Pool.cls,
-        projection=ways[projection],
+        pool=pool,
+        projection=projection,
         tokenizer=None if place == source else place,
-        clean=_clean_of(section, cleaning, "whitespace"),
+        clean=clean,
     )
     config = read_config(spec)
-    section.require(pool != "cls_pooler" or config.is_encoder_decoder, "hf_pooler_type", pool)  # else it has a layer
+    section.require(
+        pooler != "cls_pooler" or config.is_encoder_decoder, "hf_pooler_type", pooler
+    )  # else it has a layer
     return replace(spec, packed=packs(config))
-
-
-def _clean_of(section: _ConfigSection, cleaning: Mapping[str, Any], usual: str) -> Clean:
-    """Returns the cleaning of texts. `usual`: open_clip's name of the default."""
-    clean = next((ours for ours, theirs in _CLEAN.items() if theirs == cleaning.get("clean", usual)), None)
-    section.require(clean is not None, "tokenizer_kwargs", cleaning)
-    assert clean is not None
-    return clean
 
 
 def _text_tower(section: _ConfigSection) -> TextTowerSpec:
     if (name := section.take("hf_model_name", None)) is not None:
         return _hf_tower(section, name)
-    causal, pool = not section.take("no_causal_mask", False), section.take("pool_type", "argmax")
-    tokenizer, cleaning = section.take("hf_tokenizer_name", None), section.take("tokenizer_kwargs", None) or {}
-    section.require(pool in ("argmax" if tokenizer is None else "eos", "last"), "pool_type", pool)
-    section.require(not cleaning.keys() - {"clean", "strip_sep_token"}, "tokenizer_kwargs", cleaning)
-    clean = _clean_of(section, cleaning, "lower" if tokenizer is None else "whitespace")
-    act, norm = section.take("act_kwargs", None) or {}, section.take("norm_kwargs", None) or {}
-    section.require(
-        act.get("approximate", "none") in ("none", "tanh") and not act.keys() - {"approximate"}, "act_kwargs", act
-    )
-    section.require(not norm.keys() - {"eps"}, "norm_kwargs", norm)
-    section.expect(ls_init_value=None, embed_cls=False, tokenizer_mode=None)
-    section.expect(final_ln_after_pool=False)
+    causal, tokenizer = not section.take("no_causal_mask", False), section.take("hf_tokenizer_name", None)
+    at_end = "argmax" if tokenizer is None else "eos"
+    pool = section.choice("pool_type", "argmax", {at_end: Pool.end, "last": Pool.last})
+    cleaning, act, norm = (section.section(f"{key}_kwargs", None) for key in ("tokenizer", "act", "norm"))
+    section.expect(ls_init_value=None, embed_cls=False, tokenizer_mode=None, final_ln_after_pool=False)
     section.ignore("output_tokens", "pad_id", "hf_model_pretrained")
-    end, end_id, projection = pool != "last", section.take("eos_id", 2), section.take("proj_type", "linear")
-    section.require(projection in list(TextProjection), "proj_type", projection)
+    end_id = section.take("eos_id", 2)
     return ClipTextSpec(
         context_length=section.take("context_length", 77),
         width=section.take("width", 512),
@@ -406,17 +383,17 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
         layers=section.take("layers", 12),
         mlp_ratio=section.take("mlp_ratio", 4.0),
         causal=causal,
-        pool=Pool.end if end else Pool.last,
-        end_id=end_id if pool == "eos" else None,
-        strip_separator=cleaning.get("strip_sep_token", False),
-        projection=TextProjection(projection),
+        pool=pool,
+        end_id=None if tokenizer is None or pool is Pool.last else end_id,
+        strip_separator=cleaning.take("strip_sep_token", False),
+        projection=section.choice("proj_type", "linear", TextProjection.__members__),
         projection_bias=section.take("proj_bias", False),
-        norm_eps=norm.get("eps", _EPS),
-        gelu=Gelu.tanh if act.get("approximate") == "tanh" else Gelu.exact,
+        norm_eps=norm.take("eps", _EPS),
+        gelu=act.choice("approximate", "none", {"none": Gelu.exact, "tanh": Gelu.tanh}),
         vocabulary=section.take("vocab_size", CLIP_VOCABULARY),
         tokenizer="clip" if tokenizer is None else _HUB + tokenizer,
-        clean=clean,
-        packed=causal and end,
+        clean=cleaning.choice("clean", "lower" if tokenizer is None else "whitespace", _CLEANINGS),
+        packed=causal and pool is Pool.end,
     )
 
 
@@ -426,7 +403,7 @@ class _ConfigSection:
     def __init__(self, values: Any, path: str) -> None:
         if not isinstance(values, Mapping):
             raise CheckpointError(f"{path or 'the configuration'} is {shown(values)}, not a mapping: restore it")
-        self._unread, self._path = dict(values), path
+        self._unread, self._path, self._parts = dict(values), path, list[_ConfigSection]()
 
     def peek(self, key: str, default: Any) -> Any:
         """Returns the value of a key without marking it as read."""
@@ -437,8 +414,17 @@ class _ConfigSection:
             raise CheckpointError(f"{self._full_key(key)} is missing in the configuration: restore it")
         return self._unread.pop(key, *default)
 
-    def section(self, key: str) -> _ConfigSection:
-        return _ConfigSection(self.take(key), self._full_key(key))
+    def section(self, key: str, *default: None) -> _ConfigSection:
+        """Returns the section of a key; an empty one for null, where null is a default."""
+        found = self.take(key, *default)
+        self._parts.append(_ConfigSection({} if default and found is None else found, self._full_key(key)))
+        return self._parts[-1]
+
+    def choice(self, key: str, usual: str, choices: Mapping[Any, T]) -> T:
+        """Returns the choice that a key names, or `usual` does. Raises CheckpointError for another name."""
+        name = self.take(key, usual)
+        self.require(name in choices, key, name)
+        return choices[name]
 
     def ignore(self, *keys: str) -> None:
         """Marks keys as read that have no effect on the model in clipx."""
@@ -462,6 +448,8 @@ class _ConfigSection:
     def check_all_read(self) -> None:
         for key, value in self._unread.items():
             self.require(False, key, value)
+        for part in self._parts:
+            part.check_all_read()
 
     def _full_key(self, key: str) -> str:
         return f"{self._path}.{key}" if self._path else key

@@ -12,7 +12,7 @@ from torch import nn
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.spec import ClipSpec
 from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
-from clipx.weights.key_mapping import Rule, fits
+from clipx.weights.key_mapping import Rule, fits, rules_with
 
 _BLOCK = {
     "norm1.*": "ln_1.*",
@@ -39,7 +39,7 @@ _RESNET_STAGES = 4
 
 def blocks(ours: str, theirs: str) -> list[Rule]:
     """Returns the rules of transformer blocks, whose names begin with `ours` in clipx and `theirs` in open_clip."""
-    return [Rule(f"{ours}#.{here}", f"{theirs}#.{there}") for here, there in _BLOCK.items()]
+    return rules_with(f"{ours}#.", f"{theirs}#.", _BLOCK)
 
 
 VIT = [

@@ -15,10 +15,11 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.storage.safe_json import shown
+from clipx.weights.clip_config import mlp_ratio
 from clipx.weights.files import check_described
 from clipx.weights.formats import PREPROCESSOR
 from clipx.weights.json_files import read_json
-from clipx.weights.key_mapping import Rule, tied
+from clipx.weights.key_mapping import Rule, check_names, rules_with, tied
 from clipx.weights.load import LoadedWeights, ModelFolder
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of, ties
 
@@ -31,22 +32,17 @@ _BLOCK = {
     "mlp.c_proj.*": "mlp.fc2.*",
 }
 
-
-def _blocks(openclip: str, here: str) -> list[Rule]:
-    return [Rule(f"{openclip}transformer.resblocks.#.{a}", f"{here}encoder.layers.#.{b}") for a, b in _BLOCK.items()]
-
-
 RULES = [
     Rule("visual.class_embedding", "vision_model.embeddings.class_embedding"),
     Rule("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight"),
     Rule("visual.conv1.weight", "vision_model.embeddings.patch_embedding.weight"),
     Rule("visual.ln_pre.*", "vision_model.pre_layrnorm.*"),  # spelled so in transformers
-    *_blocks("visual.", "vision_model."),
+    *rules_with("visual.transformer.resblocks.#.", "vision_model.encoder.layers.#.", _BLOCK),
     Rule("visual.ln_post.*", "vision_model.post_layernorm.*"),
     Rule("visual.proj", "visual_projection.weight", turned=True),
     Rule("token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
     Rule("positional_embedding", "text_model.embeddings.position_embedding.weight"),
-    *_blocks("", "text_model."),
+    *rules_with("transformer.resblocks.#.", "text_model.encoder.layers.#.", _BLOCK),
     Rule("ln_final.*", "text_model.final_layer_norm.*"),
     Rule("text_projection", "text_projection.weight", turned=True),
     Rule("logit_scale", "logit_scale"),
@@ -73,19 +69,11 @@ def _convert(
     spec = spec_of(_open_clip_config(config, {} if preprocessor is None else read_json(preprocessor), name), name)
     assert isinstance(spec, ClipSpec)
     whole = spec.build(torch.device("meta"), torch.float32).state_dict()
-    found: dict[str, Tensor] = {}
-    used = set(_BUFFERS)
-    for tie in tied(RULES, ["logit_scale", *(tie.theirs for tie in ties(spec, whole))]):
-        parts = [tie.theirs.replace("@", part) for part in "qkv"] if "@" in tie.theirs else [tie.theirs]
-        if missing := [part for part in parts if part not in tensors]:
-            raise CheckpointError(f"{name} lacks {missing[0]}: get the weights of this config.json again")
-        used.update(parts)
-        joined = torch.cat([tensors[part] for part in parts]) if len(parts) > 1 else tensors[parts[0]]
-        found[tie.ours] = tie.to_ours(joined)
-    if further := sorted(tensors.keys() - used):
-        raise CheckpointError(f"{name} has {further[0]}, which its config.json does not describe: get it again")
+    found = list(tied(RULES, ["logit_scale", *(tie.theirs for tie in ties(spec, whole))]))
+    wanted = {part for tie in found for part in tie.parts}
+    check_names(wanted, tensors.keys() - _BUFFERS, f"{name} does not fit its config.json", "get both again")
     check_described(whole, tensors, name)
-    return spec, found
+    return spec, {tie.ours: tie.read(tensors) for tie in found}
 
 
 def _open_clip_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -127,12 +115,8 @@ def _model(config: Mapping[str, Any]) -> dict[str, Any]:
 def _tower(config: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:
     """`usual`: transformers' defaults, which a config.json may leave out."""
     width, hidden = config.get("hidden_size", usual["width"]), config.get("intermediate_size", usual["hidden"])
-    ratio = hidden / width
-    return {
-        "width": width,
-        "layers": config.get("num_hidden_layers", usual["layers"]),
-        "mlp_ratio": ratio if int(width * ratio) == hidden else (hidden + 0.5) / width,
-    }
+    layers = config.get("num_hidden_layers", usual["layers"])
+    return {"width": width, "layers": layers, "mlp_ratio": mlp_ratio(width, hidden)}
 
 
 def _preprocessing(config: Mapping[str, Any]) -> dict[str, Any]:

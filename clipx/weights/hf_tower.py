@@ -16,6 +16,7 @@ from clipx.errors import CheckpointError
 from clipx.model.hf_text import encoder_of, read_config
 from clipx.model.hf_text_spec import HfTextSpec
 from clipx.storage.safe_json import shown
+from clipx.weights.key_mapping import check_names
 from clipx.weights.tower_source import HfWeights
 
 _FREE = ("dropout", "drop_rate", "_token_id", "dtype", "version", "name_or_path", "use_cache", "initializer")
@@ -36,12 +37,8 @@ def load_transformer(spec: HfTextSpec, source: HfWeights) -> tuple[dict[str, Ten
     prefix = f"{found.model.base_model_prefix}."
     bare = {name.removeprefix(prefix) for name in found.report["unexpected_keys"]}
     further = {name for name in bare if name.partition(".")[0] in parts}
-    missing = found.report["missing_keys"]
-    if further or missing:
-        raise CheckpointError(
-            f"model.text.weights={source.location} does not fit model.text.source={spec.source}: missing "
-            f"{_some(missing)}; unexpected {_some(further)}: choose the model of these weights"
-        )
+    what = f"model.text.weights={source.location} does not fit model.text.source={spec.source}"
+    check_names(set(found.report["missing_keys"]), further, what, "choose the model of these weights")
     heads = sorted({name.partition(".")[0] for name in bare})
     notes = [f"dropped the heads of {source.location}: {', '.join(heads)}"] if heads else []
     return {f"transformer.{name}": tensor for name, tensor in found.encoder.state_dict().items()}, notes
@@ -110,9 +107,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bar:
             logging.enable_progress_bar()
-
-
-def _some(names: Any) -> str:
-    listed = sorted(names)
-    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
-    return "nothing" if not listed else ", ".join(listed[:3]) + more

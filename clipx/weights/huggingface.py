@@ -49,11 +49,8 @@ def _renamed(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         if name == "logit_bias":
             continue
         tie = next(filter(None, (rule.tie(name) for rule in RULES)))
-        if "@" in tie.theirs:
-            for part, chunk in zip("qkv", tensor.chunk(3), strict=True):
-                yield tie.theirs.replace("@", part), chunk.contiguous()
-        else:
-            yield tie.theirs, tie.to_theirs(tensor)
+        chunks = tensor.chunk(len(tie.parts)) if len(tie.parts) > 1 else [tensor]
+        yield from zip(tie.parts, map(tie.to_theirs, chunks), strict=True)
 
 
 # ----------------------------------------------------------------------------------------------- configuration

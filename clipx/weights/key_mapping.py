@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from clipx.errors import CheckpointError
+from clipx.storage.safe_json import shown
+
+_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,16 @@ class Tie:
     theirs: str
     ones: int = 0  # number of leading dimensions of size 1 that only clipx's tensor has
     turned: bool = False  # True for a matrix that is transposed in the other library
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the other library's tensors: several for a name with @, which stands for q, k and v."""
+        return [self.theirs.replace("@", part) for part in "qkv"] if "@" in self.theirs else [self.theirs]
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Returns clipx's tensor from the other library's, which are concatenated if there are several."""
+        found = [tensors[part] for part in self.parts]
+        return self.to_ours(torch.cat(found) if len(found) > 1 else found[0])
 
     def to_theirs(self, tensor: Tensor) -> Tensor:
         """Converts clipx's tensor. Returns a contiguous tensor, without a copy if nothing changes."""
@@ -78,3 +92,21 @@ def fits(rules: Iterable[Rule], ours: Iterable[str]) -> bool:
     """Returns True if each of clipx's names matches a rule."""
     rules = list(rules)
     return all(any(rule.tie(name) for rule in rules) for name in ours)
+
+
+def rules_with(ours: str, theirs: str, names: Mapping[str, str]) -> list[Rule]:
+    """Returns the rules of names that begin with `ours` in clipx and with `theirs` in the other library."""
+    return [Rule(f"{ours}{here}", f"{theirs}{there}") for here, there in names.items()]
+
+
+def check_names(wanted: Set[str], found: Set[str], what: str, fix: str) -> None:
+    """Raises CheckpointError for missing and unexpected names of tensors. `what`: "WEIGHTS do not fit …"."""
+    if wanted != found:
+        missing, extra = _some(wanted - found), _some(found - wanted)
+        raise CheckpointError(f"{what}: missing {missing}; unexpected {extra}: {fix}")
+
+
+def _some(names: Set[str]) -> str:
+    listed = [name if name.isprintable() else shown(name) for name in sorted(names)[:_LISTED]]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(listed) + more or "nothing"

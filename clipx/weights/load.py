@@ -37,7 +37,7 @@ from clipx.storage.files import is_local, local_path
 from clipx.storage.hub import HUB, first_hub_file, hub_files
 from clipx.storage.safe_json import check_sizes, read_as
 from clipx.storage.url import check_url
-from clipx.weights.compare import check_same
+from clipx.weights.compare import check_same, check_same_tower
 from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_model, files_at
 from clipx.weights.files import METADATA, check_described, read_tensors
 from clipx.weights.fitting import fitting_options
@@ -53,7 +53,7 @@ from clipx.weights.formats import (
 )
 from clipx.weights.json_files import INDEX, parts_of, read_json
 from clipx.weights.model_spec import WeightsModelSpec
-from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of
+from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of, tower_from_open_clip
 from clipx.weights.spec import LOCAL, SUFFIXES, WeightsChoice, no_weights
 from clipx.weights.stretch import stretch_text_positions, with_context
 
@@ -305,21 +305,38 @@ def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> lis
     CheckpointError for weights of another model, with both values of each difference, and for missing or unexpected
     tensors and shapes.
     """
-    tensors, notes = weights.model, list[str]()
-    keep, length = model.spec.text.kept_positions if initial else None, model.spec.text.context_length
-    if weights.spec is None:
-        tensors = from_open_clip(model.spec, tensors, weights.location)
-        notes = [f"{weights.location} has no configuration: only names and shapes were compared"]
-    else:
-        theirs = weights.spec if keep is None else with_context(weights.spec, length)
-        check_same(model.spec, theirs, weights.location)
-    if keep is not None:
-        tensors, note = stretch_text_positions(tensors, keep, length, weights.location)
-        notes.append(note)
+    tensors, notes = compared(model.spec, weights, initial)
     fitted, changed = fit_positions(model, tensors)
     norms, adapters = initial_adapters(model, fitted)
     load_module(model, {**fitted, **norms} if norms else fitted, f"model at {weights.location}", adapters)
     return [*notes, *changed]
+
+
+def compared(
+    spec: ModelSpec, weights: LoadedWeights, initial: bool, tower: str | None = None
+) -> tuple[Mapping[str, Tensor], list[str]]:
+    """Returns the tensors of weights for a model, or for one `tower` of it, by clipx's names, and lines for the log.
+
+    `initial`: whether model.text.stretch_keep stretches text positions. Raises ClipxError for weights of another model.
+    """
+    tensors, notes = weights.model, list[str]()
+    keep, length = spec.text.kept_positions if initial else None, spec.text.context_length
+    if weights.spec is None:
+        if tower is None:
+            tensors = from_open_clip(spec, tensors, weights.location)
+        else:
+            tensors = tower_from_open_clip(spec, tower, tensors)
+        notes = [f"{weights.location} has no configuration: only names and shapes were compared"]
+    else:
+        theirs = weights.spec if keep is None else with_context(weights.spec, length)
+        if tower is None:
+            check_same(spec, theirs, weights.location)
+        else:
+            check_same_tower(spec, theirs, tower, weights.location)
+    if keep is not None:
+        tensors, note = stretch_text_positions(tensors, keep, length, weights.location)
+        notes.append(note)
+    return tensors, notes
 
 
 def fit_positions(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:

@@ -20,7 +20,7 @@ from clipx.config.registry import kinds
 from clipx.errors import CheckpointError, ClipxError, ConfigError
 from clipx.model.spec import ModelSpec
 from clipx.weights import clip_config, clip_layout
-from clipx.weights.key_mapping import Rule, Tie, tied
+from clipx.weights.key_mapping import Rule, Tie, check_names, tied
 
 NOT_IN_MODEL = ("logit_scale", "logit_bias", "input_resolution", "context_length", "vocab_size")
 """Tensors of a file that clipx's model does not have: the objective has the temperature and bias, and the other three
@@ -90,14 +90,9 @@ def from_open_clip(spec: ModelSpec, tensors: Mapping[str, Tensor], what: str = "
     Raises CheckpointError for missing and unexpected tensors, by their names in `tensors`.
     """
     found = ties(spec, spec.build(torch.device("meta"), torch.float32).state_dict(), tensors)
-    wanted = {tie.theirs for tie in found}
-    missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted - set(NOT_IN_MODEL))
-    if missing or extra:
-        raise CheckpointError(
-            f"{what} do not fit model {spec.name}: missing {_some(missing)}; unexpected {_some(extra)}: choose the "
-            "model of these weights"
-        )
-    return {tie.ours: tie.to_ours(tensors[tie.theirs]) for tie in found}
+    wanted, own = {tie.theirs for tie in found}, tensors.keys() - set(NOT_IN_MODEL)
+    check_names(wanted, own, f"{what} do not fit model {spec.name}", "choose the model of these weights")
+    return {tie.ours: tie.read(tensors) for tie in found}
 
 
 def is_clip(tensors: Iterable[str]) -> bool:
@@ -164,7 +159,3 @@ def spec_of(config: dict[str, Any], name: str) -> ModelSpec:
         raise CheckpointError(
             f"the configuration of {name} is not a configuration of open_clip ({reason}): restore it"
         ) from None
-
-
-def _some(names: list[str]) -> str:
-    return "nothing" if not names else ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -24,11 +24,8 @@ from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower, reason
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_config import TRAINING, pool_of
-from clipx.weights.compare import check_same_tower
 from clipx.weights.key_mapping import Rule, tied
-from clipx.weights.load import LoadedWeights, fit_positions
-from clipx.weights.open_clip import tower_from_open_clip
-from clipx.weights.stretch import stretch_text_positions, with_context
+from clipx.weights.load import LoadedWeights, compared, fit_positions
 from clipx.weights.timm_filter import TimmFilter
 from clipx.weights.tower_source import INPUT, TimmWeights, head_source, image_source, input_of, text_source
 
@@ -109,22 +106,12 @@ def _load_text(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
 
 def _of_clip(spec: ModelSpec, tower: str, source: LoadedWeights) -> tuple[dict[str, Tensor], list[str]]:
     """Returns the tensors of one tower of a CLIP model by their names in the tower, and lines for the log."""
-    keep, length = spec.text.kept_positions if tower == "text" else None, spec.text.context_length
-    tensors, notes = source.model, list[str]()
-    if source.spec is None:
-        tensors = tower_from_open_clip(spec, tower, source.model)
-        notes.append(f"{source.location} has no configuration: only names and shapes were compared")
-    else:
-        require(
-            tower == "text" or source.spec.image.kind.has_trunk,
-            f"model.image.weights={source.location} has {source.spec.image.kind.option}, which is no image tower: give "
-            "another",
+    kind = None if source.spec is None else source.spec.image.kind
+    if tower == "image" and kind is not None and not kind.has_trunk:
+        raise ConfigError(
+            f"model.image.weights={source.location} has {kind.option}, which is no image tower: give another"
         )
-        theirs = source.spec if keep is None else with_context(source.spec, length)
-        check_same_tower(spec, theirs, tower, source.location)
-    if keep is not None:
-        tensors, note = stretch_text_positions(tensors, keep, length, source.location)
-        notes.append(note)
+    tensors, notes = compared(spec, source, tower == "text", tower)
     prefix = f"{tower}."
     return {name.removeprefix(prefix): tensors[name] for name in tensors if name.startswith(prefix)}, notes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ from clipx.storage.safe_json import read_as
 from clipx.weights.clip_config import mlp_ratio
 from clipx.weights.files import check_described
 from clipx.weights.formats import TOKENIZER
-from clipx.weights.key_mapping import Rule, tied
+from clipx.weights.key_mapping import Rule, check_names, rules_with, tied
 from clipx.weights.load import LoadedWeights, ModelFolder
 from clipx.weights.open_clip import temperature_of
 
@@ -44,16 +44,11 @@ _BLOCK = {
     "mlp.fc2.*": "mlp.fc2.*",
 }
 
-
-def _blocks(ours: str, theirs: str) -> list[Rule]:
-    return [Rule(f"{ours}.blocks.#.{a}", f"{theirs}.encoder.layers.#.{b}") for a, b in _BLOCK.items()]
-
-
 _POOL, _HEAD = "image.trunk.attn_pool", "vision_model.head"
 _RULES = [
     Rule("image.trunk.embeds.proj.*", "vision_model.embeddings.patch_embedding.*"),
     Rule("image.trunk.embeds.pos_embed", "vision_model.embeddings.position_embedding.weight"),
-    *_blocks("image.trunk", "vision_model"),
+    *rules_with("image.trunk.blocks.#.", "vision_model.encoder.layers.#.", _BLOCK),
     Rule("image.trunk.norm.*", "vision_model.post_layernorm.*"),
     Rule(f"{_POOL}.latent", f"{_HEAD}.probe"),
     Rule(f"{_POOL}.q.*", f"{_HEAD}.attention.in_proj_*"),  # the first third of its rows
@@ -64,7 +59,7 @@ _RULES = [
     Rule(f"{_POOL}.mlp.fc2.*", f"{_HEAD}.mlp.fc2.*"),
     Rule("text.token_embedding.weight", "text_model.embeddings.token_embedding.weight"),
     Rule("text.positional_embedding", "text_model.embeddings.position_embedding.weight"),
-    *_blocks("text", "text_model"),
+    *rules_with("text.blocks.#.", "text_model.encoder.layers.#.", _BLOCK),
     Rule("text.norm.*", "text_model.final_layer_norm.*"),
     Rule("text.projection.*", "text_model.head.*"),
 ]
@@ -201,31 +196,19 @@ def from_siglip2(spec: NaflexSpec, tensors: Mapping[str, Tensor], what: str) -> 
     Raises CheckpointError for missing and unexpected tensors, by their names in `tensors`.
     """
     expected = spec.build(torch.device("meta"), torch.float32).state_dict()
-    parts = {tie.ours: [*_parts(tie.theirs)] for tie in tied(_RULES, expected)}
-    wanted = {name for names in parts.values() for name in names}
-    missing, extra = sorted(wanted - tensors.keys()), sorted(tensors.keys() - wanted - _NOT_IN_MODEL)
-    if missing or extra:
-        raise CheckpointError(
-            f"{what} does not fit its config.json: {len(missing)} tensors are missing {missing[:3]}, {len(extra)} "
-            f"unexpected {extra[:3]}: give the weights of Siglip2Model"
-        )
+    ties = list(tied(_RULES, expected))
+    wanted, own = {part for tie in ties for part in tie.parts}, tensors.keys() - _NOT_IN_MODEL
+    check_names(wanted, own, f"{what} does not fit its config.json", "give the weights of Siglip2Model")
     check_described(expected, tensors, what)
     try:
-        return {
-            ours: _converted(ours, [tensors[name] for name in names], expected[ours]) for ours, names in parts.items()
-        }
+        return {tie.ours: _converted(tie.ours, tie.read(tensors), expected[tie.ours]) for tie in ties}
     except RuntimeError as error:  # shapes that cannot be joined
         reason = " ".join(str(error).split())[:120]
         raise CheckpointError(f"{what} has tensors of other shapes than its config.json ({reason})") from None
 
 
-def _parts(name: str) -> Iterator[str]:
-    yield from (name.replace("@", part) for part in "qkv") if "@" in name else (name,)
-
-
-def _converted(ours: str, parts: list[Tensor], expected: Tensor) -> Tensor:
-    """Returns clipx's tensor from its parts in transformers."""
-    tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+def _converted(ours: str, tensor: Tensor, expected: Tensor) -> Tensor:
+    """Returns clipx's tensor from that of transformers."""
     if ours.startswith((f"{_POOL}.q.", f"{_POOL}.kv.")):
         third = len(tensor) // 3
         return tensor[:third] if ours.startswith(f"{_POOL}.q.") else tensor[third:]
