@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from clipx.errors import require
 from clipx.model.spec import FIXED, Varying
-from clipx.model.tower_spec import ImageTowerSpec, Projection
+from clipx.model.tower_spec import ImageTowerSpec, Projection, check_width
 from clipx.model.vision import own_projection
 
 
@@ -33,11 +32,7 @@ class FeatureTower(nn.Module):
         self.trunk: Any = nn.Identity()  # without blocks
         self.head = None
         if spec.projection is Projection.none:
-            require(
-                spec.features == embed_dim,
-                f"model.image.projection=none needs model.embed_dim={spec.features}, the number of stored features, "
-                f"not {embed_dim}: set it, or remove model.image.projection",
-            )
+            check_width("image", embed_dim, spec.features, "the number of stored features")
             self.projection: nn.Module = nn.Identity()
         else:
             self.projection = own_projection(spec.projection, spec.features, embed_dim)

@@ -100,7 +100,13 @@ class HfTextTower(nn.Module):
         self.transformer = _transformer(config, packed=spec.packed)
         self.blocks_name = f"transformer.{_blocks_name(self.transformer, config.num_hidden_layers, spec.source)}"
         self._first_position = _first_position(self.transformer)
-        self._check_length(spec, config)
+        longest = getattr(config, "max_position_embeddings", None)
+        room = spec.context_length if longest is None else longest - self._first_position
+        require(
+            spec.context_length <= room,
+            f"model.text.context_length={spec.context_length} is more than the {room} positions of {spec.source}: give "
+            "at most as many",
+        )
         self.pool = TextPool(spec.pool, config.hidden_size, config.num_attention_heads)
         self.projection = text_projection(spec.projection, config.hidden_size, embed_dim)
         init_projection(self.projection)
@@ -109,15 +115,6 @@ class HfTextTower(nn.Module):
             from clipx.model.activation_checkpointing import checkpoint_tower
 
             checkpoint_tower(self, blocks, spec.checkpointing, "model.text.checkpointing")
-
-    def _check_length(self, spec: HfTextSpec, config: Any) -> None:
-        longest = getattr(config, "max_position_embeddings", None)
-        room = spec.context_length if longest is None else longest - self._first_position
-        require(
-            spec.context_length <= room,
-            f"model.text.context_length={spec.context_length} is more than the {room} positions of {spec.source}: give "
-            "at most as many",
-        )
 
     @property
     def embedding_weight(self) -> Tensor:

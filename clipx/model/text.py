@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent
 from torch import Tensor, nn
 
-from clipx.errors import require
 from clipx.model.packing import Packing, attention, packed_on
 from clipx.model.text_spec import ClipTextSpec, Gelu, Norm, Pool, Positions, TextProjection
 from clipx.model.text_spec import Mlp as MlpKind
+from clipx.model.tower_spec import check_width
 
 
 class TextPool(nn.Module):
@@ -60,11 +60,7 @@ def text_projection(kind: TextProjection, width: int, embed_dim: int, bias: bool
     Raises ConfigError for none with another width than the embedding's.
     """
     if kind is TextProjection.none:
-        require(
-            width == embed_dim,
-            f"model.text.projection=none needs model.embed_dim={width}, the width of the text tower, not {embed_dim}: "
-            "set it, or remove model.text.projection",
-        )
+        check_width("text", embed_dim, width, "the width of the text tower")
         return nn.Identity()
     if kind is TextProjection.linear:
         return nn.Linear(width, embed_dim, bias)

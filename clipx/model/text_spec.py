@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clipx.config.option import option, typed
 from clipx.config.registry import MISSING, declare, frozen, register
 from clipx.errors import require, require_effect
-from clipx.model.tower_spec import MOST_LAYERS, TowerSpec
+from clipx.model.tower_spec import MOST_LAYERS, TowerSpec, check_width
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
@@ -303,11 +303,8 @@ class ClipTextSpec(TextTowerSpec):
         return TextEnd(CLIP_END_ID if self.end_id is None else self.end_id)
 
     def check_model(self, embed_dim: int, quick_gelu: bool) -> None:
-        require(
-            self.projection is not TextProjection.none or self.width == embed_dim,
-            f"model.text.projection=none needs model.embed_dim={self.width}, model.text.width, not {embed_dim}: set "
-            "it, or remove model.text.projection",
-        )
+        if self.projection is TextProjection.none:
+            check_width("text", embed_dim, self.width, "model.text.width")
         given = f"model.text.gelu={self.gelu}"
         require_effect(
             not quick_gelu or self.gelu is Gelu.exact, given, "with model.quick_gelu=true", "remove one of them"

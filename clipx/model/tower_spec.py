@@ -97,6 +97,16 @@ def _check_options(key: str, options: dict[str, Any]) -> None:
         )
 
 
+def check_width(tower: str, embed_dim: int, width: int, what: str) -> None:
+    """Raises ConfigError for a tower without projection whose features, of a `width` that is `what`, are no
+    embeddings."""
+    require(
+        width == embed_dim,
+        f"model.{tower}.projection=none needs model.embed_dim={width}, {what}, not {embed_dim}: set it, or remove "
+        f"model.{tower}.projection",
+    )
+
+
 @frozen
 class TowerSpec:
     """Options of both towers: initial weights, and what of them is trained."""

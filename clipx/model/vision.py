@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clipx.errors import ConfigError, require, require_effect
 from clipx.model.blocks import image_blocks
 from clipx.model.spec import FIXED, Varying
-from clipx.model.tower_spec import ImageTowerSpec, Projection
+from clipx.model.tower_spec import ImageTowerSpec, Projection, check_width
 from clipx.model.vit import compute_class_token_only, fold_normalization, product_dtype
 
 if TYPE_CHECKING:
@@ -288,11 +288,7 @@ def _projection(trunk: Any, head: TokenHead | None, embed_dim: int, spec: ImageT
     )
     width = trunk.head_hidden_size if head is None else head.width
     if spec.projection is Projection.none:
-        require(
-            width == embed_dim,
-            f"model.image.projection=none needs model.embed_dim={width}, the number of features of {spec.timm}, not "
-            f"{embed_dim}: set it, or remove model.image.projection",
-        )
+        check_width("image", embed_dim, width, f"the number of features of {spec.timm}")
         return nn.Identity()
     return own_projection(spec.projection, width, embed_dim)
 
