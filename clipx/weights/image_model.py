@@ -8,6 +8,7 @@ import torch
 from timm.layers import AttentionPool2d, RotAttentionPool2d
 
 from clipx.config.names import name_of
+from clipx.config.option import check_options
 from clipx.errors import CheckpointError, require
 from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.spec import ClipSpec
@@ -56,6 +57,7 @@ def _spec(source: TimmWeights, size: int | None) -> ClipSpec:
         interpolation=Interpolation.bilinear if interpolation == "bilinear" else Interpolation.bicubic,
         projection=Projection.none,
     )
+    check_options(image, "model.image.")  # before it is built, for its width
     text = ClipTextSpec(width=8, heads=1, layers=1)  # never computed, but a model has two towers
     return ClipSpec(name=name_of(source.architecture), embed_dim=_width(image), image=image, text=text)
 
