@@ -28,6 +28,7 @@ from clipx.errors import ConfigError, without_effect
 T = TypeVar("T")
 _RULES = "rules"  # key of a field's metadata
 _EMPTY: tuple[Any, ...] = (None, "none", "", [], {})
+_FEW = 4  # kinds that a message lists
 _OFF = (*_EMPTY, False, 0)
 _TERM = re.compile(r"(?P<no>not )?(?P<key>[\w.]+)(?: (?P<sign>==|!=|>|in) (?P<value>.+))?")
 
@@ -166,7 +167,7 @@ class Term:
         """Returns why the term does not hold."""
         key, value, kind = found
         if kind is not None:
-            return Missing(f"with {key}={kind}", f"choose another {key}")
+            return Missing(f"with {key}={kind}", self._others(key))
         match self.sign:
             case "":
                 fix = f"set {key}=true" if value is False else f"give {key}"
@@ -182,6 +183,15 @@ class Term:
                 fix = f"set {key}={_any_of(self.values)}"
         empty = self.sign == "" and value in _EMPTY
         return Missing(f"without {key}" if empty else f"with {key}={typed(value)}", fix)
+
+    def _others(self, group: str) -> str:
+        """Returns what to choose of a group whose class has the value: the kinds with another one, if they are few."""
+        from clipx.config.registry import kinds  # which needs this module
+
+        name = self.key.rpartition(".")[2]
+        values = {kind: getattr(cls, name, None) for kind, cls in kinds(group.rpartition(".")[2]).items()}
+        fit = [kind for kind, value in values.items() if not isinstance(value, property) and self.holds(value)]
+        return f"choose {group}={_any_of(fit)}" if 0 < len(fit) <= _FEW else f"choose another {group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +369,7 @@ class _Ruled(NamedTuple):
 def _ruled(cls: Any) -> list[_Ruled]:
     found = [(field, rules_of(field)) for field in dataclasses.fields(cls)]
     ruled = [
-        _Ruled(f.name, "None" in str(f.type), rules or _NO_RULES, default_of(f))
+        _Ruled(f.name, "None" in str(f.type) or default_of(f) is None, rules or _NO_RULES, default_of(f))
         for f, rules in found
         if rules is not None or f.type == "str | None"
     ]

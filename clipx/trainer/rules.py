@@ -287,23 +287,6 @@ RULES = (
         "objective=distillation",
     ),
     GroupRule(
-        lambda run: not run.objective.taught and run.teacher.source_option,
-        no_effect(
-            "{found}",
-            "with objective={objective.kind}, which uses no teacher",
-            "choose objective=distillation or objective=drrho_clip, or remove it",
-        ),
-        "teacher.weights=x",
-    ),
-    GroupRule(
-        lambda run: run.teacher.temperature is not None and not run.objective.teacher_logits,
-        no_effect(
-            "teacher.temperature={teacher.temperature}",
-            "on objective={objective.kind} with these options, which do not use the temperature of a teacher",
-        ),
-        "objective=drrho_clip teacher.embeddings=a teacher.temperature=0.1",
-    ),
-    GroupRule(
         lambda run: not run.objective.teacher_logits and len(run.teacher.folders) > 1 and run.teacher.source_option,
         "{found} names several teachers, and objective={objective.kind} has one reference: give one folder",
         "objective=drrho_clip 'teacher.embeddings=[a,b]'",
