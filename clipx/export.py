@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, frozen, register
+from clipx.config.registry import MISSING, frozen, option, register
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import CheckpointError, require
 from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
 from clipx.weights.formats import WeightsFormat, writers
 from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 from clipx.weights.spec import WeightsChoice
+
+
+def _check_format(key: str, name: str) -> None:
+    require(
+        name in writers(),
+        f"{key}={name} is not a format that is written: choose one of {', '.join(writers())}"
+        f"{did_you_mean(name, list(writers()))}",
+    )
 
 
 @register("")
@@ -34,7 +42,7 @@ class ExportSpec(WeightsModelSpec):
     average). format=open_clip_checkpoint exports the trained weights, to which the optimizer's moments belong. Only for
     runs."""
 
-    format: str = MISSING
+    format: str = option(MISSING, check=_check_format)
     """Format of the output, one of these or of a plug-in. `open_clip`: a folder for
     open_clip.create_model_and_transforms("local-dir:FOLDER"). `hf`: a folder for transformers'
     CLIPModel.from_pretrained. `safetensors`: a file with clipx's parameter names and the model's configuration.
@@ -46,12 +54,6 @@ class ExportSpec(WeightsModelSpec):
 
     def __post_init__(self) -> None:
         WeightsModelSpec.__post_init__(self)
-        known = writers()
-        require(
-            self.format in known,
-            f"format={self.format} is not a format that is written: choose one of {', '.join(known)}"
-            f"{did_you_mean(self.format, list(known))}",
-        )
         suffix = self.writer.suffix
         require(
             self.out.endswith(suffix),

@@ -292,7 +292,7 @@ def check_options(spec: Any, prefix: str, root: Any = None, deferred: bool = Fal
     cls: Any = type(spec)
     for name, optional, rules, default in _ruled(cls):
         value = getattr(spec, name)
-        if rules.choices and (not isinstance(value, str) or value in ("True", "False")):  # `true` of OmegaConf
+        if rules.choices and value is not None and (not isinstance(value, str) or value in ("True", "False")):
             complete(spec, **{name: (value := typed(value).lower())})
         if not deferred and not (value is None and optional):  # a file may have null for another key
             _check_value(f"{prefix}{name}", value, optional, rules, default)

@@ -21,6 +21,7 @@ RENAMED = {
     "zero": "base",  # of clipx.wise_ft, as are the next two
     "fine": "finetuned",
     "choose": "select",
+    "samples_per_part": "samples_per_shard",  # of clipx.score
     "train_run": "of",  # of clipx.bench loader
     "launcher.tasks": "launcher.tasks_per_node",
 }
@@ -31,7 +32,8 @@ class Removed:
     """A removed key."""
 
     sibling: str
-    """A field of the specs that had the key. Others of the same group may still have it."""
+    """A field of the specs that had the key, or several, separated by spaces. Others of the same group may still have
+    the key."""
 
     equivalent: object
     """Value of the key with which these specs now behave as before. A saved run with another one cannot resume."""
@@ -71,6 +73,25 @@ REMOVED = {
         reason="FastCLIP's published code takes the exact step too, Adam's; objective.feature_gradient=official alone "
         "gives its gradients",
     ),
+    # of clipx.embed, score, prepare and index
+    "retry_s": Removed("samples_per_shard label_key", 120.0, "failed requests are repeated for 120 s, as in training"),
+    # of clipx.caption and clipx.prepare
+    "max_pixels": Removed("images only_shrink", 89_000_000, "images of more than 89,000,000 pixels are bad ones"),
+    "max_bad_share": Removed("images", 0.1, "the captions of all good images are printed in any case"),
+    "out": Removed("images", None, "captions are printed on standard output: write > FILE at the end of the command"),
+    # of clipx.look and clipx.score
+    "near_bits": Removed("data", 4, "hashes of near duplicates differ in at most 4 of 64 bits"),
+    "sheet": Removed("samples", 48, "the contact sheet has 48 samples"),
+    "seed": Removed("views", None, "the crops of clipx.embed are those of seed 0, equal for all models"),
+    "held_out_share": Removed("manifest", 0.05, "it has no effect on the index"),
+    # of clipx.plan
+    "published": Removed("price_per_gpu_hour", False, "plan a published setting by its experiment or its options"),
+    "reserve_gb": Removed("price_per_gpu_hour", 4.0, "the reserve is 4 GB: lower device_memory_gb for a larger one"),
+    "loss_tflops": Removed("price_per_gpu_hour", None, "the loss is assumed to reach 45 % of the peak in float32"),
+    "bytes_per_sample": Removed("price_per_gpu_hour", 25e3, "the rate of storage is that of 25,000 bytes per sample"),
+    "logger.group": Removed("project", None, "choose logger.trackio.project; WANDB_RUN_GROUP is for Weights & Biases"),
+    "logger.notes": Removed("entity", None, "set the environment variable WANDB_NOTES"),
+    "logger.tags": Removed("tracking_uri", {}, "choose logger.mlflow.experiment, or tag the run in MLflow"),
     "launcher.network": Removed(
         sibling="environment",
         equivalent=None,
@@ -120,4 +141,4 @@ def removed(key: str, names: Collection[str]) -> Removed | None:
     `names`: the fields of its spec.
     """
     found = REMOVED.get(key)
-    return found if found and found.sibling in names and key.rpartition(".")[2] not in names else None
+    return found if found and {*found.sibling.split()} & {*names} and key.rpartition(".")[2] not in names else None

@@ -93,3 +93,9 @@ def _parsed(header: bytes) -> Header:
     else:
         raise ValueError(f"format {version[0]}.{version[1]}, must be 1.0 or 2.0")
     return Header(shape, "F" if fortran_order else "C", dtype, len(header))
+
+
+def save_array(path: str, array: NDArray[Any]) -> None:
+    """Writes an array to a new file."""
+    with Path(path).open("xb") as file:
+        np.save(file, array, allow_pickle=False)

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from clipx.distributed.comm import Comm
 from clipx.report.console import stdout_console
 from clipx.storage.part_store import PartStore, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Consecutive parts of `size` of `total` samples, which are read in batches of `batch_size`."""
+
+    total: int
+    size: int
+    batch_size: int
+
+    def __len__(self) -> int:
+        return -(-self.total // self.size)
+
+    def samples(self, number: int) -> range:
+        """Returns the samples of a part."""
+        return range(self.total)[number * self.size : (number + 1) * self.size]
+
+    def batches(self, number: int) -> list[range]:
+        """Splits the samples of a part into batches. No batch spans parts, so a part does not depend on others."""
+        samples = self.samples(number)
+        return [samples[at : at + self.batch_size] for at in range(0, len(samples), self.batch_size)]
 
 
 @contextlib.contextmanager

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from pathlib import Path
 
 from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.cli import cli, imports
 from clipx.config.names import name_of
-from clipx.config.registry import MISSING, frozen, register
-from clipx.data.spec import DataSpec
-from clipx.distributed.spec import DistributedSpec
-from clipx.errors import CheckpointError, require
-from clipx.evaluator.spec import EvaluatorSpec, check_data, check_set
-from clipx.precision.spec import PrecisionSpec
+from clipx.config.registry import frozen, option, register
+from clipx.errors import CheckpointError, require, require_effect
+from clipx.evaluator.spec import check_data, check_set
 from clipx.storage.files import is_local, local_path
 from clipx.trainer.saved_run import SavedRun, check_no_changes, check_only_of_runs, find_runs, holds_run
-from clipx.weights.model_spec import UNUSED, WeightsModelSpec
+from clipx.weights.model_spec import UNUSED_WITH_EVALUATOR, DataCommandSpec
 from clipx.weights.spec import ALL_STEPS, WeightsChoice
 
 
 @register("")
 @frozen
-class EvaluateSpec(WeightsModelSpec):
-    """Options of clipx.evaluate. A group that is not given is that of the run, with the keys that are given."""
+class EvaluateSpec(DataCommandSpec):
+    """Options of clipx.evaluate. A group that is not given is that of the run, with the keys that are given.
+
+    `run` is also one of its checkpoints, a folder of run directories, or a folder of weight files.
+    """
 
     kind: str = "evaluate"
     """Name of this command's options. The key itself cannot be set."""
 
-    run: str = MISSING
-    """Model to evaluate. A run directory, one of its checkpoints, or a folder of run directories, each a path or a URL;
-    any other value of model.weights; or a folder of weight files."""
-
-    step: str | None = None
+    step: str | None = option(None, choices=(ALL_STEPS,), ge=0, hint="give the number of a checkpoint, or all")
     """Checkpoint of the run, by its number of steps, or `all`. null: the newest one. Only for runs."""
 
     weights: WeightsChoice = WeightsChoice.auto
@@ -44,32 +39,12 @@ class EvaluateSpec(WeightsModelSpec):
     """Output folder for the JSON file and the plot. null: the run directory or the folder of the runs, and
     outputs/evaluations/NAME for a URL and for other weights."""
 
-    precision: PrecisionSpec | None = None
-    """Number format. null: that of the run, but fp32 instead of amp_bf16 on a CPU and on a GPU without bfloat16; fp32
-    for other weights."""
-
-    data: DataSpec | None = None
-    """Data whose held-out samples are evaluated. null: the data of the run."""
-
-    distributed: DistributedSpec = MISSING
-    """Processes and devices."""
-
-    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
-    """Evaluators by name, selected by evaluator=[zeroshot,retrieval]. Empty: those of the run. Required for other
-    weights."""
-
     def __post_init__(self) -> None:
-        WeightsModelSpec.__post_init__(self)
-        require(
-            self.step is None or self.step == ALL_STEPS or self.step.isdecimal(),
-            f"step={self.step} is not a step: give the number of a checkpoint, or all",
-        )
+        DataCommandSpec.__post_init__(self)
         if self.data is not None:
             check_set("data", self.data, any(e.learns for e in self.evaluator.values()))
-            require(
-                not self.evaluator or any(e.held_out for e in self.evaluator.values()),
-                f"data={self.data.kind} has no effect, as all evaluators have held_out=false: remove held_out=false",
-            )
+            held_out = not self.evaluator or any(e.held_out for e in self.evaluator.values())
+            require_effect(held_out, f"data={self.data.kind}", "with held_out=false of all evaluators", "remove one")
 
 
 def evaluate(spec: EvaluateSpec, changes: Sequence[str] = ()) -> None:
@@ -133,4 +108,4 @@ def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun], changes: Sequenc
     )
 
 
-main = cli(evaluate, "evaluate", unused=UNUSED, of_run=("precision", "data", "evaluator"))
+main = cli(evaluate, "evaluate", unused=UNUSED_WITH_EVALUATOR, of_run=("precision", "data", "evaluator"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import load_module, select_prefix
 from clipx.config.names import name_of
-from clipx.config.saved import option_from_dict, to_dict
+from clipx.config.saved import to_dict
 from clipx.data.source import BadRecord
 from clipx.data.spec import open_on_all_ranks
 from clipx.distributed.comm import Comm
@@ -22,7 +22,6 @@ from clipx.evaluator.suite import Suite
 from clipx.evaluator.tables import Evaluated
 from clipx.model.clip import CLIP
 from clipx.model.lora import merged
-from clipx.precision.spec import PrecisionSpec
 from clipx.report.console import Progress
 from clipx.run.directory import RunDir
 from clipx.weights.load import load_into, load_with_spec, weights_part
@@ -79,12 +78,11 @@ def _fill(checkpoint: Checkpoint, spec: EvaluateSpec, run: RunSpec, model: CLIP)
 def evaluate_weights(spec: EvaluateSpec, comm: Comm) -> Iterator[tuple[Suite, Evaluated]]:
     """Evaluates the weights of a file or a model's folder, or of each file in a folder. Collective."""
     suite: Suite | None = None  # opened after the first weights are loaded, because data takes longer
-    precision: PrecisionSpec = spec.precision or option_from_dict("precision", {"kind": "fp32"})
     for progress, location in Progress(shown=comm.is_main).numbered(_locations(spec.run), "weights"):
         weights, model = load_with_spec(location, "run", spec)
         suite = suite or Suite.open(spec.evaluator, spec.data, None, comm)
         fill = partial(load_into, weights=weights)
-        embedder = Embedder.of_weights(model, fill, precision, suite.tasks[0].data, comm, _print_bad, progress)
+        embedder = Embedder.of_weights(model, fill, spec.number_format, suite.tasks[0].data, comm, _print_bad, progress)
         yield suite, Evaluated(name_of(location), None, suite.evaluate(list(suite.evaluators), embedder))
 
 

@@ -53,12 +53,14 @@ class LoggerSpec:
     kind: str = MISSING
     """Name of the logger. Set by the option: logger=[tensorboard,wandb]; [] for metrics.jsonl alone."""
 
-    def __post_init__(self) -> None:
-        """Checks the options. A subclass with checks of its own calls it first."""
-
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
         """Opens the sink for a run that starts or resumes after `step` steps. Called on rank 0 alone."""
         raise NotImplementedError
+
+
+def check_name(key: str, text: str) -> None:
+    """Raises ConfigError for an empty name in a logger."""
+    require(text != "", f"{key}= is empty: give a name, or remove it")
 
 
 def require_package(module: str, logger: str) -> None:

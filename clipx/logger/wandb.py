@@ -8,8 +8,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import frozen, register
-from clipx.errors import ConfigError, require
+from clipx.config.registry import frozen, option, register
+from clipx.errors import ConfigError
 from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, write_id
 
 
@@ -27,21 +27,12 @@ class WandbSpec(LoggerSpec):
     entity: str | None = None
     """User or team of the project on Weights & Biases. null: the default entity of the account."""
 
-    mode: str = "online"
+    tags: list[str] = field(default_factory=list)
+    """Tags of the run on Weights & Biases. WANDB_NOTES sets its notes."""
+
+    mode: str = option("online", choices=("online", "offline"))
     """`online`: sends metrics during the run; needs `wandb login` or WANDB_API_KEY. `offline`: writes files under
     <run>/wandb, to be sent later by `wandb sync`."""
-
-    tags: list[str] = field(default_factory=list)
-    """Tags of the run on Weights & Biases."""
-
-    notes: str | None = None
-    """Notes of the run on Weights & Biases, a text. null: none."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.mode in ("online", "offline"),
-            f"logger.wandb.mode={self.mode} is not a mode: choose online or offline, or drop wandb by logger=[]",
-        )
 
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
         import wandb
@@ -63,7 +54,6 @@ class WandbSpec(LoggerSpec):
             mode="offline" if self.mode == "offline" else "online",
             dir=str(run_dir.absolute()),  # wandb's process was perhaps started in another folder by an earlier run
             tags=self.tags or None,
-            notes=self.notes,
             config=config,
         )
         return _Wandb(run)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from clipx.report.chart import Chart, Charts, Series
 from clipx.report.page import data_script, details, paragraph, section, with_minus
 from clipx.report.parallel import log_spaced, number_axis, override_axis
-from clipx.report.sweep_groups import RUN, Group, Layout, Metric, SweepRun, Values
+from clipx.report.sweep_groups import RUN, Group, Metric, SweepLayout, SweepRun, Values
 
 _MOST_PANELS, _FIRST_PANELS = 24, 6  # of a section: all, and those that are shown at first
 _MOST_POINTS = 60_000  # of all series of a chart
@@ -23,7 +23,7 @@ Draw = Callable[[Sequence[Group]], Iterator[Series]]
 """Returns the series of a panel from its groups."""
 
 
-def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: Sequence[str]) -> tuple[str, str]:
+def run_charts(runs: Sequence[SweepRun], layout: SweepLayout, metric: Metric, keys: Sequence[str]) -> tuple[str, str]:
     """Returns parallel coordinates with an axis for each key and one for the metric, and the curves of all runs.
 
     A run has the colour of its contender; if there is only one, that of its value. The best run is on top.
@@ -58,7 +58,7 @@ def run_charts(runs: Sequence[SweepRun], layout: Layout, metric: Metric, keys: S
     return parallel, section("Curves of all runs", *parts) if figures else ""
 
 
-def metric_by_x(layout: Layout, metric: Metric) -> str:
+def metric_by_x(layout: SweepLayout, metric: Metric) -> str:
     """Returns the section of the metric against x; without x, by contender. Empty for runs without seeds."""
     if layout.by == (RUN,):
         return ""
@@ -86,7 +86,7 @@ def metric_by_x(layout: Layout, metric: Metric) -> str:
     return section(f"Metric {'against' if x else 'by'} {name}", paragraph(words), *panels, charts.script())
 
 
-def mean_curves(layout: Layout, metric: Metric) -> str:
+def mean_curves(layout: SweepLayout, metric: Metric) -> str:
     """Returns sections of the mean curves of the metric, and of training metrics that a run has logged."""
     charts, sections = Charts("means"), []
     curves = [curve for group in layout.groups if (curve := group.curve(metric))]
@@ -112,7 +112,7 @@ def mean_curves(layout: Layout, metric: Metric) -> str:
     return "".join(sections) + charts.script()
 
 
-def _panels(charts: Charts, layout: Layout, keys: Values, metric: Metric, draw: Draw) -> list[str]:
+def _panels(charts: Charts, layout: SweepLayout, keys: Values, metric: Metric, draw: Draw) -> list[str]:
     """Returns a chart for each cell with series. Shares have the same vertical axis in all."""
     cells = [(cell, found) for cell, groups in layout.cells(keys).items() if (found := list(draw(groups)))]
     bars = [bar for _, found in cells for s in found for bar in zip(s.y, s.half or (), strict=False)]

@@ -176,7 +176,7 @@ def group_runs(runs: Sequence[SweepRun], metric: Metric) -> tuple[list[Group], l
     return _sorted(found, _varied(found)), left_out
 
 
-class Layout:
+class SweepLayout:
     """Roles of the overrides that vary between groups.
 
     `by`: their values are the contenders, each with a colour. `x`: numeric, the horizontal axis. `tied`: have one value
@@ -219,7 +219,7 @@ class Layout:
         return found
 
 
-def choose(groups: Sequence[Group], by: str | None, x: str | None, baseline: str | None) -> Layout:
+def choose(groups: Sequence[Group], by: str | None, x: str | None, baseline: str | None) -> SweepLayout:
     """Returns the layout for the options of the command. None chooses by what varies. Raises ConfigError."""
     keys = _varied(groups)
     chosen = None if by is None else _known(keys, "by", by.split(","))
@@ -238,7 +238,7 @@ def choose(groups: Sequence[Group], by: str | None, x: str | None, baseline: str
         x = _AXIS if _AXIS in free else next(iter(free), None)
     if by is None and x is None and not chosen:
         chosen = tuple(keys[:1])  # numbers that some points do not have
-    return Layout(groups, chosen, x, None if baseline is None else _baseline(groups, keys, baseline))
+    return SweepLayout(groups, chosen, x, None if baseline is None else _baseline(groups, keys, baseline))
 
 
 def _baseline(groups: Sequence[Group], keys: Sequence[str], asked: str) -> dict[str, str]:

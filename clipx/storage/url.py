@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 
 from clipx.errors import require
 
@@ -70,6 +71,16 @@ def check_folder_url(key: str, url: str) -> None:
 def check_path(key: str, path: str) -> None:
     """Raises ConfigError if the path of a file or folder that must be local is a URL."""
     require("://" not in path, f"{key}={redacted(path)} is a URL: give a local path, and copy between it and the URL")
+
+
+def check_file(*suffixes: str) -> Callable[[str, str], None]:
+    """Returns the check of an option that is the path of a local file whose name ends in one of `suffixes`."""
+
+    def check(key: str, path: str) -> None:
+        require(path.endswith(suffixes), f"{key}={path} must be a file name that ends in {', '.join(suffixes)}")
+        check_path(key, path)
+
+    return check
 
 
 def from_home(key: str, text: str) -> str:

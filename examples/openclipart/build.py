@@ -31,8 +31,8 @@ from clipx.data.image_format import OTHER_ENDINGS
 from clipx.data.source import MAX_TEXT, BadSample, caption_text, read_bounded, without_numbers
 from clipx.errors import ClipxError, require
 from clipx.escape import escaped, json_text
-from clipx.extra.prepare.command import prepare
-from clipx.extra.prepare.spec import PrepareSpec, Resize
+from clipx.extra.prepare.command import PrepareSpec
+from clipx.extra.prepare.resize import Resize, prepare
 from clipx.storage.local import write_atomically
 from clipx.storage.url import check_path
 

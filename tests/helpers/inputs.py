@@ -55,7 +55,7 @@ def _embeddings(folder: Path, inputs: Inputs) -> str:
 
 def _views(folder: Path, inputs: Inputs) -> str:
     """Two folders of stored views of their images, of two teachers: a list of teacher.embeddings."""
-    words = ("data=shapes", *DATA, "data.crop_scale=[0.3,1.0]", "views=3", "seed=5")
+    words = ("data=shapes", *DATA, "data.crop_scale=[0.3,1.0]", "views=3")
     for name, size in (("a", 40), ("b", 32)):
         given = (f"run={inputs['run']}", f"out={folder}/{name}", f"samples_per_shard={size}", *words)
         embed(compose(*given, config_name="embed"))  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from clipx.data.spec import open_data
+from clipx.extra.look.command import LookSpec
 from clipx.extra.look.page import LookPage
-from clipx.extra.look.spec import LookSpec
 from helpers.runs import compose
 
 CONTEXT = 12  # tokens of a caption
@@ -46,7 +46,7 @@ def options_of(table: Path, **others: str) -> list[str]:
 
 def page_of(spec: LookSpec) -> LookPage:
     assert spec.data is not None
-    return LookPage(spec, open_data(spec.data))
+    return LookPage(spec, spec.data, open_data(spec.data))
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from clipx.extra.curate.entries import read_entries
 from clipx.extra.curate.select import SelectSpec, select
 from clipx.extra.curate.writer import load_head
 from clipx.extra.hf.source import HfSpec
-from clipx.extra.prepare.command import prepare
-from clipx.extra.prepare.spec import PrepareSpec
+from clipx.extra.prepare.command import PrepareSpec, prepare
 from clipx.teacher.stored import MANIFEST, StoredTeachers, caption_hash
 from helpers.samples import img2dataset, jpeg, write_tar
 

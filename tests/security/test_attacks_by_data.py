@@ -32,9 +32,8 @@ from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ClipxError, DataError
 from clipx.extra.look.command import look
-from clipx.extra.prepare.command import prepare
+from clipx.extra.prepare.command import PrepareSpec, prepare
 from clipx.extra.prepare.index import IndexSpec, index
-from clipx.extra.prepare.spec import PrepareSpec
 from clipx.run.directory import RunDir
 
 

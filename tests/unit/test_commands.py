@@ -17,7 +17,7 @@ from helpers.documentation import help_block
 from helpers.runs import run
 
 import clipx.evaluate
-import clipx.extra.plan.spec  # noqa: F401  # registers its options, as the one before
+import clipx.extra.plan.command  # noqa: F401  # registers its options, as the one before
 from clipx.__main__ import main
 from clipx.commands import commands as modules_of_commands
 from clipx.commands import implementation, name_of
@@ -117,5 +117,5 @@ def test_the_help_of_each_command_has_examples_and_the_docs_of_its_keys() -> Non
 def test_help_shows_the_keys_of_a_command_but_not_those_of_its_groups_and_of_a_run() -> None:
     shown = {name: overview(compose_config(name, [], [], with_hydra=True), []) for name in ("evaluate", "plan")}
     assert re.findall(r"^(\w+)(?:=.*)?  \(", shown["evaluate"], re.MULTILINE) == ["run", "step", "weights", "out"]
-    assert re.findall(r"^(\w+)(?:=.*)?  \(", shown["plan"], re.MULTILINE)[:3] == ["json", "published", "ranks"]
+    assert re.findall(r"^(\w+)(?:=.*)?  \(", shown["plan"], re.MULTILINE)[:3] == ["json", "ranks", "samples"]
     assert "\nprecision: amp_bf16, " in shown["evaluate"]

@@ -6,7 +6,6 @@ Differences of the configuration first, then the metrics.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,10 +13,10 @@ from typing import Any
 
 from clipx.cli import cli
 from clipx.config.compose import config_folders
-from clipx.config.registry import MISSING, frozen, register
+from clipx.config.registry import MISSING, frozen, option, register
 from clipx.config.saved import flatten, to_dict
-from clipx.errors import ClipxError, ConfigError, Exit, require
-from clipx.extra.check.expectation import Expectation, ExpectedMetric, load_expectation
+from clipx.errors import ClipxError, ConfigError, Exit, require, require_effect
+from clipx.extra.check.expectation import ExpectedMetric, PublishedResults, load_expectation
 from clipx.extra.check.recorded import Recorded, recorded_metrics
 from clipx.logger import read_rows
 from clipx.run.directory import RunDir, changed_keys, is_silent
@@ -42,6 +41,10 @@ class NotReached(ClipxError):
     exit_code = Exit.FAILED
 
 
+def _check_results(key: str, path: str) -> None:
+    require(Path(path).is_file(), f"{key}={path} does not exist: give the file that DataComp's evaluate.py wrote")
+
+
 @register("")
 @frozen
 class CheckSpec:
@@ -57,22 +60,12 @@ class CheckSpec:
     """Expected results: the path of a YAML file, or the name of one of the group expectation, also of that in the
     --config-dir. There is one for each experiment with published results, with its name."""
 
-    results: str | None = None
+    results: str | None = option(None, check=_check_results)
     """File eval_results.jsonl of DataComp's evaluate.py for the exported model. null: none, metrics datacomp/… are
     missing."""
 
-    tolerance: float | None = None
-    """Largest deviation that counts as reached for the metrics whose source gives none, at least 0. null: 0."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.tolerance is None or 0 <= self.tolerance < math.inf,
-            f"tolerance={self.tolerance} must be at least 0: give e.g. tolerance=0.005 for half a point",
-        )
-        require(
-            self.results is None or Path(self.results).is_file(),
-            f"results={self.results} does not exist: give the file that DataComp's evaluate.py wrote",
-        )
+    tolerance: float | None = option(None, ge=0, hint="give e.g. tolerance=0.005 for half a point")
+    """Largest deviation that counts as reached for the metrics whose source gives none. null: 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +111,14 @@ def check(spec: CheckSpec) -> None:
         raise NotReached(f"{len(failed)} of {len(verdicts)} expected metrics not reached: {', '.join(failed)}")
 
 
-def _effect(spec: CheckSpec, expectation: Expectation) -> None:
+def _effect(spec: CheckSpec, expectation: PublishedResults) -> None:
     """Raises ConfigError for an option without effect."""
     names = {name for key, metric in expectation.metrics.items() for name in metric.mean_of or [key]}
-    require(
-        spec.results is None or any(name.startswith("datacomp/") for name in names),
-        f"results={spec.results} has no effect: expected={spec.expected} has no metric datacomp/…: remove it",
-    )
-    require(
-        spec.tolerance is None or any(metric.tolerance is None for metric in expectation.metrics.values()),
-        f"tolerance={spec.tolerance} has no effect: all metrics of expected={spec.expected} have one: remove it",
-    )
+    without, metrics = f"of expected={spec.expected}", expectation.metrics.values()
+    ok = spec.results is None or any(name.startswith("datacomp/") for name in names)
+    require_effect(ok, f"results={spec.results}", f"without a metric datacomp/… {without}")
+    ok = spec.tolerance is None or any(metric.tolerance is None for metric in metrics)
+    require_effect(ok, f"tolerance={spec.tolerance}", f"without a metric {without} that has none")
 
 
 def _end(run_dir: Path, run: str) -> tuple[int, int]:
@@ -145,7 +135,7 @@ def _end(run_dir: Path, run: str) -> tuple[int, int]:
 
 
 def _differences(
-    expectation: Expectation, run: RunSpec, run_dir: Path, ranks: int, folders: Sequence[Path]
+    expectation: PublishedResults, run: RunSpec, run_dir: Path, ranks: int, folders: Sequence[Path]
 ) -> Iterator[tuple[str, str, str]]:
     """Yields (key, expected value, value of the run) for each difference that changes what is trained."""
     config_dir = folders[0] if folders else None
@@ -192,7 +182,7 @@ def _judge(name: str, metric: ExpectedMetric, found: Mapping[str, Recorded], tol
 
 def _show(
     spec: CheckSpec,
-    expectation: Expectation,
+    expectation: PublishedResults,
     run: RunSpec,
     step: int,
     differences: Sequence[tuple[str, str, str]],

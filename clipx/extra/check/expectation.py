@@ -55,7 +55,7 @@ class ExpectedMetric:
 
 @file_spec(_FOLDER)
 @frozen
-class Expectation:
+class PublishedResults:
     """Expected results of a run, and the configuration that they belong to."""
 
     overrides: list[str] = MISSING
@@ -77,7 +77,7 @@ class Expectation:
         require(bool(self.metrics), "metrics has no entry: give at least one metric with value and source")
 
 
-def load_expectation(name: str, folders: Sequence[Path]) -> Expectation:
+def load_expectation(name: str, folders: Sequence[Path]) -> PublishedResults:
     """Returns the expectation of a name, or of a path to a file. `folders`: those of --config-dir.
 
     Raises ConfigError for an unknown name, with a list of the known ones, and for an invalid file.
@@ -95,16 +95,16 @@ def _list(files: dict[str, Path]) -> str:
     return ", ".join(sorted(files))
 
 
-def _parse(path: Path, values: dict[str, Any]) -> Expectation:
+def _parse(path: Path, values: dict[str, Any]) -> PublishedResults:
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Expectation), values)
+        merged = OmegaConf.merge(OmegaConf.structured(PublishedResults), values)
         for key in ("overrides", "metrics"):
             require(not OmegaConf.is_missing(merged, key), f"{key} has no value: it is required")
         for metric in merged.metrics:
             for key in ("value", "source"):
                 missing = OmegaConf.is_missing(merged.metrics[metric], key)
                 require(not missing, f"metrics.{metric}.{key} has no value: it is required")
-        return typing.cast(Expectation, OmegaConf.to_object(merged))
+        return typing.cast(PublishedResults, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {one_line(error)}") from error
     except ClipxError as error:

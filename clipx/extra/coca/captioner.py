@@ -19,6 +19,8 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import Progress
 
+MAX_PIXELS = 89_000_000  # larger images are bad, as those of data: a few bytes can decompress to gigabytes
+
 Line = dict[str, str | float]
 """Result of a file: `image` and either `caption` and `log_p`, or `bad`, the reason why it cannot be captioned."""
 
@@ -34,7 +36,6 @@ class Captioner:
     comm: Comm
     precision: Precision
     batch_size: int
-    max_pixels: int
     progress: Progress
 
     def lines(self, files: Sequence[str]) -> Iterator[Line]:
@@ -70,7 +71,7 @@ class Captioner:
         """Returns the transformed pixels of a file, or the reason why it cannot be used."""
         try:
             image = self.model.spec.image
-            decoded = decode(read_bounded(file), self.max_pixels)
+            decoded = decode(read_bounded(file), MAX_PIXELS)
             return eval_transform(decoded, image.size, image.stretch, image.interpolation)
         except BadSample as error:
             return str(error)

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import re
-from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, frozen, register
+from clipx.config.registry import MISSING, frozen, option, register
 from clipx.data.folder import images_of, unread_notes
-from clipx.data.spec import MAX_PIXELS
 from clipx.data.walk import is_hidden, walk
-from clipx.distributed.spec import DistributedSpec
 from clipx.errors import DataError, require
 from clipx.escape import json_text, print_stderr
 from clipx.extra.coca.spec import CAPTION_LOSSES
-from clipx.output import lose_output
-from clipx.precision.spec import PrecisionSpec
-from clipx.weights.model_spec import UNUSED, WeightsModelSpec
+from clipx.weights.model_spec import UNUSED, RunCommandSpec
 from clipx.weights.spec import check_exists
 
 if TYPE_CHECKING:
-    from clipx.extra.coca.captioner import Line
     from clipx.extra.coca.generate import LengthBounds, Method
     from clipx.extra.coca.model import CoCa
 
-Number = TypeVar("Number", int, float)
+_MAX_BAD_SHARE = 0.1  # of the images: above it, or if all are bad, the command fails
 
 
 class DecodingMethod(StrEnum):
@@ -48,7 +41,7 @@ class DecodingMethod(StrEnum):
 
 @register("")
 @frozen
-class CaptionSpec(WeightsModelSpec):
+class CaptionSpec(RunCommandSpec):
     """Options of clipx.caption.
 
     Images are preprocessed as in evaluation: resized by the shorter side and cropped to the centre.
@@ -57,86 +50,43 @@ class CaptionSpec(WeightsModelSpec):
     kind: str = "caption"
     """Name of this command's options. The key itself cannot be set."""
 
-    run: str = MISSING
-    """Captioning model, e.g. of model=coca_vit_b32: any value of model.weights. Of a run, the moving average
-    of its weights if it has one."""
-
     images: str = MISSING
     """Images to caption. A folder (its JPEG, PNG and WebP files at any depth), a glob pattern, or a file."""
-
-    out: str | None = None
-    """Output file for the JSON lines, in addition to standard output. It must not exist. null: no file."""
 
     method: DecodingMethod = DecodingMethod.beam
     """Selection of the tokens. `beam`: the best caption of a beam search. `greedy`: the most likely token at each step.
     `sample`: at random with the model's probabilities."""
 
-    beams: int | None = None
-    """Number of partial captions that beam search continues. At least 1; null: 6. Only for method=beam."""
+    beams: int = option(6, ge=1, when="method == beam")
+    """Number of partial captions that beam search continues."""
 
-    length_penalty: float | None = None
-    """Exponent of the length: the best caption has the largest log-probability / tokens^length_penalty. At least 0;
-    null: 1. Only for method=beam."""
+    length_penalty: float = option(1.0, ge=0, when="method == beam")
+    """Exponent of the length: the best caption has the largest log-probability / tokens^length_penalty."""
 
-    temperature: float | None = None
-    """Divisor of the scores of tokens, above 0; null: 1. Only for method=sample."""
+    temperature: float = option(1.0, gt=0, when="method == sample")
+    """Divisor of the scores of tokens."""
 
-    top_k: int | None = None
-    """Number of most likely tokens to sample from. At least 1; null: all tokens. Only for method=sample."""
+    top_k: int | None = option(None, ge=1, when="method == sample")
+    """Number of most likely tokens to sample from. null: all tokens."""
 
-    top_p: float | None = None
-    """Total probability of the tokens to sample from, in (0, 1]: the fewest most likely tokens that reach it. null: all
-    tokens. Only for method=sample."""
+    top_p: float = option(1.0, gt=0, le=1, when="method == sample", hint="0.9 is usual")
+    """Total probability of the tokens to sample from: the fewest most likely tokens that reach it. 1: all tokens."""
 
-    seed: int | None = None
-    """Seed of the sampling. At least 0; null: 0. Only for method=sample."""
+    seed: int = option(0, ge=0, when="method == sample")
+    """Seed of the sampling."""
 
-    min_length: int = 0
-    """Minimum length of a caption in tokens, without start and end. At least 0."""
+    min_length: int = option(0, ge=0)
+    """Minimum length of a caption in tokens, without start and end."""
 
     max_length: int | None = None
     """Maximum length of a caption in tokens, without start and end. At least min_length. null: all that the model's
     context has room for, its length - 2."""
 
-    batch_size: int = 32
-    """Number of images that a rank captions at a time, at least 1. Captions do not depend on it."""
-
-    max_bad_share: float = 0.1
-    """Largest share of bad images, in [0, 1]. The command fails if more than this share, or all, cannot be used."""
-
-    max_pixels: int = 89_000_000
-    """Largest width x height of an image, in pixels, in [1, 715827882] (2 GiB as RGB). Larger images are bad images and
-    are not decoded: a few bytes can decompress to gigabytes."""
-
-    precision: PrecisionSpec = MISSING
-    """Number format of the model."""
-
-    distributed: DistributedSpec = MISSING
-    """Processes and devices. The ranks share the images."""
+    batch_size: int = option(32, ge=1)
+    """Number of images that a rank captions at a time. Captions do not depend on it."""
 
     def __post_init__(self) -> None:
-        WeightsModelSpec.__post_init__(self)
-        beam = {"beams": self.beams, "length_penalty": self.length_penalty}
-        sample = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p, "seed": self.seed}
-        for method, given in ((DecodingMethod.beam, beam), (DecodingMethod.sample, sample)):
-            for key, value in given.items():
-                require(
-                    value is None or self.method is method,
-                    f"{key}={value} has no effect on method={self.method}: add method={method}, or remove it",
-                )
-        for key, number, least in (
-            ("beams", self.beams, 1),
-            ("top_k", self.top_k, 1),
-            ("length_penalty", self.length_penalty, 0),
-            ("seed", self.seed, 0),
-            ("batch_size", self.batch_size, 1),
-        ):
-            require(number is None or number >= least, f"{key}={number} must be at least {least}")
-        require(self.temperature is None or self.temperature > 0, f"temperature={self.temperature} must be above 0")
-        require(self.top_p is None or 0 < self.top_p <= 1, f"top_p={self.top_p} must be in (0, 1]: 0.9 is usual")
-        require(0 <= self.max_bad_share <= 1, f"max_bad_share={self.max_bad_share} must be in [0, 1]")
-        require(1 <= self.max_pixels <= MAX_PIXELS, f"max_pixels={self.max_pixels} must be in [1, {MAX_PIXELS}]")
-        require(self.min_length >= 0, f"min_length={self.min_length} must be at least 0")
+        RunCommandSpec.__post_init__(self)
         require(
             self.max_length is None or self.max_length >= self.min_length,
             f"max_length={self.max_length} is less than min_length={self.min_length}: give a larger one",
@@ -192,19 +142,13 @@ class CaptionSpec(WeightsModelSpec):
         if self.method is DecodingMethod.greedy:
             return greedy
         if self.method is DecodingMethod.beam:
-            return BeamSearch(_or(self.beams, 6), _or(self.length_penalty, 1.0))
-        return Sampling(_or(self.temperature, 1.0), self.top_k, _or(self.top_p, 1.0), _or(self.seed, 0))
-
-
-def _or(value: Number | None, null: Number) -> Number:
-    return null if value is None else value
+            return BeamSearch(self.beams, self.length_penalty)
+        return Sampling(self.temperature, self.top_k, self.top_p, self.seed)
 
 
 def caption(spec: CaptionSpec) -> None:
-    """Captions the images. Raises DataError if too many images are bad. Collective."""
+    """Prints a JSON line for each image. Raises DataError if too many images are bad. Collective."""
     files = spec.files()  # before torch is loaded, so that a mistyped path fails immediately
-    out = spec.out
-    require(out is None or not Path(out).exists(), f"out={out} exists already: give another file, or remove it")
     spec.distributed.check_launch()
     check_exists(spec.run, "run")
     with imports():
@@ -213,7 +157,7 @@ def caption(spec: CaptionSpec) -> None:
         from clipx.weights.load import load_model
 
     with spec.distributed.joined() as comm:
-        precision = spec.precision.build(comm.device)
+        precision = spec.number_format.build(comm.device)
         _, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype, spec)
         require(
             model_spec.outputs == CAPTION_LOSSES,
@@ -229,36 +173,20 @@ def caption(spec: CaptionSpec) -> None:
             comm=comm,
             precision=precision,
             batch_size=spec.batch_size,
-            max_pixels=spec.max_pixels,
             progress=Progress(shown=comm.is_main, name="captioning"),
         )
-        with contextlib.ExitStack() as stack:
-            to: list[TextIO | None] = [None] if comm.is_main else []
-            if comm.is_main and out is not None:
-                lose_output()
-                Path(out).parent.mkdir(parents=True, exist_ok=True)
-                to.append(stack.enter_context(Path(out).open("x", encoding="utf-8")))
-            bad = _write(captioner.lines(files), to)
-        if comm.is_main:
-            written = "" if out is None else f", written to {out}"
-            print_stderr(f"{len(files) - bad} of {len(files)} images captioned{written}")
-        if bad > spec.max_bad_share * len(files) or bad == len(files):
-            share = f", more than max_bad_share={spec.max_bad_share:g}" if bad < len(files) else ""
-            raise DataError(f"{bad} of {len(files)} images are bad{share}: the lines above name the reasons")
-
-
-def _write(lines: Iterator[Line], to: Sequence[TextIO | None]) -> int:
-    """Writes captions to `to`, None for standard output, and bad images to stderr. Returns the number of bad images."""
-    bad = 0
-    for line in lines:
-        if "bad" in line:
-            bad += 1
-            if to:
+        bad = 0
+        for line in captioner.lines(files):
+            bad += "bad" in line
+            if comm.is_main and "bad" in line:
                 print_stderr(f"bad: {line['image']}: {line['bad']}")
-            continue
-        for file in to:
-            print(json_text(line), file=file, flush=True)
-    return bad
+            elif comm.is_main:
+                print(json_text(line), flush=True)
+        if comm.is_main:
+            print_stderr(f"{len(files) - bad} of {len(files)} images captioned")
+        if bad > _MAX_BAD_SHARE * len(files) or bad == len(files):
+            share = f", more than {_MAX_BAD_SHARE:.0%}" if bad < len(files) else ""
+            raise DataError(f"{bad} of {len(files)} images are bad{share}: the lines above name the reasons")
 
 
 main = cli(caption, "caption", unused=UNUSED, prints=True)

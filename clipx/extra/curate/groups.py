@@ -19,7 +19,7 @@ _OF_CLUSTER = 256  # embeddings of each cluster with which k-means is computed, 
 _ROWS = 4096  # of a product of embeddings
 
 
-def duplicate_columns(signatures: NDArray[np.void], index_N: NDArray[np.int64], near_bits: int) -> dict[str, pa.Array]:
+def duplicate_columns(signatures: NDArray[np.void], index_N: NDArray[np.int64]) -> dict[str, pa.Array]:
     """Returns for each sample the index of the first one with the same file, and with nearly the same picture.
 
     Null for the first one, and for an unusable sample. `signatures`: rows of SIGNATURE. index_N: the index of each row
@@ -27,7 +27,7 @@ def duplicate_columns(signatures: NDArray[np.void], index_N: NDArray[np.int64], 
     """
     first = {
         "duplicate_of": exact_duplicates(signatures["digest"]),
-        "near_duplicate_of": near_duplicates(signatures["hash"], signatures["colours"], near_bits),
+        "near_duplicate_of": near_duplicates(signatures["hash"], signatures["colours"]),
     }
     places, columns = signatures["index"], {}
     for name, number in first.items():

@@ -16,7 +16,7 @@ from clipx.data.images import ImageReader
 from clipx.data.inputs import Inputs
 from clipx.data.source import BadSample, Sample, Source, prefetch_samples
 from clipx.extra.curate.entries import Entries
-from clipx.extra.curate.score_spec import Score
+from clipx.extra.curate.score import Score
 from clipx.extra.look.duplicates import SIGNATURE_FIELDS, preview, signature
 from clipx.extra.look.measure import MOST_CAPTIONS, main_script
 from clipx.model.tokenizer import repaired

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from clipx.data.npy import map_array
+from clipx.data.npy import map_array, save_array
 from clipx.data.parquet_file import (
     ANY,
     INDEX,
@@ -256,10 +256,8 @@ def write_ids(path: str, out: Path, table: ScoreTable, rows: Rows, weights: NDAr
     if out.suffix == ".parquet":
         _write_parquet(path, table, rows, weights)
     elif out.suffix == ".npy":
-        with Path(path).open("xb") as file:
-            index = np.concatenate([whole_numbers(part["index"]) for part in table.parts(["index"], rows.mask)])
-            index.sort()
-            np.save(file, index, allow_pickle=False)
+        index = [whole_numbers(part["index"]) for part in table.parts(["index"], rows.mask)]
+        save_array(path, np.sort(np.concatenate(index)))
     else:
         with Path(path).open("x", encoding="utf-8", newline="\n") as lines:
             for part in table.parts(["key"], rows.mask):

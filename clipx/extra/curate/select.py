@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config.registry import MISSING, frozen, register
+from clipx.config.registry import MISSING, frozen, option, register
 from clipx.errors import DataError, require
 from clipx.storage.local import ensure_folder, write_atomically
-from clipx.storage.url import check_path
+from clipx.storage.url import check_file, check_path
 
-_SUFFIXES = (".npy", ".parquet", ".txt")
-_DUPLICATES = {"exact": "duplicate_of", "near": "near_duplicate_of"}
 _FIX = "make room, or give another file with out=…"
+
+
+class Duplicates(StrEnum):
+    """Duplicates of other samples."""
+
+    exact = "exact"
+    """Equal files."""
+
+    near = "near"
+    """Nearly equal pictures, which include equal files."""
+
+
+_DUPLICATES = {Duplicates.exact: "duplicate_of", Duplicates.near: "near_duplicate_of"}
+
+
+def _check_limits(key: str, limits: Any) -> None:
+    valid = isinstance(limits, dict) and all(type(value) in (int, float) for value in limits.values())
+    require(valid, f"{key}={limits} must be a number for each column: {{similarity:0.28}}")
 
 
 @register("")
@@ -28,92 +45,58 @@ class SelectSpec:
     kind: str = "select"
     """Kind of the command's configuration. Fixed."""
 
-    scores: str = MISSING
+    scores: str = option(MISSING, check=check_path)
     """Folder that clipx.score has written, or a Parquet file with the columns of its table."""
 
-    within: str | None = None
+    within: str | None = option(None, check=check_file(".npy", ".parquet"))
     """File of indices (.npy or .parquet) that this command has written: only these samples are considered."""
 
-    least: Any = None
+    least: Any = option(None, check=_check_limits)
     """Smallest value of columns, {similarity:0.28,shorter_side:200}. A sample without a value is not selected."""
 
-    most: Any = None
+    most: Any = option(None, check=_check_limits)
     """Largest value of columns, {aspect_ratio:3,semantic_similarity:0.95}. A sample without a value is not selected."""
 
     scripts: list[str] = field(default_factory=list)
     """Scripts of captions that are selected, [Latin,Greek]: values of the column `script`. []: all."""
 
-    without: list[str] = field(default_factory=list)
+    without: list[Duplicates] = field(default_factory=list)
     """Duplicates to remove: `exact` (equal files), `near` (nearly equal pictures, which include equal ones). Of those
     that meet the conditions above, the sample with the highest value of `by` remains, or without `by` the first."""
 
-    by: str | None = None
-    """Column of `top` and `without`. The highest values are selected; a sample without a value is not."""
+    top: float | None = option(None, gt=0, le=1, hint="0.3 selects 30 %")
+    """Share of the samples that meet the conditions above to select: those with the highest value of `by`, of equal
+    values the first. Rounded up to whole samples."""
 
-    top: float | None = None
-    """Share of the samples that meet the conditions above to select, in (0, 1]: those with the highest value of
-    `by`, of equal values the first. Rounded up to whole samples."""
-
-    per_cluster: bool = False
+    per_cluster: bool = option(False, when="top")
     """Selects the share `top` of each cluster (column `cluster`) instead of all samples together."""
 
-    balance: int | None = None
+    by: str | None = option(None, when="top or without")
+    """Column of `top` and `without`. The highest values are selected; a sample without a value is not."""
+
+    balance: int | None = option(None, ge=1)
     """Balanced sampling of MetaCLIP (arXiv:2309.16671) of the samples that meet the conditions above: of an entry that
     more samples match, this number is kept in expectation, and further ones that match rarer entries. Column
-    `entries`; a sample without an entry is not selected. At least 1."""
+    `entries`; a sample without an entry is not selected."""
 
-    seed: int = 0
-    """Seed of `balance`, at least 0. Whether a sample is kept is a function of the seed, its index, and the number of
-    samples of its entries."""
+    seed: int = option(0, ge=0, when="balance and not weights")
+    """Seed of `balance`. Whether a sample is kept is a function of the seed, its index, and the number of samples of
+    its entries."""
 
-    weights: bool = False
+    weights: bool = option(False, when="balance")
     """Writes a .parquet file for data.weights instead of drawing: the columns index and weight of the samples with an
     entry, the weight being the probability with which `balance` keeps the sample."""
 
-    out: str = MISSING
+    out: str = option(MISSING, check=check_file(".npy", ".parquet", ".txt"))
     """File to write: .npy (indices, int64), .parquet (columns key and index), or .txt (a key per line). An existing
     file is replaced."""
 
     def __post_init__(self) -> None:
-        require(Path(self.out).suffix in _SUFFIXES, f"out={self.out} must end in {', '.join(_SUFFIXES)}")
-        check_path("out", self.out)
-        check_path("scores", self.scores)
-        for option_name, limits in (("least", self.least), ("most", self.most)):
-            valid = isinstance(limits, dict) and all(type(value) in (int, float) for value in limits.values())
-            require(
-                limits is None or valid, f"{option_name}={limits} must be a number for each column: {{similarity:0.28}}"
-            )
-        for name in self.without:
-            require(name in _DUPLICATES, f"without=[…,{name}] must be in {', '.join(_DUPLICATES)}")
-        if self.top is None:
-            require(not self.per_cluster, "per_cluster=true has no effect without top: give top=…, or remove it")
-            require(
-                self.by is None or bool(self.without),
-                f"by={self.by} has no effect without top or without=…: give one, or remove it",
-            )
-        else:
-            require(0 < self.top <= 1, f"top={self.top} must be in (0, 1]: 0.3 selects 30 %")
-            require(self.by is not None, f"top={self.top} needs a column: give by=similarity")
-        if self.within is not None:
-            check_path("within", self.within)
-            require(
-                Path(self.within).suffix in (".npy", ".parquet"), f"within={self.within} must end in .npy or .parquet"
-            )
-        self._check_balance()
-
-    def _check_balance(self) -> None:
-        if self.balance is None:
-            require(not self.seed, f"seed={self.seed} has no effect without balance: give balance=…, or remove it")
-            require(not self.weights, "weights=true has no effect without balance: give balance=…, or remove it")
-            return
-        require(self.balance >= 1, f"balance={self.balance} must be at least 1")
-        require(self.seed >= 0, f"seed={self.seed} is negative: give 0 or more")
-        if self.weights:
-            require(not self.seed, f"seed={self.seed} has no effect with weights=true, which draws nothing: remove it")
-            require(
-                Path(self.out).suffix == ".parquet",
-                f"out={self.out} has no weights: give a .parquet file, or remove weights=true",
-            )
+        require(self.top is None or self.by is not None, f"top={self.top} needs a column: give by=similarity")
+        require(
+            not self.weights or Path(self.out).suffix == ".parquet",
+            f"out={self.out} has no weights: give a .parquet file, or remove weights=true",
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -149,7 +132,7 @@ def select(spec: SelectSpec) -> None:
         raise DataError(f"scores={spec.scores}: no sample meets the conditions ({rows.text()}): relax them")
     write_atomically(out, lambda path: write_ids(path, out, table, rows, weights), _FIX)
     console = stdout_console()
-    console.print(f"{rows.text()}, of {len(rows.mask):,} samples: {spec.out}", highlight=False, soft_wrap=True)
+    console.print(f"{rows.text()}, of {len(rows.mask):,} samples: {spec.out}")
 
 
 main = cli(select, "select")

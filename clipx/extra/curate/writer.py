@@ -30,18 +30,20 @@ from clipx.config.saved import to_dict
 from clipx.data.images import ImageReader, reader_of
 from clipx.data.inputs import Inputs
 from clipx.data.loader_pool import load
-from clipx.data.npy import read_npz
+from clipx.data.npy import read_npz, save_array
 from clipx.data.selection.files import INDEXED
+from clipx.data.shards.index import RETRY_S
 from clipx.data.source import Source, whole_index
 from clipx.data.spec import DataSpec, exchange_captions, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import warn_of_few_cores
-from clipx.distributed.parts import locked, write_missing
+from clipx.distributed.parts import Parts, locked, write_missing
 from clipx.errors import CheckpointError, DataError
 from clipx.extra.curate.entries import Entries, read_entries
 from clipx.extra.curate.samples import Row, ScoredBatch, ScoredBatches
-from clipx.extra.curate.score_spec import OF_MODEL, Score
+from clipx.extra.curate.score import OF_MODEL, Score
 from clipx.extra.curate.score_table import entry_counts
+from clipx.extra.look.duplicates import NEAR_BITS
 from clipx.model.clip import CLIP
 from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
@@ -52,7 +54,7 @@ from clipx.weights.files import read_tensors
 from clipx.weights.load import load_model
 
 if TYPE_CHECKING:
-    from clipx.extra.curate.score_spec import ScoreSpec
+    from clipx.extra.curate.score import ScoreSpec
 
 PLAN, TABLE, ENTRIES, MANIFEST, VERSION = "score.json", "scores.parquet", "entries.parquet", "manifest.json", 1
 
@@ -160,16 +162,16 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
     entries = None if spec.entries is None else read_entries(spec.entries)
     encoder, described = _encoder(spec, data, comm)
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, spec.seed)
-    writer = ScoreWriter(spec, data, dataset.train, encoder, entries, PartStore(spec.out, spec.retry_s))
+    writer = ScoreWriter(spec, data, dataset.train, encoder, entries, PartStore(spec.out, RETRY_S))
     plan = {
         "version": VERSION,
         "scores": sorted(map(str, spec.scores)),
         "data": dataset.train.fingerprint,
         "samples": sum(dataset.train.sizes),
-        "samples_per_part": spec.samples_per_part,
+        "samples_per_part": spec.samples_per_shard,
         "limits": [data.max_pixels, data.min_caption_chars, data.min_side],
         "mismatched": [data.mismatched, spec.seed] if data.mismatched else None,
-        "near_bits": spec.near_bits if Score.duplicates in spec.scores else None,
+        "near_bits": NEAR_BITS if Score.duplicates in spec.scores else None,
         "entries": None if entries is None else entries.digest,
         "clusters": [spec.clusters, spec.seed] if Score.semantic in spec.scores else None,
         **described,
@@ -179,7 +181,7 @@ def write_scores(spec: ScoreSpec, data: DataSpec, comm: Comm) -> None:
         comm.run_on_main(lambda: writer.store.check_plan(PLAN, plan, "scores"))
         progress = Progress(shown=comm.is_main, name=f"scoring {data.name}")
         write = partial(writer.write, workers=workers, progress=progress)
-        records = write_missing(writer.store, writer.parts(), write, comm, "parts")
+        records = write_missing(writer.store, len(writer.parts), write, comm, "parts")
         comm.run_on_main(lambda: _finish(writer, plan, records, comm.device))
 
 
@@ -187,7 +189,7 @@ def _encoder(spec: ScoreSpec, data: DataSpec, comm: Comm) -> tuple[Encoder | Non
     """Returns the model of the scores, or None, and its part of the plan. Raises CheckpointError or DataError."""
     if spec.run is None:
         return None, {}
-    precision = spec.precision.build(comm.device)
+    precision = spec.number_format.build(comm.device)
     weights, model_spec, model = load_model(spec.run, "run", comm.device, precision.dtype, spec)
     head = None if spec.head is None else load_head(spec.head, model.embed_dim)
     reader = reader_of(model_spec.image, data).for_model(model)
@@ -196,7 +198,7 @@ def _encoder(spec: ScoreSpec, data: DataSpec, comm: Comm) -> tuple[Encoder | Non
     return encoder, {
         "model": to_dict(model_spec),
         "weights": weights_digest(weights.model),
-        "precision": spec.precision.on(comm.device).kind,
+        "precision": spec.number_format.on(comm.device).kind,
         "head": None if head is None else hashlib.sha256(head.weight_D.numpy().tobytes()).hexdigest() + f"/{head.bias}",
     }
 
@@ -212,31 +214,22 @@ class ScoreWriter:
     entries: Entries | None
     store: PartStore
 
-    def parts(self) -> int:
-        """Returns the number of parts."""
-        return -(-sum(self.source.sizes) // self.spec.samples_per_part)
+    @property
+    def parts(self) -> Parts:
+        return Parts(sum(self.source.sizes), self.spec.samples_per_shard, self.spec.batch_size)
 
     def write(
         self, numbers: Sequence[int], of: Sequence[int], workers: int, progress: Progress
     ) -> Iterator[tuple[int, Record]]:
         """Writes these parts, among those `of` that all ranks write. Yields (number, record) of each complete one."""
-        batches = [batch for number in numbers for batch in self._batches(number)]
+        batches = [batch for number in numbers for batch in self.parts.batches(number)]
         reader = None if self.encoder is None else self.encoder.reader
         measured = ScoredBatches(self.source, reader, self.entries, self.spec.scores, self.data.max_pixels)
         loaded: Iterable[ScoredBatch] = load(None, measured, batches, workers=workers, ready=self.data.prefetch)
-        total = sum(len(self._samples(number)) for number in of)
+        total = sum(len(self.parts.samples(number)) for number in of)
         with progress.share(loaded, batches, total, "samples") as scored:
             for number in numbers:
-                yield number, self._put(number, [self._complete(next(scored)) for _ in self._batches(number)])
-
-    def _samples(self, number: int) -> range:
-        start = number * self.spec.samples_per_part
-        return range(start, min(start + self.spec.samples_per_part, sum(self.source.sizes)))
-
-    def _batches(self, number: int) -> list[range]:
-        """Splits the samples of a part into batches. No batch spans parts, so a part does not depend on others."""
-        samples, size = self._samples(number), self.spec.batch_size
-        return [samples[at : at + size] for at in range(0, len(samples), size)]
+                yield number, self._put(number, [self._complete(next(scored)) for _ in self.parts.batches(number)])
 
     def _complete(self, batch: ScoredBatch) -> tuple[Sequence[Row], dict[str, NDArray[Any]]]:
         """Returns the rows of a batch, with the scores of the model, and the arrays of the part by name.
@@ -265,7 +258,7 @@ class ScoreWriter:
 
     def _put(self, number: int, batches: Sequence[tuple[Sequence[Row], dict[str, NDArray[Any]]]]) -> Record:
         """Writes a part of the rows and arrays of its batches."""
-        samples, rows = self._samples(number), [row for found, _ in batches for row in found]
+        samples, rows = self.parts.samples(number), [row for found, _ in batches for row in found]
         reasons = [row.get("reason") for row in rows]
         columns: dict[str, pa.Array] = {
             "index": pa.array([whole_index(self.source, index) for index in samples], pa.int64()),
@@ -281,7 +274,7 @@ class ScoreWriter:
         for kind in batches[0][1]:
             array = np.concatenate([arrays[kind] for _, arrays in batches])
             file = f"{name}.{kind}.npy"
-            files[file] = self.store.put(file, partial(_save, array=array))
+            files[file] = self.store.put(file, partial(save_array, array=array))
         record = {"samples": len(samples), "usable": reasons.count(None), "files": files}
         self.store.put_json(record_file(number), record)
         return record
@@ -301,7 +294,7 @@ def _finish(writer: ScoreWriter, plan: dict[str, Any], records: list[Record], de
     whole = np.concatenate([store_table(store, number, ["index"])["index"].to_numpy() for number in numbers])
     if Score.duplicates in writer.spec.scores:
         found = np.concatenate([store_array(store, f"{number:05d}.signatures.npy") for number in numbers])
-        joined |= duplicate_columns(found, whole, writer.spec.near_bits)
+        joined |= duplicate_columns(found, whole)
     if Score.semantic in writer.spec.scores:
         image_ND = np.concatenate([store_array(store, f"{number:05d}.embeddings.npy") for number in numbers])
         joined |= semantic_columns(image_ND, writer.spec.clusters, writer.spec.seed, device)
@@ -328,11 +321,9 @@ def _finish(writer: ScoreWriter, plan: dict[str, Any], records: list[Record], de
     console = stdout_console()
     names = ", ".join(pa_name for score in _COLUMNS if score in writer.spec.scores for pa_name in _COLUMNS[score])
     console.print(
-        f"{usable:,} of {plan['samples']:,} samples scored, {plan['samples'] - usable:,} unusable: {store.out}/{TABLE}",
-        highlight=False,
-        soft_wrap=True,
+        f"{usable:,} of {plan['samples']:,} samples scored, {plan['samples'] - usable:,} unusable: {store.out}/{TABLE}"
     )
-    console.print(f"columns: {', '.join(filter(None, ('index, key, reason', names, *joined)))}", highlight=False)
+    console.print(f"columns: {', '.join(filter(None, ('index, key, reason', names, *joined)))}")
     if plan["scores"] and not set(writer.spec.scores) & set(OF_MODEL) and usable < plan["samples"]:
         console.print("the column reason has the fault of each unusable sample")
 
@@ -344,7 +335,7 @@ def _count_entries(store: PartStore, numbers: Sequence[int], entries: Entries) -
     matched = f"{int((counts > 0).sum()):,} of {len(entries.numbers):,} entries are matched"
     unused = len(entries.texts) - len(entries.numbers)
     matched += f", {unused:,} further ones are empty or repeated" if unused else ""
-    stdout_console().print(f"{matched}: {store.out}/{ENTRIES}", highlight=False, soft_wrap=True)
+    stdout_console().print(f"{matched}: {store.out}/{ENTRIES}")
     return pa.table({"entry": pa.array(map(_text, entries.texts), pa.string()), "count": counts})
 
 
@@ -364,8 +355,3 @@ def store_array(store: PartStore, name: str) -> NDArray[Any]:
 def _text(text: str) -> str:
     """Returns a text that UTF-8 can represent."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _save(path: str, array: NDArray[Any]) -> None:
-    with Path(path).open("xb") as file:
-        np.save(file, array, allow_pickle=False)

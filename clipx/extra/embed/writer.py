@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +15,14 @@ from torch import Tensor
 from clipx.config.saved import to_dict
 from clipx.data.images import Crops, ImageReader, reader_of
 from clipx.data.loader import EvalBatch, eval_batch_loader
+from clipx.data.npy import save_array
+from clipx.data.shards.index import RETRY_S
 from clipx.data.source import BadRecord, Source
 from clipx.data.spec import Classes, Dataset, DataSpec, exchange_captions, open_on_all_ranks
 from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import warn_of_few_cores
-from clipx.distributed.parts import locked, write_missing
-from clipx.errors import DataError, require
+from clipx.distributed.parts import Parts, locked, write_missing
+from clipx.errors import DataError, require, require_effect
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
     from clipx.extra.embed.command import EmbedSpec
 
+_SEED = 0  # of the crops
+
 Files = dict[str, list[Any]]
 """{name: [bytes, SHA-256]}"""
 
@@ -51,7 +54,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     """
     if spec.data is not None:  # else those of the machine on which the run was trained
         warn_of_few_cores("data.workers", spec.data.loader_processes(comm.sharing), comm.rank)
-    precision = spec.precision.build(comm.device)
+    precision = spec.number_format.build(comm.device)
     weights, model_spec, model = _load(spec, comm.device, precision.dtype)
     require(
         spec.features == "embedding" or model_spec.has_pooled_trunk,
@@ -64,7 +67,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     )
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, seed)
     source = _source(dataset, spec.split, data)
-    store = PartStore(spec.out, spec.retry_s)
+    store = PartStore(spec.out, RETRY_S)
     writer = EmbeddingWriter(
         model=model,
         device=comm.device,
@@ -72,13 +75,13 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         tokenizer=model_spec.text.build_tokenizer(),
         source=source,
         reader=reader_of(model_spec.image, data).for_model(model),
-        samples_per_shard=spec.samples_per_shard,
+        parts=Parts(sum(source.sizes), spec.samples_per_shard, spec.batch_size // max(1, spec.views)),
         batch_size=spec.batch_size,
         format=spec.format,
         trunk=spec.features == "trunk",
         dtype=spec.dtype,
         store=store,
-        crops=Crops(spec.views, spec.seed or 0) if spec.views else None,
+        crops=Crops(spec.views, _SEED) if spec.views else None,
     )
     plan = {
         "version": VERSION,
@@ -86,7 +89,7 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
         "weights": weights_digest(weights.model),
         "scale": None if weights.log_scale is None else math.exp(weights.log_scale),
         "width": writer.width,
-        "precision": spec.precision.on(comm.device).kind,
+        "precision": spec.number_format.on(comm.device).kind,
         "dtype": str(spec.dtype),
         "format": str(spec.format),
         "data": source.fingerprint,
@@ -102,12 +105,10 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     comm.require_equal(embeddings=plan)
     with locked(store, comm):
         comm.run_on_main(lambda: store.check_plan(PLAN, plan, "embeddings"))
-        workers, progress = (
-            data.loader_processes(comm.sharing),
-            Progress(shown=comm.is_main, name=f"embedding {data.name}"),
-        )
+        workers = data.loader_processes(comm.sharing)
+        progress = Progress(shown=comm.is_main, name=f"embedding {data.name}")
         write = partial(writer.write, workers=workers, prefetch=data.prefetch, progress=progress)
-        records = write_missing(store, writer.shards(), write, comm, "shards")
+        records = write_missing(store, len(writer.parts), write, comm, "shards")
         classes = dataset.classes if spec.format == "webdataset" else None
         comm.run_on_main(lambda: _finish(store, plan, records, data.max_bad_share, classes))
 
@@ -119,11 +120,8 @@ def _load(spec: EmbedSpec, device: torch.device, dtype: torch.dtype) -> tuple[Lo
         if found is not None:
             spec.check_unused(f"run={spec.run}")
             return found
-    require(
-        spec.image_size is None,
-        f"image_size={spec.image_size} has no effect on run={spec.run}, which is not an image tower of timm alone: "
-        "remove it",
-    )
+    given = f"image_size={spec.image_size}"
+    require_effect(spec.image_size is None, given, f"with run={spec.run}, which is not an image tower of timm alone")
     return load_model(spec.run, "run", device, dtype, spec)
 
 
@@ -165,18 +163,17 @@ def _finish(
     in_views = f" in {plan['views']} views" if "views" in plan else ""
     console.print(
         f"{plan['samples'] - len(bad):,} images{in_views} and {captions:,} captions in {len(records):,} shards, "
-        f"{len(bad):,} bad samples: {store.out}",
-        highlight=False,
+        f"{len(bad):,} bad samples: {store.out}"
     )
     if plan["format"] == "npy" and plan["split"] == "train" and store.folder is not None:
         options = {"crop_scale": plan["crop_scale"], **plan.get("view_options", {})} if in_views else {}
         crops = "".join(f" data.{key}={str(value).replace(' ', '')}" for key, value in options.items())
         line = f"distill from them: objective=distillation teacher.embeddings={store.out}{crops}"
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
     if plan["format"] == "webdataset":
         labels = sum(record["labels"] for record in records) == plan["samples"] - len(bad)
         line = usage(store.out, plan["split"], plan["width"], labels, class_files)
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line)
 
 
 @dataclass(slots=True)
@@ -204,7 +201,8 @@ class EmbeddingWriter:
     """Embeds the samples of a source with the evaluation transform, or `crops` of each, and writes them.
 
     `format`: npy, parquet or webdataset, which has no text embeddings. `trunk`: writes the features before the
-    projection instead of the image embedding. `dtype`: name of a NumPy dtype.
+    projection instead of the image embedding. `dtype`: name of a NumPy dtype. `parts`: the shards, and batches of them;
+    `batch_size`: of captions.
     """
 
     model: CLIP
@@ -213,7 +211,7 @@ class EmbeddingWriter:
     tokenizer: Tokenizer
     source: Source
     reader: ImageReader
-    samples_per_shard: int
+    parts: Parts
     batch_size: int
     format: str
     trunk: bool
@@ -226,33 +224,19 @@ class EmbeddingWriter:
         """Number of features of an image."""
         return self.model.trunk_width if self.trunk else self.model.embed_dim
 
-    def shards(self) -> int:
-        """Returns the number of shards."""
-        return -(-sum(self.source.sizes) // self.samples_per_shard)
-
     def write(
         self, numbers: Sequence[int], of: Sequence[int], workers: int, prefetch: int, progress: Progress
     ) -> Iterator[tuple[int, Record]]:
         """Writes these shards, among those `of` that all ranks write. Yields (number, record) of each complete one."""
-        batches = [part for number in numbers for part in self._batches(number)]
+        batches = [part for number in numbers for part in self.parts.batches(number)]
         loaded = eval_batch_loader(self.source, self.reader, batches, workers, prefetch, crops=self.crops)
-        total = sum(len(self._samples(number)) for number in of)
+        total = sum(len(self.parts.samples(number)) for number in of)
         with progress.share(loaded, batches, total, "samples") as embedded:
             for number in numbers:
-                shard = ShardEmbeddings(self._samples(number))
-                for _ in self._batches(number):
+                shard = ShardEmbeddings(self.parts.samples(number))
+                for _ in self.parts.batches(number):
                     self._embed(next(embedded), shard)
                 yield number, self._put(number, shard)
-
-    def _samples(self, number: int) -> range:
-        start = number * self.samples_per_shard
-        return range(start, min(start + self.samples_per_shard, sum(self.source.sizes)))
-
-    def _batches(self, number: int) -> list[range]:
-        """Splits the samples of a shard into batches. No batch spans shards, so a shard does not depend on others."""
-        samples = self._samples(number)
-        size = self.batch_size // (1 if self.crops is None else self.crops.count)
-        return [samples[at : at + size] for at in range(0, len(samples), size)]
 
     @torch.inference_mode()
     def _embed(self, batch: EvalBatch, shard: ShardEmbeddings) -> None:
@@ -317,7 +301,7 @@ class EmbeddingWriter:
             missing_V4 = torch.zeros((self.crops.count, 4), dtype=torch.int32)
             boxes = torch.stack([missing_V4 if row is None else row for row in shard.boxes])
             files[boxes_file(number)] = boxes.numpy()
-        return {name: self.store.put(name, partial(_save, array=array)) for name, array in files.items()}
+        return {name: self.store.put(name, partial(save_array, array=array)) for name, array in files.items()}
 
     def _put_parquet(self, number: int, shard: ShardEmbeddings, image: NDArray[Any], text: NDArray[Any]) -> Files:
         import pyarrow as pa
@@ -342,8 +326,3 @@ class EmbeddingWriter:
 
 def _offsets(shard: ShardEmbeddings) -> NDArray[np.int64]:
     return np.cumsum([0, *map(len, shard.captions)], dtype=np.int64)
-
-
-def _save(path: str, array: NDArray[Any]) -> None:
-    with Path(path).open("xb") as file:
-        np.save(file, array, allow_pickle=False)

@@ -23,6 +23,9 @@ _SIDE = 8
 SIGNATURE_FIELDS = (("digest", "u8", 2), ("hash", "u8"), ("colours", "u1", (_SIDE, _SIDE, 3)))
 """The first 128 bits of the SHA-256 of the encoded image, difference hash, mean colours."""
 
+NEAR_BITS = 4
+"""Largest number of differing bits in the hashes of near duplicates."""
+
 _MOST = 4096  # samples that one is compared with in each band, which bounds the time
 _BLOCK = 4096  # pairs that are compared together, which bounds the memory
 _BITS = np.array([number.bit_count() for number in range(1 << 16)], dtype=np.uint8)
@@ -56,7 +59,7 @@ def exact_duplicates(digests: NDArray[np.uint64]) -> Numbers:
     return np.asarray(first[inverse.reshape(-1)])
 
 
-def near_duplicates(hashes: NDArray[np.uint64], areas: NDArray[np.uint8], most_bits: int) -> Numbers:
+def near_duplicates(hashes: NDArray[np.uint64], areas: NDArray[np.uint8], most_bits: int = NEAR_BITS) -> Numbers:
     """Returns for each picture the number of the first one of its group; the first one has its number.
 
     Pictures are near if at most `most_bits` bits of their `hashes`_N differ, and the mean colours of their `areas`_N883

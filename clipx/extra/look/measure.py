@@ -33,7 +33,7 @@ size, signature."""
 _CHUNK = 32  # samples of an item of the loader
 
 
-class Caption(NamedTuple):
+class MeasuredCaption(NamedTuple):
     """A caption, with the index of its sample, its number of tokens without truncation and its script."""
 
     sample: int
@@ -47,7 +47,7 @@ class Measured:
     """Usable samples, their captions, the number of samples with each label, and the unusable samples."""
 
     samples: NDArray[np.void]
-    captions: Sequence[Caption]
+    captions: Sequence[MeasuredCaption]
     labels: Counter[int | str | None]
     bad: Sequence[BadRecord]
 
@@ -61,7 +61,7 @@ class _Chunks(Dataset[Measured]):
 
     def __getitem__(self, places: Sequence[tuple[int, int]]) -> Measured:
         stream, labels, bad = self.stream, Counter[int | str | None](), list[BadRecord]()
-        samples, captions = list[tuple[object, ...]](), list[Caption]()
+        samples, captions = list[tuple[object, ...]](), list[MeasuredCaption]()
         rows = stream.images.allocate(1)
         prefetch_samples(stream.source, [index for _, index in places])
         for position, index in places:
@@ -78,7 +78,7 @@ class _Chunks(Dataset[Measured]):
             samples.append(row)
             for words in shown:
                 tokens = len(stream.texts.tokenizer.encode(words))
-                captions.append(Caption(index, words, tokens, main_script(repaired(words))))
+                captions.append(MeasuredCaption(index, words, tokens, main_script(repaired(words))))
             labels[sample.label] += 1
         return Measured(np.array(samples, SAMPLE), captions, labels, bad)
 
@@ -91,7 +91,7 @@ def measure(stream: TrainBatches, max_pixels: int, positions: range, workers: in
     places = [(position, index) for index, position in found.items()]
     items = [places[start : start + _CHUNK] for start in range(0, len(places), _CHUNK)]
     chunks: Iterable[Measured] = load(None, _Chunks(stream, max_pixels), items, workers=workers, ready=2)
-    samples, captions = [np.empty(0, SAMPLE)], list[Caption]()
+    samples, captions = [np.empty(0, SAMPLE)], list[MeasuredCaption]()
     labels, bad = Counter[int | str | None](), list[BadRecord]()
     for chunk in track(chunks, "reading", len(places), "samples", lambda chunk: len(chunk.samples) + len(chunk.bad)):
         samples.append(chunk.samples)

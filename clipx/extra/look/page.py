@@ -14,15 +14,17 @@ from clipx.data.images import reader_of
 from clipx.data.loader import TrainBatches
 from clipx.data.order import SourceCount
 from clipx.data.source import count_reasons
-from clipx.data.spec import Dataset, non_default_values, training_order
+from clipx.data.spec import Dataset, DataSpec, non_default_values, training_order
 from clipx.data.texts import TextReader, used_mask
-from clipx.extra.look.duplicates import Numbers, exact_duplicates, groups_of, near_duplicates
+from clipx.extra.look.command import LookSpec
+from clipx.extra.look.duplicates import NEAR_BITS, Numbers, exact_duplicates, groups_of, near_duplicates
 from clipx.extra.look.measure import measure
 from clipx.extra.look.pictures import Pictures, bars, histogram, percent, user_text
-from clipx.extra.look.spec import LookSpec
 from clipx.report.page import Cell, details, facts, listing, page, paragraph, section, table, text
+from clipx.weights.model_spec import UNUSED
 
 _DRAWN, _REPEATED, _LONGEST, _CLASSES, _MORE_CLASSES = 3, 15, 5, 20, 1000  # most samples, captions and classes shown
+_SHEET = 48  # samples of the contact sheet
 _GROUPS, _MEMBERS = 12, 6  # groups of duplicates of each kind, and members of each, that are shown
 _ASPECTS = {"below 1:3": 1 / 3, "1:3 to 1:2": 1 / 2, "1:2 to 2:3": 2 / 3, "2:3 to 4:5": 4 / 5, "4:5 to 5:4": 5 / 4}
 _ASPECTS |= {"5:4 to 3:2": 3 / 2, "3:2 to 2:1": 2, "2:1 to 3:1": 3, "3:1 and above": float("inf")}
@@ -32,16 +34,15 @@ _QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "99%": 0.99, "
 class LookPage:
     """Page as `html`, and what the command prints: `findings` (what, what to do) and `rows` (name, number, share)."""
 
-    def __init__(self, spec: LookSpec, dataset: Dataset) -> None:
+    def __init__(self, spec: LookSpec, data: DataSpec, dataset: Dataset) -> None:
         """Reads the samples."""
-        assert spec.data is not None
-        self.spec, self.data, self.dataset = spec, spec.data, dataset
+        self.spec, self.data, self.dataset = spec, data, dataset
         order, tokenizer = training_order(self.data, dataset, spec.seed, ranks=1), spec.model.text.build_tokenizer()
         images = reader_of(spec.model.image, self.data)
         texts = TextReader(tokenizer, mask=used_mask(self.data.caption_mask))
         stream = TrainBatches(dataset.train, order, images, texts, spec.seed)
         self.pictures, self.context = Pictures(stream, self.data.max_pixels), tokenizer.context_length
-        positions, sheet = (range(min(number, order.samples)) for number in (spec.samples, spec.sheet))
+        positions, sheet = (range(min(number, order.samples)) for number in (spec.samples, _SHEET))
         self.found = measure(stream, self.data.max_pixels, positions, self.data.loader_processes())
         seen = len(self.found.samples) + len(self.found.bad)
         self.title = f"{self.data.name}: {seen:,} of {order.samples:,} training samples"
@@ -49,7 +50,7 @@ class LookPage:
         sources = self._sources(order.source_counts(len(positions)), len(positions))
         last = [self._unusable(seen), self._duplicates()]
         parts = [self._sheet(sheet), self._draws(), sources, self._sizes(), self._captions(), self._classes(), *last]
-        keys = {key: value for key, value in to_dict(spec).items() if key not in ("kind", *spec.unused)}
+        keys = {key: value for key, value in to_dict(spec).items() if key not in ("kind", *UNUSED)}
         lines = yaml.dump(keys, sort_keys=False, allow_unicode=True, width=120).splitlines()
         parts.append(section("Configuration", details("all keys of the command", listing(lines))))
         items = "".join(f"<li><b>{text(what)}</b>: {text(fix)}</li>\n" for what, fix in self.findings)
@@ -210,10 +211,10 @@ class LookPage:
         return section("Classes", paragraph(about), bars("", rows[:_CLASSES], total), more)
 
     def _duplicates(self) -> str:
-        samples, bits, total = self.found.samples, self.spec.near_bits, len(self.found.samples)
+        samples, total = self.found.samples, len(self.found.samples)
         first = exact_duplicates(samples["digest"])
         distinct = np.flatnonzero(first == np.arange(total))  # of equal files, only the first can be a near duplicate
-        near = near_duplicates(samples["hash"][distinct], samples["colours"][distinct], bits)
+        near = near_duplicates(samples["hash"][distinct], samples["colours"][distinct])
         parts, fix = list[str](), "remove them, or store one image with several captions"
         about = "The SHA-256 of their files are equal."
         for kind, groups in (
@@ -224,7 +225,7 @@ class LookPage:
             stated = self._state(copies, total, what, 0.01, fix, f"{kind} duplicates")
             parts += [paragraph(f"{stated}Groups: {len(groups):,}. {about}"), self._groups(groups)]
             fix = "check the groups; remove copies before the held-out part is split off, or they leak into it"
-            about = f"At most {bits} of 64 bits of their difference hashes differ (near_bits={bits}), and their "
+            about = f"At most {NEAR_BITS} of 64 bits of their difference hashes differ, and their "
             about += "colours are similar. Resized and recompressed copies are found, crops and mirror images are not."
         return section("Duplicates", *parts) if total else ""
 

@@ -133,7 +133,7 @@ FLAGS: dict[str, Flag] = {
     "log-local": Flag("", "because rank 0 logs for all ranks", NONE),
     "log-every-n-steps": Flag("log_every={}st"),
     "report-to": Flag(rules.logger),
-    "wandb-notes": Flag(rules.logger),
+    "wandb-notes": Flag("", "because WANDB_NOTES sets the notes of the run"),
     "wandb-project-name": Flag(rules.logger),
     "debug": Flag("", "because events.jsonl and HYDRA_FULL_ERROR=1 have the details", NONE),
     "copy-codebase": Flag("", "because the launchers of clipx-sweep run a snapshot of the code", NONE),

@@ -171,9 +171,9 @@ def evaluation(given: Given) -> list[str]:
     sets = imagenet_sets(given) if every != "0" else {}
     retrieval = "val-data" in given and often != "0"
     if "zeroshot-frequency" in given and not imagenet_sets(given):
-        given.notes.append("--zeroshot-frequency has no effect without --imagenet-val")
+        given.notes.append("--zeroshot-frequency is of --imagenet-val")
     if "val-frequency" in given and "val-data" not in given:
-        given.notes.append("--val-frequency has no effect without --val-data")
+        given.notes.append("--val-frequency is of --val-data")
     words = []
     if imagenet_sets(given) or ("val-data" in given and not retrieval):
         names = ["zeroshot"] * bool(sets) + ["retrieval"] * retrieval
@@ -308,11 +308,12 @@ def logs(given: Given) -> list[str]:
 
 
 def logger(given: Given) -> list[str]:
-    to, wandb = given.get("report-to"), {"wandb-notes": "notes", "wandb-project-name": "project"}
+    to = given.get("report-to")
     names = [name for name in ("tensorboard", "wandb") if name in to or "all" in to]
-    if "wandb" not in names and wandb.keys() & given.values.keys():
-        names.append("wandb")
-    words = [f"logger.wandb.{key}={hydra_value(given.get(name))}" for name, key in wandb.items() if name in given]
+    words = []
+    if "wandb-project-name" in given:
+        names += ["wandb"] if "wandb" not in names else []
+        words.append(f"logger.wandb.project={hydra_value(given.get('wandb-project-name'))}")
     return [f"logger=[{PLACE if to == PLACE else ','.join(names)}]", *words]
 
 

@@ -6,34 +6,167 @@ import json
 import sys
 
 from clipx.cli import cli, imports
-from clipx.extra.plan.spec import PlanSpec
+from clipx.config.registry import complete, frozen, option, register
+from clipx.distributed.ddp import DdpSpec
+from clipx.distributed.fsdp import FsdpSpec
+from clipx.errors import ClipxError, require
+from clipx.extra.plan.traffic import objective_traffic
+from clipx.model.flops import DEVICES, Device, peak_tflops
 from clipx.trainer.continued import composition_base
+from clipx.trainer.spec import RunSpec
+
+RESERVE_GB = 4.0
+"""Part of the memory for the CUDA context, NCCL, workspaces of cuDNN and cuBLAS, and fragmentation, in 1e9 bytes."""
+
+BYTES_PER_SAMPLE = 25e3
+"""Bytes of a sample in storage, as of LAION-400M: 10 TB at 256 pixels."""
+
+
+@register("")
+@frozen
+class PlanSpec(RunSpec):
+    """A run, and the machine for which it is planned. `device_peak_tflops` is an option of the run: null uses the peak
+    of `gpu`."""
+
+    kind: str = "plan"
+    """Name of this command in the registry. Do not change it."""
+
+    json: bool = False
+    """Prints one line of JSON on stdout instead of tables."""
+
+    ranks: int | None = option(None, ge=1, hint="null finds the number")
+    """Number of devices. null: the smallest of 1, 2, 4, … whose memory is sufficient."""
+
+    samples: int | None = None
+    """Number of samples in the data set, at least `data.batch_size`. null: the number of the data, if it is published,
+    set, or counted in a table or folder. Required by objectives with state for each sample if there is none."""
+
+    gpu: str = "H100"
+    """Device whose data sheet is used: B200, H200, "H100 PCIe", H100, A100, L40S or A10. Another name needs
+    device_peak_tflops, device_memory_gb and mfu."""
+
+    device_memory_gb: float | None = option(None, gt=RESERVE_GB, unit="GB")
+    """Memory of a device in GB of 1e9 bytes, of which 4 are a reserve. null: that of the data sheet, 80 for an A100."""
+
+    mfu: float | None = option(None, gt=0, le=1, hint="0.4 is usual for large models, null uses published runs")
+    """Share of the peak that the towers reach in the FLOPs that they compute; train/mfu of a run without
+    recomputation and micro-batches. null: the range of published runs with this model on this device, or with others
+    if there is none. 0.4 is what large models reach at best."""
+
+    measured: str | None = option(None, when="not mfu")
+    """results.json of `clipx.bench step` or `clipx.bench gpu` on this device, whose fastest step with this model and
+    precision gives the speed of the towers. null: `mfu`, or published runs."""
+
+    text_tokens: float | None = option(None, ge=2, when="model.text.packed")
+    """Mean number of tokens of a caption, start and end tokens included, at most model.text.context_length. null: 20,
+    at most the context length; the context length if texts are not packed."""
+
+    price_per_gpu_hour: float | None = option(None, gt=0)
+    """Price of a GPU-hour in any currency. null: no cost is printed."""
+
+    def __post_init__(self) -> None:
+        RunSpec.__post_init__(self)
+        complete(self, precision=self.precision.resolve(bf16=True))  # all GPUs of the data sheets have bfloat16
+        require(
+            self.model.outputs is None,
+            f"model={self.model.name} returns {self.model.outputs}, whose computation a plan does not count: plan a "
+            "CLIP model with the same towers, such as model=vit_b32",
+        )
+        needed = ("device_peak_tflops", "device_memory_gb", "mfu")
+        missing = [] if self.gpu in DEVICES else [key for key in needed if getattr(self, key) is None]
+        require(
+            not missing,
+            f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}, or also give {', '.join(missing)}",
+        )
+        require(
+            not self.stages,
+            f"stages={self.stages}: a plan covers one stage: plan each with its values and with stages=[]",
+        )
+        self.data.check_ranks(self.ranks or 1)
+        self._check_samples()
+        require(
+            not self.objective.taught,
+            f"objective={self.objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
+            f"objective={self.objective.untaught or 'infonce'} and add its forward (docs/guides/distillation.md)",
+        )
+        objective_traffic(self.objective)
+        require(
+            isinstance(self.distributed, DdpSpec | FsdpSpec),
+            f"distributed={self.distributed.kind} has no model of traffic and memory here: plan with ddp or fsdp",
+        )
+        length = self.model.text.context_length
+        require(
+            self.text_tokens is None or self.text_tokens <= length,
+            f"text_tokens={self.text_tokens} must be in [2, {length}], the context length",
+        )
+
+    def _check_samples(self) -> None:
+        """Counts the samples of the data if the number is not given. Raises ConfigError or DataError."""
+        if self.samples is None:
+            try:
+                complete(self, samples=self.data.count())
+            except ClipxError as error:
+                raise type(error)(f"{error}; or give samples=N") from error
+        require(
+            self.samples is None or self.samples >= self.data.batch_size,
+            f"data.batch_size={self.data.batch_size} is larger than the data set of samples={self.samples}: lower it, "
+            "or give samples=N of the whole data set",
+        )
+        require(
+            self.samples is not None or not self.objective.indexed,
+            f"objective={self.objective.kind} stores state for each sample, and the number of samples of "
+            f"data={self.data.name} is unknown: give samples=N",
+        )
+
+    @property
+    def device(self) -> Device:
+        """Data sheet of the device. Raises ConfigError if it is unknown."""
+        require(self.gpu in DEVICES, f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}")
+        return DEVICES[self.gpu]
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory of a device in GB."""
+        return self.device.memory if self.device_memory_gb is None else self.device_memory_gb
+
+    @property
+    def texts(self) -> int:
+        """Number of texts of a sample."""
+        return self.data.captions_per_step
+
+    @property
+    def tokens(self) -> float:
+        """Mean number of tokens of a text that are computed."""
+        length = float(self.model.text.context_length)
+        if not self.model.text.packed:
+            return length
+        return min(20.0, length) if self.text_tokens is None else self.text_tokens
+
+    @property
+    def peak_tflops(self) -> float:
+        """Peak TFLOP/s of one device. Raises ConfigError if unknown."""
+        peak = self.device_peak_tflops or peak_tflops(self.gpu, self.precision)
+        require(
+            peak is not None,
+            f"the peak of gpu={self.gpu} with precision={self.precision.kind} is unknown: give device_peak_tflops",
+        )
+        assert peak is not None
+        return peak
 
 
 def show(spec: PlanSpec) -> None:
     """Computes the plan and prints it as tables or JSON."""
     with imports():
-        from clipx.extra.plan import published
         from clipx.extra.plan.estimate import plan
         from clipx.extra.plan.show import as_dict, tables
         from clipx.report.console import stdout_console
 
     console = stdout_console(quiet=spec.json)
-
-    def log(text: str) -> None:
-        console.print(text)
-
-    if spec.published:
-        found = published.plans(spec, log)
-        console.print(published.table(found))
-        result: object = [published.as_dict(setting, one) for setting, one in found]
-    else:
-        one = plan(spec, log)
-        for table in tables(one):
-            console.print(table)
-        result = as_dict(one)
+    found = plan(spec, console.print)
+    for table in tables(found):
+        console.print(table)
     if spec.json:
-        print(json.dumps(result))
+        print(json.dumps(as_dict(found)))
 
 
 def main() -> None:

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from clipx.config.duration import Length
 from clipx.distributed.ddp import Compression, DdpSpec
 from clipx.errors import ConfigError
+from clipx.extra.plan.command import RESERVE_GB, PlanSpec
 from clipx.extra.plan.dry import Flops
 from clipx.extra.plan.memory import Memory, MemoryModel
-from clipx.extra.plan.spec import PlanSpec
-from clipx.extra.plan.traffic import StepShape, Traffic, ddp_traffic, fsdp_traffic, objective_traffic
+from clipx.extra.plan.traffic import StepShape, StepTraffic, ddp_traffic, fsdp_traffic, objective_traffic
 from clipx.extra.plan.utilisation import Speed, loss_speed, tower_speed
 from clipx.model.batchnorm import BATCH_NORM
 from clipx.model.clip import CLIP, frozen_count, parameter_count
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedTime:
     """Predicted time of a run at one speed of the towers. The network is not included (docs/guides/scaling.md)."""
 
     gpus: int
@@ -64,9 +64,9 @@ class Plan:
     flops: float  # one step, with the forwards that micro-batches compute twice
     memory: Memory
     largest: int | None  # largest micro-batch that fits on the device
-    traffic: Traffic
+    traffic: StepTraffic
     speed: Speed
-    predictions: list[Prediction]  # at the slow and the fast speed of the towers; one if they are equal
+    predictions: list[PredictedTime]  # at the slow and the fast speed of the towers; one if they are equal
 
     @property
     def micro_batch(self) -> int:
@@ -76,7 +76,7 @@ class Plan:
     @property
     def needed(self) -> float:
         """Bytes of memory that a device needs, with the reserve."""
-        return self.memory.total + 1e9 * self.spec.reserve_gb
+        return self.memory.total + 1e9 * RESERVE_GB
 
     @property
     def fits(self) -> bool:
@@ -87,7 +87,7 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
     """Plans a run. Raises ConfigError. `largest` also finds the largest micro-batch, which takes two more dry runs."""
     log("dry runs of the model")
     model_memory = MemoryModel(spec)
-    limit = 1e9 * (spec.memory_gb - spec.reserve_gb)
+    limit = 1e9 * (spec.memory_gb - RESERVE_GB)
     ranks = spec.ranks or _min_ranks(spec, model_memory, limit)
     spec.data.check_ranks(ranks)
     b = spec.data.batch_size // ranks // spec.data.micro_batches
@@ -156,18 +156,18 @@ def _step_shape(spec: PlanSpec, model: CLIP, ranks: int) -> StepShape:
     )
 
 
-def _traffic(spec: PlanSpec, shape: StepShape) -> Traffic:
+def _traffic(spec: PlanSpec, shape: StepShape) -> StepTraffic:
     if shape.ranks == 1:
-        return Traffic()
+        return StepTraffic()
     return (fsdp_traffic if spec.distributed.shards_parameters else ddp_traffic)(shape)
 
 
-def _predict(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> Prediction:
+def _predict(spec: PlanSpec, shape: StepShape, flops: float, rate: float) -> PredictedTime:
     """Predicts the time of a step with `flops` of the towers on each device, at `rate` FLOP/s. The loss costs 6·b·B·D
     multiplications and as many additions, for each text of a sample."""
     batch = shape.b * shape.ranks
     loss = 12 * shape.b * batch * shape.objective.texts * shape.dim / loss_speed(spec)[0]
-    return Prediction(shape.ranks, batch, flops / rate, loss, _steps(spec), spec.price_per_gpu_hour)
+    return PredictedTime(shape.ranks, batch, flops / rate, loss, _steps(spec), spec.price_per_gpu_hour)
 
 
 def _steps(spec: PlanSpec) -> int | None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from clipx.errors import ConfigError, require
 
 if TYPE_CHECKING:
-    from clipx.extra.plan.spec import PlanSpec
+    from clipx.extra.plan.command import PlanSpec
 
 
 class MeasuredStep(BaseModel):

@@ -10,8 +10,8 @@ from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
 from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
+from clipx.extra.plan.command import PlanSpec
 from clipx.extra.plan.dry import DryRun, TowerMemory, state_bytes, stored_bytes
-from clipx.extra.plan.spec import PlanSpec
 from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
 from clipx.objective.base import ModelFacts, Objective

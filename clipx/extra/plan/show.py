@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from clipx.extra.plan.estimate import Plan, Prediction
+from clipx.extra.plan.command import BYTES_PER_SAMPLE, RESERVE_GB
+from clipx.extra.plan.estimate import Plan, PredictedTime
 from clipx.extra.plan.utilisation import loss_speed
 from clipx.report.console import format_clock, text_table
 
@@ -77,7 +78,7 @@ def _memory(plan: Plan) -> Rows:
     }
     rows = [(label, _gb(parts[name])) for name, label in names.items() if parts[name] >= _SHOWN]
     verdict = "fits in" if plan.fits else "does not fit in"
-    rows += [("reserve", f"{spec.reserve_gb:.2f}"), (f"needed; {verdict} {limit:g}", _gb(plan.needed))]
+    rows += [("reserve", f"{RESERVE_GB:.2f}"), (f"needed; {verdict} {limit:g}", _gb(plan.needed))]
     if plan.largest is not None:
         rows.append(("largest micro-batch per device, samples", f"{plan.largest:,}"))
     return rows
@@ -120,14 +121,14 @@ def span(texts: Sequence[str]) -> str:
 def _time(plan: Plan) -> list[tuple[str, ...]]:
     """Returns the rows of the predicted time, with a column for each speed."""
     spec = plan.spec
-    parts: dict[str, Callable[[Prediction], str]] = {
+    parts: dict[str, Callable[[PredictedTime], str]] = {
         "towers, ms": lambda one: _number(1e3 * one.towers),
         "loss, ms": lambda one: _number(1e3 * one.loss),
         "step, ms": lambda one: _number(1e3 * one.seconds),
         "samples/s": lambda one: f"{one.rate:,.0f}",
         "samples/s per device": lambda one: f"{one.rate / plan.ranks:,.0f}",
-        f"GB/s from storage, {spec.bytes_per_sample:,.0f} bytes per sample": lambda one: _number(
-            one.rate * spec.bytes_per_sample / 1e9
+        f"GB/s from storage, {BYTES_PER_SAMPLE:,.0f} bytes per sample": lambda one: _number(
+            one.rate * BYTES_PER_SAMPLE / 1e9
         ),
         "samples of the data": lambda one: "unknown: give samples=N" if spec.samples is None else f"{spec.samples:,}",
         f"steps in {spec.duration}": lambda one: "unknown" if one.steps is None else f"{one.steps:,}",
@@ -165,15 +166,15 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "assumptions": [dict(zip(("name", "value", "source"), row, strict=True)) for row in assumptions(plan)],
         "samples": spec.samples,
         "steps": plan.predictions[0].steps,
-        "predictions": [_predicted(one, spec.bytes_per_sample) for one in plan.predictions],
+        "predictions": [_predicted(one) for one in plan.predictions],
     }
 
 
-def _predicted(one: Prediction, bytes_per_sample: float) -> dict[str, Any]:
+def _predicted(one: PredictedTime) -> dict[str, Any]:
     return {
         "seconds": {"towers": one.towers, "loss": one.loss, "step": one.seconds},
         "samples_per_second": one.rate,
-        "storage_bytes_per_second": one.rate * bytes_per_sample,
+        "storage_bytes_per_second": one.rate * BYTES_PER_SAMPLE,
         "hours": one.hours,
         "gpu_hours": one.gpu_hours,
         "cost": one.cost,

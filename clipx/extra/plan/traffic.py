@@ -20,7 +20,7 @@ all_reduce."""
 
 
 @dataclass(slots=True)
-class Traffic:
+class StepTraffic:
     """Collectives of one step on one rank."""
 
     loss: CollectiveCounts = field(default_factory=dict)  # between the towers' forward and backward: no overlap
@@ -79,7 +79,7 @@ def objective_traffic(spec: ObjectiveSpec, captions: int = 1, compared: bool = F
     return replace(traffic, statistics=statistics, texts=captions, digests=1 + captions)
 
 
-def ddp_traffic(shape: StepShape) -> Traffic:
+def ddp_traffic(shape: StepShape) -> StepTraffic:
     """Returns the traffic of data parallelism (DDP)."""
     extra, batch = shape.objective, shape.b * shape.ranks
     gathers = [(1 + extra.texts) * shape.dim * _FLOAT] + ([extra.statistics * _FLOAT] if extra.statistics else [])
@@ -90,14 +90,14 @@ def ddp_traffic(shape: StepShape) -> Traffic:
     sums += [2 * extra.prototypes * shape.dim * _FLOAT] * extra.updates
     loss = {"all_gather": (len(gathers), batch * sum(gathers)), "all_reduce": (len(sums), sum(sums))}
     buffers = {"broadcast": (1, shape.buffers)} if shape.buffers else {}
-    return Traffic(
+    return StepTraffic(
         {kind: found for kind, found in loss.items() if found[0]},
         {"all_reduce": (shape.buckets, shape.gradients)},
         {"all_reduce": (1, _LONG)} | buffers,  # agreement on whether a rank received a signal to stop
     )
 
 
-def fsdp_traffic(shape: StepShape) -> Traffic:
+def fsdp_traffic(shape: StepShape) -> StepTraffic:
     """Returns the traffic of sharded data parallelism (FSDP): all_gather of the parameters for the forward and again
     for the backward, reduce_scatter of the gradients. Not verified against counted traffic."""
     traffic, size = ddp_traffic(shape), shape.parameters * _FLOAT

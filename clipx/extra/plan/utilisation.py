@@ -13,9 +13,10 @@ from clipx.extra.plan.measured import Measurements
 from clipx.model.flops import DEVICES, peak
 
 if TYPE_CHECKING:
-    from clipx.extra.plan.spec import PlanSpec
+    from clipx.extra.plan.command import PlanSpec
 
 _ATTAINABLE = 0.7  # share of the peak of a format without tensor cores that matrix products reach
+_FP32_OF_PEAK = 16  # ratio of the peaks in 16 bits and in float32 of a device without a data sheet: that of an A100
 _FP32_LOSS = 0.45  # share of the float32 peak that the loss reaches: an assumption
 
 
@@ -107,8 +108,6 @@ def _percent(low: float, high: float) -> str:
 
 def loss_speed(spec: PlanSpec) -> tuple[float, str]:
     """Returns the FLOP/s of the loss, which computes in float32 under any precision but fp64, and its reason."""
-    if spec.loss_tflops is not None:
-        return 1e12 * spec.loss_tflops, "loss_tflops"
     wide = "fp64" if spec.precision.product_format == "fp64" else "fp32"
-    limit = peak(spec.device, wide)
+    limit = peak(spec.device, wide) if spec.gpu in DEVICES else spec.peak_tflops / _FP32_OF_PEAK
     return 1e12 * _FP32_LOSS * limit, f"{_FP32_LOSS:.0%} of {limit:g} in {wide}, assumed"

@@ -17,22 +17,85 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
+from clipx.config.registry import MISSING, frozen, option, register
+from clipx.data.csv import Columns, is_separator
 from clipx.data.shards.write import ShardSample, run_in_pool, write_samples
 from clipx.data.source import BadRecord, BadSample, Sample, caption_text, without_numbers
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import DataError, require
 from clipx.escape import escaped, json_text
 from clipx.extra.prepare.raw import SampleRange, open_raw
-from clipx.extra.prepare.resize import shard_image
-from clipx.extra.prepare.spec import PrepareSpec, Resize
+from clipx.extra.prepare.resize import MAX_PIXELS, Resize, shard_image
 from clipx.storage.local import write_atomically, write_text
 from clipx.storage.part_store import PartStore
+from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
     from clipx.extra.prepare.index import IndexSpec
 
 _FIX = "make room, or give another folder with out=…"
 _PLAN = "prepare.json"
+
+
+def _check_separator(key: str, separator: str) -> None:
+    require(is_separator(separator), f"{key}={separator!r} must be one character, or comma, semicolon, tab or pipe")
+
+
+@register("")
+@frozen
+class PrepareSpec:
+    """Converts images and captions into WebDataset shards."""
+
+    kind: str = "prepare"
+    """Name of the command whose options these are: prepare."""
+
+    source: str = MISSING
+    """Input: a table (CSV, TSV, Parquet) of image paths and captions; a Parquet file with embedded images, local or at
+    a URL; a folder of name.jpg (or png, jpeg, webp: the first of these) and name.txt files, or of tables. Several
+    inputs: a brace or glob pattern, @list.txt, or inputs joined by ::."""
+
+    out: str = option(MISSING, check=check_path)
+    """Local folder for the shards, created if missing. The command continues an interrupted run in it."""
+
+    image_column: str = "filepath"
+    """Column of a table with the image paths, relative to the folder of the table. In Parquet, also a column with the
+    encoded images as bytes, or as {bytes, path} (the format of Hugging Face data sets)."""
+
+    caption_column: str = "caption"
+    """Column of a table with the captions. In Parquet with embedded images, it may hold a list of captions."""
+
+    label_column: str | None = None
+    """Column of a table with the label of each image, a class index or class name, stored in the json member of the
+    sample. null: no labels."""
+
+    separator: str | None = option(None, check=_check_separator)
+    """Separator of the columns of a CSV table: one character, or comma, semicolon, tab or pipe. null: tab in a .tsv
+    file, else comma."""
+
+    samples_per_shard: int = option(10_000, ge=1)
+    """Number of source samples per shard. Dropped samples count, so a shard can hold fewer."""
+
+    resize: Resize = Resize.no
+    """Resize mode, as in img2dataset. no: store images unchanged, byte for byte. border: scale the longer side to size
+    and pad with white to a square. keep_ratio: scale the shorter side to size. keep_ratio_largest: scale the longer
+    side to size. center_crop: scale the shorter side to size and crop the central square."""
+
+    size: int = option(256, ge=1, unit="pixels", when="resize != no")
+    """Target length of the side that resize scales."""
+
+    only_shrink: bool = option(True, when="resize != no")
+    """Stores images whose side is size pixels or shorter unchanged instead of enlarging them."""
+
+    quality: int = option(95, ge=1, le=100, when="resize != no")
+    """JPEG quality of resized images."""
+
+    processes: int = option(0, ge=0)
+    """Number of worker processes. 0: one per available core."""
+
+    @property
+    def columns(self) -> Columns:
+        """(image_column, caption_column, label_column)."""
+        return self.image_column, self.caption_column, self.label_column
 
 
 def _write_shard(spec: PrepareSpec, out: Path, job: tuple[int, Sequence[SampleRange]]) -> None:
@@ -126,9 +189,10 @@ def prepare(spec: PrepareSpec) -> None:
 
 def _content_options(spec: PrepareSpec) -> dict[str, Any]:
     """Returns the options that the content of the shards depends on."""
-    names = ("image_column", "caption_column", "label_column", "samples_per_shard", "resize", "max_pixels")
+    names = ("image_column", "caption_column", "label_column", "samples_per_shard", "resize")
     resizing = () if spec.resize is Resize.no else ("size", "only_shrink", "quality")
-    return {name: getattr(spec, name) for name in (*names, *resizing)}
+    found = {name: getattr(spec, name) for name in names} | {"max_pixels": MAX_PIXELS}
+    return found | {name: getattr(spec, name) for name in resizing}
 
 
 def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRecord]) -> None:
@@ -165,7 +229,7 @@ def _report(spec: PrepareSpec, out: Path, shards: int, unusable: Sequence[BadRec
         raise DataError(f"source={spec.source}: all {len(dropped):,} samples were dropped{reason}")
     name = tars[0].name if shards == 1 else f"{{{tars[0].stem}..{tars[-1].stem}}}.tar"
     label_key = None if spec.label_column is None else "json.label"
-    about = IndexSpec(shards=f"{out}/{name}", caption_key="json.captions", label_key=label_key, held_out_share=0.0)
+    about = IndexSpec(shards=f"{out}/{name}", caption_key="json.captions", label_key=label_key)
     columns = tuple(caption_columns(about.caption_keys))
     indexed = index_shards([Shard(str(tar), columns, Access()) for tar in tars])
     console.print(summary_table(about, indexed))

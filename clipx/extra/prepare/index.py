@@ -9,16 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from clipx.cli import cli
-from clipx.config.option import option
-from clipx.config.registry import MISSING, frozen, register
+from clipx.config.registry import MISSING, frozen, option, register
 from clipx.data.shards.cache import Access
 from clipx.data.shards.index import RETRY_S, caption_columns, fingerprint
 from clipx.data.shards.shard import Shard, index_shards
-from clipx.data.source import caption_weights, check_key, count_reasons, kept_samples
+from clipx.data.source import caption_weights, check_key, count_reasons
 from clipx.errors import require
 from clipx.escape import json_text
 from clipx.storage.local import write_text
 from clipx.storage.url import check_path
+
+
+def _share(key: str, part: str) -> tuple[int, int]:
+    """Returns (k, N) of a share k/N. Raises ConfigError."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", part)
+    k, n = (int(found[1]), int(found[2])) if found else (0, 0)
+    require(1 <= k <= n, f"{key}={part} must be k/N with 1 ≤ k ≤ N, e.g. part=3/16 for the third of 16 jobs")
+    return k, n
 
 
 @register("")
@@ -32,48 +39,22 @@ class IndexSpec:
     shards: str = MISSING
     """Shards to index, as data.shards: path, brace pattern, glob, @list.txt or URL; several joined by ::."""
 
-    caption_key: Any = "txt"
+    caption_key: Any = option("txt", check=caption_weights)
     """Location of the captions, as data.caption_key: txt, json.KEY, or several with weights. Decides which samples are
     usable; the weights have no effect on the index."""
 
     label_key: str | None = option(None, check=partial(check_key, member="cls"))
     """Location of the labels, as data.label_key: cls or json.KEY. Part of the fingerprint only. null: no labels."""
 
-    held_out_share: float = option(0.05, ge=0, le=0.5)
-    """Share of the samples held out, as data.held_out_share. Subtracted from the epoch length."""
-
-    part: str | None = None
+    part: str | None = option(None, check=_share)
     """Share of the shards to index, as k/N with 1 ≤ k ≤ N: for job k of an array of N jobs. null: all shards."""
 
-    manifest: str | None = None
-    """JSON file to write: url, samples, bytes and digest of each shard, and the total. Excludes part. null: none."""
-
-    retry_s: float = RETRY_S
-    """Seconds for which a failed read of a remote shard is repeated before the command ends, as data.retry_s."""
-
-    def __post_init__(self) -> None:
-        caption_weights("caption_key", self.caption_key)
-        if self.manifest is not None:
-            check_path("manifest", self.manifest)
-        k, n = self.share
-        require(1 <= k <= n, f"part={self.part} must be k/N with 1 ≤ k ≤ N, e.g. part=3/16 for the third of 16 jobs")
-        require(
-            self.part is None or self.manifest is None,
-            f"manifest={self.manifest} lists all shards, part={self.part} reads a share: give it after the last part, "
-            "without part",
-        )
+    manifest: str | None = option(None, when="not part", check=check_path)
+    """JSON file to write: url, samples, bytes and digest of each shard, and the total. null: none."""
 
     @property
     def caption_keys(self) -> Sequence[str]:
         return list(caption_weights("caption_key", self.caption_key))
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """Returns (k, N) of `part`: (1, 1) for null, and (0, 0) if it is malformed."""
-        if self.part is None:
-            return 1, 1
-        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", self.part)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def index(spec: IndexSpec) -> None:
@@ -84,14 +65,14 @@ def index(spec: IndexSpec) -> None:
     from clipx.data.shards.urls import expand
     from clipx.report.console import stdout_console
 
-    k, n = spec.share
+    k, n = _share("part", spec.part or "1/1")
     everything = expand(spec.shards, "shards")
     urls = everything[k - 1 :: n]
     console = stdout_console()
     if not urls:
         console.print(f"part {k} of {n} of {len(everything)} shards is empty: nothing to do")
         return
-    columns, access = tuple(caption_columns(spec.caption_keys)), Access(spec.retry_s)
+    columns, access = tuple(caption_columns(spec.caption_keys)), Access(RETRY_S)
     shards = index_shards([Shard(url, columns, access) for url in urls])
     console.print(summary_table(spec, shards))
     for line in count_reasons([record for shard in shards for record in (*shard.bad, *shard.notes)]):
@@ -104,15 +85,12 @@ def index(spec: IndexSpec) -> None:
 def summary_table(spec: IndexSpec, shards: Sequence[Shard]) -> Any:
     from clipx.report.console import text_table
 
-    samples = sum(shard.samples for shard in shards)
-    held_out = samples - kept_samples(samples, spec.held_out_share)
     part = "" if spec.part is None else f", part {spec.part}"
     row = {
         "shards": f"{len(shards):,}",
-        "samples": f"{samples:,}",
+        "samples": f"{sum(shard.samples for shard in shards):,}",
         "bytes": f"{sum(shard.size for shard in shards):,}",
         "bad": f"{sum(len(shard.bad) for shard in shards):,}",
-        "epoch length": f"{samples - held_out:,} samples" + (f" ({held_out:,} held out)" if held_out else ""),
         "fingerprint": fingerprint(spec.caption_keys, spec.label_key, [shard.digest for shard in shards]),
     }
     columns = list(row) if spec.part is None else list(row)[:4]

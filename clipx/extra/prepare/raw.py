@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.data.csv import CaptionTable, Columns, check_columns
 from clipx.data.folder import images_of, unread_notes
@@ -32,15 +32,18 @@ from clipx.data.parquet_file import (
     texts_of,
 )
 from clipx.data.shards.footer import open_parquet_file
+from clipx.data.shards.index import RETRY_S
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
-from clipx.extra.prepare.spec import PrepareSpec
 from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.remote import REQUESTS, open_sequential, read_range
 from clipx.storage.text_file import filled_lines
+
+if TYPE_CHECKING:
+    from clipx.extra.prepare.command import PrepareSpec
 
 ReadSample = Callable[[], Sample]
 """Raises BadSample."""
@@ -230,7 +233,7 @@ class ParquetRows(SampleRange):
 
     def _read_rows(self) -> Iterator[tuple[Any, Mapping[str, Any], int | str | None]]:
         """Yields (image, captions, label) of each row. Reads the row groups that contain them, 64 rows at a time."""
-        with open_sequential(self.url, self.size, self.spec.retry_s) as source:
+        with open_sequential(self.url, self.size, RETRY_S) as source:
             file = open_parquet(source, self.url)
             sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
             starts = list(accumulate(sizes, initial=0))
@@ -265,9 +268,9 @@ def _open_parquet(url: str, spec: PrepareSpec) -> RawSource | None:
         f"source={url} is neither a file nor a folder: check the path",
     )
     with errors_as(DataError, f"source={url} cannot be read as Parquet", "check the file"):
-        head = read_range(url, 0, len(MAGIC), spec.retry_s)
+        head = read_range(url, 0, len(MAGIC), RETRY_S)
     if head in (MAGIC, ENCRYPTED):
-        file = open_parquet_file(url, spec.retry_s)
+        file = open_parquet_file(url, RETRY_S)
         schema, column = file.schema(), spec.columns[0]
         check_columns(url, schema.names, spec.columns, group="")
         kind = schema.field(column).type if schema.names.count(column) == 1 else None

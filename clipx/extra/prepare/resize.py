@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import math
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
-
-from clipx.extra.prepare.spec import PrepareSpec, Resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from clipx.extra.prepare.command import PrepareSpec
+
+MAX_PIXELS = 89_000_000  # larger images are dropped without decoding: a few bytes can decompress to gigabytes
 
 Size = tuple[int, int]
 """(width, height)"""
@@ -19,6 +22,25 @@ Size = tuple[int, int]
 # at least 10 dB above the loss of the JPEG encoding at quality 95. With less than 2, it is 32 to 42 dB.
 _LEFT_TO_FILTER = 2
 _FACTORS = (8, 4, 2)  # factors such as 3/8 have no SIMD code, and shift the centres of pixels
+
+
+class Resize(StrEnum):
+    """Resize mode, with the names and semantics of img2dataset's resize_mode."""
+
+    no = "no"
+    """Stores images unchanged, byte for byte."""
+
+    border = "border"
+    """Scales the longer side to `size` and pads the image with white to a square."""
+
+    keep_ratio = "keep_ratio"
+    """Scales the shorter side to `size`."""
+
+    keep_ratio_largest = "keep_ratio_largest"
+    """Scales the longer side to `size`."""
+
+    center_crop = "center_crop"
+    """Scales the shorter side to `size` and crops the central square."""
 
 
 class ShardImage(NamedTuple):
@@ -37,9 +59,9 @@ def shard_image(encoded: bytes, spec: PrepareSpec) -> ShardImage:
     from clipx.data.jpeg import plain_jpeg
     from clipx.data.transform import decode
 
-    original = plain_jpeg(encoded, spec.max_pixels)
+    original = plain_jpeg(encoded, MAX_PIXELS)
     factor = 1 if original is None else _factor(original, spec)
-    image = _shrunk(encoded, original, factor) if original and factor > 1 else decode(encoded, spec.max_pixels)
+    image = _shrunk(encoded, original, factor) if original and factor > 1 else decode(encoded, MAX_PIXELS)
     original = original or image.size
     resized = resize(image, spec, original, factor)
     if resized is None:

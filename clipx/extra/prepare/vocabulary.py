@@ -9,18 +9,18 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clipx.cli import cli
-from clipx.config.registry import frozen, register
+from clipx.config.registry import frozen, option, register
 from clipx.data.bad_samples import check_bad_share
 from clipx.data.source import BadRecord, BadSample
-from clipx.data.spec import VIEW_OPTIONS, Dataset, DataSpec, check_effect, open_data
-from clipx.errors import ConfigError, DataError, require
+from clipx.data.spec import VIEW_OPTIONS, Dataset, check_effect, open_data
+from clipx.errors import DataError
 from clipx.storage.local import write_atomically
-from clipx.storage.url import check_path
+from clipx.storage.url import check_file
+from clipx.weights.model_spec import UNUSED, DataGroupsSpec, given_data
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,29 +39,20 @@ _UNUSED = (
 
 @register("")
 @frozen
-class VocabularySpec:
+class VocabularySpec(DataGroupsSpec):
     """`python -m clipx.vocabulary`: writes a word tokenizer of the captions of any data."""
 
     kind: str = "vocabulary"
     """Kind of the command's configuration. Fixed."""
 
-    data: DataSpec | None = None
-    """Data whose training captions, class names and templates are read. Required."""
+    size: int = option(64, ge=len(SPECIAL) + 1)
+    """Largest number of tokens: padding, end and unknown token, and the most frequent words. Words of equal frequency
+    are sorted alphabetically."""
 
-    size: int = 64
-    """Largest number of tokens, at least 4: padding, end and unknown token, and the most frequent words. Words
-    of equal frequency are sorted alphabetically."""
-
-    out: str = "words.json"
+    out: str = option("words.json", check=check_file(".json"))
     """File to write, a tokenizer.json of the package tokenizers: a value of model.text.tokenizer."""
 
-    evaluator: dict[str, Any] = field(default_factory=dict)
-    """Unused: options of the group data select evaluators. Setting it is an error."""
-
     def __post_init__(self) -> None:
-        require(self.size > len(SPECIAL), f"size={self.size} must be at least 4: three special tokens and one word")
-        require(self.out.endswith(".json"), f"out={self.out} must be a file name that ends in .json")
-        check_path("out", self.out)
         check_effect(self.data, _UNUSED, "the words of captions")
 
 
@@ -69,10 +60,9 @@ def vocabulary(spec: VocabularySpec) -> None:
     """Reads the captions, writes the tokenizer and prints how to use it."""
     from clipx.report.console import stdout_console
 
-    if spec.data is None:
-        raise ConfigError("data has no value: give the data whose captions are read, e.g. data=shapes")
-    dataset = open_data(spec.data)
-    counts = count_words(_texts(dataset, spec.data.max_bad_share))
+    data = given_data(spec.data)
+    dataset = open_data(data)
+    counts = count_words(_texts(dataset, data.max_bad_share))
     tokenizer = word_tokenizer(counts, spec.size)
     path = Path(spec.out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,11 +72,10 @@ def vocabulary(spec: VocabularySpec) -> None:
     console = stdout_console()
     console.print(
         f"{size - len(SPECIAL):,} of {len(counts):,} words, {known / counts.total():.2%} of the text, written to "
-        f"{spec.out}",
-        highlight=False,
+        f"{spec.out}"
     )
     options = f"model.text.tokenizer={shlex.quote(spec.out)} model.text.vocabulary={size}"
-    console.print(f"use it: {options} model.text.pool=last model.text.packed=false", highlight=False, soft_wrap=True)
+    console.print(f"use it: {options} model.text.pool=last model.text.packed=false")
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
@@ -144,7 +133,7 @@ def _texts(dataset: Dataset, max_bad_share: float) -> Iterator[str]:
         yield from (template.replace("{}", "") for template in dataset.classes.templates)
 
 
-main = cli(vocabulary, "vocabulary", unused=("evaluator",))
+main = cli(vocabulary, "vocabulary", unused=UNUSED)
 
 if __name__ == "__main__":
     main()

@@ -6,14 +6,13 @@ import logging
 import os
 import re
 import time
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.registry import frozen, register
+from clipx.config.registry import frozen, option, register
 from clipx.config.saved import flatten
-from clipx.errors import ConfigError, require
-from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, require_package, write_id
+from clipx.errors import ConfigError
+from clipx.logger.spec import LoggerSpec, Row, Sink, check_name, id_file, require_package, write_id
 from clipx.storage.url import check_secrets
 
 if TYPE_CHECKING:
@@ -33,26 +32,13 @@ class MlflowSpec(LoggerSpec):
     kind: str = "mlflow"
     """Name of this logger, selected by logger=[mlflow]. The key itself cannot be set."""
 
-    tracking_uri: str | None = None
+    tracking_uri: str | None = option(None, check=check_secrets)
     """Tracking store: sqlite:////absolute/path.db, or the URL of a server, http://host:5000, whose user and password
     are read from MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD. null: an SQLite file of the run,
     <run>/mlflow.db, which needs no server."""
 
-    experiment: str = "clipx"
-    """Experiment in MLflow that contains the run; created if there is none. Not empty."""
-
-    tags: dict[str, str] = field(default_factory=dict)
-    """Tags of the run in MLflow, e.g. {group: vision}."""
-
-    def __post_init__(self) -> None:
-        require(
-            self.experiment != "", "logger.mlflow.experiment= is empty: give the name of an experiment, or remove it"
-        )
-        require(
-            self.tracking_uri != "", "logger.mlflow.tracking_uri= is empty: give a URI, or null for a file of the run"
-        )
-        if self.tracking_uri is not None:
-            check_secrets("logger.mlflow.tracking_uri", self.tracking_uri)
+    experiment: str = option("clipx", check=check_name)
+    """Experiment in MLflow that contains the run; created if there is none."""
 
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
         require_package("mlflow", "mlflow")
@@ -71,7 +57,7 @@ class MlflowSpec(LoggerSpec):
         if not known:
             experiment = client.get_experiment_by_name(self.experiment)
             number = experiment.experiment_id if experiment else client.create_experiment(self.experiment)
-            tags = {"mlflow.source.name": "clipx.train", "run_dir": str(run_dir), **self.tags}
+            tags = {"mlflow.source.name": "clipx.train", "run_dir": str(run_dir)}
             write_id(run_dir, "mlflow", client.create_run(number, run_name=name, tags=tags).info.run_id)
         sink = _Mlflow(client, stored.read_text().strip())
         try:

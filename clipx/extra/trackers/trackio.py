@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clipx.config.registry import frozen, register
+from clipx.config.registry import frozen, option, register
 from clipx.config.saved import flatten
 from clipx.errors import ConfigError, require
-from clipx.logger.spec import LoggerSpec, Row, Sink, id_file, require_package, write_id
+from clipx.logger.spec import LoggerSpec, Row, Sink, check_name, id_file, require_package, write_id
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +28,8 @@ class TrackioSpec(LoggerSpec):
     kind: str = "trackio"
     """Name of this logger, selected by logger=[trackio]. The key itself cannot be set."""
 
-    project: str = "clipx"
-    """Project in trackio that contains the run. Not empty."""
-
-    group: str | None = None
-    """Group of the run in its project, shown together in the dashboard. null: none."""
-
-    def __post_init__(self) -> None:
-        require(self.project != "", "logger.trackio.project= is empty: give the name of a project, or remove it")
+    project: str = option("clipx", check=check_name)
+    """Project in trackio that contains the run."""
 
     def build(self, run_dir: Path, name: str, config: dict[str, Any], step: int) -> Sink:
         require_package("trackio", "trackio")
@@ -52,7 +46,6 @@ class TrackioSpec(LoggerSpec):
                 run = trackio.init(
                     project=self.project,
                     name=_name(run_dir, self.project, name),
-                    group=self.group,
                     config=dict(flatten(config)),
                     resume="allow",
                     embed=False,  # no dashboard in a notebook

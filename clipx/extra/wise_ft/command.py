@@ -6,25 +6,23 @@ WiSE-FT, arXiv:2109.01903; model soups, arXiv:2203.05482.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli, imports
-from clipx.config.registry import MISSING, complete, frozen, register
+from clipx.config.option import typed
+from clipx.config.registry import MISSING, complete, frozen, option, register
 from clipx.data.spec import DataSpec
-from clipx.distributed.spec import DistributedSpec
-from clipx.errors import CheckpointError, require
-from clipx.evaluator.spec import EvaluatorSpec, check_data, check_set
-from clipx.precision.spec import PrecisionSpec
+from clipx.errors import CheckpointError, require, require_effect
+from clipx.evaluator.spec import check_data, check_set
 from clipx.report.console import Screen, of_samples
-from clipx.weights.model_spec import UNUSED, WeightsModelSpec
+from clipx.weights.model_spec import UNUSED_WITH_EVALUATOR, ModelCommandSpec
 from clipx.weights.spec import check_exists
 
 if TYPE_CHECKING:
     from clipx.extra.wise_ft.interpolation import ScoredMixture
-    from clipx.extra.wise_ft.soup import Soup as Mixed
+    from clipx.extra.wise_ft.soup import Average
 
 
 _ALPHAS = [i / 10 for i in range(11)]
@@ -45,7 +43,7 @@ class Soup(StrEnum):
 
 @register("")
 @frozen
-class WiseFtSpec(WeightsModelSpec):
+class WiseFtSpec(ModelCommandSpec):
     """Options of clipx.wise_ft: models of one architecture, and two data sets to evaluate their mixtures."""
 
     kind: str = "wise_ft"
@@ -63,9 +61,8 @@ class WiseFtSpec(WeightsModelSpec):
     all. greedy: in descending order of `metric` on `data`, each model is added if the metric does not become worse.
     none: finetuned is one model."""
 
-    alphas: list[float] = field(default_factory=lambda: list(_ALPHAS))
-    """Shares of the fine-tuned weights in the mixtures, different numbers in [0, 1]. 0: base, 1: finetuned. Without
-    base: [1]."""
+    alphas: list[float] = option(_ALPHAS, ge=0, le=1, when="base", hint="give shares of the fine-tuned weights")
+    """Shares of the fine-tuned weights in the mixtures, different numbers. 0: base, 1: finetuned. Without base: [1]."""
 
     data: DataSpec = MISSING
     """Set of the task of the fine-tuning. It is evaluated as a whole, unless it defines held-out data."""
@@ -76,22 +73,13 @@ class WiseFtSpec(WeightsModelSpec):
     metric: str = "zeroshot/top1"
     """Metric by which mixtures are compared, as EVALUATOR/METRIC of the group evaluator. Larger is better."""
 
-    select: str = "best"
+    select: str = option("best", when="out")
     """Mixture that is written to `out`: `best`, which has the largest mean of the metric over both data sets (of equals
-    the smallest alpha), or one of the alphas. An alpha needs `out`."""
+    the smallest alpha), or one of the alphas."""
 
     out: str | None = None
     """Output folder for model.safetensors, wise_ft.json, which also lists the models of a soup, and wise_ft.png. It
     must not exist. null: no output."""
-
-    evaluator: dict[str, EvaluatorSpec] = field(default_factory=dict)
-    """Evaluators by name, selected by evaluator=[zeroshot,retrieval]."""
-
-    precision: PrecisionSpec = MISSING
-    """Number format of the towers."""
-
-    distributed: DistributedSpec = MISSING
-    """Processes and devices."""
 
     @property
     def members(self) -> list[str]:
@@ -99,49 +87,34 @@ class WiseFtSpec(WeightsModelSpec):
         return list(self.finetuned) if isinstance(self.finetuned, list) else [self.finetuned]
 
     def _check_soup(self) -> None:
-        shown = f"[{','.join(map(str, self.members))}]" if isinstance(self.finetuned, list) else str(self.finetuned)
+        shown, number = f"finetuned={typed(self.finetuned)}", len(self.members)
         require(
             all(isinstance(member, str) and member for member in self.members),
-            f"finetuned={shown} must be a model, or a list of models: [outputs/A,outputs/B]",
+            f"{shown} must be a model, or a list of models: [outputs/A,outputs/B]",
         )
+        several = "give several, [outputs/A,outputs/B]"
+        require_effect(self.soup is Soup.none or number > 1, f"soup={self.soup}", f"with one model, {shown}", several)
         require(
-            self.soup is not Soup.none or len(self.members) == 1,
-            f"finetuned={shown} are {len(self.members)} models: give soup=uniform or soup=greedy, or one model",
+            self.soup is not Soup.none or number == 1,
+            f"{shown} are {number} models: give soup=uniform or soup=greedy, or one model",
         )
-        require(
-            self.soup is Soup.none or len(self.members) > 1,
-            f"soup={self.soup} has no effect on one model, finetuned={shown}: give several, [outputs/A,outputs/B]",
-        )
-        require(
-            len(set(self.members)) == len(self.members),
-            f"finetuned={shown} has a model twice: give each once",
-        )
+        require(len(set(self.members)) == number, f"{shown} has a model twice: give each once")
         require(
             self.base is not None or self.soup is not Soup.none,
             "base=null leaves nothing to interpolate: give base=…, or several models and soup=greedy",
         )
-        if self.base is None:
-            require(
-                self.alphas in ([1.0], _ALPHAS),
-                f"alphas={self.alphas} needs base=…, with which the soup is interpolated: give it, or remove alphas",
-            )
-            complete(self, alphas=[1.0])
 
     def __post_init__(self) -> None:
-        WeightsModelSpec.__post_init__(self)
+        ModelCommandSpec.__post_init__(self)
         self._check_soup()
+        if self.base is None:
+            complete(self, alphas=[1.0])
+        alphas = [f"{alpha:g}" for alpha in self.alphas]
+        different = 0 < len(alphas) == len(set(self.alphas))
+        require(different, f"alphas={typed(self.alphas)} must be different numbers: e.g. [0,0.5,1]")
         require(
-            len(self.alphas) > 0 and all(0 <= alpha <= 1 for alpha in self.alphas),
-            f"alphas={self.alphas} must be numbers in [0, 1], the shares of the fine-tuned weights: e.g. [0,0.5,1]",
-        )
-        require(len(set(self.alphas)) == len(self.alphas), f"alphas={self.alphas} has duplicates: remove them")
-        require(
-            self.select == "best" or self.select in [f"{alpha:g}" for alpha in self.alphas],
-            f"select={self.select} is neither best nor one of alphas={self.alphas}: give one of them",
-        )
-        require(
-            self.select == "best" or self.out is not None,
-            f"select={self.select} has no effect without out=FOLDER: add it, or remove select",
+            self.select in ("best", *alphas),
+            f"select={self.select} is neither best nor one of alphas={typed(self.alphas)}: give one of them",
         )
         for key, data in (("data", self.data), ("reference", self.reference)):
             check_set(key, data, any(evaluator.learns for evaluator in self.evaluator.values()))
@@ -188,7 +161,7 @@ def wise_ft(spec: WiseFtSpec) -> None:
                 screen.print(f"written  alpha {chosen.alpha:g} to {out}: model.weights={out / 'model.safetensors'}")
 
 
-def _show_soup(screen: Screen, soup: Mixed) -> None:
+def _show_soup(screen: Screen, soup: Average) -> None:
     for member in soup.members:
         of = "" if member.samples is None else f" of {member.samples:,.0f}"
         score = "" if member.score is None else f"  {member.score:.2%}{of}"
@@ -207,7 +180,7 @@ def _show(screen: Screen, spec: WiseFtSpec, mixtures: Sequence[ScoredMixture], c
         screen.print(f"{mixture.alpha:5g}  {numbers}{'  <' if mixture is chosen else ''}")
 
 
-main = cli(wise_ft, "wise_ft", unused=UNUSED)
+main = cli(wise_ft, "wise_ft", unused=UNUSED_WITH_EVALUATOR)
 
 if __name__ == "__main__":
     main()

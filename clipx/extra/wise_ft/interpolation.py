@@ -25,7 +25,7 @@ from clipx.weights.load import LoadedWeights, load_into, save_weights
 
 if TYPE_CHECKING:
     from clipx.extra.wise_ft.command import WiseFtSpec
-    from clipx.extra.wise_ft.soup import Soup
+    from clipx.extra.wise_ft.soup import Average
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns the metrics of weights on the data of `suite`. Raises ConfigError without `metric`. Collective."""
     fill = partial(load_into, weights=weights)
-    embedder = Embedder.of_weights(model, fill, spec.precision, spec.data, comm, lambda bad: None, progress)
+    embedder = Embedder.of_weights(model, fill, spec.number_format, spec.data, comm, lambda bad: None, progress)
     numbers = suite.evaluate(list(spec.evaluator), embedder)
     require(
         f"eval/{spec.metric}" in numbers,
@@ -136,7 +136,7 @@ def write_mixture(
     mixtures: Sequence[ScoredMixture],
     chosen: ScoredMixture,
     base: LoadedWeights,
-    soup: Soup,
+    soup: Average,
 ) -> None:
     """Writes a folder with the selected model, the metrics and the plot, atomically."""
     numbers: dict[str, Any] = {

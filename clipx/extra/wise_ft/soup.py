@@ -33,7 +33,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Soup:
+class Average:
     """Average of fine-tuned models, and the models in the order in which they were considered."""
 
     weights: LoadedWeights
@@ -73,16 +73,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return fmean(found) if len(found) == len(values) else None
 
 
-def mix(spec: WiseFtSpec, model: ModelSpec, models: Sequence[LoadedWeights], comm: Comm) -> Soup:
+def mix(spec: WiseFtSpec, model: ModelSpec, models: Sequence[LoadedWeights], comm: Comm) -> Average:
     """Returns the soup of the options; a single model is returned unchanged. Collective."""
     if len(models) == 1:
-        return Soup(models[0])
+        return Average(models[0])
     if spec.soup == "uniform":
-        return Soup(mean_of(models), [Member(one.location, True) for one in models])
+        return Average(mean_of(models), [Member(one.location, True) for one in models])
     return _greedy(spec, model, models, comm)
 
 
-def _greedy(spec: WiseFtSpec, model: ModelSpec, models: Sequence[LoadedWeights], comm: Comm) -> Soup:
+def _greedy(spec: WiseFtSpec, model: ModelSpec, models: Sequence[LoadedWeights], comm: Comm) -> Average:
     """Adds models in descending order of the metric, each if the mean with it does not have a lower one.
 
     Of equal models the one that was named first comes first.
@@ -100,4 +100,4 @@ def _greedy(spec: WiseFtSpec, model: ModelSpec, models: Sequence[LoadedWeights],
         members.append(Member(models[i].location, mixed >= best, alone[i], mixed, samples))
         if mixed >= best:
             kept, best = [*kept, models[i]], mixed
-    return Soup(mean_of(kept), members)
+    return Average(mean_of(kept), members)

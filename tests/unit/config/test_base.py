@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import clipx
-import clipx.extra.plan.spec
+import clipx.extra.plan.command
 from clipx.config.base import based_on
 from clipx.config.compose import compose_config
 from clipx.config.saved import flatten, save, saved_config, to_dict

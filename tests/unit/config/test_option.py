@@ -200,6 +200,12 @@ def test_a_key_that_has_an_effect_or_its_default_is_accepted() -> None:
     check_options(_Outer(flag=True, either=1), "a.")
 
 
+def test_null_is_no_choice_of_an_optional_key() -> None:
+    spec = dataclasses.make_dataclass("Spec", [("step", "str | None", option(None, choices=("all",), ge=0))])()
+    check_options(spec, "a.")
+    assert spec.step is None
+
+
 def test_a_condition_on_the_run_is_checked_with_the_run() -> None:
     root = dataclasses.make_dataclass("Run", [("group", Any), ("kind", str)])(_Outer(), "run")
     part = dataclasses.make_dataclass("Part", [("size", int, option(0, when="group.flag"))])

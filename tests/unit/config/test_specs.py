@@ -74,7 +74,7 @@ def test_a_spec_is_completed_by_its_own_construction_alone() -> None:
             functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
             found += [f"{path.stem}.{f.name}" for f in functions for n in ast.walk(f) if _calls_complete(n)]
     assert len(found) == 8
-    assert {name.partition(".")[2] for name in found} == {"__post_init__", "_check_soup", "_check_samples"}
+    assert {name.partition(".")[2] for name in found} == {"__post_init__", "_check_samples"}
 
 
 def _calls_complete(node: ast.AST) -> bool:

@@ -22,8 +22,8 @@ from clipx.extra.coca.captioner import Captioner
 from clipx.extra.gpu_decode.reader import EncodedReader
 from clipx.extra.look.duplicates import preview
 from clipx.extra.naflex.reader import NativeReader
-from clipx.extra.prepare.resize import shard_image
-from clipx.extra.prepare.spec import PrepareSpec, Resize
+from clipx.extra.prepare.command import PrepareSpec
+from clipx.extra.prepare.resize import Resize, shard_image
 from clipx.model.tower_spec import Interpolation
 
 LIMIT = 10**6
@@ -70,12 +70,14 @@ def damaged(whole: bytes, rng: random.Random) -> bytes:
     )()
 
 
-def readers(folder: Path) -> dict[str, Callable[[bytes], Any]]:
-    """Returns what each command does with the bytes of an image."""
+def readers(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Callable[[bytes], Any]]:
+    """Returns what each command does with the bytes of an image, all with the same limit."""
+    for module in ("coca.captioner", "prepare.resize"):
+        patch.setattr(f"clipx.extra.{module}.MAX_PIXELS", LIMIT)
     image, patches = PixelReader((24,), [0.5, 1.0], LIMIT), NativeReader(8, 64, [0.5, 1.0], LIMIT)
     device = EncodedReader((24,), [0.5, 1.0], LIMIT)
     tower = SimpleNamespace(size=24, stretch=False, interpolation=Interpolation.bicubic)
-    captioner = Captioner(cast(Any, SimpleNamespace(spec=SimpleNamespace(image=tower))), *[cast(Any, None)] * 5, 1, LIMIT, cast(Any, None))  # fmt: skip
+    captioner = Captioner(cast(Any, SimpleNamespace(spec=SimpleNamespace(image=tower))), *[cast(Any, None)] * 5, 1, cast(Any, None))  # fmt: skip
 
     def load(reader: ImageReader, encoded: bytes) -> None:
         reader.read(encoded, Draw(random.Random(0), ""), reader.allocate(1), 0)
@@ -86,9 +88,7 @@ def readers(folder: Path) -> dict[str, Callable[[bytes], Any]]:
             raise BadSample(found)
 
     def prepare(resize: Resize, encoded: bytes, **size: int) -> None:
-        written = shard_image(
-            encoded, PrepareSpec(source="a", out="b", resize=resize, max_pixels=LIMIT, **size)
-        ).encoded
+        written = shard_image(encoded, PrepareSpec(source="a", out="b", resize=resize, **size)).encoded
         load(image, written)
 
     return {
@@ -117,9 +117,11 @@ def fault(read: Callable[[bytes], Any], encoded: bytes) -> str:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_commands_have_the_same_verdict_on_a_damaged_image(kind: str, tmp_path: Path) -> None:
+def test_all_commands_have_the_same_verdict_on_a_damaged_image(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, rng, counts = KINDS[kind](), random.Random(kind), Counter[bool]()
-    paths = readers(tmp_path)
+    paths = readers(tmp_path, monkeypatch)
     for _ in range(24):
         encoded = damaged(whole, rng)
         faults = {name: fault(read, encoded) for name, read in paths.items()}

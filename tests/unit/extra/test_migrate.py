@@ -96,7 +96,7 @@ NOTES = {
     "--local-loss --gather-with-grad": "--local-loss and --gather-with-grad are flags of open_clip 3.3: remove them (",
     "--lr": "--lr is a flag of open_clip 3.3: write START clipx.train optimizer.lr=…",
     "--lr 1 --fastclip --gamma 0.2 -m seed=1,2": "optimizer.lr=1 -m seed=1,2 (--fastclip is a flag of neither and left out; --gamma is a",
-    "--zeroshot-frequency 1": "remove it (--zeroshot-frequency has no effect without --imagenet-val)",
+    "--zeroshot-frequency 1": "remove it (--zeroshot-frequency is of --imagenet-val)",
     "--imagenet-val /in --model ViT-B-32 --pretrained w.pt --workers 2": (
         "write START clipx.evaluate run=w.pt model=vit_b32 data=folder data.path=/in evaluator='[zeroshot]' "
         "evaluator.zeroshot.classnames=imagenet evaluator.zeroshot.templates=openai_imagenet data.workers=2"

@@ -16,10 +16,10 @@ from helpers.runs import VIT, compose, run
 from torch import Tensor
 
 from clipx.errors import ConfigError
+from clipx.extra.plan.command import PlanSpec
 from clipx.extra.plan.dry import DryRun, state_bytes
 from clipx.extra.plan.estimate import Plan, plan
 from clipx.extra.plan.memory import MemoryModel
-from clipx.extra.plan.spec import PlanSpec
 from clipx.extra.plan.traffic import StepShape, ddp_traffic, fsdp_traffic
 from clipx.extra.plan.utilisation import tower_speed
 from clipx.model.clip import parameter_count

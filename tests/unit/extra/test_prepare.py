@@ -27,9 +27,8 @@ from clipx.data.source import Source
 from clipx.data.transform import decode
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError
-from clipx.extra.prepare.command import prepare
-from clipx.extra.prepare.resize import _factor, resize, shard_image
-from clipx.extra.prepare.spec import PrepareSpec, Resize
+from clipx.extra.prepare.command import PrepareSpec, prepare
+from clipx.extra.prepare.resize import MAX_PIXELS, Resize, _factor, resize, shard_image
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -260,7 +259,7 @@ def resized(mode: Resize = Resize.keep_ratio, **options: Any) -> PrepareSpec:
 
 def resized_from_full_size(encoded: bytes, how: PrepareSpec) -> Image.Image:
     """Reference: decodes the full size, then resizes."""
-    image = decode(encoded, how.max_pixels)
+    image = decode(encoded, MAX_PIXELS)
     resized = resize(image, how, image.size)
     assert resized is not None
     return resized

@@ -23,7 +23,7 @@ from clipx.weights.load import load_into, load_weights, save_weights
 
 TRAIN = (*SMALL, *VIT, "data.samples=64", "data.held_out_samples=16", "duration=2st", "schedule.warmup=1st")
 DATA = ("data=shapes", "data.samples=64", "data.held_out_samples=16", "data.workers=0")
-PARTS = ("samples_per_part=24", "batch_size=10")
+PARTS = ("samples_per_shard=24", "batch_size=10")
 ALL = "scores=[similarity,aesthetic,caption,image,duplicates,entries,semantic]"
 
 
@@ -112,7 +112,7 @@ def csv(pairs: Path) -> tuple[str, ...]:
 
 
 def test_duplicates_are_found_exactly_and_bad_samples_have_a_reason(pairs: Path) -> None:
-    scored(pairs / "out", *csv(pairs), "samples_per_part=3")
+    scored(pairs / "out", *csv(pairs), "samples_per_shard=3")
     table = pq.read_table(pairs / "out" / "scores.parquet")
     assert table["duplicate_of"].to_pylist() == [None, None, None, 0, None, 0, None, None]
     assert table["near_duplicate_of"].to_pylist() == [None, None, None, 0, None, 0, 1, None]
@@ -134,7 +134,7 @@ def test_duplicates_have_the_index_of_the_first_one() -> None:
     """The index of a sample is not its place in the table, which lacks the held-out samples."""
     signatures = np.zeros(2, SIGNATURE)
     signatures["index"] = 0, 2
-    columns = duplicate_columns(signatures, np.array([10, 12, 15]), 0)
+    columns = duplicate_columns(signatures, np.array([10, 12, 15]))
     for name in ("duplicate_of", "near_duplicate_of"):
         assert columns[name].to_pylist() == [None, None, 10]
 

@@ -73,14 +73,13 @@ def test_a_new_run_with_a_used_name_gets_a_number(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # 10 s: MLflow creates its tables
 def test_mlflow_contains_rows_and_configuration_and_a_resumed_run_continues(tmp_path: Path) -> None:
-    spec = MlflowSpec(tags={"group": "vision"})
+    spec = MlflowSpec()
     log(spec.build(tmp_path, "mine", CONFIG, 0), row(1), row(2), row(2, a=math.nan, b=math.inf), row(3))
     changed = {**CONFIG, "model": {"name": "vit", "size": [1, 2]}}
     log(spec.build(tmp_path, "mine", changed, 2), row(3), row(3, **{"eval/a@1": 0.25}), row(4))
     client, found = mlflow_run(tmp_path)
     assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
     assert found.data.params == {"model.name": "tiny", "model.size": "[1, 2]", "notes": "x" * 6000}
-    assert found.data.tags["group"] == "vision"
     assert {k: v for k, v in found.data.tags.items() if "resumed" in k} == {"resumed/model.name": "vit"}
     assert mlflow_name("eval/zeroshot/größe (x)") == "eval/zeroshot/gr__e _x_"
     history = {
