@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from clipx.config.duration import Duration, Length, a_duration
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError
 

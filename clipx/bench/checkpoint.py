@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.bench.findings import Findings, Table
 from clipx.bench.spec import BenchSpec
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
 
@@ -59,7 +59,7 @@ class GpuSpec(BenchSpec):
     """Time of this call in minutes. A part that would exceed it is interrupted, and the next call continues it
     with what is missing. The default suits machines that end a command after 10 minutes."""
 
-    parts: list[str] = field(default_factory=list)
+    parts: list[str] = option([], choices=tuple(PARTS))
     """Parts to measure, in this order, except those that have results. []: all, in order of information."""
 
     tiny: bool = False
@@ -68,8 +68,6 @@ class GpuSpec(BenchSpec):
     resumable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in self.parts:
-            require(name in PARTS, f"parts={name} is not a part: choose from {', '.join(PARTS)}")
         require(
             not self.tiny or self.device != "cuda",
             "tiny=true is a dry run on the CPU: remove device=cuda",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clipx.bench.findings import Findings, Table, ratio, rounded
 from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchError, BenchSpec
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.trainer.spec import compose

@@ -13,7 +13,7 @@ from typing import Any
 
 from clipx.bench.findings import Findings, Table, rounded
 from clipx.bench.spec import BenchError, BenchSpec
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.config.typed import last_of_each
 from clipx.distributed.launch_env import cores

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from clipx.bench.findings import Findings
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen
 from clipx.errors import ClipxError, require
 

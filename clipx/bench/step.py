@@ -20,7 +20,7 @@ from clipx.bench.processes import Processes
 from clipx.bench.spec import BenchSpec
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import one_line
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.trainer.spec import compose
@@ -50,7 +50,7 @@ class StepSpec(BenchSpec):
     steps: int = option(4, ge=1)
     """Number of steps in a turn, each on another batch. As many steps before the first round are not measured."""
 
-    open_clip: list[str] | None = None
+    open_clip: list[str] | None = option(None, choices=_RIVALS)
     """Variants of open_clip's trainer that are measured as well: eager and compiled (torch.compile of its model). Both
     have a fused AdamW, and autocast to bfloat16 where the run has products of 16 bits or fewer. null: if the words
     select one run of a model that open_clip has, eager on cpu, and both on cuda; otherwise none."""
@@ -70,8 +70,6 @@ class StepSpec(BenchSpec):
     arguments: `python -m clipx.bench step key=a,b`. The default model is vit_b32."""
 
     def __post_init__(self) -> None:
-        for kind in self.open_clip or ():
-            require(kind in _RIVALS, f"open_clip={kind} is not a variant: choose from {', '.join(_RIVALS)}")
         require(
             not self.loader or self.samples >= self.batch,
             f"samples={self.samples} must be at least batch={self.batch}",

@@ -17,7 +17,7 @@ resume.py         values of `resume=`
 from __future__ import annotations
 
 from clipx.config.duration import Cadence, a_cadence
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require_effect
 from clipx.storage.url import check_folder_url

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from clipx.config.docstrings import field_docs, type_name
-from clipx.config.option import default_of, facts, typed
+from clipx.config.options import default_of, facts, typed
 from clipx.config.registry import LIST_GROUPS, MISSING, kinds, option_files
 
 _SET_BY_CLIPX = ("kind", "_target_")  # fields that select a class: a user chooses the option instead

@@ -14,17 +14,12 @@ _LONGEST = 200  # bytes; file systems allow 255, and names get prefixes and suff
 def check_name(key: str, name: str) -> None:
     """Raises ConfigError unless `name` is a single part of a path: not a path, without control characters."""
     shown = escaped(name)
-    require(bool(name.strip()), f"{key}={shown} is empty: give a value, or remove it")
-    require(
-        "/" not in name and name not in (".", ".."),
-        f"{key}={shown} is a path, and a name is one part of a path: write it without /; run_dir=… sets the directory",
-    )
-    require(shown == name, f"{key}={shown} contains an unprintable character: remove it")
+    check_text(key, name.strip())
+    is_part = "/" not in name and name not in (".", "..")
+    fix = "write it without /; run_dir=… sets the directory"
+    require(is_part, f"{key}={shown} is a path, and a name is one part of a path: {fix}")
     length = len(name.encode())
-    require(
-        length <= _LONGEST,
-        f"{key}={name[:40]}… has {length} bytes, and a name has at most {_LONGEST}: shorten it",
-    )
+    require(length <= _LONGEST, f"{key}={name[:40]}… has {length} bytes, and a name at most {_LONGEST}: shorten it")
 
 
 def check_text(key: str, text: str) -> None:

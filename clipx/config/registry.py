@@ -25,7 +25,7 @@ from omegaconf.resolvers import oc
 
 from clipx.compat import full_key_of
 from clipx.config import plugins
-from clipx.config.option import check_options, option, places
+from clipx.config.options import check_options, option, places
 from clipx.config.specs import complete, frozen
 from clipx.errors import ConfigError, require, require_effect
 from clipx.storage.url import is_secret

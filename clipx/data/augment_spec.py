@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from enum import StrEnum
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.specs import frozen
 
 MAGNITUDES = 30

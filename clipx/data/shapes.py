@@ -16,7 +16,7 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.shards.write import ensure_shards
 from clipx.data.source import Sample

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config.names import check_name
-from clipx.config.option import option, typed
+from clipx.config.options import option, typed
 from clipx.config.registry import MISSING, frozen
 from clipx.config.saved import to_dict
 from clipx.data.augment_spec import AugmentSpec, CaptionMaskSpec
@@ -226,12 +226,11 @@ class DataSpec:
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if the batch cannot be split evenly over `ranks` ranks and the micro-batches."""
-        split = f"{ranks} ranks" + (f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else "")
-        fix = nearest_multiples(self.batch_size, ranks * self.micro_batches)
-        require(
-            self.batch_size % (ranks * self.micro_batches) == 0,
-            f"data.batch_size={self.batch_size} is not divisible by {split}: use {fix}",
-        )
+        require_multiple("data.batch_size", self.batch_size, ranks * self.micro_batches, self.split_over(ranks))
+
+    def split_over(self, ranks: int) -> str:
+        """Returns the parts of a batch on `ranks` ranks, for messages."""
+        return f"{ranks} ranks" + (f" x {self.micro_batches} micro-batches" if self.micro_batches > 1 else "")
 
     @property
     def published(self) -> int | None:
@@ -343,11 +342,7 @@ def training_order(data: DataSpec, dataset: Dataset, seed: int, ranks: int, stre
     from clipx.data.streams import Streams, stream_count
 
     count = data.streams or streams or stream_count(data.batch_size, ranks, len(dataset.train.sizes))
-    require(
-        data.batch_size % count == 0,
-        f"data.batch_size={data.batch_size} is not divisible by the {count} streams of the run: use "
-        f"{nearest_multiples(data.batch_size, count)}",
-    )
+    require_multiple("data.batch_size", data.batch_size, count, f"the {count} streams of the run")
     return Streams(data.stream_orders(dataset.train, seed, count), data.batch_size)
 
 
@@ -440,3 +435,9 @@ def nearest_multiples(value: int, factor: int) -> str:
     """Returns the multiples of `factor` closest to `value`, below and above it, as text for an error message."""
     below, above = value // factor * factor, -(-value // factor) * factor
     return str(above) if below == 0 else f"{below} or {above}"
+
+
+def require_multiple(key: str, value: int, factor: int, what: str) -> None:
+    """Raises ConfigError unless `value` of the option `key` is a multiple of `factor`, which `what` names."""
+    near = nearest_multiples(value, factor)
+    require(value % factor == 0, f"{key}={value} is not divisible by {what}: use {near}")

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate, compress
 from typing import TYPE_CHECKING, Any, Self
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
-from clipx.config.option import option, typed
+from clipx.config.options import option, typed
 from clipx.config.registry import MISSING, frozen
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import code_version

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Cadence
 from clipx.config.names import check_metric_part
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen
 from clipx.data.spec import TRAINING_OPTIONS, Dataset, DataSpec, check_effect
 from clipx.errors import ClipxError, require, with_location

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import require
-from clipx.model.text_spec import TextTowerSpec
+from clipx.model.text_spec import Pool, TextTowerSpec
 from clipx.storage.url import check_url
 
 if TYPE_CHECKING:
@@ -32,6 +32,13 @@ class HfTextSpec(TextTowerSpec):
     options: dict[str, Any] = option({})
     """Entries that replace those of config.json, as model.text.options.num_hidden_layers=6 or
     model.text.options.hidden_dropout_prob=0."""
+
+    pool: Pool = Pool.mean
+    """Pooling of the tokens' features: mean, max or map (attention of a learned query) over the tokens of the text; cls
+    (the first token; not for causal models); end or last (the last token of the text, usual for causal models)."""
+
+    tokenizer: str | None = option(None, check=check_url)
+    """Tokenizer: the path of a tokenizer.json or of its folder, or hf-hub:ORG/NAME. null: that of `source`."""
 
     pad_id: int | None = option(None, ge=0, when="end_id == null")
     """Id of the padding token, at which a text ends. null: pad_token_id of config.json."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.specs import frozen
 from clipx.errors import require
 

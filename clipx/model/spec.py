@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length
 from clipx.config.names import check_name
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import require, require_effect
 from clipx.model.text_spec import TextTowerSpec

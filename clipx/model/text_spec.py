@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from clipx.config.option import option, typed
+from clipx.config.options import option, typed
 from clipx.config.registry import MISSING, declare, frozen, register
 from clipx.errors import require, require_effect
 from clipx.model.tower_spec import MOST_LAYERS, TowerSpec, check_width

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 from clipx.config.messages import missing_value
-from clipx.config.option import option, typed
+from clipx.config.options import option, typed
 from clipx.config.specs import complete, frozen
 from clipx.errors import require, require_effect
 from clipx.model.image_kind import ImageKind

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.duration import Duration, Length, a_duration
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, complete, frozen
 from clipx.errors import require
 from clipx.objective.spec import TiledSpec

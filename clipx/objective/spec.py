@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen
 from clipx.errors import require, require_effect
 

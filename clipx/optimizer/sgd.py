@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.optimizer.spec import Group, OptimizerSpec
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require, require_effect
 from clipx.precision.spec import Capability, PrecisionSpec, dotted, require_capability

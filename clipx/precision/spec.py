@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError, require, require_effect
 from clipx.precision.loss_scaler import LossScaling

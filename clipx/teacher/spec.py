@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.option import option, typed
+from clipx.config.options import option, typed
 from clipx.config.specs import frozen
 from clipx.errors import require
 from clipx.storage.url import check_path
@@ -42,10 +42,6 @@ class TeacherPrecision(StrEnum):
     """Weights and computation in float16."""
 
 
-def _check_weights(key: str, weights: str) -> None:
-    require(bool(weights), f"{key}= is empty: give a value, or remove it")
-
-
 def _check_embeddings(key: str, value: Any) -> None:
     folders = value if isinstance(value, list) else [value]
     require(
@@ -70,7 +66,7 @@ class TeacherSpec:
     """Teacher for objective=distillation, or reference for drrho_clip: a model (weights) or its stored embeddings
     (embeddings)."""
 
-    weights: str | None = option(None, when="not embeddings and objective.taught", check=_check_weights)
+    weights: str | None = option(None, when="not embeddings and objective.taught")
     """Teacher model, in any form that model.weights accepts. Its configuration is loaded with the weights. It embeds
     each of the micro-batches of the run. null: no teacher model."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx import compat
 from clipx.config.lazy_torch import torch
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.specs import frozen
 from clipx.errors import ConfigError, require, require_effect
 from clipx.precision.spec import VOLTA, require_capability

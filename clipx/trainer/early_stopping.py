@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.duration import Duration, Length
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.specs import complete, frozen
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, require

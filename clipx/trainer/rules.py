@@ -1,4 +1,4 @@
-"""Rules between the groups of a run. Those of a single key are at its field: see `clipx.config.option`.
+"""Rules between the groups of a run. Those of a single key are at its field: see `clipx.config.options`.
 
 A rule is a row: what breaks it, the sentence that says so, and overrides that break it, which a test composes. In a
 sentence {GROUP.ATTRIBUTE} is of the run, and {found} what `broken` returned.
@@ -6,7 +6,7 @@ sentence {GROUP.ATTRIBUTE} is of the run, and {found} what `broken` returned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class GroupRule:
     """A rule that each run keeps."""
 
-    broken: Callable[[RunSpec], Any]
+    broken: Callable[[Any], Any]
     """Function of the run: what breaks the rule, for the sentence. False, None or empty: nothing."""
 
     sentence: str
@@ -41,12 +41,17 @@ def no_effect(given: str, reason: str, fix: str = "remove it") -> str:
     return NO_EFFECT.format(given=given, reason=reason, fix=fix)
 
 
-def check_rules(run: RunSpec) -> None:
-    """Raises ConfigError for the first rule that the run breaks."""
-    for rule in RULES:
+def check_rules(run: RunSpec, rules: Sequence[GroupRule]) -> None:
+    """Raises ConfigError for the first of these rules that a run breaks."""
+    for rule in rules:
         if found := rule.broken(run):
             values = {field.name: getattr(run, field.name) for field in fields(run)}
             raise ConfigError(rule.sentence.format(found=found, **values))
+
+
+def check_run(run: RunSpec) -> None:
+    """Checks all rules between the groups of a run. Raises ConfigError."""
+    check_rules(run, RULES)
     _check_lengths(run)
     for batch in {batch for _, batch, _ in run.batch_settings}:
         run.objective.check(batch, run.data.published)

@@ -13,7 +13,7 @@ from clipx.config.duration import Duration, a_duration
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name, check_text
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, complete, frozen, register
 from clipx.data.spec import DataSpec
 from clipx.distributed.spec import DistributedSpec
@@ -30,7 +30,7 @@ from clipx.trainer.compile import CompileSpec
 from clipx.trainer.continued import composition_base
 from clipx.trainer.early_stopping import EarlyStoppingSpec
 from clipx.trainer.profiler import ProfilerSpec
-from clipx.trainer.rules import check_format, check_rules
+from clipx.trainer.rules import check_format, check_run
 from clipx.trainer.stages import StageSpec, batch_settings, check_ranks
 
 
@@ -148,7 +148,7 @@ class RunSpec:
         for group, options in (("evaluator", self.evaluator), ("logger", self.logger)):
             for name in options:
                 check_metric_part(f"{group}.{name}", name)
-        check_rules(self)
+        check_run(self)
         check_format(self)
 
     @property

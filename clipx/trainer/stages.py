@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from clipx.config.duration import Duration, Interval, Length, a_duration
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.specs import frozen
-from clipx.data.spec import DataSpec, nearest_multiples
+from clipx.data.spec import DataSpec, require_multiple
 from clipx.errors import CheckpointError, require, require_effect
 from clipx.model.spec import ModelSpec, Varying
 from clipx.schedule import LearningRate
@@ -62,11 +62,8 @@ def check_stages(specs: Sequence[StageSpec], model: ModelSpec, data: DataSpec, w
         return
     require(len(specs) > 1, "stages has one stage, which is the whole run: set its options in the run itself")
     for i, batch in enumerate(spec.batch_size or 0 for spec in specs):
-        require(
-            batch % data.micro_batches == 0,
-            f"stages.{i}.batch_size={batch} is not divisible by data.micro_batches={data.micro_batches}: "
-            f"use {nearest_multiples(batch, data.micro_batches)}",
-        )
+        micro = data.micro_batches
+        require_multiple(f"stages.{i}.batch_size", batch, micro, f"data.micro_batches={micro}")
     for i, (one, other) in enumerate(pairwise(specs)):
         require(one.until is not None, f"stages.{i} has no end, but stages.{i + 1} follows it: give it, e.g. until=50%")
         require(
@@ -278,10 +275,5 @@ def check_ranks(specs: Sequence[StageSpec], data: DataSpec, ranks: int) -> None:
     """Raises ConfigError if so many ranks cannot share the batch of the run, or of a stage, evenly."""
     data.check_ranks(ranks)
     parts = ranks * data.micro_batches
-    split = f"{ranks} ranks" + (f" x {data.micro_batches} micro-batches" if data.micro_batches > 1 else "")
     for i, spec in enumerate(specs):
-        batch = spec.batch_size or parts
-        require(
-            batch % parts == 0,
-            f"stages.{i}.batch_size={batch} is not divisible by {split}: use {nearest_multiples(batch, parts)}",
-        )
+        require_multiple(f"stages.{i}.batch_size", spec.batch_size or parts, parts, data.split_over(ranks))

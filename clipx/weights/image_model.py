@@ -8,7 +8,7 @@ import torch
 from timm.layers import AttentionPool2d, RotAttentionPool2d
 
 from clipx.config.names import name_of
-from clipx.config.option import check_options
+from clipx.config.options import check_options
 from clipx.errors import CheckpointError, require
 from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.spec import ClipSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING
 from clipx.config.specs import frozen
 from clipx.data.spec import DataSpec

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import MISSING, declare, frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require

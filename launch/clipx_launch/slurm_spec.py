@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require

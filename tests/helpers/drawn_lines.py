@@ -17,7 +17,7 @@ from clipx.config.catalogue import commands, folder_of, groups, load_all, option
 from clipx.config.docstrings import field_docs
 from clipx.config.entries import shown_fields
 from clipx.config.messages import LIST_GROUPS
-from clipx.config.option import default_of
+from clipx.config.options import default_of
 from clipx.config.registry import MISSING, kinds
 from clipx.extra.open_clip.flags import FLAGS
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.specs import frozen
 from clipx.data.selection.expression import Predicate
 from clipx.data.source import ImageFiles, Split

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, ClassVar
 
-from clipx.config.option import default_of, option, typed
+from clipx.config.options import default_of, option, typed
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError, require
 from clipx.model.spec import FIXED, ClipSpec, Varying

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import parse_templates, prompts
 from clipx.data.shards.cache import Access

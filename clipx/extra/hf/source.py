@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_templates
 from clipx.data.parquet import ColumnsSpec, ParquetSpec, caption_columns

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
-from clipx.config.option import option
+from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError

@@ -6,7 +6,7 @@ import re
 from dataclasses import field
 from typing import ClassVar
 
-from clipx.config.option import option, typed
+from clipx.config.options import option, typed
 from clipx.config.registry import frozen, register
 from clipx.errors import ConfigError, require, require_effect
 from clipx.model.image_kind import ImageKind

@@ -13,6 +13,7 @@ from clipx.errors import ClipxError, require
 from clipx.extra.plan.traffic import objective_traffic
 from clipx.model.flops import DEVICES, Device, peak_tflops
 from clipx.trainer.continued import composition_base
+from clipx.trainer.rules import GroupRule, check_rules
 from clipx.trainer.spec import RunSpec
 
 RESERVE_GB = 4.0
@@ -20,6 +21,55 @@ RESERVE_GB = 4.0
 
 BYTES_PER_SAMPLE = 25e3
 """Bytes of a sample in storage, as of LAION-400M: 10 TB at 256 pixels."""
+
+
+RULES = (
+    GroupRule(
+        lambda run: run.model.outputs,
+        "model={model.name} returns {found}, whose computation a plan does not count: plan a CLIP model with the same "
+        "towers, such as model=vit_b32",
+        "model=coca_tiny",
+    ),
+    GroupRule(
+        lambda run: run.unknown,
+        f"gpu={{gpu}} is not known: choose from {', '.join(DEVICES)}, or also give {{found}}",
+        "gpu=H1000",
+    ),
+    GroupRule(
+        lambda run: run.stages,
+        "stages={found}: a plan covers one stage: plan each with its values and with stages=[]",
+        "model=vit_b32 'stages=[{until:50%,image_size:96},{}]'",
+    ),
+    GroupRule(
+        lambda run: run.objective.taught and (run.objective.untaught or "infonce"),
+        "objective={objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
+        "objective={found} and add its forward (docs/guides/distillation.md)",
+        "objective=distillation teacher.weights=x",
+    ),
+    GroupRule(
+        lambda run: not isinstance(run.distributed, DdpSpec | FsdpSpec),
+        "distributed={distributed.kind} has no model of traffic and memory here: plan with ddp or fsdp",
+        "distributed=mesh",
+    ),
+    GroupRule(
+        lambda run: run.text_tokens is not None and run.text_tokens > run.model.text.context_length,
+        "text_tokens={text_tokens} is above model.text.context_length={model.text.context_length}: give less",
+        "text_tokens=300",
+    ),
+    GroupRule(
+        lambda run: run.samples is not None and run.samples < run.data.batch_size,
+        "data.batch_size={data.batch_size} is larger than the data set of samples={samples}: lower it, or give "
+        "samples=N of the whole data set",
+        "samples=100 data.batch_size=256",
+    ),
+    GroupRule(
+        lambda run: run.samples is None and run.objective.indexed,
+        "objective={objective.kind} stores state for each sample, and the number of samples of data={data.name} is "
+        "unknown: give samples=N",
+        "objective=fastclip_v3 data=csv",
+    ),
+)
+"""Rules of a plan, in addition to those of a run."""
 
 
 @register("")
@@ -67,38 +117,16 @@ class PlanSpec(RunSpec):
     def __post_init__(self) -> None:
         RunSpec.__post_init__(self)
         complete(self, precision=self.precision.resolve(bf16=True))  # all GPUs of the data sheets have bfloat16
-        require(
-            self.model.outputs is None,
-            f"model={self.model.name} returns {self.model.outputs}, whose computation a plan does not count: plan a "
-            "CLIP model with the same towers, such as model=vit_b32",
-        )
-        needed = ("device_peak_tflops", "device_memory_gb", "mfu")
-        missing = [] if self.gpu in DEVICES else [key for key in needed if getattr(self, key) is None]
-        require(
-            not missing,
-            f"gpu={self.gpu} is not known: choose from {', '.join(DEVICES)}, or also give {', '.join(missing)}",
-        )
-        require(
-            not self.stages,
-            f"stages={self.stages}: a plan covers one stage: plan each with its values and with stages=[]",
-        )
         self.data.check_ranks(self.ranks or 1)
         self._check_samples()
-        require(
-            not self.objective.taught,
-            f"objective={self.objective.kind} needs a teacher, whose time and memory a plan does not count: plan with "
-            f"objective={self.objective.untaught or 'infonce'} and add its forward (docs/guides/distillation.md)",
-        )
+        check_rules(self, RULES)
         objective_traffic(self.objective)
-        require(
-            isinstance(self.distributed, DdpSpec | FsdpSpec),
-            f"distributed={self.distributed.kind} has no model of traffic and memory here: plan with ddp or fsdp",
-        )
-        length = self.model.text.context_length
-        require(
-            self.text_tokens is None or self.text_tokens <= length,
-            f"text_tokens={self.text_tokens} must be in [2, {length}], the context length",
-        )
+
+    @property
+    def unknown(self) -> str:
+        """Keys that a plan needs of a GPU that has no data sheet here, and that are not given."""
+        needed = ("device_peak_tflops", "device_memory_gb", "mfu")
+        return "" if self.gpu in DEVICES else ", ".join(key for key in needed if getattr(self, key) is None)
 
     def _check_samples(self) -> None:
         """Counts the samples of the data if the number is not given. Raises ConfigError or DataError."""
@@ -107,16 +135,6 @@ class PlanSpec(RunSpec):
                 complete(self, samples=self.data.count())
             except ClipxError as error:
                 raise type(error)(f"{error}; or give samples=N") from error
-        require(
-            self.samples is None or self.samples >= self.data.batch_size,
-            f"data.batch_size={self.data.batch_size} is larger than the data set of samples={self.samples}: lower it, "
-            "or give samples=N of the whole data set",
-        )
-        require(
-            self.samples is not None or not self.objective.indexed,
-            f"objective={self.objective.kind} stores state for each sample, and the number of samples of "
-            f"data={self.data.name} is unknown: give samples=N",
-        )
 
     @property
     def device(self) -> Device:

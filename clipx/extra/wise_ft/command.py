@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli, imports
-from clipx.config.option import typed
+from clipx.config.options import typed
 from clipx.config.registry import MISSING, complete, frozen, option, register
 from clipx.data.spec import DataSpec
 from clipx.errors import CheckpointError, require, require_effect

@@ -10,16 +10,20 @@ import pytest
 from helpers.runs import compose
 
 from clipx.errors import ConfigError
+from clipx.extra.plan import command as plan
 from clipx.trainer.rules import RULES, GroupRule
 
 PLUGINS = Path(__file__).parents[2] / "helpers" / "plugins" / "unusual"
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.example.partition(" resume")[0])
-def test_the_example_of_a_rule_breaks_it(rule: GroupRule) -> None:
+CASES = [("train", rule) for rule in RULES] + [("plan", rule) for rule in plan.RULES]
+
+
+@pytest.mark.parametrize(("command", "rule"), CASES, ids=[f"{name} {rule.example}" for name, rule in CASES])
+def test_the_example_of_a_rule_breaks_it(command: str, rule: GroupRule) -> None:
     words = re.split(r"\{[\w.:]+\}", rule.sentence)
     with pytest.raises(ConfigError) as raised:
-        compose("name=x", *shlex.split(rule.example), config_dir=PLUGINS)
+        compose("name=x", *shlex.split(rule.example), config_dir=PLUGINS, config_name=command)
     says = str(raised.value)
     assert re.fullmatch(r".+".join(map(re.escape, words)), says), says
     assert re.search(r": \S", says), says

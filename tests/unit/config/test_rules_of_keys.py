@@ -15,7 +15,7 @@ from helpers.specs import specs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.config.option import Found, Rules, When, check_options, default_of, facts, option, rules_of
+from clipx.config.options import Found, Rules, When, check_options, default_of, facts, option, rules_of
 from clipx.config.registry import MISSING, frozen, kinds
 from clipx.errors import ConfigError
 from clipx.trainer.spec import RunSpec

@@ -111,6 +111,8 @@ class Rules:
 
     def accepts(self, value: Any) -> bool:
         """Returns whether a value that is not None is within bounds and choices."""
+        if self.choices and isinstance(value, list):
+            return all(item in self.choices for item in value)
         if self.choices and value in self.choices:
             return True
         if self.choices:
@@ -229,7 +231,7 @@ class When:
 def _term(text: str) -> Term:
     found = _TERM.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no term of a condition: see clipx.config.option.option")
+        raise ValueError(f"{text!r} is no term of a condition: see clipx.config.options.option")
     values = tuple(part.strip() for part in (found["value"] or "").split(",") if part)
     return Term(found["key"], found["sign"] or (found["no"] or "").strip(), values)
 
@@ -292,7 +294,7 @@ def check_options(spec: Any, prefix: str, root: Any = None, deferred: bool = Fal
     cls: Any = type(spec)
     for name, optional, rules, default in _ruled(cls):
         value = getattr(spec, name)
-        if rules.choices and value is not None and (not isinstance(value, str) or value in ("True", "False")):
+        if rules.choices and (isinstance(value, int) or value in ("True", "False")):  # `true` and `2` for a text
             complete(spec, **{name: (value := typed(value).lower())})
         if not deferred and not (value is None and optional):  # a file may have null for another key
             _check_value(f"{prefix}{name}", value, optional, rules, default)
@@ -310,7 +312,7 @@ def _check_value(key: str, value: Any, optional: bool, rules: Rules, default: An
         raise ConfigError(f"{key}= is empty: give a value, or null")
     if not rules.accepts(value):
         usual = "" if default in (None, MISSING) else f"the default is {typed(default)}"
-        similar = did_you_mean(str(value), rules.choices) if rules.choices else ""
+        similar = did_you_mean(typed(value).strip("[]"), rules.choices) if rules.choices else ""
         fix = rules.hint or f"{usual or 'give one'}{similar}"
         null = ", or null" if optional and not rules.hint else ""
         raise ConfigError(f"{key}={typed(value)} must be {rules.expected}{null}: {fix}")
