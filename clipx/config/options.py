@@ -91,12 +91,11 @@ class Rules:
     @property
     def bounds(self) -> str:
         """The bounds as text: `in [0, 1)`, `above 0`, `at least 1`; empty without."""
-        low = f"[{typed(self.ge)}" if self.ge is not None else f"({typed(self.gt)}"
-        high = f"{typed(self.le)}]" if self.le is not None else f"{typed(self.lt)})"
-        if "null" not in low + high:
-            return f"in {low}, {high}"
-        words = {"at least": self.ge, "above": self.gt, "at most": self.le, "below": self.lt}
-        return next((f"{word} {typed(bound)}" for word, bound in words.items() if bound is not None), "")
+        ge, gt, le, lt = ("" if bound is None else _number(bound) for bound in (self.ge, self.gt, self.le, self.lt))
+        if (ge or gt) and (le or lt):
+            return f"in {f'[{ge}' if ge else f'({gt}'}, {f'{le}]' if le else f'{lt})'}"
+        words = {"at least": ge, "above": gt, "at most": le, "below": lt}
+        return next((f"{word} {bound}" for word, bound in words.items() if bound), "")
 
     @property
     def expected(self) -> str:
@@ -238,6 +237,11 @@ def _term(text: str) -> Term:
 
 def _any_of(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
+
+
+def _number(bound: float) -> str:
+    power = int(bound).bit_length() - 1
+    return f"2^{power}" if power > 31 and bound == 2**power else str(bound)
 
 
 def typed(value: Any) -> str:

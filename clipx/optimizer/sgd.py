@@ -7,6 +7,7 @@ from typing import ClassVar
 from clipx.config.lazy_torch import torch
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
+from clipx.errors import require
 from clipx.optimizer.spec import Group, OptimizerSpec
 
 
@@ -22,14 +23,21 @@ class SGDSpec(OptimizerSpec):
     """Type of the optimizer; set by optimizer=sgd."""
 
     momentum: float = option(0.9, ge=0, lt=1, hint="0.9 is usual")
-    """Factor of the velocity v in v = momentum·v + g; 0.9 is usual. 0: no momentum."""
+    """Factor of the velocity v in v = momentum·v + g; 0.9 is usual. 0: no momentum, which
+    needs nesterov=false."""
 
-    nesterov: bool = option(True, when="momentum")
-    """Nesterov momentum: w = w - lr·(g + momentum·v)."""
+    nesterov: bool = True
+    """Nesterov momentum: w = w - lr·(g + momentum·v). Needs momentum above 0."""
 
     shardable: ClassVar[bool] = True
     fused: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        require(
+            self.momentum > 0 or not self.nesterov,
+            f"optimizer.momentum={self.momentum} disables optimizer.nesterov=true: give momentum above 0, or "
+            "nesterov=false",
+        )
+
     def build(self, groups: list[Group]) -> torch.optim.Optimizer:
-        nesterov = self.nesterov and self.momentum > 0
-        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=nesterov, fused=True)
+        return torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, fused=True)

@@ -51,10 +51,10 @@ def test_a_command(tmp_path: Path) -> None:
     shown = printed(tmp_path, "words", "data=shapes", "data.samples=64", "data.held_out_samples=16", "top=3")
     counts = [int(line.split()[0]) for line in shown.splitlines()]
     assert len(counts) == 3 and counts == sorted(counts, reverse=True) and counts[0] > 20
-    assert "Number of words to print, at least 1." in printed(tmp_path, "words", "--help", "top")
+    assert "(int; at least 1)\n    Number of words to print." in printed(tmp_path, "words", "--help", "top")
     listed = [line for line in printed(tmp_path, "--help").splitlines() if line.split()[:1] == ["words"]]
     assert listed == ["  words        my_clipx.words     prints how often words occur in the captions of a data set"]
-    assert refused(tmp_path, "words", "data=shapes", "top=0") == "top=0 must be at least 1"
+    assert refused(tmp_path, "words", "data=shapes", "top=0") == "top=0 must be at least 1: the default is 10"
     assert refused(tmp_path, "words") == "data has no value: give the data whose captions are read, e.g. data=shapes"
     assert refused(tmp_path, "words", "data=shapes", "evaluator=[zeroshot]").startswith(
         "evaluator=[zeroshot] has no effect"

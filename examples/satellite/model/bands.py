@@ -2,8 +2,7 @@
 
 from dataclasses import field
 
-from clipx.config import frozen, register
-from clipx.errors import require
+from clipx.config import frozen, option, register
 from clipx.model.image_kind import ImageKind
 from clipx.model.spec import ClipSpec
 from clipx.model.tower_spec import ImageTowerSpec
@@ -13,16 +12,11 @@ from clipx.model.tower_spec import ImageTowerSpec
 class BandTowerSpec(ImageTowerSpec):
     """Image tower that reads all bands of an image: an architecture of timm with as many input channels."""
 
-    bands: int = 12
-    """Number of bands of an image, at least 1."""
+    bands: int = option(12, ge=1)
+    """Number of bands of an image."""
 
-    scale: float = 10_000.0
-    """Value of a pixel that the tower reads as 1, not 0: the reflectance of Sentinel-2 is stored times 10,000."""
-
-    def __post_init__(self) -> None:
-        ImageTowerSpec.__post_init__(self)
-        require(self.bands > 0, f"model.image.bands={self.bands} must be at least 1")
-        require(self.scale > 0, f"model.image.scale={self.scale} must be above 0")
+    scale: float = option(10_000.0, gt=0)
+    """Value of a pixel that the tower reads as 1: the reflectance of Sentinel-2 is stored times 10,000."""
 
     @property
     def kind(self) -> ImageKind:
