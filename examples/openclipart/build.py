@@ -31,8 +31,8 @@ from clipx.data.image_format import OTHER_ENDINGS
 from clipx.data.source import MAX_TEXT, BadSample, caption_text, read_bounded, without_numbers
 from clipx.errors import ClipxError, require
 from clipx.escape import escaped, json_text
-from clipx.extra.prepare.command import PrepareSpec
-from clipx.extra.prepare.resize import Resize, shard_image
+from clipx.extra.prepare.command import PrepareSpec, prepare
+from clipx.extra.prepare.resize import Resize
 from clipx.storage.local import write_atomically
 from clipx.storage.url import check_path
 
@@ -191,7 +191,7 @@ def build(out: Path, folders: dict[str, Path], size: int = 64, max_shared: int =
     require(same, f"{out} holds pairs of other files or options: give another folder, or delete this one")
     out.mkdir(parents=True, exist_ok=True)
     _write(table, text.getvalue())
-    shard_image(spec)
+    prepare(spec)
     report = {**_report(out, pictures, counts), "size": size, "max_shared": max_shared}
     _write(out / "report.json", json_text(report, indent=1) + "\n")
     print(escaped(f"{report['pictures']:,} pictures, {report['captions']:,} captions; not used: see {out}/report.json"))
