@@ -34,8 +34,8 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
         if entry.name in map(name_of, (*_CORE, _SWEEP)) or (taken is not None and taken.value != entry.value):
             package = entry.dist.name if entry.dist else entry.value
             refuse(
-                f"{entry.value}, which the installed package {package} names under clipx.commands, would have no "
-                f"effect, since there is a command {entry.name}: give it another name, or uninstall the package"
+                f"{entry.value}, which the installed package {package} names under clipx.commands, cannot be started, "
+                f"since there is a command {entry.name}: give it another name, or uninstall the package"
             )
         found[entry.name] = entry
     return found

@@ -83,7 +83,7 @@ REMOVED = {
     "near_bits": Removed("data", 4, "hashes of near duplicates differ in at most 4 of 64 bits"),
     "sheet": Removed("samples", 48, "the contact sheet has 48 samples"),
     "seed": Removed("views", None, "the crops of clipx.embed are those of seed 0, equal for all models"),
-    "held_out_share": Removed("manifest", 0.05, "it has no effect on the index"),
+    "held_out_share": Removed("manifest", 0.05, "the index does not depend on it"),
     # of clipx.plan
     "published": Removed("price_per_gpu_hour", False, "plan a published setting by its experiment or its options"),
     "reserve_gb": Removed("price_per_gpu_hour", 4.0, "the reserve is 4 GB: lower device_memory_gb for a larger one"),

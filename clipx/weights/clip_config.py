@@ -441,8 +441,8 @@ class _ConfigSection:
         if not ok:
             text = shown(value).strip("'")
             raise CheckpointError(
-                f"{self._full_key(key)}={text} in the configuration has no counterpart in clipx: remove it if it has "
-                "no effect on these weights, or give the weights of another model"
+                f"{self._full_key(key)}={text} in the configuration has no counterpart in clipx: remove it if these "
+                "weights do not need it, or give the weights of another model"
             )
 
     def check_all_read(self) -> None:

@@ -76,7 +76,9 @@ def test_an_objective_that_reads_the_trunk_runs_from_the_command_line(tmp_path: 
 def test_two_plugin_folders_can_use_the_same_names(tmp_path: Path) -> None:
     (tmp_path / "objective").mkdir()
     source = (FOLDER / "objective" / "hinge.py").read_text()
-    (tmp_path / "objective" / "hinge.py").write_text(source.replace("margin: float = option(0.2", "margin: float = option(0.5"))
+    (tmp_path / "objective" / "hinge.py").write_text(
+        source.replace("margin: float = option(0.2", "margin: float = option(0.5")
+    )
     (tmp_path / "objective" / "hinge.yaml").write_text("defaults: [/schema/objective/hinge@_here_]\n")
     for folder, margin in ((FOLDER, 0.2), (tmp_path, 0.5), (FOLDER, 0.2)):
         spec = compose("objective=hinge", config_dir=folder).objective

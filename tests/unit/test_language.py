@@ -73,3 +73,25 @@ def test_the_check_finds_a_spliced_literal_and_a_changed_class(code: str) -> Non
 
 def test_the_check_leaves_variables_and_comprehensions() -> None:
     assert not tricks("f(*a, *(b for b in c), **{**d, 'e': 1}); type(a), a.__class__, ('x', *y)")
+
+
+# --------------------------------------------------------------------------------------------------- sentences
+
+
+def idle_sentences(code: str) -> list[int]:
+    """Returns the lines of texts, other than docstrings, that say by themselves that an option has no effect."""
+    tree = ast.parse(code)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [node.lineno for node in texts if id(node) not in docs and re.search(r"\b(no|any) effect\b", node.value)]
+
+
+def test_one_place_writes_that_an_option_has_no_effect() -> None:
+    """`without_effect` writes the sentence, for the rules of keys and of groups, and for facts of a start."""
+    files = [path for folder in ("clipx", "launch") for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [str(path.relative_to(ROOT)) for path in files for _ in idle_sentences(path.read_text(encoding="utf-8"))]
+    assert found == ["clipx/errors.py"]
+
+
+def test_the_check_finds_a_sentence_that_is_written_by_hand() -> None:
+    assert idle_sentences('"""It has no effect."""\nrequire(x, f"{key} has no effect with {other}: remove it")') == [2]
