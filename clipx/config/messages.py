@@ -22,7 +22,17 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from clipx.compat import root_of
 from clipx.config import source
 from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
-from clipx.config.registry import DESCRIBED, LIST_GROUPS, NESTED_OPTIONS, SAVED, kinds, missing_text, option_files
+from clipx.config.options import any_of, default_of, rules_of, typed
+from clipx.config.registry import (
+    DESCRIBED,
+    LIST_GROUPS,
+    MISSING,
+    NESTED_OPTIONS,
+    SAVED,
+    kinds,
+    missing_text,
+    option_files,
+)
 from clipx.config.renamed import current_name, group_key, removed
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ClipxError
@@ -77,7 +87,34 @@ def one_line(error: BaseException) -> str:
     if cause.value == {} and not isinstance(cause.child_node, DictConfig):  # of KEY.NAME=…
         return f"{key} is a single value, which has no keys: write {key}=VALUE{_file(text)}"
     value = "null" if cause.value is None else cause.value
-    return f"{key}={value}: {message}{_fix(key, cause.child_node)}{_file(text)}"
+    rule = _wrong_type(key, message, cause)
+    return f"{key}={value}{rule or f': {message}{_fix(key, cause.child_node)}'}{_file(text)}"
+
+
+_TYPES = {"Integer": "a whole number", "Float": "a number"}
+_WRONG = re.compile(r"could not be converted to (\w+)|expected one of \[(.*)\]|is not a (valid bool)|is not (Optional)")
+
+
+def _wrong_type(key: str, message: str, error: ValidationError) -> str | None:
+    """Returns the rule and the fix for null, or a text that is no number, truth value or choice; None for others."""
+    found = _WRONG.search(message)
+    if found is None or isinstance(error.child_node, DictConfig):
+        return None
+    number, listed, boolean, null = found.groups()
+    cls = OmegaConf.get_type(error.parent_node) if isinstance(error.parent_node, DictConfig) else None
+    known = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
+    field, choices = known.get(key.rpartition(".")[2]), (listed or "").split(", ")
+    default = MISSING if field is None else default_of(field)
+    fix = "give a value" if default in (None, MISSING) else f"the default is {typed(default)}"
+    if null:
+        return f" must not be null: {fix}"
+    if listed or boolean:
+        choices = choices if listed else ["true", "false"]
+        return f" must be {any_of(choices)}: {fix}{did_you_mean(str(error.value), choices)}"
+    rules = None if field is None else rules_of(field)
+    bounds = "" if rules is None else rules.expected
+    between = " of " if bounds.startswith("at") else " "
+    return f" must be {_TYPES.get(number, number)}{between if bounds else ''}{bounds}: {fix}"
 
 
 MISPLACED_ERRORS = (TypeError, ValueError, IndexError, AssertionError, RecursionError)

@@ -103,7 +103,7 @@ class Rules:
         bounds = f"{self.bounds} {self.unit}".strip() if self.bounds else ""
         if self.choices:
             number = [f"a whole number {'' if bounds.startswith('in') else 'of '}{bounds}"] if bounds else []
-            return _any_of([*self.choices, *number])
+            return any_of([*self.choices, *number])
         if self.length is not None:
             return f"{self.length} numbers {bounds}".strip()
         return bounds
@@ -177,11 +177,11 @@ class Term:
             case ">":
                 fix = f"give {key} above {self.values[0]}"
             case "!=" if isinstance(value, enum.Enum):
-                fix = f"set {key}={_any_of([name for name in type(value).__members__ if name not in self.values])}"
+                fix = f"set {key}={any_of([name for name in type(value).__members__ if name not in self.values])}"
             case "!=":
                 fix = f"choose another {key}"
             case _:
-                fix = f"set {key}={_any_of(self.values)}"
+                fix = f"set {key}={any_of(self.values)}"
         empty = self.sign == "" and value in _EMPTY
         return Missing(f"without {key}" if empty else f"with {key}={typed(value)}", fix)
 
@@ -192,7 +192,7 @@ class Term:
         name = self.key.rpartition(".")[2]
         values = {kind: getattr(cls, name, None) for kind, cls in kinds(group.rpartition(".")[2]).items()}
         fit = [kind for kind, value in values.items() if not isinstance(value, property) and self.holds(value)]
-        return f"choose {group}={_any_of(fit)}" if 0 < len(fit) <= _FEW else f"choose another {group}"
+        return f"choose {group}={any_of(fit)}" if 0 < len(fit) <= _FEW else f"choose another {group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,8 @@ def _term(text: str) -> Term:
     return Term(found["key"], found["sign"] or (found["no"] or "").strip(), values)
 
 
-def _any_of(words: Sequence[str]) -> str:
+def any_of(words: Sequence[str]) -> str:
+    """Returns words as text: `a, b or c`."""
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else words[0]
 
 

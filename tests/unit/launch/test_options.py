@@ -66,10 +66,10 @@ def test_invalid_points_are_listed_in_a_table_and_no_point_starts(
     assert refused(monkeypatch, capsys, *options, "seed=0,-1,one", "data.batch_size=32,33").splitlines() == [
         "error: 5 of 6 points cannot run, nothing was started:",
         "  point 1  data.batch_size=32 seed=-1   seed=-1 must be in [0, 2^63): give 0 or more",
-        "  point 2  data.batch_size=32 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
+        "  point 2  data.batch_size=32 seed=one  seed=one must be a whole number in [0, 2^63): the default is 0",
         "  point 3  data.batch_size=33 seed=0    data.batch_size=33 is not divisible by 2 ranks: use 32 or 34",
         "  point 4  data.batch_size=33 seed=-1   seed=-1 must be in [0, 2^63): give 0 or more",
-        "  point 5  data.batch_size=33 seed=one  seed=one: Value 'one' of type 'str' could not be converted to Integer",
+        "  point 5  data.batch_size=33 seed=one  seed=one must be a whole number in [0, 2^63): the default is 0",
     ]
     assert not (tmp_path / "s").exists()
 
