@@ -18,12 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clipx.checkpoint.copies import copies_from
 from clipx.checkpoint.format import CheckpointDir, commit, find_damage, why_unusable, write_file
-from clipx.checkpoint.records import STATE, TENSORS, DamagedCheckpoint
+from clipx.checkpoint.records import STATE, TENSORS, CheckpointInfo, DamagedCheckpoint, steps_to_keep
 from clipx.checkpoint.resume import step_folder, step_of
-from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
-from clipx.checkpoint.staging import StagingBuffer, split_sharded
+from clipx.checkpoint.staging import StagingBuffer, copies_from, split_sharded
 from clipx.config.lazy_torch import dist, torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError

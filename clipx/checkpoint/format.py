@@ -31,7 +31,7 @@ from typing import Any
 
 from clipx.checkpoint.records import MANIFEST, STATE, TENSORS, DamagedCheckpoint, read_manifest, read_state
 from clipx.checkpoint.resume import is_checkpoint, step_folder, step_of
-from clipx.checkpoint.tensors import CheckpointTensors, RankRows, kind_of, slice_rows
+from clipx.checkpoint.tensors import CheckpointTensors, RankRows, slice_rows
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
@@ -65,8 +65,7 @@ class Checkpoint:
         - `rows.tensor` of `read_rows`: `[n, …]`, the n rows of a tensor from `rows.start` on.
 
     Raises:
-        CheckpointError: the rows that `read_rows` or `row_length` reads are missing, or have another shape or kind of
-            numbers.
+        CheckpointError: the rows that `read_rows` or `row_length` reads are missing, or have another shape.
         FrozenInstanceError: a field is assigned. Use `dataclasses.replace`.
 
     Example:
@@ -103,16 +102,15 @@ class Checkpoint:
     def read_rows(self, name: str, rows: RankRows) -> None:
         """Fills `rows.tensor` with the rows of a tensor from index `rows.start` on, from the files of all ranks.
 
-        Raises CheckpointError if rows are missing, or have another shape or kind of numbers.
+        Raises CheckpointError if rows are missing or have another shape.
         """
         if not len(rows.tensor):
             return
         found = slice_rows(self.tensors, name, rows.start, rows.start + len(rows.tensor))
-        saved, own = ([list(x.shape[1:]), kind_of(x.dtype)] for x in (found, rows.tensor))
-        if saved != own:
+        if (saved := list(found.shape[1:])) != (own := list(rows.tensor.shape[1:])):
             raise CheckpointError(
-                f"the rows of {name} in {self.folder} have shape {saved[0]} of {saved[1]} numbers, not {own[0]} of "
-                f"{own[1]} numbers: resume with the options that wrote the checkpoint"
+                f"the rows of {name} in {self.folder} have shape {saved}, not {own}: resume with the options that "
+                "wrote the checkpoint"
             )
         rows.tensor.copy_(found)
 
@@ -222,10 +220,9 @@ def newest_config(path: Path) -> tuple[Path, dict[str, Any]] | None:
         with suppress(OSError, DamagedCheckpoint):
             for name in (MANIFEST, STATE):
                 _require_file(folder / name)
-            if sha256(folder / STATE) == read_manifest(read_regular(folder / MANIFEST)).get(STATE):
-                config = read_state(read_regular(folder / STATE))[0].state.config
-                if config:
-                    return folder, config
+            intact = sha256(folder / STATE) == read_manifest(read_regular(folder / MANIFEST)).get(STATE)
+            if intact and (config := read_state(read_regular(folder / STATE)).state.get("config")):
+                return folder, config
     return None
 
 
@@ -261,7 +258,7 @@ def _read(folder: Path, step: int, rank: int, world: int) -> Checkpoint:
     for name in names[rank::world]:
         if sha256(folder / name) != manifest[name]:
             raise DamagedCheckpoint(f"the hash of {name} does not match")
-    file, state = read_state(read_regular(folder / STATE))
+    file = read_state(read_regular(folder / STATE))
     recorded = file.step
     if recorded is None:  # of an earlier version: a link leads to a folder that is named after its step
         named = folder.resolve()
@@ -269,7 +266,7 @@ def _read(folder: Path, step: int, rank: int, world: int) -> Checkpoint:
     if recorded != step:
         raise DamagedCheckpoint(f"it is of step {recorded}")
     tensors = CheckpointTensors.open(folder, [name for name in names if name.endswith(".safetensors")])
-    return Checkpoint(step, tensors, state, folder, file.keep, file.score)
+    return Checkpoint(step, tensors, file.state, folder, file.keep, file.score)
 
 
 def _require_file(path: Path) -> None:

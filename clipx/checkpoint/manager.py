@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.checkpoint.async_writer import AsyncWriter
 from clipx.checkpoint.format import Checkpoint, CheckpointDir, find_damage, unused_name
-from clipx.checkpoint.records import STATE
+from clipx.checkpoint.records import STATE, steps_to_keep
 from clipx.checkpoint.resume import CHECKPOINTS, Resume, step_folder, step_of
-from clipx.checkpoint.retention import steps_to_keep
 from clipx.config.duration import Length
 from clipx.config.lazy_torch import torch
 from clipx.distributed.comm import Agreement, Comm

@@ -1,12 +1,10 @@
 """Options of checkpoints. A checkpoint is complete or absent, is verified before use, and contains no pickle.
 
 format.py         format on disk, reading and verification
-records.py        contents of state.json and MANIFEST.json, and their checks
+records.py        contents of state.json and MANIFEST.json, and the selection of the checkpoints to keep
 tensors.py        tensors of a checkpoint, read by name from the files of all ranks
-copies.py         staging memory and copies into it; those from a GPU run while it computes
-staging.py        layout of that memory as the file that is written from it
+staging.py        staging memory as the file that is written from it; copies into it run while a GPU computes
 async_writer.py   saving while training continues: one thread of each rank writes, rank 0 commits
-retention.py      selection of the checkpoints to keep
 state.py          conversion of modules and optimizers to named tensors and back
 uploader.py       upload to a URL while training continues
 downloader.py     download from that URL

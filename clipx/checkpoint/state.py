@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from copy import deepcopy
 from typing import TypeVar
 
 from clipx.checkpoint.staging import local_tensor, rank_rows
-from clipx.checkpoint.tensors import CheckpointTensors, kind_of, slice_rows
+from clipx.checkpoint.tensors import CheckpointTensors, slice_rows
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError
 
@@ -36,9 +35,9 @@ def load_module(module: torch.nn.Module, tensors: Tensors, what: str, kept: Coll
     """
     state = {name: tensor for name, tensor in module.state_dict().items() if name not in kept}
     missing, extra = sorted(state.keys() - tensors.keys()), sorted(tensors.keys() - state.keys())
-    both = [(n, *_form(tensors, n), *_form(state, n)) for n in sorted(state.keys() & tensors.keys())]
-    shapes = [f"{n} {saved} against {own}" for n, saved, _, own, _ in both if saved != own]
-    kinds = [f"{n} {saved} against {own}" for n, _, saved, _, own in both if saved != own]
+    both = sorted(state.keys() & tensors.keys())
+    shapes = [f"{n} {a} against {b}" for n in both if (a := _shape(tensors, n)) != (b := _shape(state, n))]
+    kinds = [n for n in both if _is_floating_point(tensors, n) != _is_floating_point(state, n)]
     if missing or extra or shapes or kinds:
         raise CheckpointError(
             f"the checkpoint's {what} does not fit: missing {_some(missing)}; unexpected {_some(extra)}; "
@@ -58,11 +57,15 @@ def _fill(target: torch.Tensor, tensors: Tensors, name: str) -> None:
         rows.tensor.copy_(slice_rows(tensors, name, rows.start, rows.start + len(rows.tensor)))
 
 
-def _form(tensors: Tensors, name: str) -> tuple[list[int], str]:
-    """Returns the shape of a tensor and the kind of its numbers, from the headers of a checkpoint."""
+def _shape(tensors: Tensors, name: str) -> list[int]:
+    """Returns the shape of a tensor, of a checkpoint from the headers."""
+    return tensors.shape(name) if isinstance(tensors, CheckpointTensors) else list(tensors[name].shape)
+
+
+def _is_floating_point(tensors: Tensors, name: str) -> bool:
     if isinstance(tensors, CheckpointTensors):
-        return tensors.shape(name), tensors.kind(name)
-    return list(tensors[name].shape), kind_of(tensors[name].dtype)
+        return tensors.is_floating_point(name)
+    return tensors[name].is_floating_point()
 
 
 def _some(names: list[str]) -> str:
@@ -93,7 +96,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
     """Loads the output of `optimizer_tensors`.
 
-    Raises CheckpointError if the parameters differ, or a tensor has another form than this optimizer's.
+    Raises CheckpointError if the parameters differ.
     """
     by_name: dict[str, list[str]] = {}
     for name in tensors:
@@ -116,8 +119,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
                 state["state"][index] = values
             elif tensors:
                 raise CheckpointError(f"the checkpoint's optimizer has no state for {name}")
-        names = dict(zip(group["params"], group["param_names"], strict=True))
-        _check_alike({name: (parameters[name], state["state"].get(index, {})) for index, name in names.items()})
     if by_name:
         raise CheckpointError(f"the checkpoint's optimizer has state for unknown parameters: {_some(sorted(by_name))}")
     optimizer.load_state_dict(state)
@@ -126,46 +127,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
 def _loaded(parameter: torch.Tensor, tensors: Tensors, name: str) -> float | torch.Tensor:
     """Returns a number or a copy of a tensor of the saved state, as the optimizer would create it.
 
-    A tensor of the parameter's shape gets the parameter's memory format and sharding. Raises CheckpointError for a step
-    count that is not a number, and for moments in integers.
+    A tensor of the parameter's shape gets the parameter's memory format and sharding.
     """
-    shape, kind = _form(tensors, name)
-    key = name.rpartition("/")[2]
-    if key.endswith("=") or key == "step":
-        counts = key.removesuffix("=") in ("step", "group.step")
-        if shape or (counts and (kind in ("boolean", "complex") or not 0 <= tensors[name].item() < math.inf)):
-            raise CheckpointError(
-                f"the checkpoint's optimizer has {name} with {kind} values of shape {shape}, not one finite number of "
-                "at least 0: restore it"
-            )
-        return tensors[name].item() if key.endswith("=") else tensors[name].clone()
+    shape = _shape(tensors, name)
+    if name.endswith("="):
+        return tensors[name].item()
     if not shape or shape != list(parameter.shape):
         return tensors[name].clone()
-    if kind != "floating point":
-        raise CheckpointError(f"the checkpoint's optimizer has {name} in {kind} values, not floating point: restore it")
     copy = torch.empty_like(parameter)
     _fill(copy, tensors, name)
     return copy
-
-
-def _check_alike(group: Mapping[str, tuple[torch.Tensor, Mapping[str, float | torch.Tensor]]]) -> None:
-    """Raises CheckpointError if the state of a parameter has other names or forms than that of one like it.
-
-    `group`: (parameter, its state) by name, of a group of the optimizer.
-    """
-    usual: dict[int, tuple[str, dict[str, object]]] = {}
-    for name, (parameter, values) in group.items():
-        forms: dict[str, object] = {}
-        for key, value in values.items():
-            shape = value.shape if torch.is_tensor(value) else ()
-            forms[key] = "a number" if not shape else "of its shape" if shape == parameter.shape else len(shape)
-        like, expected = usual.setdefault(parameter.ndim, (name, forms))
-        if forms != expected or (parameter.ndim == 0 and set(forms.values()) - {"a number"}):
-            raise CheckpointError(
-                f"the checkpoint's optimizer has for {name} {_forms(forms)}, but for {like} {_forms(expected)}: "
-                "restore it"
-            )
-
-
-def _forms(forms: Mapping[str, object]) -> str:
-    return ", ".join(f"{key} {form}" if isinstance(form, str) else f"{key} in {form}-d" for key, form in forms.items())

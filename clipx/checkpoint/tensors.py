@@ -13,27 +13,9 @@ from safetensors import SafetensorError, safe_open
 from clipx.checkpoint.records import Count, DamagedCheckpoint
 from clipx.config.lazy_torch import torch
 from clipx.errors import CheckpointError, disk_failure
-from clipx.storage.safe_json import read_as, shown
+from clipx.storage.safe_json import read_as
 
 ROW_STARTS = "rows"  # key of a shard's metadata: by tensor name, the index of the first row in this file
-
-
-# Kinds of numbers by the first letters of the names of their formats in safetensors.
-_KINDS = {
-    "BOOL": "boolean",
-    "C": "complex",
-    "F": "floating point",
-    "BF": "floating point",
-    "I": "integer",
-    "U": "integer",
-}
-
-
-def kind_of(dtype: torch.dtype) -> str:
-    """Returns the kind of numbers of a format. Only conversions within a kind preserve what the numbers mean."""
-    if dtype.is_floating_point:
-        return "floating point"
-    return "complex" if dtype.is_complex else "boolean" if dtype == torch.bool else "integer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +34,6 @@ class _FileSlice:
     stop: int
     sharded: bool
     file: Any
-    dtype: str  # as safetensors names it
-    row_shape: list[int]
-
-
-def _check_parts(name: str, parts: list[_FileSlice]) -> None:
-    """Raises DamagedCheckpoint unless the parts of a tensor, by their first row, are one tensor."""
-    first = parts[0]
-    alike = all((part.dtype, part.row_shape, part.sharded) == (first.dtype, first.row_shape, True) for part in parts)
-    joined = all(part.start == start for part, start in zip(parts, [0, *(part.stop for part in parts)], strict=False))
-    if (len(parts) > 1 and not alike) or (first.sharded and not joined):
-        raise DamagedCheckpoint(f"the parts of the tensor {shown(name)} in its files do not fit together")
 
 
 class CheckpointTensors(Mapping[str, "torch.Tensor"]):
@@ -73,20 +44,18 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
 
     @classmethod
     def open(cls, folder: Path, files: list[str]) -> CheckpointTensors:
-        """Opens the files and reads their headers. Raises DamagedCheckpoint for a file that is not safetensors, and for
-        parts of a tensor that do not fit together, OSError for one that the disk does not read."""
+        """Opens the files and reads their headers.
+
+        Raises DamagedCheckpoint for a file that is not safetensors, OSError for one that the disk does not read.
+        """
         slices: dict[str, list[_FileSlice]] = {}
         for name in files:
             try:
                 file: Any = safe_open(folder / name, "pt")
                 starts = read_as(dict[str, Count], (file.metadata() or {}).get(ROW_STARTS, "{}"))
                 for key in file.keys():  # noqa: SIM118  # not a mapping
-                    part = file.get_slice(key)
-                    shape, start = part.get_shape(), starts.get(key, 0)
-                    if key in starts and not shape:
-                        raise ValueError(f"{shown(key)} is a single number, not rows")
-                    stop = start + shape[0] if shape else 0
-                    found = _FileSlice(start, stop, key in starts, file, part.get_dtype(), shape[1:])
+                    shape, start = file.get_slice(key).get_shape(), starts.get(key, 0)
+                    found = _FileSlice(start, start + sum(shape[:1]), key in starts, file)
                     slices.setdefault(key, []).append(found)
             except (OSError, RuntimeError) as error:
                 # Rust's errors have no path; torch, which maps the file, raises no OSError.
@@ -96,9 +65,8 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
             except (SafetensorError, ValueError) as error:
                 reason = " ".join(str(error).split())
                 raise DamagedCheckpoint(f"{name} is not a safetensors file of a checkpoint ({reason})") from None
-        for key, parts in slices.items():
+        for parts in slices.values():
             parts.sort(key=lambda part: part.start)
-            _check_parts(key, parts)
         return cls(folder, slices)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -123,10 +91,9 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
         shape: list[int] = list(slices[0].file.get_slice(self._prefix + name).get_shape())
         return [slices[-1].stop, *shape[1:]] if shape else shape
 
-    def kind(self, name: str) -> str:
-        """Returns the kind of a tensor's numbers, as `kind_of` names it, from the headers."""
-        dtype = self._slices[self._prefix + name][0].dtype
-        return next((kind for start, kind in _KINDS.items() if dtype.startswith(start)), dtype)
+    def is_floating_point(self, name: str) -> bool:
+        """Returns whether a tensor holds floating point numbers, from the headers."""
+        return "F" in self._slices[self._prefix + name][0].file.get_slice(self._prefix + name).get_dtype()
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Reads rows [start, stop) of a tensor. Raises CheckpointError if some are missing."""

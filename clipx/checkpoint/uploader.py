@@ -12,20 +12,18 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from clipx.checkpoint.downloader import group_by_checkpoint, history_files
 from clipx.checkpoint.format import find_damage
-from clipx.checkpoint.records import MANIFEST, STATE, DamagedCheckpoint, read_manifest
+from clipx.checkpoint.records import MANIFEST, STATE, CheckpointInfo, DamagedCheckpoint, read_manifest
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
-from clipx.checkpoint.retention import CheckpointInfo
 from clipx.storage.failure import Failure, error_text
 from clipx.storage.remote import StorageFolder, TransferStopped, backoff, reload_credentials
 
 log = logging.getLogger(__name__)
 
 RetentionPolicy = Callable[[Sequence[CheckpointInfo]], Collection[int]]
-"""Callable that returns the steps of the checkpoints to keep, such as `retention.steps_to_keep`."""
+"""Callable that returns the steps of the checkpoints to keep, such as `steps_to_keep`."""
 
 _REPORT = ("report.html", "report.png")
 _ABANDONED_MANIFEST = "MANIFEST.left.json"
@@ -185,14 +183,14 @@ class Uploader:
             return
         remote = self._sizes(name)
         if not job.fresh and (damage := find_damage(job.folder)):
-            self._emit("upload_skipped", checkpoint=name, message=f"it is damaged: {damage}")
+            self._event("upload_skipped", checkpoint=name, message=f"it is damaged: {damage}")
             return
         sizes = {file: (job.folder / file).stat().st_size for file in read_manifest(manifest)}
         complete = remote == {**sizes, MANIFEST: len(manifest)}
         if not job.fresh and complete and self._remote.read(f"{CHECKPOINTS}/{name}/{MANIFEST}") == manifest:
             return
         if not self._is_kept(job.folder):
-            self._emit("upload_skipped", checkpoint=name)
+            self._event("upload_skipped", checkpoint=name)
             return
         if MANIFEST in remote:  # an earlier checkpoint of this step, now replaced
             self._remote.remove(f"{CHECKPOINTS}/{name}/{MANIFEST}")
@@ -201,7 +199,7 @@ class Uploader:
             job.sent.add(file)
         self._upload_run_files()
         self._commit(job, manifest, sizes)
-        self._emit("uploaded", checkpoint=name, seconds=round(time.monotonic() - start, 3), bytes=sum(sizes.values()))
+        self._event("uploaded", checkpoint=name, seconds=round(time.monotonic() - start, 3), bytes=sum(sizes.values()))
         self._prune(job.folder)
 
     def _commit(self, job: _Upload, manifest: bytes, sizes: dict[str, int]) -> None:
@@ -248,7 +246,7 @@ class Uploader:
                 path = f"{CHECKPOINTS}/{name}"
                 self._remote.write(f"{path}/{_ABANDONED_MANIFEST}", self._remote.read(f"{path}/{MANIFEST}"))
                 self._remote.remove(f"{path}/{MANIFEST}")
-                self._emit("remote_left", checkpoint=name)
+                self._event("remote_left", checkpoint=name)
         self._rewound_to = None
 
     def _is_kept(self, folder: Path) -> bool:
@@ -283,7 +281,7 @@ class Uploader:
         except TransferStopped:
             raise
         except Exception as error:  # the checkpoint itself is uploaded
-            self._emit("remote_not_tidied", message=error_text(error))
+            self._event("remote_not_tidied", message=error_text(error))
 
     def _list_checkpoints(self) -> dict[str, list[str]]:
         """Lists the files of each checkpoint at the URL, complete or not."""
@@ -312,10 +310,4 @@ class Uploader:
         what = "the run's files" if job is None else job.folder.name
         reason = failure.describe(self._remote.url)
         log.warning("%s cannot be uploaded to %s (%s): retrying", what, self._remote.url, reason)
-        self._emit("upload_failed", checkpoint=what, message=reason, lag_s=round(self.lag_s, 1))
-
-    def _emit(self, kind: str, **facts: Any) -> None:
-        try:
-            self._event(kind, **facts)
-        except OSError as error:  # a full disk must not end the uploads
-            log.warning("the event %s %s cannot be written: %s", kind, facts, error)
+        self._event("upload_failed", checkpoint=what, message=reason, lag_s=round(self.lag_s, 1))

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from clipx.checkpoint.async_writer import AsyncWriter
-from clipx.checkpoint.copies import HostCopies, Pairs
 from clipx.checkpoint.format import CheckpointDir
 from clipx.checkpoint.spec import CheckpointSpec
+from clipx.checkpoint.staging import HostCopies, Pairs
 from clipx.distributed.comm import Comm
 from helpers.forks import CONTEXT, start_server
 

@@ -12,13 +12,10 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers.savers import make_writer, run_in_processes, tensors
-from safetensors.numpy import save_file
 
 from clipx.checkpoint.format import CheckpointDir, _verified, find_damage, sha256, write_file
 from clipx.checkpoint.records import MANIFEST, STATE, TENSORS
@@ -235,16 +232,3 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_a_new_run(tmp_path: 
         match=f"{re.escape(str(path))} cannot be listed .*: mount its disk, correct its permissions, or",
     ):
         CheckpointDir(path, pytest.fail).load()
-
-
-ROWS = np.zeros((2, 2), np.float32)
-
-
-@pytest.mark.parametrize(("other", "start"), [(np.zeros((2, 3), np.float32), 4), (np.zeros((2, 2)), 4), (ROWS, 3)])
-def test_parts_that_do_not_fit_together_are_damage(
-    folder: CheckpointDir, newest: Path, told: Messages, other: Any, start: int
-) -> None:
-    save_file({"rows": other}, newest / "shard.00002-of-00002.safetensors", {"rows": json.dumps({"rows": start})})
-    sign(newest)
-    assert (found := folder.load()) is not None and found.step == 20
-    assert "the parts of the tensor 'rows' in its files do not fit" in told[0]

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor
 
-from clipx.checkpoint.copies import HostCopies
 from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.records import DamagedCheckpoint
-from clipx.checkpoint.staging import StagingBuffer
+from clipx.checkpoint.staging import HostCopies, StagingBuffer
 from clipx.checkpoint.tensors import CheckpointTensors, RankRows
 from clipx.errors import CheckpointError
 

@@ -11,7 +11,7 @@ from helpers.savers import EventLog, load_tensors, make_writer, steps, tensors
 
 from clipx.checkpoint import async_writer
 from clipx.checkpoint.format import why_unusable
-from clipx.checkpoint.retention import CheckpointInfo, steps_to_keep
+from clipx.checkpoint.records import CheckpointInfo, steps_to_keep
 
 Info = CheckpointInfo
 FIVE = [Info(1), Info(2, keep=True), Info(3, score=0.9), Info(4, score=0.5), Info(5)]

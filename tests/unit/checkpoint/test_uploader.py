@@ -18,8 +18,7 @@ from helpers.uploads import UploadEvents, same_files, save, steps, upload
 from helpers.waiting import wait_until
 
 from clipx.checkpoint.downloader import fetch_newest
-from clipx.checkpoint.records import MANIFEST, TENSORS
-from clipx.checkpoint.retention import steps_to_keep
+from clipx.checkpoint.records import MANIFEST, TENSORS, steps_to_keep
 from clipx.checkpoint.uploader import Uploader
 from clipx.storage.remote import StorageFolder
 

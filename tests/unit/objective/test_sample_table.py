@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from clipx.checkpoint.copies import HostCopies
 from clipx.checkpoint.format import Checkpoint
-from clipx.checkpoint.staging import StagingBuffer
+from clipx.checkpoint.staging import HostCopies, StagingBuffer
 from clipx.checkpoint.tensors import CheckpointTensors, RankRows
 from clipx.distributed.comm import Comm
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
