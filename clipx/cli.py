@@ -37,7 +37,7 @@ from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
 from clipx.config.registry import CONF_DIR
 from clipx.config.typed import check_typed
-from clipx.distributed.launch_env import rank_or_none, world_or_one
+from clipx.distributed.launch_env import rank_and_world, rank_or_none
 from clipx.errors import (
     ClipxError,
     ConfigError,
@@ -261,7 +261,7 @@ def _typed_arguments(command: str) -> argparse.Namespace:
     parser.error = _refuse  # type: ignore[method-assign]
     if not {"-sc", "--shell-completion"} & set(words):
         typed = sys.argv[1:]
-        world = world_or_one()
+        _, world = rank_and_world()
         check_typed(words, parser, lambda of, flags: of.answer(typed, flags, command, _program(), world))
     arguments = parser.parse_intermixed_args(words)
     for override in arguments.overrides:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config.lazy_torch import dist, torch
 from clipx.config.options import option
@@ -109,10 +109,50 @@ class DdpSpec(DistributedSpec):
         wrapped.broadcast_buffers = any(isinstance(module, BATCH_NORM) for module in model.modules())
         narrow = any(p.dtype.itemsize == 2 for p in model.parameters())
         if narrow or self.compression is not Compression.none:
-            from clipx.distributed.reduction import WideReduction, average_bucket
-
             exchanged = {Compression.none: None, Compression.bf16: torch.bfloat16}[self.compression]
-            state = WideReduction(comm.world, masters or {}, exchanged)
             # DDP compares annotations with classes, and those of this project are strings: hence a lambda.
-            wrapped.register_comm_hook(state, lambda state, bucket: average_bucket(state, bucket))
+            wrapped.register_comm_hook(
+                masters or {}, lambda masters, bucket: average_bucket(bucket, masters, exchanged)
+            )
         return wrapped
+
+
+def average_bucket(bucket: Any, masters: Masters, exchanged: torch.dtype | None) -> torch.futures.Future[torch.Tensor]:
+    """Averages the gradients of a bucket over the ranks in float32, or float64 for float64: a communication hook.
+
+    A parameter with a master gets its average, and what earlier micro-batches added, in the master's `.grad`, which is
+    then a view of the sum: no further copy, and no rounding to 16 bits. The bucket itself stays as it is.
+
+    Args:
+        bucket: a GradBucket of DDP.
+        masters: see `DistributedSpec.wrap`.
+        exchanged: dtype in which the sums are exchanged; None: at least float32.
+    """
+    narrow: torch.Tensor = bucket.buffer()
+    wide = narrow.to(torch.promote_types(narrow.dtype, torch.float32), copy=True)
+    parameters = bucket.parameters()
+    first = narrow.storage_offset()
+    for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
+        if (master := masters.get(parameter)) is not None:
+            # The bucket has the strides of the parameter, e.g. channels_last, which its `gradients()` ignore.
+            part = wide.as_strided(parameter.shape, parameter.stride(), gradient.storage_offset() - first)
+            if master.grad is not None:
+                part += master.grad
+            master.grad = part
+    wide /= dist.get_world_size()
+    sent = wide if exchanged is None else wide.to(exchanged)
+    mastered = any(parameter in masters for parameter in parameters)
+
+    def received(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        """Runs on a stream of torch, which protects from reuse the future's value alone: nothing else that the caching
+        allocator could give away may be read here. `wide` is in the `.grad` of masters, or not used."""
+        (found,) = future.value()
+        if not mastered:
+            narrow.copy_(found)
+        elif found.dtype != wide.dtype:
+            wide.copy_(found)
+        return narrow
+
+    work: Any = dist.all_reduce(sent, async_op=True)
+    reduced: torch.futures.Future[torch.Tensor] = work.get_future().then(received)
+    return reduced

@@ -1,12 +1,12 @@
-"""Rank, world size and rendezvous endpoint of this process, read from the launcher's environment variables and checked.
+"""Rank, world size and rendezvous endpoint of this process, from the launcher's environment variables.
 
-Each launcher sets different variables. The innermost launcher that started several processes is used, in this order:
-torchrun or any other that sets RANK and WORLD_SIZE; submitit's local executor; MPI; an srun step, which submitit also
-uses on SLURM. Nothing is written to the environment.
+The innermost launcher that started several processes is used, in this order: torchrun or any other that sets RANK and
+WORLD_SIZE; submitit's local executor; MPI; an srun step, which submitit also uses on SLURM.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -25,7 +25,6 @@ _LOCALHOST = "127.0.0.1"
 _NUMBER = re.compile("[0-9]{1,10}")
 _MOST_HOSTS = 1 << 16
 _SHOWN = 60  # characters of a value in an error
-
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class _Launcher:
     name: str
     rank: str
     world: str
-    local_rank: tuple[str, ...] = ()
+    local_rank: tuple[str, ...]
     local_world: tuple[str, ...] = ()
 
 
@@ -79,11 +78,7 @@ _MPI = (
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
     ),
     _Launcher(  # MPICH, Intel MPI, Cray MPICH
-        "MPI",
-        "PMI_RANK",
-        "PMI_SIZE",
-        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"),
-        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        "MPI", "PMI_RANK", "PMI_SIZE", ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
     ),
 )
 _SRUN = _Launcher("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_LOCALID",))
@@ -107,27 +102,21 @@ def read_launch_env(env: Mapping[str, str] = os.environ) -> LaunchEnv:
         port=port,
         job=_job_id(env, launcher),
         agent_store=launcher is _TORCHRUN and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        hosts=tuple(expand_nodelist(env.get("SLURM_STEP_NODELIST", ""))) if launcher is _SRUN else (),
+        hosts=expand_nodelist(env.get("SLURM_STEP_NODELIST", "")) if launcher is _SRUN else (),
     )
 
 
 def rank_or_none(env: Mapping[str, str] = os.environ) -> int | None:
     """Returns this process's rank for log lines, or None for a single process or an invalid environment."""
-    found = _detect_or_none(env)
-    return None if found is None else found[1]
+    return rank_and_world(env)[0]
 
 
-def world_or_one(env: Mapping[str, str] = os.environ) -> int:
-    """Returns the number of ranks, or 1 for a single process or an invalid environment."""
-    found = _detect_or_none(env)
-    return 1 if found is None else found[2]
-
-
-def _detect_or_none(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
-    try:
-        return _detect(env)
-    except ConfigError:
-        return None
+def rank_and_world(env: Mapping[str, str] = os.environ) -> tuple[int | None, int]:
+    """Returns this process's rank and the number of ranks, (None, 1) as `rank_or_none`."""
+    with contextlib.suppress(ConfigError):
+        if found := _detect(env):
+            return found[1:]
+    return None, 1
 
 
 def _detect(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
@@ -166,7 +155,7 @@ def cores() -> int:
 
 
 def usable_cores() -> list[int]:
-    """Returns the numbers of the cores that this process may use. A launcher may have bound it to a subset."""
+    """Returns their numbers. A launcher may have bound this process to a subset."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
@@ -178,25 +167,21 @@ def warn_of_few_cores(key: str, number: int, rank: int = 0) -> None:
         log.warning("%s: they wait for each other, give %d", there, have)
 
 
-def expand_nodelist(nodelist: str) -> Iterator[str]:
-    """Expands SLURM's host list notation: `n[01-03,7],gpu1` yields n01, n02, n03, n7 and gpu1. Raises ConfigError."""
-    yield from itertools.islice(_expand(nodelist), _MOST_HOSTS)
-
-
-def _expand(nodelist: str) -> Iterator[str]:
+def expand_nodelist(nodelist: str) -> tuple[str, ...]:
+    """Expands SLURM's host list notation: `n[01-03,7],gpu1` to n01, n02, n03, n7 and gpu1. Raises ConfigError."""
+    hosts: list[str] = []
     for one in re.findall(r"(?:\[[^]]*\]|[^,[])+", nodelist):
         parts = re.split(r"\[([\d,-]+)\]", one)  # names and number ranges alternate
-        choices = [list(_expand_range(part)) if k % 2 else [part] for k, part in enumerate(parts)]
-        yield from map("".join, itertools.product(*choices))
+        choices = [_expand_range(part) if k % 2 else [part] for k, part in enumerate(parts)]
+        hosts += itertools.islice(map("".join, itertools.product(*choices)), _MOST_HOSTS - len(hosts))
+    return tuple(hosts)
 
 
 def _expand_range(text: str) -> Iterator[str]:
     for part in text.split(","):
         found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part)
-        require(
-            found is not None, f"[{_shown(text)}] in SLURM's list of hosts is not a range, as [01-03,7]: correct it"
-        )
-        assert found is not None
+        if found is None:
+            raise ConfigError(f"[{_shown(text)}] in SLURM's list of hosts is not a range, as [01-03,7]: correct it")
         low, high = found[1], found[2] or found[1]
         yield from (f"{k:0{len(low)}}" for k in range(int(low), int(high) + 1))
 
@@ -204,8 +189,7 @@ def _expand_range(text: str) -> Iterator[str]:
 def _in_srun_step(env: Mapping[str, str]) -> bool:
     """Returns whether srun started this process as one of several tasks.
 
-    False in an interactive shell, where a command is a single process: the shell of an allocation has no numbered step,
-    and the shell of `srun --pty` has a terminal.
+    The shell of an allocation has no numbered step, and the shell of `srun --pty` has a terminal.
     """
     step = env.get("SLURM_STEP_ID", "")
     if not _NUMBER.fullmatch(step) or int(step) >= _FIRST_RESERVED_STEP:
@@ -265,7 +249,7 @@ def _endpoint(env: Mapping[str, str], launcher: _Launcher, world: int) -> tuple[
     single_host = any(env.get(name) == str(world) for name in launcher.local_world)  # all on this host
     # mpirun's SLURM step may lack the job's first host; an srun step may use only some of the job's hosts.
     lists = ("SLURM_JOB_NODELIST",) if launcher in _MPI else ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    hosts = next((found for name in lists if (found := list(expand_nodelist(env.get(name, ""))))), [])
+    hosts = next((found for name in lists if (found := expand_nodelist(env.get(name, "")))), ())
     host = env.get("MASTER_ADDR") or (_LOCALHOST if single_host else hosts[0] if hosts else "")
     if env.get("MASTER_PORT"):
         port = _integer(env, "MASTER_PORT")

@@ -1,8 +1,4 @@
-"""Options that ddp and fsdp share: device, backend, time limits, threads. `build` joins the process group.
-
-launch_env.py reads rank and world size, rendezvous.py waits for the other ranks; ddp.py and fsdp.py hold the options of
-the distributed group.
-"""
+"""Options that ddp and fsdp share: device, backend, time limits, threads. `build` joins the process group."""
 
 from __future__ import annotations
 
@@ -138,9 +134,7 @@ class DistributedSpec:
         if launch.world == 1:
             self._backend(device)
             self._check_one_rank("backend")
-        sharing, heartbeats = 1, None
-        if launch.world > 1:
-            sharing, heartbeats = self._join(launch, device)
+        sharing, heartbeats = (1, None) if launch.world == 1 else self._join(launch, device)
         if self.threads is not None:
             warn_of_few_cores("distributed.threads", self.threads, launch.rank)
             torch.set_num_threads(self.threads)
@@ -227,10 +221,7 @@ class DistributedSpec:
             ) from error
 
     def _backend(self, device: torch.device) -> str:
-        """Returns the backend's name.
-
-        Raises ConfigError if torch lacks it or it does not move tensors of the device.
-        """
+        """Returns the backend's name. Raises ConfigError if torch lacks it or it does not move the device's tensors."""
         if self.backend == "auto":
             name = "gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device)
             return name if device.type == "cpu" else f"cpu:gloo,{device.type}:{name}"

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
-from clipx.run.process import is_running, process_stat
+from clipx.processes import is_running, process_stat
 from clipx.storage.local import ensure_folder
 from clipx.storage.safe_json import read_as, read_regular
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clipx.abort import WRITE_S, abort
 from clipx.errors import Exit, PeerLost
-from clipx.run.process import is_running, process_stat
+from clipx.processes import is_running, process_stat
 from clipx.storage.local import open_own
 
 LAUNCHER_PID = "CLIPX_LAUNCHER_PID"  # set by clipx_local for the processes of its points

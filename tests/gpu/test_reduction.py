@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clipx.distributed.reduction import WideReduction, average_bucket
+from clipx.distributed.ddp import average_bucket
 
 pytestmark = pytest.mark.gpu
 
@@ -26,8 +26,7 @@ def test_compressed_gradients_are_those_of_float32_but_for_their_rounding(device
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
         wrapped = DistributedDataParallel(model, bucket_cap_mb=1)
-        state = WideReduction(1, {}, torch.bfloat16)
-        wrapped.register_comm_hook(state, lambda state, bucket: average_bucket(state, bucket))
+        wrapped.register_comm_hook({}, lambda masters, bucket: average_bucket(bucket, masters, torch.bfloat16))
         for _repeat in range(3):  # from the second time on in the buckets that DDP has rebuilt
             model.zero_grad()
             wrapped(x).square().mean().backward()

@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from pathlib import Path
 
-from clipx.run.process import process_stat
+from clipx.processes import process_stat
 
 _KEPT = 20
 _reserved: deque[contextlib.ExitStack] = deque()

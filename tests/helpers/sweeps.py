@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from clipx.processes import process_stat
 from clipx.report.console import is_headline
 from clipx.run import lock
-from clipx.run.process import process_stat
 from clipx.trainer.trainer import Trainer
 from clipx_launch.__main__ import main
 from clipx_launch.commands.run import RunFiles

@@ -19,9 +19,9 @@ from helpers.waiting import wait_until
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Exit, Locked
+from clipx.processes import process_stat
 from clipx.run import lock as module
 from clipx.run.lock import Holder, RunLock
-from clipx.run.process import process_stat
 
 COMM = Comm(0, 1, 0, torch.device("cpu"))
 
