@@ -144,7 +144,7 @@ class Uploader:
             except TransferStopped:
                 return
             except Exception as error:  # a remote file system may raise any error of its library
-                failure = Failure.of(self._remote.url, error)
+                failure = Failure.classify(self._remote.url, error)
                 if failure.refuses_all:
                     reload_credentials(self._remote.url)  # they may have expired, and been renewed
                 if job is None or job.manifest() is not None:  # else it was deleted, which the next attempt handles

@@ -14,7 +14,7 @@ from torch import Tensor
 from clipx.data.inputs import Inputs, Texts, mapped
 from clipx.data.source import BadRecord
 from clipx.model.transfer import moved
-from clipx.storage.traffic import NO_TRAFFIC, StorageTraffic
+from clipx.storage.remote import NO_TRAFFIC, StorageTraffic
 
 PART_SAMPLES = 512
 """Largest number of samples that a loader process makes at a time: 77 MB of images of 224 pixels."""

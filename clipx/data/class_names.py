@@ -9,7 +9,7 @@ from pathlib import Path
 from clipx.config.lazy_torch import torch
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError, require
-from clipx.storage.text_file import filled_lines
+from clipx.storage.files import filled_lines
 
 _LISTS = Path(__file__).parent / "lists"
 NAMES = ("imagenet",)  # 1,000, in the order of the labels

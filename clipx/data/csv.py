@@ -18,8 +18,8 @@ from clipx.data.shards.packed import Packed
 from clipx.data.source import BadRecord, BadSample, ImageFiles, Sample, parse_label, read_bounded, split
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError, require
+from clipx.storage.files import decode
 from clipx.storage.local import check_file
-from clipx.storage.text_file import decode
 
 Columns = tuple[str, str, str | None]
 """Names of the image, caption and label column."""

@@ -21,7 +21,7 @@ from clipx.data.order import SampleOrder
 from clipx.data.source import BadRecord, BadSample, Sample, Source, prefetch_samples
 from clipx.data.texts import TextReader
 from clipx.errors import DataError
-from clipx.storage.traffic import take_traffic
+from clipx.storage.remote import take_traffic
 
 log = logging.getLogger(__name__)
 

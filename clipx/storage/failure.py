@@ -67,13 +67,13 @@ class Failure:
     wait_s: float = 0.0
 
     @classmethod
-    def of(cls, url: str, error: BaseException) -> Failure:
+    def classify(cls, url: str, error: BaseException) -> Failure:
         """Classifies an exception of a request to `url`."""
         chain = list(_chain(error))
         for each in chain:
             response = vars(each).get("response")
             if isinstance(response, dict) and isinstance(response.get("Error"), dict):
-                return cls._of_s3(response)
+                return cls._classify_s3(response)
         for each in chain:
             if (status := _status(each)) >= 300:
                 kind = _kind_of_status(status)
@@ -93,7 +93,7 @@ class Failure:
         return cls(FailureKind.object if final else FailureKind.outage, error_text(error))
 
     @classmethod
-    def _of_s3(cls, response: dict[str, Any]) -> Failure:
+    def _classify_s3(cls, response: dict[str, Any]) -> Failure:
         error, meta = response["Error"], response.get("ResponseMetadata", {})
         code, status = str(error.get("Code", "")), meta.get("HTTPStatusCode", 0)
         kind = _CODES.get(code) or _kind_of_status(int(code) if code.isdecimal() else status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,6 @@ def hub_files(location: str, *names: str) -> list[Path]:
     Raises DataError if none of them is available because the repository or the hub cannot be reached.
     """
     return list(each_hub_file(location, *names))
-
-
-def first_hub_file(location: str, names: Sequence[str]) -> Path | None:
-    """Returns the first of the named files that the repository has, or None. Raises DataError as `hub_files`."""
-    return next(each_hub_file(location, *names), None)
 
 
 def each_hub_file(location: str, *names: str) -> Iterator[Path]:

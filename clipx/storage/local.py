@@ -1,10 +1,9 @@
-"""Local folders and files: cache folder, folder creation, atomic writes, locks."""
+"""Local folders and files: cache folder, folder creation, atomic writes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
-from clipx.errors import ConfigError, DataError, disk_error
+from clipx.errors import ConfigError, disk_error
 
 _FIX = "make room, or set CLIPX_CACHE to another folder"
 
@@ -135,11 +134,3 @@ def check_regular(path: Path) -> None:
     if not stat.S_ISREG(mode):
         what = "it is a link" if stat.S_ISLNK(mode) else "it is not a regular file"
         raise OSError(errno.EINVAL, what, str(path))
-
-
-def acquire_lock(lock: IO[Any], named: str) -> None:
-    """Locks a folder for one writing process until the lock file is closed. Raises DataError if it is locked."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise DataError(f"{named} is being written by another process: wait for it, or give another folder") from None

@@ -7,19 +7,19 @@ hashes of its files, so that a later command finds the parts that are complete a
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clipx.errors import ConfigError, DataError, require
 from clipx.escape import json_text
 from clipx.storage.files import errors_as, is_local, local_path
-from clipx.storage.local import acquire_lock, ensure_folder, open_own, remove_partial, write_atomically, writing
+from clipx.storage.local import ensure_folder, open_own, remove_partial, write_atomically, writing
 from clipx.storage.remote import StorageFolder, retry
-from clipx.storage.safe_json import parse_json, read_as, read_regular
+from clipx.storage.safe_json import parse_json, read_regular
 
 _FIX = "make room, or give another folder with out=…"
 _LARGEST = 1 << 36  # bytes of a part, which its writer held in memory
@@ -32,13 +32,6 @@ Record = dict[str, Any]
 def record_file(number: int) -> str:
     """Returns the name of the record of a part."""
     return f"{number:05d}.json"
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """Files in the record of a shard: [bytes, SHA-256] by name."""
-
-    files: dict[str, tuple[int, str]]
 
 
 class PartStore:
@@ -62,7 +55,11 @@ class PartStore:
             fix = "give a writable folder, or remove its .lock"
             raise ConfigError(f"out={self.out} cannot be written ({error.strerror}): {fix}") from None
         with lock:
-            acquire_lock(lock, f"out={self.out}")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                fix = "wait for it, or give another folder"
+                raise DataError(f"out={self.out} is being written by another process: {fix}") from None
             remove_partial(self.folder)
             yield
 
@@ -76,10 +73,7 @@ class PartStore:
             self.put_json(name, plan)
             return
         fix = "give another folder, or delete this one"
-        try:
-            before = read_as(dict[str, Any], text)
-        except ValueError as error:
-            raise DataError(f"out={self.out}: {name} cannot be read ({error}): {fix}") from None
+        before = parse_json(text)
         changed = [key for key in {**before, **plan} if before.get(key) != plan.get(key)]
         differences = ", ".join(f"{key} was {before.get(key)}, is {plan.get(key)}" for key in changed)
         require(not changed, f"out={self.out} holds other {what} ({differences}): {fix}")
@@ -116,17 +110,12 @@ class PartStore:
         found: dict[str, int] = self._retry(lambda: StorageFolder(self.out).files())
         return found
 
-    def is_intact(self, files: Mapping[str, Sequence[Any]], sizes: Mapping[str, int]) -> bool:
-        """Verifies files against their record: local files by size and SHA-256, files at a URL by size only.
-
-        Args:
-            files: {name: [bytes, SHA-256]} of the record.
-            sizes: {name: bytes} of the files in the folder.
-        """
+    def _is_intact(self, files: Mapping[str, list[Any]], sizes: Mapping[str, int]) -> bool:
+        """Verifies files against their record: local files by size and SHA-256, files at a URL by size only."""
         if any(sizes.get(name) != size for name, (size, _) in files.items()):
             return False
         return self.folder is None or all(
-            _size_and_hash(self.folder / name) == list(expected) for name, expected in files.items()
+            _size_and_hash(self.folder / name) == expected for name, expected in files.items()
         )
 
     def _retry(self, call: Callable[[], Any]) -> Any:
@@ -147,13 +136,9 @@ class PartStore:
         for number in numbers:
             if record_file(number) not in sizes:
                 continue
-            text = self.read_text(record_file(number)) or "{}"
-            try:
-                files = read_as(_Files, text).files
-            except ValueError:  # the part is written again
-                continue
-            if files and self.is_intact(files, sizes):
-                records[number] = parse_json(text)
+            record = parse_json(self.read_bytes(record_file(number)))
+            if self._is_intact(record["files"], sizes):
+                records[number] = record
         return records
 
 

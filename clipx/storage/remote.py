@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ from clipx.storage.bounded import MOST_BYTES, WHOLE_FILE, BadAnswer, complete, h
 from clipx.storage.failure import Failure, FailureKind
 from clipx.storage.files import is_local, local_path
 from clipx.storage.hub_repository import HubFile
-from clipx.storage.traffic import count_read
 
 T = TypeVar("T")
 
@@ -96,11 +96,10 @@ def backoff(first: float, most: float) -> Iterator[float]:
 def retry(url: str, retry_s: float, call: Callable[[], T], patient: bool = False) -> T:
     """Returns `call()`, retried with growing, jittered pauses after transient errors of a remote storage.
 
-    An attempt is given up when `retry_s` are over, the first one after 10 s at the earliest: see bounded.py. Raises
-    StorageRefused at once if the storage refuses all requests. `patient`: retries these, too, with credentials that are
-    reloaded, because requests of this run succeeded before. Raises StorageError after an outage of `retry_s` seconds,
-    or at once if the storage asks to wait for longer, DataError for an answer that no retry improves, and other errors
-    (no such file, invalid request) unchanged.
+    An attempt is given up when `retry_s` are over, the first one after 10 s at the earliest. Raises StorageError after
+    an outage of `retry_s` seconds, or at once if the storage asks to wait for longer; StorageRefused at once if it
+    refuses all requests, unless `patient`: requests of this run succeeded before, and the credentials are reloaded;
+    DataError for an answer that no retry improves; other errors (no such file, invalid request) unchanged.
     """
     start, limit_s = time.monotonic(), max(retry_s, _TRY_S)
     for pause in backoff(*_DELAY_S):
@@ -110,7 +109,7 @@ def retry(url: str, retry_s: float, call: Callable[[], T], patient: bool = False
         except BadAnswer as error:
             raise DataError(f"{url}: its server {error}") from None
         except Exception as error:  # a remote file system raises errors of its library
-            failure = Failure.of(url, error)
+            failure = Failure.classify(url, error)
             if is_local(url) or failure.kind is FailureKind.object or isinstance(error, ClipxError):
                 raise
             spent, pause = time.monotonic() - start, max(pause, failure.wait_s)
@@ -154,25 +153,43 @@ def _warn(text: str) -> None:
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def read_remote(url: str, retry_s: float) -> bytes:
-    """Reads a small file as `read_file` of files.py, any URL through fsspec."""
-    return _read(url, retry_s)
+@dataclass(frozen=True, slots=True)
+class StorageTraffic:
+    """Number of requests that read from remote storage, and of bytes received."""
+
+    requests: int = 0
+    bytes: int = 0
+
+    def plus(self, other: StorageTraffic) -> StorageTraffic:
+        return StorageTraffic(self.requests + other.requests, self.bytes + other.bytes)
+
+
+NO_TRAFFIC = StorageTraffic()
+_counting = threading.Lock()
+_traffic = NO_TRAFFIC  # of the threads of this process
+
+
+def _count(requests: int, received: int = 0) -> None:
+    global _traffic
+    with _counting:
+        _traffic = _traffic.plus(StorageTraffic(requests, received))
+
+
+def take_traffic() -> StorageTraffic:
+    """Returns the traffic of this process since the last call."""
+    global _traffic
+    with _counting:
+        taken, _traffic = _traffic, NO_TRAFFIC
+    return taken
 
 
 def read_range(url: str, start: int, end: int, retry_s: float, patient: bool = False) -> bytes:
-    """Reads bytes [start, end), fewer if the file ends earlier. Raises the file system's errors, or DataError.
-
-    `patient`: see `retry`.
-    """
-    return _read(url, retry_s, patient, start=start, end=end)
+    """Reads bytes [start, end), fewer if the file ends earlier. Raises as `retry`, whose `patient` it takes."""
+    return read_remote(url, retry_s, patient, start=start, end=end)
 
 
 def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
-    """Opens a file for sequential reading. The next block of a remote file is fetched while the current one is read.
-
-    A typical shard has a header every 30 KB. Separate requests of 512 bytes would take 20 ms each, whereas one request
-    of 16 MiB returns five hundred headers. Members larger than a block are skipped without fetching them.
-    """
+    """Opens a file for sequential reading. The next block of a remote file is fetched while the current one is read."""
     if is_local(url):
         return Path(local_path(url)).open("rb")
     from fsspec.caching import BackgroundBlockCache
@@ -184,7 +201,8 @@ def open_sequential(url: str, size: int, retry_s: float) -> IO[bytes]:
     return file  # type: ignore[no-any-return]
 
 
-def _read(url: str, retry_s: float, patient: bool = False, **span: Any) -> bytes:
+def read_remote(url: str, retry_s: float, patient: bool = False, **span: Any) -> bytes:
+    """Reads a small file, or of any file the bytes [start, end) of `span`."""
     hub, size = HubFile.parse(url), span["end"] - span["start"] if span else MOST_BYTES
 
     def call() -> bytes:
@@ -192,16 +210,16 @@ def _read(url: str, retry_s: float, patient: bool = False, **span: Any) -> bytes
         if span and len(content) > size:
             raise BadAnswer(WHOLE_FILE)
         if not is_local(url):
-            count_read(1, len(content))
+            _count(1, len(content))
         return bytes(content)
 
     return retry(url, retry_s, call, patient)
 
 
 def ask(url: str, method: str, at: str | None = None, *, size: int = 0, **options: Any) -> Any:
-    """Calls a method of the file system of a URL with its path, in the time of `retry` if the method is asynchronous.
+    """Calls a method of a URL's file system with its path, or `at`, in the time of `retry` if it is asynchronous.
 
-    `at`: another path in it. `size`: bytes that it reads.
+    `size`: bytes that it reads.
     """
     fs, path = file_system(url)
     path = path if at is None else at
@@ -221,18 +239,14 @@ def remote_info(url: str, retry_s: float, patient: bool = False) -> dict[str, An
     def call() -> dict[str, Any]:
         found: dict[str, Any] = hub.info() if hub is not None and hub.path else ask(url, "info")
         if not is_local(url) and not (hub is not None and hub.pinned):
-            count_read(1)
+            _count(1)
         return found
 
     return retry(url, retry_s, call, patient)
 
 
 def download(url: str, path: Path, size: int, retry_s: float) -> None:
-    """Downloads a file of `size` bytes to a new local file, several blocks at once. Each block is retried separately.
-
-    Raises the file systems' errors, or StorageError after an outage of `retry_s` seconds. The copy of a file that is
-    shorter than `size` is shorter, too.
-    """
+    """Downloads a file of `size` bytes, or less, to a new local file, several blocks at once. Each is retried alone."""
     starts = range(0, size, BLOCK)
     with path.open("xb") as out, ThreadPoolExecutor(_PARALLEL_BLOCKS) as threads:
         for group in (starts[i : i + _PARALLEL_BLOCKS] for i in range(0, len(starts), _PARALLEL_BLOCKS)):
@@ -250,10 +264,10 @@ class TransferStopped(Exception):
 
 
 class StorageFolder:
-    """Files under a URL, for use in one thread. File names are relative to the URL.
+    """Files under a URL, by their names below it, for use in one thread. Methods raise the file system's errors.
 
     On asynchronous file systems, such as those of object stores, a call raises TransferStopped soon after `stop` is
-    set, and ConnectionError if no data moves for minutes. Otherwise methods raise the file system's errors.
+    set, and ConnectionError if no data moves for minutes.
     """
 
     def __init__(self, url: str, stop: threading.Event | None = None, tries: int = 1) -> None:

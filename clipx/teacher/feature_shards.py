@@ -19,8 +19,8 @@ import numpy as np
 
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.data.spec import Classes
+from clipx.storage.files import filled_lines
 from clipx.storage.part_store import PartStore
-from clipx.storage.text_file import filled_lines
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -20,7 +20,7 @@ from clipx.data.spec import exchange_captions, open_on_all_ranks, training_order
 from clipx.data.texts import text_reader_of, used_mask
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import CheckpointError
-from clipx.storage.traffic import NO_TRAFFIC
+from clipx.storage.remote import NO_TRAFFIC
 from clipx.trainer.host_memory import check_batches
 
 if TYPE_CHECKING:

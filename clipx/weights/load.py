@@ -34,7 +34,7 @@ from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.lora import initial_adapters, merged, without_adapters
 from clipx.model.spec import ModelSpec
 from clipx.storage.files import is_local, local_path
-from clipx.storage.hub import HUB, first_hub_file, hub_files
+from clipx.storage.hub import HUB, each_hub_file, hub_files
 from clipx.storage.safe_json import check_sizes, read_as
 from clipx.storage.url import check_url
 from clipx.weights.compare import check_same, check_same_tower
@@ -131,7 +131,7 @@ def load_weights(location: str) -> LoadedWeights:
     check_url("model.weights", location)
     if location.startswith(HUB):
         paths = {path.name: path for path in hub_files(location, *descriptions())}
-        weights = first_hub_file(location, weight_files())
+        weights = next(each_hub_file(location, *weight_files()), None)
         if weights is not None and weights.name.endswith(INDEX):
             hub_files(location, *parts_of(weights))
         return _of_folder(location, paths, weights)

@@ -21,9 +21,8 @@ from clipx.data.selection.expression import Predicate
 from clipx.data.selection.ids import CHUNK, ID, WEIGHTED, Ids, IdSet, ids_of, is_sorted, with_weights, write_sorted
 from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.files import errors_as, file_info, is_local, local_path
+from clipx.storage.files import errors_as, file_info, is_local, local_path, open_lines
 from clipx.storage.local import open_own
-from clipx.storage.text_file import open_lines
 
 INDEXED = b"clipx.score"
 """Key of the metadata of a Parquet file whose column `index` numbers the samples of the data. Elsewhere, as in files of

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from clipx.data.walk import is_hidden
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.files import errors_as, is_local, local_path, read_file
+from clipx.storage.files import errors_as, filled_lines, is_local, local_path, read_file
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.pattern import check_length, expanded, matcher, wider
 from clipx.storage.remote import ask, file_system, retry
 from clipx.storage.safe_json import read_regular
-from clipx.storage.text_file import filled_lines
 from clipx.storage.url import check_url
 
 _RETRY_S = 30.0  # seconds of retries of a listing; short, because a user waits for it at the start of a run

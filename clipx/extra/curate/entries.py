@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clipx.errors import ConfigError, DataError
+from clipx.storage.files import decode, lines
 from clipx.storage.safe_json import read_as
-from clipx.storage.text_file import decode, lines
 
 _SPACED = str.maketrans({**{mark: f" {mark} " for mark in ",.;:?!`"}, **dict.fromkeys("\t\n\r", " ")})
 

@@ -44,7 +44,7 @@ from clipx.data.parquet_file import (
 )
 from clipx.data.selection import tables
 from clipx.errors import ConfigError, DataError, require
-from clipx.storage.text_file import lines
+from clipx.storage.files import lines
 
 if TYPE_CHECKING:
     from clipx.extra.curate.select import SelectSpec

@@ -25,8 +25,7 @@ from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Sample, Source, WrappedSource
 from clipx.data.spec import Classes, Dataset, DataSpec
 from clipx.errors import DataError, require
-from clipx.storage.files import errors_as, is_local, local_path, read_file
-from clipx.storage.text_file import decode
+from clipx.storage.files import decode, errors_as, is_local, local_path, read_file
 from clipx.storage.url import check_url
 
 _CLASSES, _TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"

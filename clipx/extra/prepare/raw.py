@@ -38,9 +38,8 @@ from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_te
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
-from clipx.storage.files import errors_as, is_local, local_path
+from clipx.storage.files import errors_as, filled_lines, is_local, local_path
 from clipx.storage.remote import REQUESTS, open_sequential, read_range
-from clipx.storage.text_file import filled_lines
 
 if TYPE_CHECKING:
     from clipx.extra.prepare.command import PrepareSpec

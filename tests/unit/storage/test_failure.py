@@ -46,14 +46,16 @@ KINDS = [
 
 def test_class_and_code_decide_the_kind() -> None:
     for error, kind in KINDS:
-        assert Failure.of("s3://bucket/x", error).kind == FailureKind(kind), repr(error)
-    forbidden = Failure.of("https://host/x.tar", _HttpError(status=403))
+        assert Failure.classify("s3://bucket/x", error).kind == FailureKind(kind), repr(error)
+    forbidden = Failure.classify("https://host/x.tar", _HttpError(status=403))
     assert forbidden.kind is FailureKind.object, "concerns this URL alone"
 
 
 def test_the_region_that_a_server_names_is_in_the_fix() -> None:
-    found = Failure.of("s3://b/x", _client_error("PermanentRedirect", 301, Region="eu-west-1", Message="wrong"))
+    found = Failure.classify("s3://b/x", _client_error("PermanentRedirect", 301, Region="eu-west-1", Message="wrong"))
     assert found.fix("s3://b/x").startswith("set AWS_DEFAULT_REGION=eu-west-1 and AWS_ENDPOINT_URL to its server (now ")
-    forged = Failure.of("s3://b/x", _client_error("PermanentRedirect", 301, Region="\x1b[31m", Message="\x1b[31mred"))
+    forged = Failure.classify(
+        "s3://b/x", _client_error("PermanentRedirect", 301, Region="\x1b[31m", Message="\x1b[31mred")
+    )
     assert forged.region is None
     assert forged.reason == r"PermanentRedirect: \x1b[31mred"

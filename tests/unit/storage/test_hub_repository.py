@@ -10,8 +10,7 @@ from helpers.hub_server import Hub
 from clipx.errors import DataError
 from clipx.storage import hub_repository, remote
 from clipx.storage.hub_repository import HubFile
-from clipx.storage.remote import read_range
-from clipx.storage.traffic import take_traffic
+from clipx.storage.remote import read_range, take_traffic
 
 
 @pytest.fixture(autouse=True)

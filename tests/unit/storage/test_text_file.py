@@ -20,7 +20,7 @@ from clipx.errors import ClipxError
 from clipx.extra.curate.entries import read_entries
 from clipx.extra.prepare.command import PrepareSpec
 from clipx.extra.prepare.raw import open_raw
-from clipx.storage.text_file import decode, lines, open_lines
+from clipx.storage.files import decode, lines, open_lines
 
 WRITTEN = ["Füße", "猫 \u2028 x\x85y", "last"]  # as text, the second has no end of a line
 
