@@ -25,14 +25,7 @@ from hydra.types import RunMode
 from clipx.commands import module_of
 from clipx.compat import get_args_parser
 from clipx.config import plugins
-from clipx.config.compose import (
-    checked,
-    command_line,
-    compose_config,
-    prepare,
-    task_overrides,
-    with_run_dir,
-)
+from clipx.config.compose import checked, command_line, compose_config, prepare, task_overrides, with_run_dir
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import COMPOSITION_ERRORS, MISPLACED_ERRORS, misplaced_key, one_line
 from clipx.config.registry import CONF_DIR
@@ -66,8 +59,8 @@ _command: ContextVar[str | None] = ContextVar("command", default=None)
 def imports() -> Iterator[None]:
     """Context for the imports of a command. Without garbage collection torch and timm load in half of the time.
 
-    Later collections do not traverse the objects that exist at its end. torch's warnings of C++ are off: its store
-    writes a stack trace for each access after rank 0 has ended.
+    Later collections skip the objects that exist at its end. torch's warnings of C++ are off: its store writes a stack
+    trace for each access after rank 0 has ended.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if "torch" in sys.modules or not gc.isenabled():
@@ -285,7 +278,7 @@ def _changes_of_run(words: Sequence[str], groups: Sequence[str]) -> list[str]:
 def _help(command: _Command, words: Sequence[str], folders: Sequence[Path]) -> str:
     """Returns what `--help` prints: with keys these, with choices of groups their keys, else the groups of the command.
 
-    Hydra's own answer takes five seconds, because it copies the registered options for each group. Raises ConfigError.
+    Raises ConfigError.
     """
     from clipx.config.help import help_text, is_group, overview
 

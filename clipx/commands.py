@@ -43,10 +43,7 @@ def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
 
 @functools.cache
 def commands() -> dict[str, str]:
-    """Returns the commands in the order in which they are listed: by name the module, as `python -m` takes it.
-
-    A command in clipx/extra has a module `clipx.NAME`, that of another package is its own.
-    """
+    """Returns the module of each command, as `python -m` takes it, by name in the order of their list."""
     others = {name: _flat(name) or entry.module for name, entry in entry_points().items()}
     return {**{name_of(module): module for module in _CORE}, **others, name_of(_SWEEP): _SWEEP}
 

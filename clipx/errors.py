@@ -171,15 +171,13 @@ def disk_error(error: OSError, path: str | os.PathLike[str] | None, fix: str) ->
 def disk_failure(error: Exception, safe: str = _UNCHANGED) -> DiskError | None:
     """Returns the error for what a file system refused, with the path, the reason and the fix; None for other errors.
 
-    An OSError with a path is one, as the calls of networks have none; others by their number, and those of libraries by
-    their text. `safe`: what remains, and what continues from there.
+    `safe`: what remains, and what continues from there.
     """
     text = str(error)
     number, path, reason = (
         getattr(error, name, None) if isinstance(error, OSError) else None for name in ("errno", "filename", "strerror")
     )
-    if isinstance(path, bytes):
-        path = os.fsdecode(path)
+    path = os.fsdecode(path) if isinstance(path, bytes) else path
     if not isinstance(path, str) or "://" in path:  # fsspec gives a URL, open() the number of a descriptor
         path = None
     if found := _NUMBER.search(text):
@@ -207,10 +205,7 @@ def known_failure(error: Exception) -> ClipxError | None:
 
 
 def exhausted(error: Exception) -> Exhausted | None:
-    """Returns the error for a call that the system refused for lack of a resource. Returns None for other errors.
-
-    torch and multiprocessing raise some of them without their number, or with the traceback of another process.
-    """
+    """Returns the error for a call that the system refused for lack of a resource. Returns None for other errors."""
     if not isinstance(error, OSError | RuntimeError | MemoryError | ImportError):
         return None
     number, text, fewer = getattr(error, "errno", None), str(error), "lower data.workers or data.prefetch"
@@ -248,9 +243,6 @@ def _free_bytes(folder: str) -> int:
 
 
 def with_location(error: ClipxError, location: str, keys: Iterable[str]) -> ClipxError:
-    """Returns a copy of an error of a data option that is at the key `location`, with the full names of its `keys`.
-
-    A spec knows only its group: `data.path` becomes `data.sources.NAME.path` for a source of a mixture,
-    `evaluator.EVALUATOR.sets.NAME.path` for a data set of an evaluator.
-    """
+    """Returns a copy of an error of a data option that is at the key `location`, with the full names of its `keys`:
+    `data.path` becomes `data.sources.NAME.path` for a source of a mixture."""
     return type(error)(re.sub(rf"\bdata\.(?=({'|'.join(map(re.escape, keys))})\b)", f"{location}.", str(error)))

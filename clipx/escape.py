@@ -32,10 +32,9 @@ def is_text(text: str) -> bool:
 
 
 def json_text(value: Any, **options: Any) -> str:
-    """Returns the JSON text of a value in printable characters, which any reader of UTF-8 JSON accepts.
+    """Returns the JSON text of a value in printable characters. `options`: those of `json.dumps`.
 
     Half a surrogate pair, which UTF-8 cannot represent, is escaped as by `escaped`; all else is read back unchanged.
-    `options`: those of `json.dumps`.
     """
     text = json.dumps(value, ensure_ascii=False, **options)
     if text.isprintable():
@@ -44,10 +43,7 @@ def json_text(value: Any, **options: Any) -> str:
 
 
 def shortened(text: str) -> str:
-    """Returns a message without the middle of words of more than 500 characters, and with at most 2,000 in total.
-
-    A value of the user may be of any length, and a message contains its value, rule and fix.
-    """
+    """Returns a message without the middle of words of more than 500 characters, and with at most 2,000 in total."""
     text = re.sub(r"\S{501,}", lambda word: f"{word[0][:200]}…{word[0][-100:]}", text)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 + 1 :]}"
 
@@ -71,10 +67,7 @@ class EscapedLogRecord(logging.LogRecord):
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Prints log lines on standard error, of which standard output is free: it may be a command's result.
-
-    The stream is that at the time of the line, in place of which a live bar may have put another one.
-    """
+    """Prints log lines on standard error, as it is at that time: a live bar may have put another stream there."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -1,8 +1,7 @@
 """Standard output and standard error of a process, which may be full, closed, or non-blocking.
 
-What a run prints is its progress, which is never worth the run: `lose_output` discards what cannot be written. Other
-commands print their result: they end with one line, as the tools of the shell do. Nobody could be told of a standard
-error that cannot be written, so that it is always discarded.
+What a run prints is never worth the run: `lose_output` discards what cannot be written. Other commands print their
+result: they end with one line.
 """
 
 from __future__ import annotations

@@ -26,9 +26,7 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 def blocked_sigterm() -> Iterator[None]:
     """Blocks SIGTERM for this thread, and for all threads of the processes that it starts.
 
-    A process that blocks it in its first statement would be late: libraries start threads in every process that is
-    forked or imports them, as wandb's do for its telemetry, and SIGTERM ends a process as soon as one thread does not
-    block it.
+    A process that blocks it itself would be late: libraries start threads when they are imported, as wandb's.
     """
     if multiprocessing.get_start_method() != "fork":
         resource_tracker.ensure_running()  # its start unblocks SIGTERM for this thread, before Python 3.14
@@ -40,10 +38,9 @@ def blocked_sigterm() -> Iterator[None]:
 
 
 def start_in_child() -> int:
-    """Makes this process end when the one that started it ends. Returns the pid of that one.
+    """Makes this process end when the one that started it ends, which is not the parent under a fork server.
 
-    Waits for the end of a pipe that multiprocessing keeps open in the process that started this one. `os.getppid` would
-    not do: the parent of a process of a fork server is the server. Also sets what only a fork inherits.
+    Returns the pid of that one. Also sets what only a fork inherits.
     """
     logging.setLogRecordFactory(EscapedLogRecord)
     starter = multiprocessing.parent_process()
@@ -58,10 +55,7 @@ def start_in_child() -> int:
 
 
 class Environment:
-    """The environment of this process, which becomes that of the process that unpickles it.
-
-    A process of a fork server would have that of the moment when the server was started.
-    """
+    """The environment of this process, which becomes that of the process, of a fork server, that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[[dict[str, str]], Environment], tuple[dict[str, str]]]:
         return _adopt, (dict(os.environ),)
@@ -160,10 +154,8 @@ def first_oom_kills() -> int | None:
 
 
 def oom_kills(root: str = "/") -> int | None:
-    """Returns the number of processes that the kernel has killed for lack of memory, None if the system does not tell.
-
-    Those of the memory control group of this process, without one those of the machine. `root`: of /proc and /sys.
-    """
+    """Returns how many processes of this memory control group, else of the machine, the kernel has killed for lack of
+    memory, None if it does not tell. `root`: of /proc and /sys."""
     for folder, version in memory_groups(root):
         with contextlib.suppress(OSError, KeyError, ValueError):
             return numbers(folder / ("memory.events" if version == 2 else "memory.oom_control"))["oom_kill"]
@@ -173,10 +165,7 @@ def oom_kills(root: str = "/") -> int | None:
 
 
 def memory_groups(root: str = "/") -> Iterator[tuple[Path, int]]:
-    """Yields the folder of the memory control group of this process and of those above it, each with its version.
-
-    In a container only some of them are visible. `root`: of /proc and /sys.
-    """
+    """Yields the folder of the memory control group of this process and of those above it, each with its version."""
     with contextlib.suppress(OSError):
         for line in Path(root, "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)

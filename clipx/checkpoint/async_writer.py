@@ -61,12 +61,10 @@ class _Save:
 
 
 class AsyncWriter:
-    """Saves one run's checkpoints under `path`, on a file system that all ranks share.
+    """Saves one run's checkpoints under `path`, on a file system that all ranks share. All ranks use it alike.
 
-    All ranks construct, use and close it in the same order. Rank 0's writer thread calls the callbacks:
-    `event(kind, **facts)` for a checkpoint that was saved, failed or is damaged; `is_uploaded(folder)`, which returns
-    whether a verified copy exists: a checkpoint for which it is False is not deleted; `on_commit(folder)` for each new
-    checkpoint.
+    Rank 0's writer thread calls `event(kind, **facts)` for a checkpoint that was saved, failed or is damaged;
+    `is_uploaded(folder)`: a checkpoint for which it is False is not deleted; `on_commit(folder)` for each new one.
     """
 
     def __init__(
@@ -101,10 +99,7 @@ class AsyncWriter:
         comm.barrier()
 
     def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
-        """Allocates the staging memory in the background, so that the first save is as fast as later ones.
-
-        Call it when the optimizer has its state, after the first step.
-        """
+        """Allocates the staging memory in the background. Call it when the optimizer has its state."""
         replicated, sharded = split_sharded(tensors, self._comm.is_main)
         sizes = sum(x.nbytes for x in replicated.values()), sum(x.tensor.nbytes for x in sharded.values())
         self._reserved = self._threads.submit(self._reserve, *sizes)
@@ -119,16 +114,14 @@ class AsyncWriter:
         score: float | None = None,
         until_update: Collection[str] = (),
     ) -> None:
-        """Stages a checkpoint. The state may change when it returns, except tensors that `until_update` names: those
-        may change after `hold_updates`, which is to be called before. Collective.
+        """Stages a checkpoint, after the previous save. The state may change when it returns, except tensors that
+        `until_update` names: those may change after `hold_updates`. Collective.
 
         Saves rank 0's tensors, and each rank's rows of `RankRows` and of DTensors that are sharded by rows. `state`:
-        plain values of rank 0. `keep`: never delete this checkpoint. `score`: the checkpoint with the highest score is
-        never deleted.
+        plain values of rank 0. `keep`: never delete this checkpoint, as the one with the highest `score`.
 
-        Waits for the previous save. A failed save is reported and the run continues; after `max_failures` failures in a
-        row the next call raises CheckpointError on all ranks. With `background=False` it returns when the checkpoint is
-        on disk, and raises that error at once.
+        A failed save is reported and the run continues; after `max_failures` failures in a row the next call, with
+        `background=False` this one, raises CheckpointError on all ranks.
         """
         started = time.perf_counter()
         self._finish_previous()
@@ -148,10 +141,7 @@ class AsyncWriter:
         self._copies.hold_updates()
 
     def wait(self) -> None:
-        """Waits until all saves are on disk.
-
-        Raises CheckpointError on all ranks if the last save failed. Collective.
-        """
+        """Waits until all saves are on disk. Raises CheckpointError if the last save failed. Collective."""
         self._finish_previous()
         if self._failure is not None:
             raise CheckpointError(f"the last checkpoint could not be written ({self._failure.reason}): {_ADVICE}")
@@ -274,13 +264,8 @@ class AsyncWriter:
             return
         shutil.rmtree(self._temporary(step), ignore_errors=True)
         free = self._free()
-        log.warning(
-            "the checkpoint of step %d could not be written (%s): it needs %s bytes, %s are free",
-            step,
-            failure.reason,
-            f"{size:,}",
-            f"{free:,}",
-        )
+        needed = f"it needs {size:,} bytes, {free:,} are free"
+        log.warning("the checkpoint of step %d could not be written (%s): %s", step, failure.reason, needed)
         self._event("checkpoint_failed", step=step, message=failure.reason, needed_bytes=size, free_bytes=free)
 
     def _temporary(self, step: int) -> Path:

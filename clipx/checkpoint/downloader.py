@@ -49,7 +49,7 @@ def check_writable(url: str, retry_s: float = RETRY_S) -> None:
 
 
 def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, str]]:
-    """Lists (step, URL) of each checkpoint with a manifest under a run's URL, newest first. Empty if there is no run.
+    """Lists (step, URL) of each checkpoint with a manifest under a run's URL, newest first.
 
     Raises StorageError if the storage cannot be reached, CheckpointError if it refuses to list.
     """
@@ -96,8 +96,8 @@ def fetch_newest(
 ) -> Path | None:
     """Downloads a run's newest checkpoint whose step is after `after` and whose hashes match. Returns None without one.
 
-    Each damaged checkpoint is reported and skipped. Raises CheckpointError if all are damaged and `after` is negative
-    (no local checkpoint), StorageError if the storage cannot be reached: it may hold a newer checkpoint.
+    Each damaged one is reported and skipped. Raises CheckpointError if all are damaged and `after` is negative (there
+    is no local one), StorageError if the storage cannot be reached.
     """
     urls = [checkpoint for step, checkpoint in remote_checkpoints(url, retry_s) if step > after]
     damages = []
@@ -113,9 +113,8 @@ def fetch_newest(
 
 
 def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
-    """Downloads a run's configuration, metrics, events, quarantine and ids in loggers if they are missing locally.
+    """Downloads the history files of a run that are missing locally, before these are written and replace those there.
 
-    Call it before these files are written: otherwise the next upload would replace the remote files by shorter ones.
     Raises as `remote_checkpoints`.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -123,10 +122,7 @@ def fetch_history(url: str, run_dir: Path, retry_s: float = RETRY_S) -> None:
 
 
 def fetch_files(url: str, folder: Path, names: Iterable[str], retry_s: float = RETRY_S) -> None:
-    """Downloads small files of a run, in place of earlier copies. One that the run does not have is removed.
-
-    Raises as `remote_checkpoints`, and DiskError.
-    """
+    """Downloads small files of a run, in place of earlier copies. Raises as `remote_checkpoints`, and DiskError."""
     for name in names:
         path = folder / name
         try:

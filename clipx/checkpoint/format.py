@@ -6,11 +6,7 @@
                               MANIFEST.json                      SHA-256 of the other files; written last
 
 A checkpoint is written to `tmp.*`, synced, then renamed. The newest folder whose files match its manifest is the latest
-checkpoint.
-
-A tensor has the same name in all files, and is read in full or by rows, on any number of ranks. torch's distributed
-checkpoints are neither written nor read: loading one unpickles its `.metadata`, which can execute code, and a flipped
-bit in it is not detected.
+checkpoint. A tensor has the same name in all files, and is read in full or by rows, on any number of ranks.
 """
 
 from __future__ import annotations
@@ -140,9 +136,9 @@ class CheckpointDir:
     def load_on_all(self, comm: Comm, step: int | None = None) -> Checkpoint | None:
         """Loads the newest intact checkpoint, or that of `step`. Returns None if the run has no checkpoint.
 
-        Collective: each rank hashes a share of the files, and all return the same checkpoint. A damaged checkpoint is
-        reported, renamed to `*.corrupt` and skipped. One that the disk did not read keeps its name, and so do all where
-        none is intact: a later start would begin anew. Raises CheckpointError if all are damaged, or that of `step` is.
+        Collective: each rank hashes a share of the files. A damaged checkpoint is reported, renamed to `*.corrupt` and
+        skipped. One that the disk did not read keeps its name, and so do all where none is intact: a later start would
+        begin anew. Raises CheckpointError if all are damaged, or that of `step` is.
         """
         folders: list[Path] = (
             comm.run_on_main(self.folders) if step is None else [comm.broadcast_object(self.path / step_folder(step))]
@@ -292,10 +288,7 @@ def commit(temporary: Path, final: Path, hashes: dict[str, str]) -> None:
 
 
 def write_file(path: Path, contents: list[bytes | memoryview]) -> str:
-    """Writes and syncs a new file. Returns its SHA-256. Releases the GIL while hashing and writing.
-
-    Each chunk is hashed when it is written, so that the file is not read again.
-    """
+    """Writes, hashes and syncs a new file. Returns its SHA-256. Releases the GIL meanwhile."""
     digest = hashlib.sha256()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

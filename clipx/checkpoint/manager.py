@@ -29,9 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointManager:
-    """Saves, uploads and loads the checkpoints in `run_dir` and their copies at `url`.
-
-    All ranks call it in the same order.
+    """Saves, uploads and loads the checkpoints in `run_dir` and their copies at `url`. All ranks call it alike.
 
     `event(kind, **facts)` records what happens to checkpoints. Call `open` after `find`, before the first `save`.
     """
@@ -46,7 +44,6 @@ class CheckpointManager:
         self.url = None if spec.remote is None else run_url(spec.remote, run_dir)
         self._writer: AsyncWriter | None = None
         self._uploader: Uploader | None = None  # on rank 0
-        self._remote_reachable = True  # on rank 0: the storage answered at the start
         self._last_time = time.monotonic()  # of the last save, or of the start
         self._last_samples = 0
         self._best: float | None = None  # the highest value of `spec.best`
@@ -91,7 +88,6 @@ class CheckpointManager:
         except StorageError as error:
             if here < 0 or resume.url is not None:
                 raise
-            self._remote_reachable = False
             self._warn("remote_not_reached", f"{error}; continuing from step {here}, the newest local checkpoint")
 
     def _newest_local(self) -> int:
@@ -149,29 +145,16 @@ class CheckpointManager:
         """Starts the writer and, on rank 0, the uploader. Collective."""
         if not self.enabled:
             return
-        if self.url is not None:
-            self._comm.run_on_main(partial(self._open_uploader, self.url))
+        if self.url is not None and self._comm.is_main:
+            from clipx.checkpoint.uploader import Uploader
+
+            keep = partial(steps_to_keep, keep_last=self._spec.keep_last)  # even if local copies are deleted earlier
+            self._uploader = Uploader(self._run_dir, self.url, self._event, keep, self._rewound_to)
         uploaded = None if self._uploader is None else self._uploader.is_uploaded
         on_commit = None if self._uploader is None else self._uploader.submit
         self._writer = AsyncWriter(
             self._dir.path, self._spec, self._comm, self._event, is_uploaded=uploaded, on_commit=on_commit
         )
-
-    def _open_uploader(self, url: str) -> None:
-        """Starts the uploader.
-
-        Raises ConfigError if the URL is not writable; an outage is logged and uploads are retried.
-        """
-        from clipx.checkpoint.downloader import RETRY_S, check_writable
-        from clipx.checkpoint.uploader import Uploader
-
-        try:
-            if self._remote_reachable:
-                check_writable(url, RETRY_S)
-        except StorageError as error:
-            self._warn("remote_not_reached", f"{error}; training continues, and uploads are retried")
-        keep = partial(steps_to_keep, keep_last=self._spec.keep_last)  # even if local copies are deleted earlier
-        self._uploader = Uploader(self._run_dir, url, self._event, keep, self._rewound_to)
 
     def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
         """Allocates the memory for `save` in the background. Call it once, when the optimizer has its state."""
@@ -207,10 +190,7 @@ class CheckpointManager:
         numbers: Mapping[str, float],
         until_update: Collection[str] = (),
     ) -> None:
-        """Starts a save of the current state. `numbers`: its evaluation metrics by name. Collective.
-
-        `until_update`: names of tensors that change only after the next `hold_updates`. The others may change at once.
-        """
+        """Starts a save as `AsyncWriter.save`. `numbers`: the state's evaluation metrics by name. Collective."""
         assert self._writer is not None
         samples = int(state["samples_seen"])
         score = numbers.get(self._spec.best) if self._spec.best is not None else None
@@ -258,9 +238,9 @@ class CheckpointManager:
 
 
 def check_storage(spec: CheckpointSpec, run_dir: str, url: str | None, comm: Comm) -> None:
-    """Verifies that `checkpoint.remote` can be written and `url`, of `resume=`, be read, before a run builds anything.
+    """Verifies that `checkpoint.remote` can be written and `url`, of `resume=`, be read. Collective.
 
-    An outage is no error: `CheckpointManager` waits for its end. Collective. Raises ConfigError or CheckpointError.
+    An outage is no error: `CheckpointManager.fetch` waits for its end. Raises ConfigError or CheckpointError.
     """
 
     def check() -> None:
@@ -287,10 +267,7 @@ def _check_state(found: Checkpoint) -> None:
 
 
 def run_url(remote: str, run_dir: Path) -> str:
-    """Returns the URL of a run's copy: `remote` plus the run directory relative to the working directory.
-
-    A run directory outside the working directory contributes only its last part.
-    """
+    """Returns the URL of a run's copy: `remote` plus the run directory below the working directory, or its name."""
     path, here = run_dir.resolve(), Path.cwd()
     name = path.relative_to(here).as_posix() if path.is_relative_to(here) and path != here else path.name
     return f"{remote.rstrip('/')}/{name}"

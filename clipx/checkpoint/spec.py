@@ -1,16 +1,4 @@
-"""Options of checkpoints. A checkpoint is complete or absent, is verified before use, and contains no pickle.
-
-format.py         format on disk, reading and verification
-records.py        contents of state.json and MANIFEST.json, and the selection of the checkpoints to keep
-tensors.py        tensors of a checkpoint, read by name from the files of all ranks
-staging.py        staging memory as the file that is written from it; copies into it run while a GPU computes
-async_writer.py   saving while training continues: one thread of each rank writes, rank 0 commits
-state.py          conversion of modules and optimizers to named tensors and back
-uploader.py       upload to a URL while training continues
-downloader.py     download from that URL
-manager.py        facade of these modules for the trainer
-resume.py         values of `resume=`
-"""
+"""Options of checkpoints. A checkpoint is complete or absent, is verified before use, and contains no pickle."""
 
 from __future__ import annotations
 

@@ -86,11 +86,8 @@ class CudaCopies(HostCopies):
         if not size:
             return memory
         if error := int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)):
-            log.warning(
-                "%d bytes of memory for checkpoints cannot be page-locked (CUDA error %d): saving takes longer",
-                size,
-                error,
-            )
+            what = f"{size:,} bytes of memory for checkpoints cannot be page-locked"
+            log.warning("%s (CUDA error %d): saving takes longer", what, error)
         else:
             self._locked.add(memory.data_ptr())
         return memory

@@ -57,12 +57,7 @@ class Uploader:
 
     Checkpoints that are in the directory at the start are uploaded too, unless they are at the URL. Storage failures
     are retried until the run ends. `keep` selects the checkpoints to keep at the URL; None: all. If the run was
-    `rewound_to` a step, later checkpoints at the URL are abandoned: their manifests are renamed before anything is
-    uploaded.
-
-    Events: uploaded (checkpoint, seconds, bytes); upload_failed (checkpoint, message, lag_s), at the first failure of
-    an outage and every half hour; upload_skipped (checkpoint), an older checkpoint that `keep` does not select;
-    remote_left (checkpoint), an abandoned checkpoint; remote_not_tidied (message), a failed removal.
+    `rewound_to` a step, later checkpoints at the URL are abandoned first: their manifests are renamed.
     """
 
     def __init__(
@@ -99,10 +94,7 @@ class Uploader:
             self._changed.notify_all()
 
     def is_uploaded(self, folder: Path) -> bool:
-        """Returns whether a checkpoint may be deleted locally.
-
-        It may if it is verified at the URL, or if the policy does not keep it there.
-        """
+        """Returns whether a checkpoint is verified at the URL, or the policy does not keep it there."""
         with self._changed:
             return folder.name in self._done
 
@@ -113,10 +105,7 @@ class Uploader:
             return max((time.monotonic() - job.since for job in self._jobs.values()), default=0.0)
 
     def finish(self, timeout_s: float) -> bool:
-        """Waits until all checkpoints and then the run's files are uploaded.
-
-        Returns False after `timeout_s` seconds.
-        """
+        """Waits until all checkpoints and the run's files are uploaded. Returns False after `timeout_s` seconds."""
         with self._changed:
             self._finishing = self._files_due = True
             self._changed.notify_all()
@@ -250,10 +239,7 @@ class Uploader:
         self._rewound_to = None
 
     def _is_kept(self, folder: Path) -> bool:
-        """Returns whether the policy keeps a checkpoint at the URL.
-
-        After an outage most queued checkpoints are not worth an upload.
-        """
+        """Returns whether the policy keeps a checkpoint at the URL: after an outage most are not worth an upload."""
         step = step_of(folder)
         if self._keep is None or all(step_of(Path(name)) < step for name in self._done):
             return True
@@ -288,10 +274,7 @@ class Uploader:
         return group_by_checkpoint(self._remote.files(CHECKPOINTS))
 
     def _remote_infos(self, found: dict[str, list[str]]) -> list[CheckpointInfo]:
-        """Returns the policy's facts about each complete checkpoint.
-
-        A checkpoint that cannot be read is not removed.
-        """
+        """Returns the policy's facts about each complete checkpoint, which keep one that cannot be read."""
         names = [name for name, files in found.items() if MANIFEST in files]
         for name in [name for name in names if name not in self._infos]:
             step = step_of(Path(name))

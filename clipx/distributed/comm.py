@@ -78,10 +78,7 @@ class Comm:
         return out
 
     def gather_with_gradient(self, x_b: torch.Tensor) -> torch.Tensor:
-        """Returns what `gather` returns. The rows of this rank carry their gradient, those of others none. Collective.
-
-        An objective that computes the global loss from these rows gets the whole gradient of its embeddings.
-        """
+        """Returns what `gather` returns. The rows of this rank carry a gradient, those of others none. Collective."""
         x_B, first = self.gather(x_b.detach()), self.rank * len(x_b)
         return torch.cat([x_B[:first], x_b, x_B[first + len(x_b) :]])
 
@@ -101,10 +98,7 @@ class Comm:
         return out
 
     def norm(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Returns the joint norm of all tensors, 0-dim on `device`. A DTensor counts with the shards of all ranks.
-
-        With cpu_offload some tensors are on the host. Collective.
-        """
+        """Returns the joint norm of all tensors, 0-dim on `device`. A DTensor counts with all shards. Collective."""
         from torch.distributed.tensor import DTensor
 
         sharded = [x for x in tensors if isinstance(x, DTensor)]
@@ -160,9 +154,9 @@ class Comm:
         return cast("T", value)
 
     def require_equal(self, **facts: str | dict[str, Any]) -> None:
-        """Raises ConfigError on all ranks if a fact differs between them, naming the differing ranks and their hosts.
+        """Raises ConfigError on all ranks if a fact, a text or plain values by key, differs. Names the ranks and hosts.
 
-        A fact is a text, or plain values by key. Costs one gather of short hashes. Collective.
+        Costs one gather of short hashes. Collective.
         """
         if self.world == 1:
             return
@@ -183,10 +177,7 @@ class Comm:
             dist.barrier()
 
     def naming_lost_peers(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which an error of a collective ends this process with the rank that failed, is lost or is late.
-
-        The other ranks learn of any other error that leaves it.
-        """
+        """Context of `Heartbeats.naming`, which ends this process with the rank that failed, is lost or is late."""
         return contextlib.nullcontext() if self._heartbeats is None else self._heartbeats.naming()
 
     def follow(self, step: Callable[[], int], end: Callable[[str], object]) -> None:
@@ -206,11 +197,7 @@ class Comm:
 
 
 class Agreement:
-    """The largest value over all ranks of small integers of the host, one call late: nothing waits for a reduction.
-
-    The reduction runs on the host's group, so that neither the device nor a rank waits for it: all ranks read the same
-    result in the same call. With one rank the values are returned at once.
-    """
+    """The largest value over all ranks of small integers of the host, one call late: nothing waits for a reduction."""
 
     def __init__(self) -> None:
         self._begun: tuple[torch.Tensor, dist.Work] | None = None
@@ -218,7 +205,7 @@ class Agreement:
     def exchange(self, comm: Comm, value: int) -> int:
         """Returns the largest value of the previous call, 0 in the first one, and starts to exchange this one.
 
-        Collective.
+        With one rank it returns the value at once. Collective.
         """
         if comm.world == 1:
             return value

@@ -76,10 +76,8 @@ class DdpSpec(DistributedSpec):
         return f"{_NCCL2}=0, with which DDP overlaps the backward pass" if chosen else ""
 
     def _leaves_nccl2(self, device: torch.device) -> bool:
-        """Returns whether torch's new group of NCCL is worse for DDP than the earlier one.
-
-        Its futures wait for the collective, and DDP's reducer takes the future of each bucket at once: the backward
-        pass then overlaps nothing. Read in torch 2.15.0 (pytorch#192281), the first in which `nccl` is that group.
+        """Returns whether torch's new group of NCCL is worse for DDP: its futures wait for the collective, so that the
+        backward pass overlaps nothing. Read in torch 2.15.0 (pytorch#192281), the first in which `nccl` is that group.
         """
         nccl = self.backend == "auto" or "nccl" in self.backend.replace(":", ",").split(",")
         return device.type == "cuda" and nccl and torch.__version__.startswith("2.15.")
@@ -88,8 +86,7 @@ class DdpSpec(DistributedSpec):
         """Wraps the model in DDP, so that its backward pass averages the gradients over the ranks. Collective.
 
         Returns the model itself with one rank or without trainable parameters. All ranks get the weights of rank 0, and
-        its masters. With `masters` the averages are in the `.grad` of the masters, and those of the model are this
-        rank's.
+        its masters. With `masters` the averages are in their `.grad`, and those of the model are this rank's.
         """
         if comm.world == 1 or not any(p.requires_grad for p in model.parameters()):
             return model

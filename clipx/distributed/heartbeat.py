@@ -1,8 +1,4 @@
-"""Heartbeats of all ranks in the store of the rendezvous, which attribute a failed collective to a rank.
-
-The error of a failed collective names at most an address. torch's monitored_barrier reports on rank 0 only, and only
-while the other ranks still call it.
-"""
+"""Heartbeats of all ranks in the store of the rendezvous, which attribute a failed collective to a rank."""
 
 from __future__ import annotations
 
@@ -69,10 +65,9 @@ class Heartbeats:
     """Heartbeats of this rank, and a watch over the other ranks, from the rendezvous until `stop`.
 
     A rank that is lost ends this process with PeerLost's exit code and one line that names it: about 5 s after its
-    collective failed; else, as NCCL's collectives wait for a lost rank until distributed.timeout_s, by a thread, 20 s
-    after another rank ended with an error, or within 60 s (before the first step 3 min) after one was killed or
-    suspended, which then sends no heartbeat while this one makes no step. Nothing is unwound, since closing a device,
-    a process group or a checkpoint may wait for the lost rank.
+    collective failed; else, as NCCL's collectives wait for it, by a thread, 20 s after it ended with an error, or
+    within 60 s (before the first step 3 min) after it was killed or suspended, while this rank makes no step. Nothing
+    is unwound, since that may wait for the lost rank.
     """
 
     def __init__(self, store: Store, rank: int, world: int) -> None:
@@ -93,7 +88,7 @@ class Heartbeats:
         self._put()
 
     @classmethod
-    def of_group(cls, rank: int, world: int) -> Heartbeats:
+    def start_in_group(cls, rank: int, world: int) -> Heartbeats:
         """Starts heartbeats in a process group that exists already."""
         heartbeats = cls(PrefixStore(f"{next(_groups)}", default_store()), rank, world)
         heartbeats.start()
@@ -142,8 +137,8 @@ class Heartbeats:
                 self._put()
                 if self._failed:
                     self._publish(self._store, _describe_failed([self._beat]))
-                else:
-                    self._follow_failed_rank()
+                elif (cause := self._published(self._store)) and not self._stop.wait(_GRACE_S):
+                    self._lose(cause)  # another rank failed, unnoticed by the main thread, as in a NCCL collective
                 self._follow_silent_rank()
                 self._rounds += 1
             self._put()
@@ -155,21 +150,12 @@ class Heartbeats:
                 self._end_alone()
 
     def _watch_store(self) -> None:
-        """Ends this process if the store does not answer, as its process is suspended or its host cut off.
-
-        Counts looks, not seconds: this process may have been suspended too.
-        """
+        """Ends this process if the store does not answer. Counts looks: this process may have been suspended."""
         looks, seen = 0, -1
         while not self._stop.wait(_LOOK_S):
             looks, seen = (looks + 1 if self._rounds == seen else 0), self._rounds
             if looks * _LOOK_S > _SILENT_S and not ENDING.is_set():  # else the other thread ends it within a time limit
                 self._end_alone()
-
-    def _follow_failed_rank(self) -> None:
-        """Ends this process if another rank failed and the main thread does not notice it, as in a NCCL collective."""
-        cause = self._published(self._store)
-        if cause and not self._stop.wait(_GRACE_S):
-            self._lose(cause)
 
     def _follow_silent_rank(self) -> None:
         """Ends this process if another rank sends no heartbeat, and this one makes no step."""
@@ -321,10 +307,7 @@ def _format(heartbeats: list[_Heartbeat]) -> str:
 
 
 def call_with_timeout(call: Callable[[], T], seconds: float) -> T | None:
-    """Runs `call` in a thread.
-
-    Returns its result, or None after `seconds` or a RuntimeError, such as of a lost store.
-    """
+    """Runs `call` in a thread. Returns its result, or None after `seconds` or a RuntimeError, as of a lost store."""
     results: list[T] = []
 
     def work() -> None:

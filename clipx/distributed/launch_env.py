@@ -122,8 +122,7 @@ def rank_and_world(env: Mapping[str, str] = os.environ) -> tuple[int | None, int
 def _detect(env: Mapping[str, str]) -> tuple[_Launcher, int, int] | None:
     """Returns the launcher, the rank and the world size, or None for a single process.
 
-    A world size of 1 is skipped: a shell may still hold such variables, or they are of a launcher inside which another
-    one started several processes. Only torchrun's world size of 1 is final.
+    A world size of 1 is skipped unless it is torchrun's: such variables may be left over, or of an outer launcher.
     """
     by_torchrun = "TORCHELASTIC_RUN_ID" in env
     for launcher in (_TORCHRUN, _SUBMITIT, *_MPI, _SRUN):

@@ -35,20 +35,16 @@ _ERRORS: dict[str, type[ClipxError]] = {error.__name__: error for error in (Peer
 def rendezvous(
     launch: LaunchEnv, facts: Mapping[str, str], wait_s: float, gpu: str | None = None
 ) -> tuple[Store, int, Heartbeats]:
-    """Waits until all ranks have joined the store.
+    """Waits until all ranks have joined the store. Collective.
 
     Returns the store, the number of ranks that share this rank's cores, and the heartbeats, which have begun.
 
     `facts` must be equal on all ranks, except those whose name ends in `?`: for these rank 0 logs a warning. `gpu`: id
-    of this rank's device, which no other rank of a host may have: NCCL's error does not name the ranks. Each rank
-    sends a short text to rank 0 and reads one back: once connected, 100 ranks take 0.1 s on two cores. Collective.
+    of this rank's device, which no other rank of a host may have.
 
-    torch's monitored_barrier does not serve here because it needs a process group, and so all ranks; the barrier of
-    torch.distributed.elastic names at most 16 missing ranks, on rank 0 only.
-
-    Raises PeerLost if rank 0 does not answer (names its host and port), or, on all ranks that have joined, if others do
-    not join within `wait_s` seconds (names them); ConfigError if facts differ, ranks share a device, or the port cannot
-    be bound.
+    Raises PeerLost if rank 0 does not answer (names its host and port), or if others do not join within `wait_s`
+    seconds (names them, unlike the barriers of torch); ConfigError if facts differ, ranks share a device, or the port
+    cannot be bound.
     """
     store = PrefixStore(f"clipx/{launch.job}/{next(_rendezvous_numbers)}", _connect(launch, wait_s))
     try:
@@ -121,9 +117,9 @@ def _store_owner(launch: LaunchEnv) -> str:
 
 
 def _wait_for_listener(launch: LaunchEnv, wait_s: float, end: float) -> None:
-    """Waits until the endpoint accepts connections. Its host name may not resolve before. Raises PeerLost.
+    """Waits until the endpoint accepts connections. TCPStore would write a stack trace for each failed attempt.
 
-    TCPStore would wait as well, but it writes a stack trace to stderr for each failed attempt.
+    Raises PeerLost.
     """
     pause = _POLL_S
     while True:
@@ -143,10 +139,7 @@ def _wait_for_listener(launch: LaunchEnv, wait_s: float, end: float) -> None:
 
 
 def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str], gpu: str | None = None) -> Heartbeats:
-    """Writes this rank's host, facts, device and first heartbeat to the store.
-
-    Raises ConfigError if another process has its rank.
-    """
+    """Writes this rank's host, facts, device and first heartbeat. Raises ConfigError if its rank is taken."""
     if store.add(f"claimed/{launch.rank}", 1) > 1:
         raise ConfigError(
             f"a second process (host {node_name()}) is rank {launch.rank} at {launch.endpoint}: set a different RANK "
@@ -160,18 +153,12 @@ def _check_in(store: Store, launch: LaunchEnv, facts: Mapping[str, str], gpu: st
 
 
 def _cores_key() -> str:
-    """Returns a store key for this host and core set.
-
-    Ranks that a launcher bound to disjoint cores have different keys.
-    """
+    """Returns a store key for this host and core set: a launcher may bind ranks to disjoint cores."""
     return f"cores/{socket.gethostname()}/{digest(usable_cores())}"
 
 
 def _wait_for_all(store: Store, launch: LaunchEnv, wait_s: float) -> PeerLost | None:
-    """Waits until all ranks have checked in and logs the missing ones.
-
-    Returns an error that names them after `wait_s`.
-    """
+    """Waits until all ranks have checked in and logs the missing ones. After `wait_s`, returns an error with them."""
     start = time.monotonic()
     log_at = start + _LOG_AFTER_S
     while store.add("arrived", 0) < launch.world:
@@ -189,10 +176,7 @@ def _wait_for_all(store: Store, launch: LaunchEnv, wait_s: float) -> PeerLost | 
 
 
 def _describe_missing(store: Store, launch: LaunchEnv) -> str:
-    """Describes the missing ranks.
-
-    Example: `ranks 2-3 of 4 have not joined n1:15077, none from n2; joined: ranks 0-1 (host n1)`.
-    """
+    """Describes them: `ranks 2-3 of 4 have not joined n1:15077, none from n2; joined: ranks 0-1 (host n1)`."""
     present = [rank for rank in range(launch.world) if store.check([f"hello/{rank}"])]
     missing = sorted(set(range(launch.world)) - set(present))
     hosts = {rank: json.loads(store.get(f"hello/{rank}"))[0] for rank in present}
@@ -205,8 +189,7 @@ def _describe_missing(store: Store, launch: LaunchEnv) -> str:
 
 
 def _compare_facts(store: Store, launch: LaunchEnv) -> ConfigError | None:
-    """Compares the facts and devices of all ranks. Returns an error for facts that must not differ and for a device of
-    two ranks, logs a warning for other facts."""
+    """Compares the facts and devices of all ranks. Returns an error, or logs a warning for facts that may differ."""
     hellos = [json.loads(text) for text in store.multi_get([f"hello/{rank}" for rank in range(launch.world)])]
     hosts = [host for host, _, _ in hellos]
     for name in hellos[0][1]:

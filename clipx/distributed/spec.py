@@ -121,11 +121,10 @@ class DistributedSpec:
         comm.close()
 
     def build(self) -> Comm:
-        """Waits for the other ranks and joins the process group. Collective.
+        """Waits for the other ranks and joins the process group. Until `Comm.leave`, a lost rank ends this process.
 
-        From here on until `Comm.leave`, a lost rank ends this process. Raises ConfigError if the environment is
-        invalid, the device or the backend is not available, or the ranks run different code or devices; PeerLost,
-        which names the missing ranks, if some do not join.
+        Raises ConfigError if the environment is invalid, the device or the backend is not available, or the ranks run
+        different code or devices; PeerLost, which names the missing ranks, if some do not join. Collective.
         """
         launch = self.check_launch()
         device = self._device(launch.local_rank)
@@ -143,8 +142,8 @@ class DistributedSpec:
         return Comm(launch.rank, launch.world, launch.local_rank, device, sharing, heartbeats)
 
     def check_launch(self) -> LaunchEnv:
-        """Returns what the launcher's environment says. Raises ConfigError if it is invalid, and on one rank for
-        options that have an effect only between ranks. Imports no torch."""
+        """Reads the launcher's environment. Raises ConfigError if it is invalid, and on one rank for options between
+        ranks. Imports no torch."""
         launch = read_launch_env()
         if launch.world == 1:
             self._check_one_rank(*self.need_ranks)
@@ -183,7 +182,7 @@ class DistributedSpec:
         from clipx.distributed.rendezvous import rendezvous, wait_until_read
 
         if dist.is_initialized():
-            return 1, Heartbeats.of_group(launch.rank, launch.world)
+            return 1, Heartbeats.start_in_group(launch.rank, launch.world)
         backend = self._backend(device)
         facts = {"clipx": code_version(), "device": device.type, "backend": backend, "torch?": torch.__version__}
         gpu = str(torch.cuda.get_device_properties(device).uuid) if "cuda:nccl" in backend else None

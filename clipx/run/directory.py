@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,11 +75,7 @@ class ResumableSpec(Protocol):
 
 @dataclass(slots=True)
 class RunDir:
-    """Paths and files of a run directory.
-
-    It holds config.yaml, metrics.jsonl, events.jsonl, quarantine.jsonl, checkpoints/, predictions-*.json, report.png
-    and report.html.
-    """
+    """Paths and files of a run directory."""
 
     path: Path
     _quarantined: set[str] = field(default_factory=set)
@@ -120,8 +116,7 @@ class RunDir:
     def check_files(self) -> None:
         """Raises CheckpointError for a link or a named pipe with the name of a file that the run will write.
 
-        A link would lead the run to write to another file, a named pipe would block it. The directory itself and
-        checkpoints/ may be links.
+        The directory itself and checkpoints/ may be links.
         """
         for path in sorted(self.path.iterdir()) if self.path.is_dir() else ():
             try:
@@ -152,8 +147,7 @@ class RunDir:
     def claim(self, spec: ResumableSpec) -> list[str]:
         """Verifies that the directory belongs to this run. Returns a line per changed option, for the log.
 
-        Writes nothing: see `save_config`. Raises CheckpointError if the directory holds another run, or no run although
-        `resume` requires one.
+        Writes nothing. Raises CheckpointError if it holds another run, or no run although `resume` requires one.
         """
         return self._differences(spec) if self.check_state(spec.resume_point) else []
 
@@ -175,10 +169,9 @@ class RunDir:
             try:
                 path.lstat()
                 return False
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError:
-                return False  # perhaps a short failure of the file server
+            except OSError as error:  # others are perhaps a short failure of the file server
+                if not isinstance(error, FileNotFoundError | NotADirectoryError):
+                    return False
         return True
 
     def check(self) -> None:
@@ -212,10 +205,7 @@ class RunDir:
         return [line for key, line in lines.items() if _rule(key) is not _SILENT]
 
     def _saved(self, cls: type[ResumableSpec]) -> dict[str, Any]:
-        """Returns the values of the run's configuration by key. Options that clipx added since get their defaults.
-
-        Removed keys are included where the run now would behave differently.
-        """
+        """Returns the run's configuration by key, with defaults of new options, and removed keys that had an effect."""
         try:
             values = self.saved()
             return {**dict(flatten(to_dict(from_dict(cls, values)))), **removed_values(values)}
@@ -227,10 +217,9 @@ class RunDir:
 
     def started(self, step: int, world: int) -> None:
         """Appends the start of the run at `step` with `world` ranks: versions of packages and Python, command line."""
-        packages = {name: found for name in ("torch", "timm") if (found := _version(name))}
-        python = platform.python_version()
+        versions = {"clipx": code_version(), "torch": version("torch"), "timm": version("timm")}
         typed = {"command": command} if (command := repeat_command()) else {}
-        self.event("start", step=step, world=world, clipx=code_version(), **packages, python=python, **typed)
+        self.event("start", step=step, world=world, **versions, python=platform.python_version(), **typed)
 
     def event(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl: time, kind and `facts`."""
@@ -269,14 +258,6 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def is_silent(key: str) -> bool:
     """Returns whether a key has no effect on the trained model: a path, logging, speed."""
     return _rule(key) is _SILENT
-
-
-def _version(package: str) -> str | None:
-    """Returns the version of an installed package without importing it. None if it has no metadata."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _unset_as_none(value: Any) -> Any:

@@ -14,10 +14,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import Field
 
 from clipx.distributed.comm import Comm
 from clipx.errors import Locked
@@ -41,7 +39,7 @@ class Holder:
 
     id: str  # unique to this lock
     host: str
-    pid: Annotated[int, Field(gt=0, lt=1 << 31)]  # 0 and negative numbers would name groups of processes
+    pid: int
     born: str  # start time of the process in kernel ticks, because pids are reused
     machine: str  # boot id and pid namespace
     job: str  # SLURM's job number and restart count, or empty
@@ -59,9 +57,6 @@ class Holder:
             job=f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}" if job else "",
             started=time.strftime("%Y-%m-%d %H:%M:%S"),
         )
-
-    def is_process(self, other: Holder) -> bool:
-        return (self.machine, self.pid, self.born) == (other.machine, other.pid, other.born)
 
     @property
     def alive(self) -> bool | None:
@@ -84,9 +79,8 @@ def read_holder(run_dir: Path) -> Holder | None:
 class RunLock:
     """Lock `run.lock` of a run directory, acquired by rank 0 for all ranks.
 
-    A stale lock is taken over with `event("lock_taken_over", ...)`. A lock is stale if its process is dead on this
-    machine, if SLURM has restarted its job as this one, or if a job on another machine did not refresh it for 10
-    minutes.
+    A stale lock is taken over with `event("lock_taken_over", ...)`: its process is dead on this machine, SLURM has
+    restarted its job as this one, or a job on another machine did not refresh it for 10 minutes.
     """
 
     def __init__(self, run_dir: Path, comm: Comm, event: Callable[..., None]) -> None:
@@ -152,9 +146,10 @@ class RunLock:
 
     def _check_stale(self, holder: Holder | None, age_s: float) -> None:
         """Raises Locked if the existing lock is not stale."""
-        if holder is not None and holder.is_process(self._holder):
+        me = self._holder
+        if holder is not None and (holder.machine, holder.pid, holder.born) == (me.machine, me.pid, me.born):
             return  # an earlier trainer of this process
-        if not _stale(holder, age_s, self._holder):
+        if not _stale(holder, age_s, me):
             raise Locked(
                 f"{self.path.parent} is in use by {holder or 'an unknown job'}: wait until it ends, or give this run "
                 f"another name=; if that job is certainly dead, delete {self.path}"
@@ -166,9 +161,8 @@ class RunLock:
     def _guard(self) -> Iterator[Path]:
         """Excludes other jobs from the lock for milliseconds, by flock on a second file. Raises Locked.
 
-        The kernel or the file server releases it when its process is killed. On a file system without flock, or with a
-        flock per host only, two jobs that start within the same milliseconds may both acquire the lock. The job whose
-        file was replaced then detects this at its next heartbeat and ends.
+        Without a flock over all hosts two jobs that start within the same milliseconds may both acquire the lock. The
+        job whose file was replaced then detects this at its next heartbeat and ends.
         """
         path = self.path.with_name(_GUARD)
         guard = FileLock(path, timeout=_GUARD_S, poll_interval=0.02, fallback_to_soft=False)

@@ -40,21 +40,16 @@ class StartSignals:
     """Handlers by which SIGTERM, SIGUSR1 and SIGUSR2 end the process with exit code 75, before the training loop.
 
     The signal raises StoppedAtStart in the main thread, which releases locks and files. Then a thread ends the process,
-    after 5 s also if the main thread does not run Python code, because it waits for other ranks: Python delivers a
-    signal to the main thread only, but at once writes its number to a pipe, which the thread reads.
-
-    SIGINT raises KeyboardInterrupt, as in any program. `StopSignals` replaces the handlers during the training loop,
-    and calls rank 0's with frame=None after the run has saved.
+    after 5 s also if the main thread waits for other ranks: it reads the pipe to which Python at once writes a signal's
+    number. `StopSignals` replaces the handlers during the training loop, and calls rank 0's with frame=None after the
+    run has saved.
     """
 
     def __init__(
         self, end: Callable[[str], int] = lambda reason: Exit.REQUEUE, saved: Callable[[], None] = lambda: None
     ) -> None:
-        """Sets up the state.
-
-        `end` is called with the reason, a line, before the process ends, and returns its exit code. `saved` is called
-        on rank 0 when the run has saved after a signal during training.
-        """
+        """Takes `end`, called with the reason before the process ends, which returns its exit code, and `saved`, called
+        on rank 0 when the run has saved after a signal during training."""
         self._end, self._saved = end, saved
         self.raised: int | None = None  # the signal for which a handler has raised StoppedAtStart
         self._unwound = threading.Event()
@@ -122,17 +117,14 @@ class StopSignals:
                     stop.call_previous_handler(comm)
                     raise Stopped(...)
 
-    Several ranks stop one step later than one, since they agree on the signal without a wait. The sender may kill the
-    process later: torchrun after 30 s by default, SLURM after its KillWait.
-
-    Signals after the first, or after `finish`, are ignored, except a second SIGINT, which ends the process at once with
-    exit code 130. A signal that was ignored before stays ignored. Outside the main thread Python cannot handle signals,
-    and nothing changes. In a command with StartSignals the handlers remain until it ends, or `begin_run`: what the run
-    came to stands.
+    Several ranks stop one step later than one, since they agree on the signal without a wait. Signals after the first,
+    or after `finish`, are ignored, except a second SIGINT, which ends the process at once with exit code 130. A signal
+    that was ignored before stays ignored. In a command with StartSignals the handlers remain until it ends, or
+    `begin_run`.
     """
 
     def __init__(self, verbose: bool = True) -> None:
-        """Sets up the state. `verbose`: write received signals to stderr."""
+        """Takes `verbose`: write received signals to stderr."""
         from clipx.distributed.comm import Agreement  # loads other packages
 
         self._write = write_line if verbose else lambda line: None
@@ -189,10 +181,9 @@ class StopSignals:
         return SIGNALS[received - 1].name if received else None
 
     def call_previous_handler(self, comm: Comm) -> None:
-        """Calls rank 0's previous handler of the signal, such as submitit's, which requeues the job.
+        """Calls rank 0's previous handler of the signal, such as submitit's, which requeues the job. Collective.
 
-        Signals that a rank received since the run began to stop count: SLURM preempts with SIGTERM and the signal of
-        --signal at once, and either may be handled first. Collective. May end the process.
+        Later signals count, too: SLURM preempts with SIGTERM and the signal of --signal at once. May end the process.
         """
         received = max(comm.gather_objects(self._received))
         if comm.is_main and received:

@@ -1,8 +1,4 @@
-"""Threads that end this process where nothing else would: it stalls, or its launcher is gone.
-
-A hanging job costs as much as a training job. After a SIGKILL of torchrun, ranks would hold their GPUs and the run's
-lock.
-"""
+"""Threads that end this process where nothing else would: it stalls, or its launcher is gone."""
 
 from __future__ import annotations
 
@@ -28,10 +24,9 @@ _POLL_S = 1.0
 class Watchdog:
     """Ends this process with exit code 70 after `timeout_s` seconds without a `beat`. 0 disables it.
 
-    Before that, it writes the stacks of all threads to stderr, appends them to `run_dir/stacks.rank<rank>.txt`, and
-    calls `event("watchdog", ...)`. It runs in a separate thread, because the main thread may wait for a collective or a
-    file. Code that never releases Python's GIL stops this thread too: then faulthandler's timer, which runs in C,
-    writes the stacks to stderr and ends the process a little later with exit code 1.
+    Before that, its thread writes the stacks of all threads to stderr, appends them to
+    `run_dir/stacks.rank<rank>.txt`, and calls `event("watchdog", ...)`. Code that never releases Python's GIL stops it
+    too: then faulthandler's timer, in C, writes the stacks to stderr and ends the process with exit code 1.
     """
 
     def __init__(self, timeout_s: float, run_dir: Path, rank: int, event: Callable[..., None]) -> None:
@@ -89,8 +84,7 @@ class Watchdog:
 def watch_launcher() -> None:
     """Starts a thread that ends this process with PeerLost's exit code when its launcher has ended.
 
-    Does nothing for a process that neither torchrun nor clipx_local started. PR_SET_PDEATHSIG does not serve: it also
-    fires when the launcher's thread that started the process ends, and cannot say why.
+    Not by PR_SET_PDEATHSIG, which also fires when the launcher's thread that started the process ends.
     """
     launcher = find_launcher()
     if launcher is not None:

@@ -1,6 +1,5 @@
 """Answers of servers, bounded in bytes and in time, whatever a server does.
 
-A server may ignore a range, never end an answer, send a byte a second, or compress a thousand times what memory holds.
 The time-outs of the HTTP libraries are those of one read of a socket, and none of them counts bytes.
 """
 

@@ -64,8 +64,7 @@ def _unreachable(location: str, name: str, error: Exception) -> DataError:
 def _download(repository: str, name: str, revision: str | None) -> Path:
     """Downloads a file into the cache of huggingface_hub, which has no limit of its own. Raises the library's errors.
 
-    Gives up if a megabyte takes longer than two minutes, as it does while the library waits as long as a server asks it
-    to, and if the file is longer than announced.
+    Gives up if a megabyte takes longer than two minutes, and if the file is longer than announced.
     """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # exported without __all__

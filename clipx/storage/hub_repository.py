@@ -2,8 +2,7 @@
 
 The HfFileSystem of huggingface_hub looks the repository up and lists folders again in each thread of each process, and
 reads 5 MiB more than it is asked for. Here a read is one range request, and a commit is listed once per machine.
-Nothing is retried, not even after a 429, whose answer has the time to wait: see `retry` of storage/remote.py.
-The answers are bounded in bytes and time: see bounded.py.
+Nothing is retried here: see `retry` of storage/remote.py.
 """
 
 from __future__ import annotations
@@ -176,13 +175,14 @@ def _json(answer: Any) -> Any:
 
 def _get(url: str, most: int = MOST_BYTES, span: str | None = None) -> Any:
     """Returns the answer to a request, read as a whole. Raises errors of huggingface_hub and its HTTP library."""
+    from huggingface_hub import constants
     from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]  # exported without __all__
 
     sent = {**_headers(), "accept-encoding": "identity", **({"range": span} if span else {})}
-    client = _client(os.getpid())
+    client, timeout = _client(os.getpid()), constants.HF_HUB_DOWNLOAD_TIMEOUT
 
     async def call() -> Any:
-        async with client.stream("GET", url, headers=sent, timeout=_timeout()) as answer:
+        async with client.stream("GET", url, headers=sent, timeout=timeout) as answer:
             content = await collect(answer.status_code, answer.headers, span, answer.aiter_raw(), most)
             kept = [(name, value) for name, value in answer.headers.multi_items() if name != "content-encoding"]
             return type(answer)(answer.status_code, headers=kept, content=content, request=answer.request)
@@ -193,10 +193,7 @@ def _get(url: str, most: int = MOST_BYTES, span: str | None = None) -> Any:
 
 
 def _headers() -> dict[str, str]:
-    """Returns the name of this program, and the token if there is one.
-
-    Not those of huggingface_hub, which asks the hub for a list of agents first, without limits.
-    """
+    """Returns the name of this program, and the token: huggingface_hub asks for a list of agents first."""
     from huggingface_hub import constants, get_token
 
     token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
@@ -211,9 +208,3 @@ def _client(_process: int) -> Any:
     client = get_async_session()
     client.event_hooks = {"request": client.event_hooks["request"], "response": []}  # which read errors as a whole
     return client
-
-
-def _timeout() -> int:
-    from huggingface_hub import constants
-
-    return constants.HF_HUB_DOWNLOAD_TIMEOUT

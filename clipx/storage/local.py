@@ -53,8 +53,7 @@ def write_atomically(path: Path, write: Callable[[str], object], fix: str = _FIX
     """Calls `write` with a temporary path and renames that file when it is complete. Raises DiskError.
 
     A file named `path` is therefore complete, also after a power cut, and a link of that name is replaced, not
-    followed. Processes that write it at the same time duplicate the work. `write` opens with mode x: a file that it
-    opens is then new.
+    followed. `write` opens with mode x: a file that it opens is then new.
     """
     partial_path = path.with_name(f".{path.name}.{uuid4().hex[:12]}")
     try:
@@ -108,10 +107,9 @@ def sync(path: Path) -> None:
 
 
 def open_own(path: Path, mode: str, **options: Any) -> IO[Any]:
-    """Opens a file that clipx writes in place, such as a log, in a folder that others may write to.
+    """Opens a file that clipx writes in place, such as a log. `options`: those of `open`.
 
-    Raises OSError for what another user may have put there: a link would lead to a file of this user, a named pipe
-    would block for ever. `options`: those of `open`.
+    Raises OSError for what another user may have put there: a link to a file of this user, a named pipe.
     """
     return open(path, mode, opener=_open_regular, **options)  # Path.open has no opener
 

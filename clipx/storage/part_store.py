@@ -1,7 +1,6 @@
 """A folder, local or at a URL, whose parts several processes write in any order, each with a record written last.
 
-All files are written under temporary names and renamed when they are complete. The record of a part has the sizes and
-hashes of its files, so that a later command finds the parts that are complete and intact.
+The record has the sizes and hashes of the part's files, so that a later command finds the complete and intact parts.
 """
 
 from __future__ import annotations

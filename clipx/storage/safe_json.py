@@ -96,10 +96,7 @@ def _adapter(kind: Any) -> Any:
 
 
 def check_sizes(values: Any, place: str = "") -> None:
-    """Raises ValueError, in one line, for sizes in a configuration that no model has: of other types, negative or huge.
-
-    A model would be built from them, or its memory allocated, before its weights show that they are wrong.
-    """
+    """Raises ValueError, in one line, for sizes that no model has: of other types, negative or huge."""
     for key, value in values.items() if isinstance(values, dict) else ():
         limit = next((limit for ends, limit in _LIMITS.items() if ends.search(key)), None)
         for one in value if isinstance(value, list) else [value]:
