@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import logging
@@ -94,22 +93,13 @@ def _start_store(launch: LaunchEnv) -> Store:
     try:
         store = TCPStore("localhost", launch.port, is_master=True, wait_for_workers=False, multi_tenant=True)
     except RuntimeError as error:
-        raise ConfigError(_store_fault(launch.port, error)) from error
+        reason = " ".join(str(error).partition("Exception raised from")[0].split())[:200]
+        raise ConfigError(
+            f"MASTER_PORT={launch.port} cannot be bound on {node_name()}, the host of rank 0 ({reason}): end the "
+            "process that listens there, or set another MASTER_PORT on all ranks"
+        ) from error
     _served.append(store)
     return store
-
-
-def _store_fault(port: int, error: RuntimeError) -> str:
-    """Returns why the store did not start. torch's errors have no code: binding the port again gives the system's."""
-    what = f"MASTER_PORT={port} cannot be bound on {node_name()}, the host of rank 0"
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as found:
-        if found.errno == errno.EADDRINUSE:
-            return f"{what}: another process listens there; set another MASTER_PORT on all ranks"
-        return f"{what} ({found.strerror}): correct that, or set another MASTER_PORT on all ranks"
-    reason = " ".join(str(error).split())[:200]
-    return f"{what} ({reason}), though it is free: check that localhost resolves there, and start again"
 
 
 def _store_owner(launch: LaunchEnv) -> str:

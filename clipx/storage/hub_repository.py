@@ -14,15 +14,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
 
 from filelock import FileLock
+from pydantic import Field
 
 from clipx.storage.bounded import MOST_BYTES, BadAnswer, collect, complete, extend
-from clipx.storage.failure import one_line
 from clipx.storage.local import cache_folder, write_text
-from clipx.storage.safe_json import parse_json, read_as, read_regular, shown
+from clipx.storage.safe_json import parse_json, read_as, read_regular
+
+T = TypeVar("T")
 
 _URL = re.compile(
     r"hf://(?:(datasets|spaces|models)/)?([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?"
@@ -67,11 +69,8 @@ class HubFile:
         """Returns the commit of the revision. Raises errors of huggingface_hub and its HTTP library, as bounded.py."""
         if self.pinned:
             return self.revision
-        found = _json(_get(self._api(f"revision/{quote(self.revision, safe='')}"), _PAGE_BYTES))
-        commit = found.get("sha") if isinstance(found, dict) else None
-        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-            raise BadAnswer(f"names {shown(commit)} as the commit of {self.revision}: check HF_ENDPOINT")
-        return commit
+        answer = _get(self._api(f"revision/{quote(self.revision, safe='')}"), _PAGE_BYTES)
+        return _parse(_Revision, answer).sha
 
     def read(self, start: int | None = None, end: int | None = None) -> bytes:
         """Returns bytes [start, end), or all. Raises as `commit`.
@@ -134,7 +133,7 @@ def _list(repository: HubFile) -> dict[str, tuple[int, str]]:
     while page is not None:
         answer = _get(page, _PAGE_BYTES)
         known = len(found) + len(folders)
-        for entry in _entries(_json(answer)):
+        for entry in _parse(list[_Entry], answer):
             if entry.type == "file":
                 found[entry.path] = (entry.size, entry.oid)
             else:
@@ -159,18 +158,18 @@ class _Entry:
     oid: str = ""
 
 
-def _entries(values: Any) -> list[_Entry]:
-    try:
-        return read_as(list[_Entry], json.dumps(values))
-    except ValueError as error:
-        raise BadAnswer(f"lists files in another form than the hub ({error}): check HF_ENDPOINT") from None
+@dataclass(frozen=True, slots=True)
+class _Revision:
+    """Facts about a revision. `sha`: its commit."""
+
+    sha: Annotated[str, Field(pattern="^[0-9a-f]{40}$")]
 
 
-def _json(answer: Any) -> Any:
+def _parse(kind: type[T], answer: Any) -> T:
     try:
-        return parse_json(answer.content)
+        return read_as(kind, answer.content)
     except ValueError as error:
-        raise BadAnswer(f"sends no JSON ({one_line(str(error))}): check HF_ENDPOINT") from None
+        raise BadAnswer(f"answers in another form than the hub ({error}): check HF_ENDPOINT") from None
 
 
 def _get(url: str, most: int = MOST_BYTES, span: str | None = None) -> Any:
