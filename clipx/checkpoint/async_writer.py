@@ -101,8 +101,13 @@ class AsyncWriter:
     def reserve(self, tensors: Mapping[str, torch.Tensor | RankRows]) -> None:
         """Allocates the staging memory in the background. Call it when the optimizer has its state."""
         replicated, sharded = split_sharded(tensors, self._comm.is_main)
-        sizes = sum(x.nbytes for x in replicated.values()), sum(x.tensor.nbytes for x in sharded.values())
-        self._reserved = self._threads.submit(self._reserve, *sizes)
+
+        def allocate() -> None:
+            with suppress(OSError, MemoryError, RuntimeError):  # then the next save fails as well and reports it
+                self._replicated.reserve(sum(x.nbytes for x in replicated.values()))
+                self._sharded.reserve(sum(x.tensor.nbytes for x in sharded.values()))
+
+        self._reserved = self._threads.submit(allocate)
 
     def save(
         self,
@@ -186,11 +191,6 @@ class AsyncWriter:
             save.failure = self._not_copied(error)
 
     # ----------------------------------------------------------------------------------------- the writer thread
-
-    def _reserve(self, replicated: int, sharded: int) -> None:
-        with suppress(OSError, MemoryError, RuntimeError):  # then the next save fails as well and reports it
-            self._replicated.reserve(replicated)
-            self._sharded.reserve(sharded)
 
     def _write(self, save: _Save) -> _Failure | None:
         """Writes a checkpoint and retries once after pruning on a full disk. Returns the same on all ranks."""

@@ -208,9 +208,9 @@ def find_damage(folder: Path, step: int | None = None) -> str | None:
 
 
 def newest_config(path: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Returns the newest checkpoint in a run's folder of checkpoints whose state holds the configuration, and that.
+    """Returns the newest checkpoint in the folder whose state is intact and holds the configuration, and that, or None.
 
-    Verifies only the hash of its state. None if there is none. Raises CheckpointError if the folder cannot be read.
+    Raises CheckpointError if the folder cannot be read.
     """
     for folder in CheckpointDir(path, log.warning).folders():
         with suppress(OSError, DamagedCheckpoint):

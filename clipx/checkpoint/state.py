@@ -28,9 +28,9 @@ def select_prefix(prefix: str, tensors: Tensors) -> Tensors:
 
 
 def load_module(module: torch.nn.Module, tensors: Tensors, what: str, kept: Collection[str] = ()) -> None:
-    """Loads a module's state strictly. `what` names it in errors, `kept` its tensors that are not loaded.
+    """Loads a module's state strictly, of a sharded one only this rank's rows.
 
-    A module that is sharded over the ranks reads only its rows. Raises CheckpointError, which lists missing and
+    `what` names it in errors, `kept` its tensors that are not loaded. Raises CheckpointError, which lists missing and
     unexpected tensors and those of a different shape or kind of numbers.
     """
     state = {name: tensor for name, tensor in module.state_dict().items() if name not in kept}
@@ -94,10 +94,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    """Loads the output of `optimizer_tensors`.
-
-    Raises CheckpointError if the parameters differ.
-    """
+    """Loads the output of `optimizer_tensors`. Raises CheckpointError if the parameters differ."""
     by_name: dict[str, list[str]] = {}
     for name in tensors:
         by_name.setdefault(name.rpartition("/")[0], []).append(name)
@@ -125,10 +122,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
 
 
 def _loaded(parameter: torch.Tensor, tensors: Tensors, name: str) -> float | torch.Tensor:
-    """Returns a number or a copy of a tensor of the saved state, as the optimizer would create it.
-
-    A tensor of the parameter's shape gets the parameter's memory format and sharding.
-    """
+    """Returns a number, or a copy of a saved tensor in the memory format and sharding of a parameter of its shape."""
     shape = _shape(tensors, name)
     if name.endswith("="):
         return tensors[name].item()

@@ -22,8 +22,7 @@ from clipx.model.batchnorm import BATCH_NORM
 def synchronize(model: nn.Module, comm: Comm) -> None:
     """Replaces the model's BatchNorm modules; their names, parameters and state do not change.
 
-    Raises ConfigError for one rank, for a model without trainable BatchNorm, or with a BatchNorm type that the device
-    does not support.
+    Raises ConfigError for one rank, a model without trainable BatchNorm, or a type that the device does not support.
     """
     norms = {name: m for name, m in model.named_modules() if isinstance(m, BATCH_NORM) and m.training}
     given, fix = "distributed.sync_batchnorm=true", "remove it, or"
@@ -58,10 +57,7 @@ def _synchronized(norm: nn.Module, device: torch.device) -> nn.BatchNorm2d:
 
 
 class _Sum(torch.autograd.Function):
-    """All-reduce sum, differentiable any number of times; the backward pass sums the gradients over the ranks.
-
-    Replaces torch.distributed.nn.functional.all_reduce, which is deprecated.
-    """
+    """All-reduce sum, differentiable any number of times; the backward pass sums the gradients over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

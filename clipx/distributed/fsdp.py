@@ -96,11 +96,7 @@ class FsdpSpec(DistributedSpec):
         return self.param_dtype.dtype() or narrow
 
     def prepare(self, model: CLIP, comm: Comm, autocast: torch.dtype | None = None) -> None:
-        """Shards the model in place. Collective.
-
-        Raises ConfigError if `shard_size` does not divide the number of ranks, if the copies of the model differ, or
-        for `cpu_offload` on the CPU.
-        """
+        """Shards the model in place. Raises ConfigError for options that do not fit the ranks or the device. Collective."""
         DistributedSpec.prepare(self, model, comm, autocast)
         require(
             self.shard_size is None or comm.world % self.shard_size == 0,

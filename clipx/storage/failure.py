@@ -1,8 +1,4 @@
-"""Kinds of storage failures, from the class and the error code of a library's exception, never from its text.
-
-A storage refuses all requests (no such bucket, no valid credentials, another region), or one object is at fault
-(missing, too short), or a request fails in an outage and may succeed later.
-"""
+"""Kinds of storage failures, from the class and the error code of a library's exception, never from its text."""
 
 from __future__ import annotations
 
@@ -58,13 +54,12 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "FSSPEC_S3_ENDPOINT_URL
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Kind of a failure and its `reason` in one line. `region`: that of the bucket, if the server names it.
-    `wait_s`: the seconds that it asks to wait."""
+    """Kind of a failure, and its `reason` in one line."""
 
     kind: FailureKind
     reason: str
-    region: str | None = None
-    wait_s: float = 0.0
+    region: str | None = None  # of the bucket, if the server names it
+    wait_s: float = 0.0  # that the server asks to wait
 
     @classmethod
     def classify(cls, url: str, error: BaseException) -> Failure:

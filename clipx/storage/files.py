@@ -29,10 +29,9 @@ def local_path(url: str) -> str:
 def errors_as(
     error_type: type[ClipxError], what: str, fix: str, passing: type[Exception] = DataError
 ) -> Iterator[None]:
-    """Replaces a storage's error with `error_type` and the text "what (reason): fix".
+    """Replaces a storage's error with `error_type` and the text "what (reason): fix", or its own fix if it refuses all.
 
-    A storage that refuses all requests has a specific fix. Other DataErrors, whose message names the file, and
-    `passing` are raised unchanged.
+    Other DataErrors, whose message names the file, and `passing` are raised unchanged.
     """
     try:
         yield

@@ -1,8 +1,7 @@
 """Files at any URL of fsspec, with bounded time-outs, retries and atomic uploads.
 
-fsspec provides the file systems but no common time limit for retries: s3fs retries time-outs and botocore retries 5xx,
-each by a count, and a server that does not answer costs 413 s with their defaults. Both are therefore limited to one
-attempt, and `retry` repeats a call until the caller's `retry_s` has passed. failure.py decides what is repeated.
+s3fs retries time-outs and botocore 5xx, each by a count: a server that does not answer costs 413 s with their defaults.
+Both are limited to one attempt here, and `retry` repeats a call until the caller's `retry_s` has passed.
 """
 
 from __future__ import annotations
@@ -54,9 +53,8 @@ os.register_at_fork(after_in_child=gc.freeze)
 
 
 def file_system(url: str, tries: int = 1) -> tuple[Any, str]:
-    """Returns fsspec's (file system, path). fsspec caches file systems per process and recreates them after a fork.
+    """Returns fsspec's (file system, path). The user's settings in fsspec's configuration and in AWS_… take precedence.
 
-    The user's S3 settings in fsspec's configuration (FSSPEC_S3_…, ~/.config/fsspec) and in AWS_… take precedence.
     `tries`: attempts per S3 request, for callers that do not use `retry`.
     """
     import fsspec
@@ -132,10 +130,7 @@ def retry(url: str, retry_s: float, call: Callable[[], T], patient: bool = False
 
 
 def reload_credentials(url: str) -> None:
-    """Makes the next request open a new session, which reloads the credentials: their files may have been renewed.
-
-    Has an effect at most every 10 s per process, because many reads fail together.
-    """
+    """Makes the next request open a new session with reloaded credentials, at most every 10 s per process."""
     global _reloaded
     if not is_local(url) and time.monotonic() - _reloaded > _RELOAD_S:
         _reloaded = time.monotonic()
@@ -230,10 +225,7 @@ def ask(url: str, method: str, at: str | None = None, *, size: int = 0, **option
 
 
 def remote_info(url: str, retry_s: float, patient: bool = False) -> dict[str, Any]:
-    """Returns fsspec's facts on a file: its type, its size, and what changes with its content.
-
-    Costs a request, but none for a file of a commit on the Hugging Face hub. Raises as `read_range`.
-    """
+    """Returns fsspec's facts on a file, for a request, but none for a file of a commit on the Hugging Face hub."""
     hub = HubFile.parse(url)
 
     def call() -> dict[str, Any]:
@@ -293,10 +285,7 @@ class StorageFolder:
         self._call("pipe_file", self._new_path(name), content)
 
     def put(self, path: Path, name: str) -> None:
-        """Uploads a local file, in parts if it is large. In an object store it appears when it is complete.
-
-        Does not write through an open file: an exception would complete the object with the bytes written so far.
-        """
+        """Uploads a local file, in parts if it is large. In an object store it appears when it is complete."""
         from fsspec.callbacks import Callback
 
         options = {"chunksize": _PART} if _is_s3(self.url) else {}
@@ -318,10 +307,7 @@ class StorageFolder:
         return (datetime.now(UTC) - (written if written.tzinfo else written.replace(tzinfo=UTC))).total_seconds()
 
     def abort_uploads(self, below: str, orphaned: Callable[[str, float], bool]) -> None:
-        """Aborts multipart uploads for which `orphaned(name, age_s)` is true, which S3 would store and bill.
-
-        Other storages drop them. Without the permission it does nothing: use a lifecycle rule of the bucket.
-        """
+        """Aborts multipart uploads for which `orphaned(name, age_s)` is true, which S3 would store and bill."""
         if not _is_s3(self.url):
             return
         fs, path = self._path(below)
