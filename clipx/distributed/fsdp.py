@@ -96,7 +96,7 @@ class FsdpSpec(DistributedSpec):
         return self.param_dtype.dtype() or narrow
 
     def prepare(self, model: CLIP, comm: Comm, autocast: torch.dtype | None = None) -> None:
-        """Shards the model in place. Raises ConfigError for options that do not fit the ranks or the device. Collective."""
+        """Shards the model in place. Raises ConfigError for options that do not fit the ranks. Collective."""
         DistributedSpec.prepare(self, model, comm, autocast)
         require(
             self.shard_size is None or comm.world % self.shard_size == 0,
