@@ -40,6 +40,7 @@ class CheckpointManager:
         self._run_dir, self._spec, self._comm, self._event = run_dir, spec, comm, event
         self._cadence = spec.cadence.on(length, "checkpoint.every")
         self._keep_cadence = spec.keep_cadence.on(length, "checkpoint.keep_every")
+        self._report_damage = partial(self._warn, "checkpoint_damaged")
         self._dir = CheckpointDir(run_dir / CHECKPOINTS, self._report_damage)
         self.url = None if spec.remote is None else run_url(spec.remote, run_dir)
         self._writer: AsyncWriter | None = None
@@ -229,9 +230,6 @@ class CheckpointManager:
         if self._uploader is not None:
             self._uploader.close()
 
-    def _report_damage(self, message: str) -> None:
-        self._warn("checkpoint_damaged", message)
-
     def _warn(self, kind: str, message: str) -> None:
         log.warning(message)
         self._event(kind, message=message)
@@ -258,7 +256,7 @@ def check_storage(spec: CheckpointSpec, run_dir: str, url: str | None, comm: Com
 
 
 def _check_state(found: Checkpoint) -> None:
-    """Raises CheckpointError if a value that resuming reads is missing. Their types are checked when it is loaded."""
+    """Raises CheckpointError if a value that resuming reads is missing."""
     if missing := sorted({"samples_seen", "world", "data", "overdue", "non_finite", "best"} - found.state.keys()):
         raise CheckpointError(
             f"{found.folder}/{STATE} has no {', '.join(missing)}: resume with the version of clipx that wrote it, or "

@@ -115,10 +115,8 @@ class Failure:
         if self.kind is FailureKind.bucket:
             return f"create the bucket, or correct its name or its server ({_endpoint()})"
         if self.kind is FailureKind.location:
-            region = self.region or os.environ.get("AWS_DEFAULT_REGION")
-            needed = f"AWS_DEFAULT_REGION={self.region}" if self.region else "AWS_DEFAULT_REGION to the bucket's region"
-            now = "" if region is None or self.region else f" (now {region})"
-            return f"set {needed}{now} and AWS_ENDPOINT_URL to its server (now {_endpoint()})"
+            region = f"={self.region}" if self.region else " to the bucket's region"
+            return f"set AWS_DEFAULT_REGION{region} and AWS_ENDPOINT_URL to its server (now {_endpoint()})"
         region = " or, if the bucket is in another region, set AWS_DEFAULT_REGION" if self.reason[:4] == "400:" else ""
         return (
             f"correct or renew the credentials ({_credentials()}), check their permissions and the server "
