@@ -58,10 +58,7 @@ def module_of(word: str) -> str | None:
     """Returns the module of the command with a name, in which `_` may stand for `-`. None: there is none."""
     name = word.replace("_", "-")
     core = {name_of(module): module for module in (*_CORE, _SWEEP)}
-    if name in core:  # without the metadata of the installed packages
-        return core[name]
-    entry = entry_points().get(name)
-    return None if entry is None else _flat(name) or entry.module
+    return core.get(name) or commands().get(name)  # the metadata of the installed packages is read for others alone
 
 
 def implementation(module: str) -> str:
