@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.options import option, typed
-from clipx.config.registry import MISSING, declare, frozen, register
+from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import require, require_effect
 from clipx.model.tower_spec import MOST_LAYERS, TowerSpec, check_width
 from clipx.storage.url import check_url
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from clipx.model.tokenizer import TextEnd, Tokenizer
-
-declare("text", "clipx.model.hf_text_spec", "hf")
 
 
 class TextProjection(StrEnum):
@@ -149,6 +147,18 @@ class TextTowerSpec(TowerSpec):
     """Skips the padding after each text, which then has no effect. false: it is computed, and with causal=false the
     tokens of clipx's own tower attend to it. Must be false with pool=last of that tower, which reads it."""
 
+    open_clip_layout: ClassVar[str | None] = None
+    """Conversion to and from open_clip, a `clipx.weights.clip_layout.TextLayout`, as MODULE:NAME. None: open_clip has
+    no such tower."""
+
+    own_weights: ClassVar[str | None] = None
+    """Function that loads weights in the form of another library, as MODULE:NAME: called with these options and
+    model.text.weights, returns (tensors by their names in the tower, lines for the log), or None for the weights of a
+    CLIP model. None: there is no other form."""
+
+    pads_last: ClassVar[bool] = False
+    """True if padding follows a text, whatever the files of the tokenizer say."""
+
     @property
     def kept_positions(self) -> int | None:
         """Number of text positions of initial weights that stay where they are when the others are stretched to a
@@ -235,6 +245,8 @@ class ClipTextSpec(TextTowerSpec):
 
     vocabulary: int = option(CLIP_VOCABULARY, ge=2, when="tokenizer != clip")
     """Number of rows of the token embedding, at least the number of tokens of the tokenizer."""
+
+    open_clip_layout: ClassVar[str | None] = "clipx.weights.clip_config:TEXT"
 
     def __post_init__(self) -> None:
         require(

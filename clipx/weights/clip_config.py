@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import timm
@@ -14,12 +13,13 @@ from timm.models import VisionTransformer
 from torch import nn
 
 from clipx.errors import CheckpointError
-from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.spec import ClipSpec
-from clipx.model.text_spec import CLIP_VOCABULARY, Clean, ClipTextSpec, Gelu, Pool, TextProjection, TextTowerSpec
+from clipx.model.text_spec import CLIP_VOCABULARY, Clean, ClipTextSpec, Gelu, Pool, TextProjection
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation, Projection
+from clipx.storage.hub import HUB
 from clipx.storage.safe_json import shown
-from clipx.weights.clip_layout import RESNET, VIT, is_custom, layout_of
+from clipx.weights import clip_layout
+from clipx.weights.clip_layout import RESNET, VIT, TextLayout, is_custom, layout_of, text_layout, text_layout_for
 
 T = TypeVar("T")
 
@@ -35,12 +35,9 @@ _RESNETS = {  # by the layers of the stages
     (6, 8, 18, 8): "resnet50x16_clip",
     (3, 15, 36, 10): "resnet50x64_clip",
 }
-_CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
-_CLEANINGS = {theirs: ours for ours, theirs in _CLEAN.items()}
+CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
+CLEANINGS = {theirs: ours for ours, theirs in CLEAN.items()}
 _HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's defaults
-_HUB = "hf-hub:"
-_HF_POOLS = {Pool.mean: "mean_pooler", Pool.cls: "cls_last_hidden_state_pooler"}
-_HF_PROJECTIONS = {TextProjection.linear: "linear", TextProjection.mlp: "mlp", TextProjection.none: None}
 _PROJECTIONS = {Projection.linear: "linear", Projection.mlp: "mlp", Projection.head: "", Projection.none: "none"}
 _LAYERS = (Projection.linear, Projection.mlp)  # after the trunk; with them open_clip keeps timm's pool
 
@@ -63,7 +60,7 @@ def config_of(spec: ClipSpec) -> dict[str, Any]:
         **({"quick_gelu": True} if spec.quick_gelu else {}),
         **({"custom_text": True} if is_custom(spec) else {}),
         "vision_cfg": {"image_size": spec.image.size, **vision},
-        "text_cfg": _text(spec.text),
+        "text_cfg": text_layout(spec.text).config_of(spec.text),
     }
 
 
@@ -71,7 +68,7 @@ def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     block, width = trunk.blocks[0], trunk.embed_dim
     averaged, norm = trunk.global_pool == "avg", _last_norm(trunk)
     quick = isinstance(block.mlp.act, QuickGELU)
-    _require(
+    require_there(
         quick == spec.quick_gelu and (quick or type(block.mlp.act) is nn.GELU),
         f"model.image.timm={spec.image.timm} has {type(block.mlp.act).__name__}, and model.quick_gelu="
         f"{str(spec.quick_gelu).lower()}: open_clip has one activation for both towers, GELU or QuickGELU",
@@ -113,16 +110,16 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     image = spec.image
     covered = TRAINING if image.projection in _LAYERS else TRAINING | {"global_pool"}
     other = {key: value for key, value in image.options.items() if key not in covered}
-    _require(not other, f"model.image.options={other} has no counterpart there: remove it")
+    require_there(not other, f"model.image.options={other} has no counterpart there: remove it")
     usual = timm.get_pretrained_cfg(image.architecture)
     fixed = usual is not None and usual.fixed_input_size and getattr(trunk, "pos_embed", "") is not None
     size = usual.input_size[-1] if fixed else image.size
-    _require(
+    require_there(
         size == image.size,
         f"model.image.size={image.size}, but open_clip builds {image.timm} for {size} pixels only: choose a timm "
         "architecture for this size",
     )
-    _require(
+    require_there(
         not (spec.quick_gelu and isinstance(trunk, VisionTransformer)),
         f"model.quick_gelu=true, which open_clip does not support for a tower from timm, such as {image.timm}",
     )
@@ -165,18 +162,15 @@ def pool_of(trunk: Any, name: str) -> str:
     if isinstance(attribute, str):
         return attribute
     pool = next((m.pool_type for m in trunk.modules() if isinstance(m, SelectAdaptivePool2d)), None)
-    _require(pool is not None, f"model.image.timm={name} does not name its pooling, which open_clip requires")
+    require_there(pool is not None, f"model.image.timm={name} does not name its pooling, which open_clip requires")
     return str(pool)
 
 
-def _text(spec: TextTowerSpec) -> dict[str, Any]:
-    if isinstance(spec, HfTextSpec):
-        return _hf_text(spec)
-    assert isinstance(spec, ClipTextSpec)
+def _text(spec: ClipTextSpec) -> dict[str, Any]:
     usual = ClipTextSpec()
     for key in ("positions", "norm", "mlp", "bias"):
         value = getattr(spec, key)
-        _require(value == getattr(usual, key), f"model.text.{key}={value}: it has CLIP's blocks only")
+        require_there(value == getattr(usual, key), f"model.text.{key}={value}: it has CLIP's blocks only")
     ratio = mlp_ratio(spec.width, int(spec.width * spec.mlp_ratio))
     words = {
         "context_length": spec.context_length,
@@ -193,33 +187,17 @@ def _text(spec: TextTowerSpec) -> dict[str, Any]:
         **({} if spec.gelu is Gelu.exact else {"act_kwargs": {"approximate": "tanh"}}),
     }
     if spec.tokenizer_place != "clip":
-        words["hf_tokenizer_name"] = spec.tokenizer_place.removeprefix(_HUB)
+        words["hf_tokenizer_name"] = spec.tokenizer_place.removeprefix(HUB)
         stripped = {"strip_sep_token": True} if spec.strip_separator else {}
-        words["tokenizer_kwargs"] = {"clean": _CLEAN[spec.clean], **stripped}
+        words["tokenizer_kwargs"] = {"clean": CLEAN[spec.clean], **stripped}
     return words
 
 
-def _hf_text(spec: HfTextSpec) -> dict[str, Any]:
-    _require(not spec.options, f"model.text.options={spec.options}: it reads config.json unchanged")
-    _require(
-        spec.pool in _HF_POOLS and spec.end_id is None and spec.pad_id is None,
-        f"model.text.pool={spec.pool}, end_id={spec.end_id} and pad_id={spec.pad_id}: it pools models of transformers "
-        "at the first token or by the mean, without the padding of config.json",
-    )
-    return {
-        "context_length": spec.context_length,
-        "hf_model_name": spec.source.removeprefix(_HUB),
-        "hf_model_pretrained": False,
-        "hf_tokenizer_name": spec.tokenizer_place.removeprefix(_HUB),
-        "tokenizer_kwargs": {"clean": _CLEAN[spec.clean]},
-        "hf_proj_type": _HF_PROJECTIONS[spec.projection],
-        "hf_pooler_type": _HF_POOLS[spec.pool],
-    }
-
-
 def _text_pool(spec: ClipTextSpec) -> dict[str, Any]:
-    _require(spec.pool in (Pool.end, Pool.last), f"model.text.pool={spec.pool}: it pools at one token")
-    _require(spec.causal or not spec.packed, "model.text.causal=false with packed=true: its tokens attend to padding")
+    require_there(spec.pool in (Pool.end, Pool.last), f"model.text.pool={spec.pool}: it pools at one token")
+    require_there(
+        spec.causal or not spec.packed, "model.text.causal=false with packed=true: its tokens attend to padding"
+    )
     if spec.pool is Pool.last:
         return {"pool_type": "last"}
     return {} if spec.end_id is None else {"pool_type": "eos", "eos_id": spec.end_id}
@@ -235,7 +213,8 @@ def mlp_ratio(width: int, hidden: int) -> float:
     return ratio if int(width * ratio) == hidden else (hidden + 0.5) / width
 
 
-def _require(ok: bool, fault: str) -> None:
+def require_there(ok: bool, fault: str) -> None:
+    """Raises CheckpointError for a model that open_clip's configuration cannot express, by its `fault`."""
     if not ok:
         raise CheckpointError(f"open_clip has no configuration for this model: {fault}")
 
@@ -245,7 +224,7 @@ def _require(ok: bool, fault: str) -> None:
 
 def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
     """Returns the spec of open_clip's configuration: see open_clip.spec_of."""
-    whole = _ConfigSection(config, "")
+    whole = ConfigSection(config, "")
     described = "model_cfg" in config
     model, prepared = whole.section("model_cfg") if described else whole, whole.section("preprocess_cfg", None)
     vision, text = model.section("vision_cfg"), model.section("text_cfg")
@@ -269,12 +248,14 @@ def spec_of(config: dict[str, Any], name: str) -> ClipSpec:
         image = _vit_tower(vision, size)
     mean, std = (list(map(float, prepared.take(*given))) for given in (("mean", image.mean), ("std", image.std)))
     image = replace(image, stretch=stretch, interpolation=interpolation, mean=mean, std=std)
-    spec = ClipSpec(name=name, embed_dim=embed_dim, quick_gelu=quick, image=image, text=_text_tower(text))
+    spec = ClipSpec(
+        name=name, embed_dim=embed_dim, quick_gelu=quick, image=image, text=text_layout_for(text).spec_of(text)
+    )
     whole.check_all_read()
     return spec
 
 
-def _vit_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
+def _vit_tower(section: ConfigSection, size: int) -> ImageTowerSpec:
     width = section.take("width", 768)
     form = {
         "patch_size": section.take("patch_size", 16),
@@ -299,7 +280,7 @@ def _vit_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
     return ImageTowerSpec(timm=_VIT, size=size, options=options, patch_bias=not bare)
 
 
-def _resnet_tower(section: _ConfigSection, size: int) -> ImageTowerSpec:
+def _resnet_tower(section: ConfigSection, size: int) -> ImageTowerSpec:
     layers, width = tuple(section.take("layers")), section.take("width", 64)
     section.ignore("patch_size")
     section.expect(head_width=_HEAD_WIDTH)
@@ -325,7 +306,7 @@ def timm_on_meta(name: str) -> Any:
         return timm.create_model(name, pretrained=False, num_classes=0)
 
 
-def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec:
+def _timm_tower(section: ConfigSection, name: str, size: int) -> ImageTowerSpec:
     ways: dict[Any, Projection] = {**{theirs: ours for ours, theirs in _PROJECTIONS.items()}, None: Projection.head}
     way, pool = section.choice("timm_proj", "linear", ways), section.take("timm_pool", "avg")
     section.expect(timm_proj_bias=False)
@@ -338,42 +319,14 @@ def _timm_tower(section: _ConfigSection, name: str, size: int) -> ImageTowerSpec
     return ImageTowerSpec(timm=name, size=size, projection=way, options=options)
 
 
-def _hf_tower(section: _ConfigSection, name: str) -> HfTextSpec:
-    """Returns the spec of open_clip's HFTextEncoder. open_clip reads a folder or a repository of the hub."""
-    from clipx.model.hf_text import packs, read_config  # imports transformers
-
-    tokenizer, pooler = section.take("hf_tokenizer_name", name), section.peek("hf_pooler_type", "")
-    pools = {**{theirs: ours for ours, theirs in _HF_POOLS.items()}, "cls_pooler": Pool.cls}
-    pool = section.choice("hf_pooler_type", "mean_pooler", pools)
-    projection = section.choice("hf_proj_type", "mlp", {theirs: ours for ours, theirs in _HF_PROJECTIONS.items()})
-    clean = section.section("tokenizer_kwargs", None).choice("clean", "whitespace", _CLEANINGS)
-    section.expect(tokenizer_mode=None)
-    unused = ("vocab_size", "width", "heads", "layers", "mlp_ratio", "pool_type", "eos_id", "pad_id", "no_causal_mask")
-    section.ignore("hf_model_pretrained", "output_tokens", "embed_cls", *unused)
-    source, place = (given if Path(given).is_dir() else _HUB + given for given in (name, tokenizer))
-    spec = HfTextSpec(
-        source=source,
-        context_length=section.take("context_length", 77),
-        pool=pool,
-        projection=projection,
-        tokenizer=None if place == source else place,
-        clean=clean,
-    )
-    config = read_config(spec)
-    section.require(
-        pooler != "cls_pooler" or config.is_encoder_decoder, "hf_pooler_type", pooler
-    )  # else it has a layer
-    return replace(spec, packed=packs(config))
-
-
-def _text_tower(section: _ConfigSection) -> TextTowerSpec:
-    if (name := section.take("hf_model_name", None)) is not None:
-        return _hf_tower(section, name)
+def _text_tower(section: ConfigSection) -> ClipTextSpec:
     causal, tokenizer = not section.take("no_causal_mask", False), section.take("hf_tokenizer_name", None)
     at_end = "argmax" if tokenizer is None else "eos"
     pool = section.choice("pool_type", "argmax", {at_end: Pool.end, "last": Pool.last})
     cleaning, act, norm = (section.section(f"{key}_kwargs", None) for key in ("tokenizer", "act", "norm"))
-    section.expect(ls_init_value=None, embed_cls=False, tokenizer_mode=None, final_ln_after_pool=False)
+    section.expect(
+        hf_model_name=None, ls_init_value=None, embed_cls=False, tokenizer_mode=None, final_ln_after_pool=False
+    )
     section.ignore("output_tokens", "pad_id", "hf_model_pretrained")
     end_id = section.take("eos_id", 2)
     return ClipTextSpec(
@@ -391,19 +344,22 @@ def _text_tower(section: _ConfigSection) -> TextTowerSpec:
         norm_eps=norm.take("eps", _EPS),
         gelu=act.choice("approximate", "none", {"none": Gelu.exact, "tanh": Gelu.tanh}),
         vocabulary=section.take("vocab_size", CLIP_VOCABULARY),
-        tokenizer="clip" if tokenizer is None else _HUB + tokenizer,
-        clean=cleaning.choice("clean", "lower" if tokenizer is None else "whitespace", _CLEANINGS),
+        tokenizer="clip" if tokenizer is None else HUB + tokenizer,
+        clean=cleaning.choice("clean", "lower" if tokenizer is None else "whitespace", CLEANINGS),
         packed=causal and pool is Pool.end,
     )
 
 
-class _ConfigSection:
+TEXT = TextLayout(clip_layout.text, _text, _text_tower)
+
+
+class ConfigSection:
     """Section of a configuration. Records the keys that were read, because all must be."""
 
     def __init__(self, values: Any, path: str) -> None:
         if not isinstance(values, Mapping):
             raise CheckpointError(f"{path or 'the configuration'} is {shown(values)}, not a mapping: restore it")
-        self._unread, self._path, self._parts = dict(values), path, list[_ConfigSection]()
+        self._unread, self._path, self._parts = dict(values), path, list[ConfigSection]()
 
     def peek(self, key: str, default: Any) -> Any:
         """Returns the value of a key without marking it as read."""
@@ -414,10 +370,10 @@ class _ConfigSection:
             raise CheckpointError(f"{self._full_key(key)} is missing in the configuration: restore it")
         return self._unread.pop(key, *default)
 
-    def section(self, key: str, *default: None) -> _ConfigSection:
+    def section(self, key: str, *default: None) -> ConfigSection:
         """Returns the section of a key; an empty one for null, where null is a default."""
         found = self.take(key, *default)
-        self._parts.append(_ConfigSection({} if default and found is None else found, self._full_key(key)))
+        self._parts.append(ConfigSection({} if default and found is None else found, self._full_key(key)))
         return self._parts[-1]
 
     def choice(self, key: str, usual: str, choices: Mapping[Any, T]) -> T:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.layers import AttentionPool2d
 from timm.models import ByobNet, VisionTransformer
 from torch import nn
 
-from clipx.model.hf_text_spec import HfTextSpec
+from clipx.config.registry import kinds
+from clipx.errors import CheckpointError
 from clipx.model.spec import ClipSpec
 from clipx.model.text_spec import ClipTextSpec, Pool, TextProjection, TextTowerSpec
 from clipx.weights.key_mapping import Rule, fits, rules_with
+
+if TYPE_CHECKING:
+    from clipx.weights.clip_config import ConfigSection
 
 _BLOCK = {
     "norm1.*": "ln_1.*",
@@ -76,20 +83,36 @@ TIMM = [
 """Any timm architecture, which open_clip wraps unchanged."""
 
 
-HF_TEXT = [
-    Rule("text.transformer.**", "text.transformer.**"),
-    Rule("text.projection.weight", "text.proj.weight"),
-    Rule("text.projection.fc1.weight", "text.proj.0.weight"),
-    Rule("text.projection.fc2.weight", "text.proj.2.weight"),
-]
-"""A text tower of transformers."""
+@dataclass(frozen=True, slots=True)
+class TextLayout:
+    """Conversions of one kind of text tower."""
+
+    rules: Callable[[str, Any], list[Rule]]  # arguments: prefix of open_clip's names, spec
+    config_of: Callable[[Any], dict[str, Any]]  # returns text_cfg
+    spec_of: Callable[[ConfigSection], TextTowerSpec]  # argument: text_cfg
+    recognizes: Callable[[ConfigSection], bool] = lambda section: False
 
 
-def text(prefix: str, spec: TextTowerSpec) -> list[Rule]:
-    """Returns the rules of the text tower. `prefix`: prefix of open_clip's names."""
-    if isinstance(spec, HfTextSpec):
-        return HF_TEXT
-    bias = isinstance(spec, ClipTextSpec) and spec.projection_bias  # open_clip then has another module
+def text_layout(spec: TextTowerSpec) -> TextLayout:
+    """Returns the layout of a text tower. Raises CheckpointError for a tower that open_clip does not have."""
+    if spec.open_clip_layout is None:
+        raise CheckpointError(
+            f"open_clip has no layout for model.text.kind={spec.kind}: export it with format=safetensors"
+        )
+    layout: TextLayout = pkgutil.resolve_name(spec.open_clip_layout)
+    return layout
+
+
+def text_layout_for(section: ConfigSection) -> TextLayout:
+    """Returns the layout of a text_cfg: that of a kind of text tower that recognizes it, else CLIP's."""
+    places = {kind.open_clip_layout: None for kind in kinds("text").values() if kind.open_clip_layout is not None}
+    known: list[TextLayout] = [pkgutil.resolve_name(place) for place in places]
+    return next((layout for layout in known if layout.recognizes(section)), text_layout(ClipTextSpec()))
+
+
+def text(prefix: str, spec: ClipTextSpec) -> list[Rule]:
+    """Returns the rules of clipx's own text tower. `prefix`: prefix of open_clip's names."""
+    bias = spec.projection_bias  # open_clip then has another module
     projection = [Rule("text.projection.weight", f"{prefix}text_projection", turned=True)]
     return [
         Rule("text.token_embedding.weight", f"{prefix}token_embedding.weight"),
@@ -103,11 +126,15 @@ def text(prefix: str, spec: TextTowerSpec) -> list[Rule]:
 def rules(spec: ClipSpec, theirs: Iterable[str] | None) -> list[Rule]:
     """Returns the rules of a model: see open_clip.ties."""
     if theirs is None:
-        return [*image(spec), *text("text." if is_custom(spec) else "", spec.text)]
+        return [*image(spec), *_text("text." if is_custom(spec) else "", spec.text)]
     theirs = list(theirs)
     wrapped = any(name.startswith("visual.trunk.") for name in theirs)
     prefix = "text." if any(name.startswith("text.") for name in theirs) else ""
-    return [*(TIMM if wrapped else image(spec)), *text(prefix, spec.text)]
+    return [*(TIMM if wrapped else image(spec)), *_text(prefix, spec.text)]
+
+
+def _text(prefix: str, spec: TextTowerSpec) -> list[Rule]:
+    return text_layout(spec).rules(prefix, spec)
 
 
 def image(spec: ClipSpec) -> list[Rule]:

@@ -20,7 +20,6 @@ from clipx.checkpoint.format import Checkpoint
 from clipx.checkpoint.state import select_prefix
 from clipx.errors import CheckpointError, disk_failure
 from clipx.escape import announce
-from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.hf_tokenizer import read_tokenizer, tokenizer_files
 from clipx.model.lora import merged, without_adapters
 from clipx.model.text_spec import TextTowerSpec
@@ -121,7 +120,7 @@ def _copy_tokenizer(text: TextTowerSpec, folder: Path) -> None:
     shutil.copyfile(tokenizer_files(text.tokenizer_place)["tokenizer.json"], folder / "tokenizer.json")
     read = ("pad_token", "sep_token", "padding_side", "truncation_side")
     values = {key: value for key, value in read_tokenizer(text.tokenizer_place)[1].items() if key in read}
-    if isinstance(text, HfTextSpec):  # padding follows the text as in training, whatever the file says
+    if text.pads_last:
         values["padding_side"] = "right"
     values["tokenizer_class"] = "PreTrainedTokenizerFast"
     config = json.dumps(values, ensure_ascii=False)

@@ -116,24 +116,6 @@ register_format(
 )
 
 
-def is_clip_model(config: Mapping[str, Any]) -> bool:
-    """Returns whether a config.json is of a CLIPModel of transformers."""
-    towers = (config.get("vision_config"), config.get("text_config"))
-    return config.get("model_type") == "clip" and all(isinstance(tower, Mapping) for tower in towers)
-
-
-PREPROCESSOR = "preprocessor_config.json"
-
-register_format(
-    WeightsFormat(
-        name="hf",
-        read="clipx.weights.hf_clip:read",
-        recognizes=is_clip_model,
-        files=(PREPROCESSOR, *TOKENIZER),
-        write="clipx.weights.huggingface:write",
-        usage='transformers.CLIPModel.from_pretrained("{out}")',
-    )
-)
 register_format(
     WeightsFormat(
         name="safetensors",

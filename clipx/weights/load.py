@@ -3,8 +3,8 @@
     load_weights(location) -> LoadedWeights        load_into(model, weights)        save_weights(path, weights, step)
     load_model(location, key, device, dtype) -> (LoadedWeights, ModelSpec, CLIP)
 
-Reads weights of clipx, open_clip and OpenAI, and folders of any format of formats.py: see open_clip.py and hf_clip.py
-for their names. files.py reads untrusted files without executing code in them.
+Reads weights of clipx, open_clip and OpenAI, and folders of any format of formats.py: see open_clip.py for their names.
+files.py reads untrusted files without executing code in them.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _of_folder(location: str, paths: Mapping[str, Path], weights: Path | None) -
     raise CheckpointError(
         f"model.weights={location} has no {CONFIG}, and its {HF_CONFIG} is of no format that is read "
         f"({', '.join(known)}): give a model in open_clip's form, with {CONFIG} and one of {', '.join(WEIGHTS)}, or "
-        "install the package of its format"
+        "install the package of its format; for the text tower of a model of transformers, give model/text=hf"
     )
 
 

@@ -9,6 +9,7 @@ stays random, and a line of the log says so.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,17 +18,17 @@ from torch import Tensor, nn
 from clipx.checkpoint.state import load_module
 from clipx.errors import CheckpointError, ConfigError, require
 from clipx.model.clip import CLIP
-from clipx.model.hf_text_spec import HfTextSpec
 from clipx.model.lora import initial_adapters
 from clipx.model.spec import ModelSpec
 from clipx.model.tower_spec import ImageTowerSpec
 from clipx.model.vision import ImageTower, reason
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_config import TRAINING, pool_of
+from clipx.weights.download import errors_of
 from clipx.weights.key_mapping import Rule, tied
-from clipx.weights.load import LoadedWeights, compared, fit_positions
+from clipx.weights.load import LoadedWeights, compared, fit_positions, load_weights
 from clipx.weights.timm_filter import TimmFilter
-from clipx.weights.tower_source import INPUT, TimmWeights, head_source, image_source, input_of, text_source
+from clipx.weights.tower_source import INPUT, TimmWeights, head_source, image_source, input_of
 
 ADAPTED = TRAINING | {"img_size", "num_classes", "in_chans"}
 """Arguments of timm.create_model that weights do not depend on, or are adapted to."""
@@ -88,17 +89,13 @@ def _load_image(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
 
 
 def _load_text(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
-    source = text_source(location)
-    if isinstance(source, LoadedWeights):
-        return _fill(model, spec, "text", *_of_clip(spec, "text", source))
-    if not isinstance(spec.text, HfTextSpec):
-        raise ConfigError(
-            f"model.text.weights={location} holds a model of transformers, and model.text.kind={spec.text.kind}: give "
-            f"model/text=hf model.text.source={location}"
-        )
-    from clipx.weights.hf_tower import load_transformer  # imports transformers
-
-    return _fill(model, spec, "text", *load_transformer(spec.text, source))
+    own = spec.text.own_weights
+    found = None if own is None else pkgutil.resolve_name(own)(spec.text, location)
+    if found is None:
+        with errors_of("model.text.weights"):
+            source = load_weights(location)
+        found = _of_clip(spec, "text", source)
+    return _fill(model, spec, "text", *found)
 
 
 # ---------------------------------------------------------------------------------------------------- kinds of source

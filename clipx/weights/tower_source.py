@@ -1,7 +1,6 @@
-"""Sources of the weights of one tower: models of timm, of transformers, and the towers of CLIP models.
+"""Sources of the weights of the image tower: models of timm, and the towers of CLIP models.
 
-    image_source(location, spec) -> TimmWeights | LoadedWeights      text_source(location) -> HfWeights | LoadedWeights
-    head_source(location) -> tensors
+    image_source(location, spec) -> TimmWeights | LoadedWeights      head_source(location) -> tensors
 
 Files of others are read without executing code in them: see files.py.
 """
@@ -25,13 +24,12 @@ from clipx.storage.hub import HUB, each_hub_file
 from clipx.storage.safe_json import shown
 from clipx.weights.download import errors_of, fetched, fetched_model, files_at
 from clipx.weights.files import read_tensors
-from clipx.weights.formats import CONFIG, is_clip_model
-from clipx.weights.json_files import INDEX, parts_of, read_json
+from clipx.weights.formats import HF_CONFIG
+from clipx.weights.json_files import INDEX, read_json
 from clipx.weights.load import LoadedWeights, load_weights, local_path_of
 from clipx.weights.open_clip import is_clip
 from clipx.weights.spec import SUFFIXES
 
-_CONFIG = "config.json"  # of models of timm and transformers
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 _INDICES = tuple(f"{name}{INDEX}" for name in _WEIGHTS[:2])
 # Keys of a training checkpoint, in timm's order: an average of the weights first.
@@ -53,15 +51,6 @@ class TimmWeights:
     architecture: str | None = None  # timm's name; None: unknown
     input: Mapping[str, Any] = field(default_factory=dict)  # known ones of INPUT, and input_size
     options: Mapping[str, Any] = field(default_factory=dict)  # arguments of timm.create_model stored with the weights
-
-
-@dataclass(frozen=True, slots=True)
-class HfWeights:
-    """Model of transformers. `folder`: local folder with its config.json and its weights."""
-
-    location: str
-    folder: Path
-    config: Mapping[str, Any]
 
 
 def image_source(location: str, architecture: str) -> TimmWeights | LoadedWeights:
@@ -108,30 +97,17 @@ def find_timm(location: str, architecture: str = "") -> TimmWeights | None:
     name = timm_weights_of(location)
     if name is not None:
         return _of_timm(location, name or architecture)
-    files = _files_of(location)
-    config = _config(files)
+    files = files_of(location)
+    config = config_of(files)
     if files is None or "architecture" not in config:
         return None
     return _of_timm_folder(location, files, config)
 
 
-def text_source(location: str) -> HfWeights | LoadedWeights:
-    """Loads the weights at `location`: any value of model.text.weights. Raises ClipxError as `image_source`."""
-    with errors_of("model.text.weights"):
-        files = _files_of(location)
-        config = _config(files)
-        if files is not None and "model_type" in config and not is_clip_model(config):
-            described = {path.name: path for path in files(_CONFIG, CONFIG)}
-            if CONFIG not in described:
-                _with_shards(location, files)
-                return HfWeights(location, described[_CONFIG].parent, config)
-        return load_weights(location)
-
-
 # ------------------------------------------------------------------------------------------------------- folders
 
 
-def _files_of(location: str) -> Files | None:
+def files_of(location: str) -> Files | None:
     """Returns the files of a folder or repository with config.json. None for other locations.
 
     A URL is fetched with its config.json and its weights.
@@ -145,15 +121,15 @@ def _files_of(location: str) -> Files | None:
     else:
         url = location.rstrip("/")
         names = files_at(url)
-        if _CONFIG not in names:
+        if HF_CONFIG not in names:
             return None
-        folder = fetched_model(url, names, (_CONFIG,), (*_WEIGHTS, *_INDICES))
+        folder = fetched_model(url, names, (HF_CONFIG,), (*_WEIGHTS, *_INDICES))
     return lambda *names: (folder / name for name in names if (folder / name).is_file())
 
 
-def _config(files: Files | None) -> dict[str, Any]:
+def config_of(files: Files | None) -> dict[str, Any]:
     """Returns the content of config.json. Empty without one."""
-    found = None if files is None else next(files(_CONFIG), None)
+    found = None if files is None else next(files(HF_CONFIG), None)
     return {} if found is None else read_json(found)
 
 
@@ -164,19 +140,11 @@ def _file_of(location: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def _first(location: str, files: Files, names: tuple[str, ...]) -> Path:
+def first_of(location: str, files: Files, names: tuple[str, ...]) -> Path:
     found = next(files(*names), None)
     if found is None:
         raise CheckpointError(f"model.weights={location} has no file of weights: give one with {' or '.join(names)}")
     return found
-
-
-def _with_shards(location: str, files: Files) -> None:
-    """Gets the files of a model of transformers, which may be in parts. Raises CheckpointError without them."""
-    found = _first(location, files, (*_WEIGHTS[:2], *_INDICES))
-    parts = parts_of(found) if found.name.endswith(INDEX) else {}
-    if len([*files(*parts)]) < len(parts):
-        raise CheckpointError(f"model.weights={location} lacks parts of its weights: get {', '.join(parts)} again")
 
 
 # ---------------------------------------------------------------------------------------------------------- timm
@@ -198,7 +166,7 @@ def _of_timm(location: str, name: str) -> TimmWeights:
         raise ConfigError(f"{key}: {name} has weights of another library, which only timm reads: save them with timm")
     if cfg.hf_hub_id is not None:
         place = HUB + cfg.hf_hub_id
-        path = _first(location, partial(each_hub_file, place), _hub_names(cfg.hf_hub_filename))
+        path = first_of(location, partial(each_hub_file, place), _hub_names(cfg.hf_hub_filename))
     else:
         url = cfg.url if isinstance(cfg.url, str) else cfg.url[0]
         path = fetched(url)
@@ -216,8 +184,8 @@ def _hub_names(name: str | None) -> tuple[str, ...]:
 def _of_timm_folder(location: str, files: Files, config: Mapping[str, Any]) -> TimmWeights:
     name, cfg, options = config["architecture"], config.get("pretrained_cfg", config), config.get("model_args") or {}
     if not isinstance(name, str) or not isinstance(cfg, Mapping) or not isinstance(options, Mapping):
-        raise CheckpointError(f"{location}: {_CONFIG} is not the configuration of a timm model: restore it")
-    tensors, _ = read_tensors(_first(location, files, _WEIGHTS), _STATES)
+        raise CheckpointError(f"{location}: {HF_CONFIG} is not the configuration of a timm model: restore it")
+    tensors, _ = read_tensors(first_of(location, files, _WEIGHTS), _STATES)
     return TimmWeights(location, tensors, name, _known_input(cfg), options)
 
 
@@ -227,5 +195,7 @@ def _known_input(cfg: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("mean", "std"):
         value = found.get(key, (0.5, 0.5, 0.5))
         if not isinstance(value, list | tuple) or len(value) != 3 or not all(isinstance(x, float | int) for x in value):
-            raise CheckpointError(f"{key}={shown(value)} of the weights is not a list of 3 numbers: restore {_CONFIG}")
+            raise CheckpointError(
+                f"{key}={shown(value)} of the weights is not a list of 3 numbers: restore {HF_CONFIG}"
+            )
     return found

@@ -12,8 +12,8 @@ from helpers.packed_towers import assert_packed_equals_masked
 from helpers.texts import captions
 from torch import Tensor, nn
 
-from clipx.model.hf_text import HfTextTower
-from clipx.model.hf_text_spec import HfTextSpec
+from clipx.extra.hf_text.spec import HfTextSpec
+from clipx.extra.hf_text.tower import HfTextTower
 from clipx.model.packing import CUDA_MULTIPLE, Packing
 from clipx.model.text import TextTower
 from clipx.model.text_spec import CLIP_END_ID, CLIP_VOCABULARY, ClipTextSpec, Mlp, Norm, Pool, Positions
@@ -67,7 +67,7 @@ def test_packed_texts_of_other_towers_have_the_features_and_gradients_of_a_mask(
 ) -> None:
     tokens_BL = captions(300, 77, 0)
     tower = other_tower(kind, tmp_path).to(device)
-    modules = ("clipx.model.packing", "clipx.model.hf_text")
+    modules = ("clipx.model.packing", "clipx.extra.hf_text.tower")
     assert_packed_equals_masked(tower, tokens_BL, device, monkeypatch, modules)
 
 

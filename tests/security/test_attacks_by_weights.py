@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from clipx.errors import ClipxError
-from clipx.model.hf_text import read_config
-from clipx.model.hf_text_spec import HfTextSpec
+from clipx.extra.hf_text.spec import HfTextSpec
+from clipx.extra.hf_text.tower import read_config
 from clipx.model.hf_tokenizer import read_tokenizer
 from clipx.weights.files import read_tensors
 from clipx.weights.load import load_weights

@@ -40,7 +40,7 @@ EXCEPT = {  # places that open a path in another way, and why
     "clipx/storage/local.py:open_own": "the one way",
     "clipx/weights/export.py:write_open_clip": NEW,
     "clipx/weights/export.py:_copy_tokenizer": NEW,
-    "clipx/weights/huggingface.py:_write": NEW,
+    "clipx/extra/hf_clip/writing.py:_write": NEW,
     "clipx/extra/wise_ft/interpolation.py:write_mixture": NEW,
     "clipx/weights/open_clip_checkpoint.py:write": NEW,
     "launch/clipx_launch/snapshot.py:_copy": NEW,

@@ -45,6 +45,7 @@ def rules(spec: CoCaSpec, theirs: Iterable[str] | None) -> list[Rule]:
         f"model.embed_dim={spec.embed_dim}",
         "choose a ViT in CLIP's form, such as vit_base_patch32_clip_224, and another model.embed_dim than its width",
     )
+    assert isinstance(spec.text, ClipTextSpec)  # checked by the spec
     return [*_RULES, *_decoder(), *text("text.", spec.text)]
 
 

@@ -111,7 +111,7 @@ def test_every_text_tower_composes_and_builds(name: str) -> None:
     source = ["model.text.source=outputs/xlm_r"] if name == "hf" else []
     spec = compose("model=vit_b32", f"model/text={name}", *source)
     assert from_dict(RunSpec, to_dict(spec)) == spec
-    if name != "hf":  # tests/unit/model/test_hf_text.py
+    if name != "hf":  # tests/unit/extra/test_hf_text.py
         assert spec.model.build(META, torch.float32).text.context_length == spec.model.text.context_length
 
 

@@ -16,8 +16,8 @@ from PIL import Image, ImageCms
 from transformers import CLIPImageProcessor, CLIPImageProcessorPil
 
 from clipx.data.transform import decode, eval_transform
+from clipx.extra.hf_clip.writing import _preprocessor, _write
 from clipx.model.tower_spec import Interpolation
-from clipx.weights.huggingface import _preprocessor, _write
 
 SIZE = 32
 OPEN_CLIP, TRANSFORMERS = frozenset(["open_clip"]), frozenset(["CLIPImageProcessorPil", "CLIPImageProcessor"])

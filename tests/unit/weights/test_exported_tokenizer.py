@@ -17,9 +17,9 @@ from helpers.odd_texts import odd_texts
 from tokenizers import normalizers
 from transformers import AutoTokenizer
 
+from clipx.extra.hf_clip.tokenizer import DECODED
+from clipx.extra.hf_clip.writing import _write_tokenizer
 from clipx.model.tokenizer import Tokenizer
-from clipx.weights.exported_tokenizer import DECODED
-from clipx.weights.huggingface import _write_tokenizer
 
 LENGTH = 77
 REFERENCE = re.compile(r"&(#[0-9]+;?|#[xX][0-9a-fA-F]+;?|[^\t\n\f <&#;]{1,32};?)")

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clipx.errors import CheckpointError
+from clipx.extra.hf_text.weights import folder_of
 from clipx.model.clip import CLIP
 from clipx.model.freeze import freeze
 from clipx.model.spec import ModelSpec
@@ -27,7 +28,6 @@ from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.weights.load import load_with_spec
 from clipx.weights.tower import load_towers, normalization_of
-from clipx.weights.tower_source import text_source
 
 CPU = torch.device("cpu")
 # timm's name -> size in pixels, options of a small form.
@@ -167,10 +167,10 @@ def test_parts_of_weights_are_in_their_folder(tmp_path: Path) -> None:
     (tmp_path / "model" / names["embeddings.word_embeddings.weight"]).rename(tmp_path / "other.safetensors")
     index.write_text(json.dumps({"weight_map": dict.fromkeys(names, "../other.safetensors")}))
     with pytest.raises(CheckpointError, match="index.json does not list the files of the weights: restore it"):
-        text_source(str(tmp_path / "model"))
+        folder_of(str(tmp_path / "model"))
     index.write_text(json.dumps({"weight_map": {f"{k}": f"{k}.safetensors" for k in range(1001)}}))
     with pytest.raises(CheckpointError, match="index.json lists 1,001 files of weights, more than 1,000: restore it"):
-        text_source(str(tmp_path / "model"))
+        folder_of(str(tmp_path / "model"))
 
 
 def test_a_clip_model_of_transformers_gives_both_towers(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen, register
@@ -43,12 +43,16 @@ class HfTextSpec(TextTowerSpec):
     pad_id: int | None = option(None, ge=0, when="end_id == null")
     """Id of the padding token, at which a text ends. null: pad_token_id of config.json."""
 
+    open_clip_layout: ClassVar[str | None] = "clipx.extra.hf_text.open_clip:LAYOUT"
+    own_weights: ClassVar[str | None] = "clipx.extra.hf_text.weights:load"
+    pads_last: ClassVar[bool] = True
+
     @property
     def tokenizer_place(self) -> str:
         return self.source if self.tokenizer is None else self.tokenizer
 
     def build_tokenizer(self) -> Tokenizer:
-        from clipx.model.hf_text import end_of, read_config
+        from clipx.extra.hf_text.tower import end_of, read_config
         from clipx.model.hf_tokenizer import FileTokenizer
 
         config = read_config(self)
@@ -64,6 +68,6 @@ class HfTextSpec(TextTowerSpec):
         return found
 
     def build(self, embed_dim: int, quick_gelu: bool) -> nn.Module:
-        from clipx.model.hf_text import HfTextTower
+        from clipx.extra.hf_text.tower import HfTextTower
 
         return HfTextTower(self, embed_dim)

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from clipx.data.transform import PILLOW
 from clipx.errors import CheckpointError
+from clipx.extra.hf_clip.reading import RULES
+from clipx.extra.hf_clip.tokenizer import END, START, exported_tokenizer
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.model.tokenizer import Tokenizer
-from clipx.weights.exported_tokenizer import END, START, exported_tokenizer
-from clipx.weights.hf_clip import RULES
 from clipx.weights.open_clip import config_of
 from clipx.weights.open_clip_checkpoint import state_dict
 

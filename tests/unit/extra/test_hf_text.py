@@ -13,9 +13,9 @@ from helpers.hf_models import CONFIGS, DECODERS, PACKED, VOCABULARY, save_config
 from torch import Tensor
 
 from clipx.errors import ConfigError
-from clipx.model import hf_text
-from clipx.model.hf_text import HfTextTower
-from clipx.model.hf_text_spec import HfTextSpec
+from clipx.extra.hf_text import tower as module
+from clipx.extra.hf_text.spec import HfTextSpec
+from clipx.extra.hf_text.tower import HfTextTower
 from clipx.model.text_spec import Pool
 
 LENGTH, PAD = 12, 1
@@ -44,7 +44,7 @@ def texts(*lengths: int) -> Tensor:
 def test_features_are_those_of_transformers_for_each_text_alone(
     name: str, supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hf_text, "is_supported", lambda *_: supported)
+    monkeypatch.setattr(module, "is_supported", lambda *_: supported)
     tower = build(tmp_path, name)
     tokens_BL, lengths = texts(5, 12, 2, 5), (5, 12, 2, 5)
     options = {"add_pooling_layer": False} if "bert" in name and name != "modernbert" else {}

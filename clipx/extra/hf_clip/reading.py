@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from clipx.errors import CheckpointError
+from clipx.extra.hf_clip.format import PREPROCESSOR
 from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_config import mlp_ratio
 from clipx.weights.files import check_described
-from clipx.weights.formats import PREPROCESSOR
 from clipx.weights.json_files import read_json
 from clipx.weights.key_mapping import Rule, check_names, rules_with, tied
 from clipx.weights.load import LoadedWeights, ModelFolder

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from clipx.compat import pytree
 from clipx.errors import ConfigError, require
-from clipx.model.hf_text_spec import HfTextSpec
+from clipx.extra.hf_text.spec import HfTextSpec
 from clipx.model.packing import Packing, packed_on
 from clipx.model.text import TextPool, init_projection, text_projection
 from clipx.model.tokenizer import TextEnd
