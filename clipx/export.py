@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from clipx.cli import cli, imports
+from clipx.command_spec import UNUSED, WeightsModelSpec
 from clipx.config.registry import MISSING, frozen, option, register
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import CheckpointError, require
 from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
 from clipx.weights.formats import WeightsFormat, writers
-from clipx.weights.model_spec import UNUSED, WeightsModelSpec
 from clipx.weights.spec import WeightsChoice
 
 

@@ -16,7 +16,7 @@ from clipx.bench.pipelines import fork_workers
 from clipx.bench.rival import Rival
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops, known_peak
-from clipx.model.packer import TextPacker
+from clipx.model.packing import TextPacker
 from clipx.report.console import stdout_console
 from clipx.trainer.spec import RunSpec, compose
 
@@ -103,7 +103,7 @@ def row(course: StepRace, name: str, one: Contender, loss: float, seconds: Seque
     """Measures the phases of a contender and returns all of its numbers."""
     spec, took = one.spec, median(seconds)
     context, tokens = spec.model.text.context_length, mean_tokens(course, spec)
-    forward = ForwardFlops.of(spec.model)
+    forward = ForwardFlops.count(spec.model)
     packed, padded = (3e-12 * (forward.image + share * forward.text) for share in (tokens / context, 1.0))
     peak = known_peak(spec.precision, comm.device, spec.device_peak_tflops)
     rates = [flops * course.batch / took for flops in (packed, padded)]

@@ -18,7 +18,7 @@ from torch import Tensor
 from clipx.model.transfer import moved
 
 if TYPE_CHECKING:
-    from clipx.model.packer import TextPacker
+    from clipx.model.packing import TextPacker
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from clipx.data.augment_spec import CaptionMaskSpec
     from clipx.data.source import Sample
     from clipx.data.spec import DataSpec
-    from clipx.model.packer import TextPacker
+    from clipx.model.packing import TextPacker
     from clipx.model.tokenizer import Tokenizer
 
 

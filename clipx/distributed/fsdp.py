@@ -115,7 +115,7 @@ class FsdpSpec(DistributedSpec):
             register_fsdp_forward_method,
         )
 
-        from clipx.model.blocks import named_blocks
+        from clipx.model.layers import named_blocks
 
         size = self.shard_size or comm.world
         hybrid = size < comm.world

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from clipx.checkpoint.resume import CHECKPOINTS
 from clipx.cli import cli, imports
+from clipx.command_spec import UNUSED_WITH_EVALUATOR, DataCommandSpec
 from clipx.config.names import name_of
 from clipx.config.registry import frozen, option, register
 from clipx.errors import CheckpointError, require, require_effect
 from clipx.evaluator.spec import check_data, check_set
 from clipx.storage.files import is_local, local_path
 from clipx.trainer.saved_run import SavedRun, check_no_changes, check_only_of_runs, find_runs, holds_run
-from clipx.weights.model_spec import UNUSED_WITH_EVALUATOR, DataCommandSpec
 from clipx.weights.spec import ALL_STEPS, WeightsChoice
 
 

@@ -23,8 +23,8 @@ from clipx.data.spec import DataSpec
 from clipx.data.texts import caption_digests
 from clipx.distributed.comm import Comm
 from clipx.errors import DataError
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP, SkipDraws
+from clipx.model.layers import named_blocks
 from clipx.model.spec import ModelSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.transfer import moved

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from timm.layers import Attention, LayerScale, Mlp, QuickGELU
+from timm.layers import Attention, GluMlp, LayerScale, Mlp, QuickGELU
 from timm.models.vision_transformer import Block
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
@@ -39,6 +39,7 @@ _WITHOUT_RANDOMNESS = (
     nn.Linear,
     nn.LayerNorm,
     nn.GELU,
+    nn.SiLU,
     nn.Identity,
     nn.Sequential,
     nn.ModuleList,
@@ -46,6 +47,7 @@ _WITHOUT_RANDOMNESS = (
     # timm's
     Attention,
     Block,
+    GluMlp,
     LayerScale,
     Mlp,
     QuickGELU,

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from clipx.model.batchnorm import BATCH_NORM, to_dtype
-from clipx.model.packer import TextPacker
-from clipx.model.packing import CUDA_MULTIPLE, Packing
+from clipx.model.packing import CUDA_MULTIPLE, Packing, TextPacker
 from clipx.model.spec import FIXED, ClipSpec, Varying
 
 

@@ -5,46 +5,33 @@ Shape suffixes: B batch, F stored features of a sample, D embedding.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection, check_width
-from clipx.model.vision import own_projection
+from clipx.model.vision import ImageTower, own_projection
 
 
-class FeatureTower(nn.Module):
-    """Stored features [B, F] -> features [B, D] of any norm. It has the interface of an ImageTower without blocks.
+class FeatureTower(ImageTower):
+    """Stored features [B, F] -> features [B, D] of any norm: an image tower without a trunk.
 
     Initial weights of the projection: normal with deviation F^-.5, as in an ImageTower.
     """
 
-    varying: ClassVar[Varying] = FIXED
-    most_tokens: ClassVar[int | None] = None
-
     def __init__(self, spec: ImageTowerSpec, embed_dim: int, quick_gelu: bool, varying: Varying = FIXED) -> None:
         """Raises ConfigError for projection=none with features that are not D."""
-        super().__init__()
+        nn.Module.__init__(self)
         assert spec.features is not None
-        self.width = spec.features
-        self.trunk: Any = nn.Identity()  # without blocks
-        self.head = None
+        self.width, self.varying = spec.features, FIXED
+        self.trunk, self.head = nn.Identity(), None
         if spec.projection is Projection.none:
             check_width("image", embed_dim, spec.features, "the number of stored features")
-            self.projection: nn.Module = nn.Identity()
+            self.projection = nn.Identity()
         else:
             self.projection = own_projection(spec.projection, spec.features, embed_dim)
-
-    def forward(self, features_BF: Tensor) -> Tensor:
-        features_BD: Tensor = self.projection(features_BF)
-        return features_BD
-
-    def pooled(self, features: Any) -> Tensor:
-        """Returns the stored features [B, F]."""
-        features_BF: Tensor = features
-        return features_BF
 
     def set_normalization(self, mean_C: Tensor, std_C: Tensor) -> None:
         """Does nothing: features have no channels."""
@@ -64,18 +51,3 @@ class FeatureTower(nn.Module):
     def example(self, samples: int, device: torch.device) -> Tensor:
         """Returns an uninitialised input, [B, F] float32."""
         return torch.empty((samples, self.width), device=device)
-
-    def unread(self, image: Tensor) -> Tensor:
-        """Returns the input itself: its values are not read on the host."""
-        return image
-
-    def set_patch_dropout(self, share: float) -> None:
-        """Does nothing: features have no patches."""
-
-    def positional_embeddings(self) -> set[str]:
-        """Returns no names: the tower has no positional embeddings."""
-        return set()
-
-    def class_tokens(self) -> set[str]:
-        """Returns no names: the tower has no tokens."""
-        return set()

@@ -60,7 +60,7 @@ class ForwardFlops:
     text: int  # for the whole context, whatever the length of the text; includes further towers, such as a decoder
 
     @classmethod
-    def of(cls, spec: ModelSpec) -> ForwardFlops:
+    def count(cls, spec: ModelSpec) -> ForwardFlops:
         """Counts on the meta device. Operations other than matrix products and convolutions, under 1 %, count as 0."""
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -115,7 +115,7 @@ class Utilisation:
             return None
         image, text = (1 if tower.frozen else 2 if tower.lora.rank else 3 for tower in (model.image, model.text))
         size, length = model.image.size, model.text.context_length
-        return cls(ForwardFlops.of(model), image, text, length, size, image_tokens, 1e12 * peak)
+        return cls(ForwardFlops.count(model), image, text, length, size, image_tokens, 1e12 * peak)
 
     def metrics(
         self, measured: Mapping[str, float], devices: int, image_size: int | None, patch_dropout: float

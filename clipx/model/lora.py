@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from clipx.errors import CheckpointError, ConfigError, require, require_effect
 from clipx.model.activation_checkpointing import find_dropout
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
-from clipx.model.lora_spec import LoraSpec
+from clipx.model.layers import named_blocks
 from clipx.model.spec import ModelSpec
+from clipx.model.tower_spec import LoraSpec
 
 _A, _B, _MAGNITUDE = "lora_a", "lora_b", "magnitude"
 _SHOWN = 5  # names of layers in an error

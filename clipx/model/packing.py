@@ -29,7 +29,7 @@ def end_positions(tokens_BL: Tensor) -> Tensor:
 
 
 CUDA_MULTIPLE = 1024
-"""Multiple to which Packing.of rounds the number of tokens for CUDA, where each new shape costs memory and tuning."""
+"""Multiple to which Packing.pack rounds the number of tokens for CUDA, where each new shape costs memory and tuning."""
 
 _SEGMENT = 16  # tokens of a segment of padding
 _TILE = 128  # tokens of a tile of flash attention, whose grid has as many for any length up to it
@@ -53,7 +53,7 @@ class Packing:
     first_B: Tensor | None = None  # index in T of each text's first token; None: not known
 
     @classmethod
-    def of(cls, tokens_BL: Tensor, packed: bool, end: TextEnd = CLIP_END, multiple: int = 1) -> Packing:
+    def pack(cls, tokens_BL: Tensor, packed: bool, end: TextEnd = CLIP_END, multiple: int = 1) -> Packing:
         """Packs each text up to its last token, or with all padding unless `packed`. Runs on the tokens' device.
 
         Packed texts are in order of their lengths. `multiple`: see `rounded`. On the meta device, where the ends of
@@ -67,12 +67,12 @@ class Packing:
             position_T = flat_index_T % length
             whole = (texts, length)
             return cls(tokens_BL.flatten(), position_T, flat_index_T, first_B + end_B, whole, first_B=first_B)
-        found = cls.of_lengths(end_B + 1)
+        found = cls.pack_lengths(end_B + 1)
         tokens_T = tokens_BL[:, : found.shape[1]].flatten()[found.tokens_T]
         return replace(found, tokens_T=tokens_T).rounded(multiple)
 
     @classmethod
-    def of_lengths(cls, length_B: Tensor) -> Packing:
+    def pack_lengths(cls, length_B: Tensor) -> Packing:
         """Packs the first `length_B` tokens of the rows of [B, L], in order of their lengths, where L is the longest.
 
         tokens_T: the index of each token among all B * L positions.
@@ -158,10 +158,35 @@ class Packing:
         return F.pad(x, (0, 0, 0, len(self.tokens_T) - len(x)))
 
 
+@dataclass(frozen=True, slots=True)
+class TextPacker:
+    """Packs texts for a text tower. Pickled to loader processes."""
+
+    packed: bool
+    """Skips the padding of each text, as model.text.packed."""
+
+    end: TextEnd = CLIP_END
+    multiple: int = 1
+    """Multiple to which the number of packed tokens is rounded."""
+
+    def __call__(self, tokens_BL: Tensor) -> Any:
+        """Returns the texts in a form that the model takes in place of tokens: a dataclass of tensors."""
+        return Packing.pack(tokens_BL, self.packed, self.end, self.multiple)
+
+    def count(self, tokens_BL: Tensor) -> int:
+        """Returns the number of tokens that the text tower computes: all, or, if packed, those up to each text's end.
+
+        Class tokens and the padding to a multiple are not counted.
+        """
+        if not self.packed or not tokens_BL.shape[1]:
+            return tokens_BL.numel()
+        return int(self.end.positions(tokens_BL).sum()) + len(tokens_BL)
+
+
 def packed_on(device: torch.device, tokens_BL: Tensor | Packing, packed: bool, end: TextEnd) -> Packing:
     """Returns texts on the device. They are packed where they are, unless they are packed already."""
     if isinstance(tokens_BL, Tensor):
-        tokens_BL = Packing.of(tokens_BL, packed, end, CUDA_MULTIPLE if device.type == "cuda" else 1)
+        tokens_BL = Packing.pack(tokens_BL, packed, end, CUDA_MULTIPLE if device.type == "cuda" else 1)
     return tokens_BL.to(device)
 
 

@@ -10,11 +10,12 @@ embedding.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from timm.layers import AttentionPoolLatent
+from timm.layers import AttentionPoolLatent, GluMlp, Mlp, QuickGELU
 from torch import Tensor, nn
 
 from clipx.model.packing import Packing, attention, packed_on
@@ -64,7 +65,15 @@ def text_projection(kind: TextProjection, width: int, embed_dim: int, bias: bool
         return nn.Identity()
     if kind is TextProjection.linear:
         return nn.Linear(width, embed_dim, bias)
-    return Mlp(width, (width + embed_dim) // 2, quick_gelu=False, bias=False, out=embed_dim)
+    mlp: nn.Module = Mlp(width, (width + embed_dim) // 2, embed_dim, bias=False)
+    return mlp
+
+
+def mlp(width: int, hidden: int, quick_gelu: bool, gelu: Gelu = Gelu.exact, bias: bool = True) -> nn.Module:
+    """Returns two linear layers with a GELU between them. [..., W] -> [..., W]."""
+    act = QuickGELU if quick_gelu else partial(nn.GELU, "tanh" if gelu is Gelu.tanh else "none")
+    found: nn.Module = Mlp(width, hidden, act_layer=act, bias=bias)
+    return found
 
 
 @torch.no_grad()
@@ -90,7 +99,7 @@ class TextTower(nn.Module):
         self.positional_embedding: nn.Parameter | None = None
         if spec.positions is Positions.learned:
             self.positional_embedding = nn.Parameter(torch.empty(spec.context_length, spec.width))
-        self.blocks = nn.ModuleList(TextBlock.of(spec, quick_gelu) for _ in range(spec.layers))
+        self.blocks = nn.ModuleList(TextBlock.build(spec, quick_gelu) for _ in range(spec.layers))
         self.norm = _norm(spec)
         self.pool = TextPool(spec.pool, spec.width, spec.heads)
         self.projection = text_projection(spec.projection, spec.width, embed_dim, spec.projection_bias)
@@ -154,22 +163,21 @@ class TextBlock(nn.Module):
     With `pooled` it computes only the last token of each text: [T, W] -> [B, W].
     """
 
-    def __init__(self, norm1: nn.Module, attn: TextAttention, norm2: nn.Module, mlp: Mlp | SwiGLU) -> None:
+    def __init__(self, norm1: nn.Module, attn: TextAttention, norm2: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
         self.norm1, self.attn, self.norm2 = norm1, attn, norm2
-        self.mlp: Mlp | SwiGLU = mlp
+        self.mlp: Any = mlp
 
     @classmethod
-    def of(cls, spec: ClipTextSpec, quick_gelu: bool) -> TextBlock:
+    def build(cls, spec: ClipTextSpec, quick_gelu: bool) -> TextBlock:
         base = spec.rotary_base if spec.positions is Positions.rotary else None
         hidden = int(spec.width * spec.mlp_ratio)
         attention = TextAttention(spec.width, spec.heads, spec.causal, spec.bias, base)
-        mlp: Mlp | SwiGLU
         if spec.mlp is MlpKind.swiglu:
-            mlp = SwiGLU(spec.width, hidden, spec.bias)
+            own = GluMlp(spec.width, 2 * hidden, act_layer=nn.SiLU, bias=spec.bias, gate_last=False)
         else:
-            mlp = Mlp(spec.width, hidden, quick_gelu, spec.gelu, spec.bias)
-        return cls(_norm(spec), attention, _norm(spec), mlp)
+            own = mlp(spec.width, hidden, quick_gelu, spec.gelu, spec.bias)
+        return cls(_norm(spec), attention, _norm(spec), own)
 
     def init_weights(self, depth: int) -> None:
         """Draws initial weights. `depth`: number of blocks in the tower. Each block adds two terms to the residual
@@ -228,47 +236,3 @@ def rotated(qkv_T3HK: Tensor, position_T: Tensor, base: float) -> Tensor:
     first, second = qk_T2HK[..., :half], qk_T2HK[..., half:]
     turned_T2HK = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
     return torch.cat([turned_T2HK, qkv_T3HK[:, 2:]], 1)
-
-
-class Mlp(nn.Module):
-    """Two linear layers with a GELU between them. [..., W] -> [..., W], or `out` features."""
-
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        quick_gelu: bool,
-        gelu: Gelu = Gelu.exact,
-        bias: bool = True,
-        out: int | None = None,
-    ) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, hidden, bias)
-        self.act = QuickGELU() if quick_gelu else nn.GELU("tanh" if gelu is Gelu.tanh else "none")
-        self.fc2 = nn.Linear(hidden, width if out is None else out, bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.act(self.fc1(x)))
-        return out
-
-
-class SwiGLU(nn.Module):
-    """Gated MLP (arXiv:2002.05202): fc2(silu(a) * b), where fc1 gives a and b, each of `hidden` features.
-    [..., W] -> [..., W]."""
-
-    def __init__(self, width: int, hidden: int, bias: bool) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(width, 2 * hidden, bias)
-        self.fc2 = nn.Linear(hidden, width, bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, value = self.fc1(x).chunk(2, -1)
-        out: Tensor = self.fc2(F.silu(gate) * value)
-        return out
-
-
-class QuickGELU(nn.Module):
-    """QuickGELU, x·sigmoid(1.702x): the approximation of GELU (arXiv:1606.08415) with which OpenAI trained CLIP."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)

@@ -17,7 +17,7 @@ from timm.models import VisionTransformer, get_pretrained_cfg
 from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require, require_effect
-from clipx.model.blocks import image_blocks
+from clipx.model.layers import image_blocks
 from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection, check_width
 from clipx.model.vit import compute_class_token_only, fold_normalization, product_dtype

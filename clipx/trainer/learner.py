@@ -14,8 +14,8 @@ from clipx.data.batch import Batch
 from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
+from clipx.model.layers import named_blocks
 from clipx.model.spec import Varying
 from clipx.objective.base import Metrics, ModelFacts, Objective
 from clipx.optimizer.groups import parameter_groups, set_learning_rate

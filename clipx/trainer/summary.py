@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from clipx.data.spec import AUTO
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import frozen_count, parameter_count
+from clipx.model.layers import named_blocks
 from clipx.precision.spec import describe
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from clipx.escape import print_stderr
 from clipx.storage.files import errors_as, read_file
 from clipx.storage.local import cache_folder, open_own
 from clipx.storage.remote import ask, download, file_system, retry
-from clipx.weights.json_files import INDEX, parts_of
+from clipx.weights.formats import INDEX, parts_of
 
 
 def fetched(url: str) -> Path:

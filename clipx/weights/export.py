@@ -26,10 +26,10 @@ from clipx.model.text_spec import TextTowerSpec
 from clipx.weights import open_clip_checkpoint
 from clipx.weights.formats import CONFIG, TOKENIZER, WeightsFormat
 from clipx.weights.load import LoadedWeights, learned_temperature, load_model, save_weights
-from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import config_of
 
 if TYPE_CHECKING:
+    from clipx.command_spec import WeightsModelSpec
     from clipx.trainer.spec import RunSpec
 
 _CLIPS_LOG_SCALE = math.log(1 / 0.07)

@@ -14,7 +14,7 @@ from torch import Tensor
 from clipx.errors import CheckpointError
 from clipx.storage.failure import error_text
 from clipx.storage.safe_json import shown
-from clipx.weights.json_files import INDEX, parts_of
+from clipx.weights.formats import INDEX, parts_of
 from clipx.weights.spec import SUFFIXES
 
 METADATA = "clipx"  # metadata key of clipx's description of the model in a safetensors file

@@ -10,26 +10,29 @@ files.py reads untrusted files without executing code in them.
 from __future__ import annotations
 
 import json
-import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 from pydantic import FiniteFloat
 from safetensors.torch import save_file
-from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from clipx.checkpoint.format import Checkpoint, CheckpointDir
 from clipx.checkpoint.records import STATE
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
 from clipx.checkpoint.state import load_module, select_prefix
+from clipx.config.compose import checked, compose_config, config_folders
+from clipx.config.messages import COMPOSITION_ERRORS
 from clipx.config.names import name_of
+from clipx.config.registry import option_files
 from clipx.config.saved import option_from_dict, to_dict
-from clipx.errors import CheckpointError
+from clipx.errors import CheckpointError, ClipxError
 from clipx.model.clip import CLIP, SkipDraws
 from clipx.model.lora import initial_adapters, merged, without_adapters
 from clipx.model.spec import ModelSpec
@@ -40,22 +43,28 @@ from clipx.storage.url import check_url
 from clipx.weights.compare import check_same, check_same_tower
 from clipx.weights.download import errors_of, fetched, fetched_checkpoint, fetched_model, files_at
 from clipx.weights.files import METADATA, check_described, read_tensors
-from clipx.weights.fitting import fitting_options
 from clipx.weights.formats import (
     CONFIG,
     HF_CONFIG,
+    INDEX,
     TOKENIZER,
     WEIGHTS,
     configurations,
     descriptions,
+    parts_of,
+    read_json,
     readers,
     weight_files,
 )
-from clipx.weights.json_files import INDEX, parts_of, read_json
-from clipx.weights.model_spec import WeightsModelSpec
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of, tower_from_open_clip
+from clipx.weights.positions import fit_positions, stretch_text_positions, with_context
 from clipx.weights.spec import LOCAL, SUFFIXES, WeightsChoice, no_weights
-from clipx.weights.stretch import stretch_text_positions, with_context
+
+if TYPE_CHECKING:
+    from clipx.command_spec import WeightsModelSpec
+
+
+_PROJECTIONS = ("text_projection", "text.text_projection", "text_projection.weight", "text.text_projection.weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +299,39 @@ def _described(weights: LoadedWeights, place: str, given: WeightsModelSpec | Non
     if spec is None:
         fix = "give the output of python -m clipx.export format=safetensors model=… for them"
         if given is not None:
-            fix = f"give model={' or model='.join(fitting_options(weights.model)) or '…'}, that of the training"
+            fix = f"give model={' or model='.join(_fitting_options(weights.model)) or '…'}, that of the training"
         raise CheckpointError(
             f"{place} holds weights without a configuration, so towers, tokenizer and image size are unknown: {fix}"
         )
     return replace(weights, model=from_open_clip(spec, weights.model, place), spec=spec), spec
+
+
+def _fitting_options(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Returns the options of the running command's group model with the names and shapes of `tensors`.
+
+    Builds only models with their dimension of embeddings, in a few seconds. Models with equal names and shapes, such as
+    those with another activation, all fit. `tensors`: by open_clip's names.
+    """
+    if not HydraConfig.initialized():
+        return []
+    command, folders = str(HydraConfig.get().job.config_name), config_folders()
+    sizes = {size for name in _PROJECTIONS if name in tensors for size in tensors[name].shape}
+
+    def fits(name: str) -> bool:
+        try:
+            return _has_shapes(checked(compose_config(command, [f"model={name}"], folders).model), tensors)
+        except (ClipxError, *COMPOSITION_ERRORS):
+            return False
+
+    files = option_files("model", folders).items()
+    near = [name for name, path in files if OmegaConf.select(OmegaConf.load(path), "embed_dim") in (None, *sizes)]
+    return [name for name in near if sizes and fits(name)]
+
+
+def _has_shapes(spec: ModelSpec, tensors: Mapping[str, Tensor]) -> bool:
+    found = from_open_clip(spec, tensors)
+    wanted = spec.build(torch.device("meta"), torch.float32).state_dict()
+    return all(found[name].shape == tensor.shape for name, tensor in wanted.items())
 
 
 def load_into(model: CLIP, weights: LoadedWeights, initial: bool = False) -> list[str]:
@@ -337,31 +374,3 @@ def compared(
         tensors, note = stretch_text_positions(tensors, keep, length, weights.location)
         notes.append(note)
     return tensors, notes
-
-
-def fit_positions(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
-    """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
-    expected = model.state_dict()
-    if model.image.most_tokens is not None:  # interpolates its positions to every grid of patches
-        return tensors, []
-    names = [f"image.{name}" for name in model.image.positional_embeddings()]
-    other: dict[str, Tensor] = {}
-    notes = []
-    for name in names:
-        wanted, found = expected[name].shape[-2], tensors[name].shape[-2] if name in tensors else None
-        if found is None or found == wanted:
-            continue
-        sides = [(math.isqrt(wanted - extra), math.isqrt(found - extra), extra) for extra in (0, 1)]
-        grid = next(((new, old, e) for new, old, e in sides if new**2 + e == wanted and old**2 + e == found), None)
-        if grid is None:  # not square: unchanged, and rejected by its shape later
-            continue
-        other[name] = _resampled(tensors[name], *grid).view(expected[name].shape)
-        notes.append(f"{name} was interpolated from {grid[1]}x{grid[1]} positions to {grid[0]}x{grid[0]}")
-    return ({**tensors, **other} if other else tensors), notes
-
-
-def _resampled(embedding: Tensor, new: int, old: int, extra: int) -> Tensor:
-    """[..., extra + old², W] -> [1, extra + new², W]."""
-    rows = embedding.reshape(1, *embedding.shape[-2:])
-    found: Tensor = resample_abs_pos_embed(rows, [new, new], [old, old], num_prefix_tokens=extra)
-    return found

@@ -32,7 +32,7 @@ class TimmFilter:
     classifiers: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, spec: ImageTowerSpec) -> TimmFilter:
+    def record(cls, spec: ImageTowerSpec) -> TimmFilter:
         """Builds the trunk on the meta device, and records how timm would load its weights. Fetches nothing."""
         with recorded_loading() as found, torch.device("meta"):
             found.model = timm.create_model(spec.architecture, pretrained=True, num_classes=0, **trunk_options(spec))

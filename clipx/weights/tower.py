@@ -26,7 +26,8 @@ from clipx.storage.safe_json import shown
 from clipx.weights.clip_config import TRAINING, pool_of
 from clipx.weights.download import errors_of
 from clipx.weights.key_mapping import Rule, tied
-from clipx.weights.load import LoadedWeights, compared, fit_positions, load_weights
+from clipx.weights.load import LoadedWeights, compared, load_weights
+from clipx.weights.positions import fit_positions
 from clipx.weights.timm_filter import TimmFilter
 from clipx.weights.tower_source import INPUT, TimmWeights, head_source, image_source, input_of
 
@@ -77,7 +78,7 @@ def _load_image(model: CLIP, spec: ModelSpec, location: str) -> list[str]:
         tensors, notes = _of_clip(spec, "image", source)
     else:
         _check_architecture(spec.image, source)
-        convert, own = TimmFilter.of(spec.image), image.untransferred()
+        convert, own = TimmFilter.record(spec.image), image.untransferred()
         _check_options(spec.image, source, convert.model)
         found, notes = _converted(spec.image, source, convert)
         tensors = {name: tensor for name, tensor in found.items() if name not in own}

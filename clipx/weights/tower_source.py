@@ -24,8 +24,7 @@ from clipx.storage.hub import HUB, each_hub_file
 from clipx.storage.safe_json import shown
 from clipx.weights.download import errors_of, fetched, fetched_model, files_at
 from clipx.weights.files import read_tensors
-from clipx.weights.formats import HF_CONFIG
-from clipx.weights.json_files import INDEX, read_json
+from clipx.weights.formats import HF_CONFIG, INDEX, read_json
 from clipx.weights.load import LoadedWeights, load_weights, local_path_of
 from clipx.weights.open_clip import is_clip
 from clipx.weights.spec import SUFFIXES

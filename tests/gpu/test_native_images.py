@@ -43,7 +43,7 @@ def test_packed_images_have_the_features_and_gradients_of_a_mask(
         grid = grid_of(drawn.randint(30, 300), drawn.randint(30, 300), 8, 100)
         write_image(rows_RX, numbers.integers(0, 256, (grid[0] * grid[1], 192), dtype=np.uint8), grid)
     grid_B2 = read_grids(torch.from_numpy(rows_BRX))
-    packing = ImagePacking.of(grid_B2, rows_BRX.shape[1], model.image.trunk.num_prefix_tokens, CUDA_MULTIPLE)
+    packing = ImagePacking.pack(grid_B2, rows_BRX.shape[1], model.image.trunk.num_prefix_tokens, CUDA_MULTIPLE)
     images = PackedImages(torch.from_numpy(rows_BRX), packing).to(device)
     assert_packed_equals_masked(model.image, images, device, monkeypatch)
 
@@ -52,7 +52,7 @@ def test_packed_images_have_the_features_and_gradients_of_a_mask(
 @pytest.mark.parametrize("part", [4, 10])
 def test_batches_are_packed_and_equal_those_of_the_host(part: int) -> None:
     source = Numbers([40], images={i: jpeg(i, 20 + i, 60 - i) for i in range(40)})
-    reader, order = NativeReader(4, 20, [0.5, 1.0], 10**6, packer=ImagePacking.of), Order(source.sizes, 0, 30)
+    reader, order = NativeReader(4, 20, [0.5, 1.0], 10**6, packer=ImagePacking.pack), Order(source.sizes, 0, 30)
     found = (
         train_batches(
             source, order, reader, Tokenizer(8), range(30), 10, workers=1, device=torch.device(kind), part=part

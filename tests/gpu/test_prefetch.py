@@ -14,8 +14,7 @@ from clipx.data.batch import Batch
 from clipx.data.images import PixelReader
 from clipx.data.loader import DevicePrefetcher
 from clipx.data.order import Order
-from clipx.model.packer import TextPacker
-from clipx.model.packing import Packing
+from clipx.model.packing import Packing, TextPacker
 from clipx.model.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.gpu, needs_cuda]

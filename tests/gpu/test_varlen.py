@@ -73,7 +73,7 @@ def test_packed_texts_of_other_towers_have_the_features_and_gradients_of_a_mask(
 
 @needs_cuda
 def test_attention_without_padding_is_called_for_rounded_packings() -> None:
-    packing = Packing.of(captions(300, 77, 0), packed=True, multiple=CUDA_MULTIPLE)
+    packing = Packing.pack(captions(300, 77, 0), packed=True, multiple=CUDA_MULTIPLE)
     assert packing.start_S is not None
     assert len(packing.tokens_T) == int(packing.start_S[-1]) > len(packing.flat_index_T)
     pinned = packing.pin_memory()

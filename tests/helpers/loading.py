@@ -15,7 +15,7 @@ from clipx.data.loader import LoaderOptions, TargetSource, TrainBatches, train_l
 from clipx.data.order import SampleOrder
 from clipx.data.source import Source
 from clipx.data.texts import TeacherTexts, TextReader, used_mask
-from clipx.model.packer import TextPacker
+from clipx.model.packing import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from clipx.cli import cli, imports
+from clipx.command_spec import UNUSED, RunCommandSpec
 from clipx.config.registry import MISSING, frozen, option, register
 from clipx.data.folder import images_of, unread_notes
 from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import json_text, print_stderr
 from clipx.extra.coca.spec import CAPTION_LOSSES
-from clipx.weights.model_spec import UNUSED, RunCommandSpec
 from clipx.weights.spec import check_exists
 
 if TYPE_CHECKING:

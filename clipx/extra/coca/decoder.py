@@ -7,7 +7,7 @@ width, Q queries, H heads, K width of a head, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clipx.extra.coca.spec import DecoderSpec
 from clipx.model.packing import Packing, end_positions
-from clipx.model.text import Mlp, TextBlock
+from clipx.model.text import TextBlock, mlp
 from clipx.model.text_spec import ClipTextSpec
 from clipx.model.tokenizer import Tokenizer
 from clipx.model.transfer import moved
@@ -50,7 +50,7 @@ class Captions:
     count_B: Tensor  # number of targets of each text: all tokens but its start
 
     @classmethod
-    def of(cls, tokens_BL: Tensor, texts: Packing) -> Captions:
+    def pack(cls, tokens_BL: Tensor, texts: Packing) -> Captions:
         """Builds them on the device of `tokens_BL`. `texts`: the same texts packed, each ending in its class token."""
         end_B = end_positions(tokens_BL)
         count, length = texts.shape
@@ -129,7 +129,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, quick_gelu: bool) -> None:
         super().__init__()
-        self.text = TextBlock.of(ClipTextSpec(width=width, heads=heads, mlp_ratio=mlp_ratio), quick_gelu)
+        self.text = TextBlock.build(ClipTextSpec(width=width, heads=heads, mlp_ratio=mlp_ratio), quick_gelu)
         self.cross = CrossBlock(width, heads, mlp_ratio, quick_gelu)
 
     def init_weights(self, depth: int) -> None:
@@ -150,7 +150,7 @@ class CrossBlock(nn.Module):
         self.norm_image = nn.LayerNorm(width)
         self.attn = CrossAttention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = Mlp(width, int(width * mlp_ratio), quick_gelu)
+        self.mlp: Any = mlp(width, int(width * mlp_ratio), quick_gelu)
 
     def init_weights(self, depth: int) -> None:
         """Draws initial weights as TextBlock does."""

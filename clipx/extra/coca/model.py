@@ -21,8 +21,7 @@ from clipx.errors import require
 from clipx.extra.coca.decoder import AttentionPool, CaptionDecoder, Captions
 from clipx.extra.coca.spec import CoCaSpec
 from clipx.model.clip import CLIP, unit
-from clipx.model.packer import TextPacker
-from clipx.model.packing import Packing, end_positions
+from clipx.model.packing import Packing, TextPacker, end_positions
 from clipx.model.spec import Varying
 from clipx.model.text import TextTower
 from clipx.model.text_spec import ClipTextSpec
@@ -93,7 +92,7 @@ class CaptionPacker(TextPacker):
 
     def __call__(self, tokens_BL: Tensor) -> PackedCaptions:
         packing = with_class_position(tokens_BL, self.packed)
-        return PackedCaptions(packing, Captions.of(tokens_BL, packing))
+        return PackedCaptions(packing, Captions.pack(tokens_BL, packing))
 
 
 class PooledImageTower(ImageTower):

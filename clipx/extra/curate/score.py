@@ -9,12 +9,12 @@ from dataclasses import field
 from enum import StrEnum
 
 from clipx.cli import cli, imports
+from clipx.command_spec import UNUSED, ShardsCommandSpec, given_data
 from clipx.config.registry import frozen, option, register
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, check_effect
 from clipx.errors import require, require_effect
 from clipx.evaluator.spec import check_data
 from clipx.storage.url import check_file
-from clipx.weights.model_spec import UNUSED, ShardsCommandSpec, given_data
 from clipx.weights.spec import check_exists
 
 

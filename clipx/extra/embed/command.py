@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from clipx.cli import cli, imports
+from clipx.command_spec import UNUSED, ShardsCommandSpec
 from clipx.config.registry import frozen, option, register
 from clipx.data.spec import SAMPLING_OPTIONS, VIEW_OPTIONS, check_effect
 from clipx.errors import ConfigError, require
 from clipx.evaluator.spec import check_data
 from clipx.model.tower_spec import timm_weights_of
 from clipx.trainer.saved_run import find_run
-from clipx.weights.model_spec import UNUSED, ShardsCommandSpec
 from clipx.weights.spec import check_exists
 
 

@@ -18,7 +18,7 @@ from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_config import mlp_ratio
 from clipx.weights.files import check_described
-from clipx.weights.json_files import read_json
+from clipx.weights.formats import read_json
 from clipx.weights.key_mapping import Rule, check_names, rules_with, tied
 from clipx.weights.load import LoadedWeights, ModelFolder
 from clipx.weights.open_clip import from_open_clip, spec_of, temperature_of, ties

@@ -17,8 +17,7 @@ from clipx.extra.hf_text.spec import HfTextSpec
 from clipx.extra.hf_text.tower import encoder_of, read_config
 from clipx.storage.safe_json import shown
 from clipx.weights.download import errors_of
-from clipx.weights.formats import CONFIG, HF_CONFIG
-from clipx.weights.json_files import INDEX, parts_of
+from clipx.weights.formats import CONFIG, HF_CONFIG, INDEX, parts_of
 from clipx.weights.key_mapping import check_names
 from clipx.weights.tower_source import config_of, files_of, first_of
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clipx.cli import cli, imports
+from clipx.command_spec import UNUSED, DataGroupsSpec, check_no_weights, given_data
 from clipx.config.registry import MISSING, frozen, option, register
 from clipx.data.spec import check_effect, exchange_captions, open_data
 from clipx.distributed.launch_env import warn_of_few_cores
@@ -12,7 +13,6 @@ from clipx.escape import print_stderr
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import ensure_folder, write_text
 from clipx.storage.url import check_file
-from clipx.weights.model_spec import UNUSED, DataGroupsSpec, check_no_weights, given_data
 
 
 @register("")

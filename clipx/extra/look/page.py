@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from clipx.command_spec import UNUSED
 from clipx.config.saved import to_dict
 from clipx.data.images import reader_of
 from clipx.data.loader import TrainBatches
@@ -21,7 +22,6 @@ from clipx.extra.look.duplicates import NEAR_BITS, Numbers, exact_duplicates, gr
 from clipx.extra.look.measure import measure
 from clipx.extra.look.pictures import Pictures, bars, histogram, percent, user_text
 from clipx.report.page import Cell, details, facts, listing, page, paragraph, section, table, text
-from clipx.weights.model_spec import UNUSED
 
 _DRAWN, _REPEATED, _LONGEST, _CLASSES, _MORE_CLASSES = 3, 15, 5, 20, 1000  # most samples, captions and classes shown
 _SHEET = 48  # samples of the contact sheet

@@ -37,7 +37,7 @@ class ImagePacking:
     """Distinct grids of the images."""
 
     @classmethod
-    def of(cls, grid_B2: Tensor, rows: int, prefix: int = 0, multiple: int = 1) -> ImagePacking:
+    def pack(cls, grid_B2: Tensor, rows: int, prefix: int = 0, multiple: int = 1) -> ImagePacking:
         """Packs images of `rows` rows by their grids, which are on the host.
 
         `multiple`: see Packing.rounded. Raises ValueError for a grid of more patches than an image has rows.
@@ -47,7 +47,7 @@ class ImagePacking:
             raise ValueError(f"an image has {int(patches_B.max())} patches, and its rows hold {rows - 1}")
         distinct, which_B = grid_B2.unique(dim=0, return_inverse=True)
         start_B = (distinct.prod(1).cumsum(0) - distinct.prod(1))[which_B]
-        tokens = Packing.of_lengths(prefix + patches_B)
+        tokens = Packing.pack_lengths(prefix + patches_B)
         image_T, place_T = tokens.flat_index_T // tokens.shape[1], tokens.position_T - prefix
         is_patch_T = place_T >= 0
         image_P, place_P = image_T[is_patch_T], place_T[is_patch_T]
@@ -76,7 +76,7 @@ class ImagePacking:
 
 
 ImagePacker = Callable[[Tensor, int], ImagePacking]
-"""Packs images by their grids, [B, 2], and R: `ImagePacking.of` for a model. Pickled to loader processes."""
+"""Packs images by their grids, [B, 2], and R: `ImagePacking.pack` for a model. Pickled to loader processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +96,5 @@ class PackedImages:
 def packed_images(images: Tensor | PackedImages, prefix: int, multiple: int, device: torch.device) -> PackedImages:
     """Returns images on the device. The host reads the grids of those that are not packed."""
     if isinstance(images, Tensor):
-        images = PackedImages(images, ImagePacking.of(read_grids(images).cpu(), images.shape[1], prefix, multiple))
+        images = PackedImages(images, ImagePacking.pack(read_grids(images).cpu(), images.shape[1], prefix, multiple))
     return images.to(device)

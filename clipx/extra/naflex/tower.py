@@ -93,7 +93,7 @@ class NativeImageTower(ImageTower):
 
     def packer(self, multiple: int) -> ImagePacker:
         """Returns what packs images on the host. `multiple`: of the number of tokens."""
-        return partial(ImagePacking.of, prefix=self.trunk.num_prefix_tokens, multiple=multiple)
+        return partial(ImagePacking.pack, prefix=self.trunk.num_prefix_tokens, multiple=multiple)
 
     def pooled(self, image: Tensor | PackedImages) -> Tensor:
         device = self.mean_C.device

@@ -12,8 +12,8 @@ from clipx.distributed.ddp import DdpSpec
 from clipx.distributed.fsdp import FsdpSpec
 from clipx.extra.plan.command import PlanSpec
 from clipx.extra.plan.dry import DryRun, TowerMemory, state_bytes, stored_bytes
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import parameter_count
+from clipx.model.layers import named_blocks
 from clipx.objective.base import ModelFacts, Objective
 from clipx.objective.spec import TiledSpec
 from clipx.optimizer.groups import parameter_groups

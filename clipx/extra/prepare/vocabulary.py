@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clipx.cli import cli
+from clipx.command_spec import UNUSED, DataGroupsSpec, given_data
 from clipx.config.registry import frozen, option, register
 from clipx.data.bad_samples import check_bad_share
 from clipx.data.source import BadRecord, BadSample
@@ -20,7 +21,6 @@ from clipx.data.spec import VIEW_OPTIONS, Dataset, check_effect, open_data
 from clipx.errors import DataError
 from clipx.storage.local import write_atomically
 from clipx.storage.url import check_file
-from clipx.weights.model_spec import UNUSED, DataGroupsSpec, given_data
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

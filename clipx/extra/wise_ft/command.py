@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli, imports
+from clipx.command_spec import UNUSED_WITH_EVALUATOR, ModelCommandSpec
 from clipx.config.options import typed
 from clipx.config.registry import MISSING, complete, frozen, option, register
 from clipx.data.spec import DataSpec
 from clipx.errors import CheckpointError, require, require_effect
 from clipx.evaluator.spec import check_data, check_set
 from clipx.report.console import Screen, of_samples
-from clipx.weights.model_spec import UNUSED_WITH_EVALUATOR, ModelCommandSpec
 from clipx.weights.spec import check_exists
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from clipx.bench.laps import StepRace, StepRow, race
 from clipx.bench.step import StepSpec, gathered
 from clipx.distributed.comm import Comm
 from clipx.model.flops import ForwardFlops
-from clipx.model.packer import TextPacker
+from clipx.model.packing import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
 
@@ -47,7 +47,7 @@ def test_a_step_of_open_clip_is_its_trainers_on_the_same_data_and_towers() -> No
 
 
 def forward_flops() -> float:
-    found = ForwardFlops.of(course().spec("step").model)
+    found = ForwardFlops.count(course().spec("step").model)
     return found.image + found.text
 
 

@@ -18,7 +18,7 @@ from clipx.data.inputs import mapped
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
 from clipx.data.texts import TeacherTexts
-from clipx.model.packer import TextPacker
+from clipx.model.packing import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
 SOURCE = Numbers([40, 61], broken=frozenset({3, 8, 9, 40, 71}))

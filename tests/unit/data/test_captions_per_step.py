@@ -21,7 +21,7 @@ from clipx.data.images import PixelReader
 from clipx.data.modified import sub_captions
 from clipx.data.order import Order
 from clipx.data.source import Sample
-from clipx.model.packer import TextPacker
+from clipx.model.packing import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
 TOKENIZER, VIEW = Tokenizer(16), PixelReader((12,), [0.5, 1.0], 10**6)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from clipx.distributed.comm import Comm
 from clipx.distributed.ddp import DdpSpec
 from clipx.errors import ConfigError
-from clipx.model.blocks import named_blocks
+from clipx.model.layers import named_blocks
 from clipx.optimizer.master import MasterWeights
 
 FSDP = (*VIT, "precision=amp_bf16", "distributed=fsdp")

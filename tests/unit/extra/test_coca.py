@@ -64,7 +64,7 @@ def check_equal(spec: CoCaSpec, image_B3SS: Tensor, tokens_BL: Tensor, dtype: to
 def scores(model: CoCa, image_B3SS: Tensor, tokens_BL: Tensor) -> Tensor:
     """Returns the scores of all target tokens, concatenated over the texts, [T, V]."""
     texts = with_class_position(tokens_BL, packed=True)
-    captions = Captions.of(tokens_BL, texts)
+    captions = Captions.pack(tokens_BL, texts)
     x_TW, image_BNW = model.text(texts)[1][captions.source_T], model.image_tokens(image_B3SS)
     for block in model.decoder.blocks:
         x_TW = block(x_TW, image_BNW, captions.packing)

@@ -24,7 +24,7 @@ from clipx.data.source import BadSample, Sample
 from clipx.data.texts import TeacherTexts
 from clipx.extra.gpu_decode import decoder as device_decoder
 from clipx.extra.gpu_decode.reader import LARGEST, EncodedReader, device_crop
-from clipx.model.packer import TextPacker
+from clipx.model.packing import TextPacker
 from clipx.model.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchVision are deprecated:DeprecationWarning")

@@ -82,7 +82,7 @@ def test_rows_hold_grid_patches_and_zeros() -> None:
 @pytest.mark.parametrize("prefix", [0, 3])
 def test_packing_orders_tokens_by_image(prefix: int) -> None:
     rows_BRX = images(spec(), GRIDS)
-    packing = ImagePacking.of(read_grids(rows_BRX), rows_BRX.shape[1], prefix)
+    packing = ImagePacking.pack(read_grids(rows_BRX), rows_BRX.shape[1], prefix)
     tokens = packing.tokens
     assert tokens.start_S is not None and tokens.first_B is not None
     lengths = [prefix + rows * columns for rows, columns in GRIDS]

@@ -15,8 +15,8 @@ from clipx.model.clip import CLIP
 from clipx.model.flops import Utilisation
 from clipx.model.freeze import freeze
 from clipx.model.lora import DoraLinear, LoraLinear, adapter_parameters, add_adapters, merged, without_adapters
-from clipx.model.lora_spec import LoraSpec
 from clipx.model.spec import ModelSpec
+from clipx.model.tower_spec import LoraSpec
 
 CPU = torch.device("cpu")
 NARROW = (*VIT, "model.embed_dim=16", "model.text.context_length=12", "model.weights=somewhere")

@@ -93,7 +93,7 @@ def test_packed_texts_have_the_features_of_each_text_alone(
 def test_pools_read_the_tokens_of_the_text() -> None:
     tokens_BL = texts(5, 12, 2)
     tower = build(causal=False, projection=TextProjection.none)
-    packing = packing_module.Packing.of(tokens_BL, True, tower.end)
+    packing = packing_module.Packing.pack(tokens_BL, True, tower.end)
     x_TW = torch.randn(len(packing.tokens_T), WIDTH, dtype=torch.float64)
     of_text = [x_TW[(packing.start_S[i]) : packing.start_S[i + 1]] for i in (1, 2, 0)]  # sorted by length
     expected = {Pool.cls: [x[0] for x in of_text], Pool.end: [x[-1] for x in of_text]}

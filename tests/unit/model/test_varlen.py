@@ -79,14 +79,14 @@ def test_the_kernel_of_cuda_is_called_with_the_segments_of_the_texts(
     monkeypatch.setattr(varlen, "varlen_attn", reference)  # the kernel, by its definition
     monkeypatch.setattr("clipx.model.packing.varlen_attention", varlen.cuda_attention)
     tokens_BL = captions(120, LENGTH, 0)
-    packing = Packing.of(tokens_BL, packed=True, multiple=multiple)
+    packing = Packing.pack(tokens_BL, packed=True, multiple=multiple)
     assert_equal(results(build(True), packing), results(build(False), tokens_BL))
 
 
 def test_rounded_packings_are_exact_where_attention_pads_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clipx.model.packing.is_supported", lambda *_: False)
     tokens_BL = captions(120, LENGTH, 0)
-    packing = Packing.of(tokens_BL, packed=True, multiple=1024)
+    packing = Packing.pack(tokens_BL, packed=True, multiple=1024)
     assert len(packing.tokens_T) > len(packing.flat_index_T)
     assert_equal(results(build(True), packing), results(build(False), tokens_BL))
 
@@ -144,7 +144,7 @@ def test_a_packing_holds_each_text_up_to_its_end_and_rounding_adds_at_most_a_16t
     at_L, length_B1 = torch.arange(77), torch.tensor(lengths)[:, None]
     tokens_BL = torch.where(at_L < length_B1, 1 + at_L + 77 * torch.arange(len(lengths))[:, None], 0)
     tokens_BL.scatter_(1, length_B1 - 1, Tokenizer.end_id)
-    exact, rounded = (Packing.of(tokens_BL, True, multiple=number) for number in (1, multiple))
+    exact, rounded = (Packing.pack(tokens_BL, True, multiple=number) for number in (1, multiple))
     tokens, size = len(exact.tokens_T), len(rounded.tokens_T)
     assert tokens == sum(lengths) <= size <= tokens * (1 + 1 / 16)
     assert torch.equal(rounded.spread(rounded.tokens_T[:, None])[..., 0], tokens_BL[:, : max(lengths)])

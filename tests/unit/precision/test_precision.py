@@ -15,7 +15,7 @@ from clipx.checkpoint.state import optimizer_tensors
 from clipx.checkpoint.tensors import RankRows
 from clipx.data.batch import Batch
 from clipx.errors import ClipxError, ConfigError
-from clipx.model.blocks import named_blocks
+from clipx.model.layers import named_blocks
 from clipx.objective.base import Metrics
 from clipx.precision.float8 import Float8Spec
 from clipx.precision.int8 import Int8Spec

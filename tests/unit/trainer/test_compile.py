@@ -11,8 +11,8 @@ from helpers.texts import captions
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from clipx.model.blocks import named_blocks
 from clipx.model.clip import CLIP
+from clipx.model.layers import named_blocks
 from clipx.trainer.compile import Backend, CompileSpec
 
 CPU = torch.device("cpu")

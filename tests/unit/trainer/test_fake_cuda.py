@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from clipx.distributed.comm import Comm
-from clipx.model.blocks import named_blocks
+from clipx.model.layers import named_blocks
 
 # One block in each tower: what counts is the number of operations.
 SHALLOW = (*VIT, "model.image.options={patch_size:16,embed_dim:64,depth:1,num_heads:2}", "model.text.layers=1")

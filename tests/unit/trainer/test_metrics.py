@@ -61,7 +61,7 @@ def test_rows_hold_documented_metrics_and_mfu_is_three_forwards_per_sample(tmp_p
     assert not {key for key in keys if not patterns.fullmatch(key)}
     wanted = "mfu update_text evaluation_s checkpoint_s tokens_per_second".split()
     assert {f"train/{name}" for name in wanted} <= keys
-    flops = ForwardFlops.of(trainer.spec.model)
+    flops = ForwardFlops.count(trainer.spec.model)
     for row in rows(tmp_path):
         if "train/mfu" in row:
             texts = row["train/tokens_per_second"] / trainer.spec.model.text.context_length

@@ -9,7 +9,7 @@ from helpers.runs import VIT, small
 
 from clipx.trainer.trainer import Trainer
 from clipx.weights.load import load_into, load_with_spec
-from clipx.weights.stretch import stretched
+from clipx.weights.positions import stretched
 
 NAME = "text.positional_embedding"
 

@@ -64,7 +64,7 @@ def _spec(source: TimmWeights, size: int | None) -> ClipSpec:
 
 def _width(spec: ImageTowerSpec) -> int:
     """Returns the number of pooled features of a trunk."""
-    trunk: Any = TimmFilter.of(spec).model
+    trunk: Any = TimmFilter.record(spec).model
     require(
         not any(isinstance(module, AttentionPool2d | RotAttentionPool2d) for module in trunk.children()),
         f"{spec.weights} pools by an attention that projects to an embedding: give the CLIP model of these weights",

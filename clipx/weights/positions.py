@@ -1,14 +1,17 @@
-"""Stretching of learned text positions to a longer context (Long-CLIP, arXiv:2403.15378)."""
+"""Learned positions of weights, fitted to another image size, or to a longer context (Long-CLIP, arXiv:2403.15378)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor
 
 from clipx.errors import CheckpointError, ConfigError, require_effect
+from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 
 _NAME = "text.positional_embedding"
@@ -52,3 +55,31 @@ def stretched(rows_LW: Tensor, keep: int, length: int) -> Tensor:
 def with_context(spec: ModelSpec, length: int) -> ModelSpec:
     """Returns the configuration of weights with the context length of the model to which they are stretched."""
     return replace(spec, text=replace(spec.text, context_length=length))
+
+
+def fit_positions(model: CLIP, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], list[str]]:
+    """Interpolates the image tower's positional embeddings to the model's grid of patches. Returns (tensors, notes)."""
+    expected = model.state_dict()
+    if model.image.most_tokens is not None:  # interpolates its positions to every grid of patches
+        return tensors, []
+    names = [f"image.{name}" for name in model.image.positional_embeddings()]
+    other: dict[str, Tensor] = {}
+    notes = []
+    for name in names:
+        wanted, found = expected[name].shape[-2], tensors[name].shape[-2] if name in tensors else None
+        if found is None or found == wanted:
+            continue
+        sides = [(math.isqrt(wanted - extra), math.isqrt(found - extra), extra) for extra in (0, 1)]
+        grid = next(((new, old, e) for new, old, e in sides if new**2 + e == wanted and old**2 + e == found), None)
+        if grid is None:  # not square: unchanged, and rejected by its shape later
+            continue
+        other[name] = _resampled(tensors[name], *grid).view(expected[name].shape)
+        notes.append(f"{name} was interpolated from {grid[1]}x{grid[1]} positions to {grid[0]}x{grid[0]}")
+    return ({**tensors, **other} if other else tensors), notes
+
+
+def _resampled(embedding: Tensor, new: int, old: int, extra: int) -> Tensor:
+    """[..., extra + old², W] -> [1, extra + new², W]."""
+    rows = embedding.reshape(1, *embedding.shape[-2:])
+    found: Tensor = resample_abs_pos_embed(rows, [new, new], [old, old], num_prefix_tokens=extra)
+    return found
