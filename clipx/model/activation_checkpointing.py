@@ -60,9 +60,11 @@ Contexts = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractCont
 def checkpoint_tower(tower: nn.Module, blocks: Sequence[nn.Module], policy: str, key: str) -> None:
     """Applies activation checkpointing to `tower` or its `blocks`.
 
-    `policy`: the value of the tower's option `checkpointing`, but none. `key`: the name of that option, for errors.
-    Raises ConfigError for a policy without effect.
+    `policy`: the value of the tower's option `checkpointing`. `key`: the name of that option, for errors. Raises
+    ConfigError for a policy without effect.
     """
+    if policy == "none":
+        return
     if policy == "tower":
         recompute(tower, selective=False)
         return

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from timm.layers import AttentionPoolLatent, GluMlp, Mlp, QuickGELU
 from torch import Tensor, nn
 
+from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.packing import Packing, attention, packed_on
 from clipx.model.text_spec import ClipTextSpec, Gelu, Norm, Pool, Positions, TextProjection
 from clipx.model.text_spec import Mlp as MlpKind
@@ -99,15 +100,12 @@ class TextTower(nn.Module):
         self.positional_embedding: nn.Parameter | None = None
         if spec.positions is Positions.learned:
             self.positional_embedding = nn.Parameter(torch.empty(spec.context_length, spec.width))
-        self.blocks = nn.ModuleList(TextBlock.build(spec, quick_gelu) for _ in range(spec.layers))
+        self.blocks = nn.ModuleList(TextBlock(spec, quick_gelu) for _ in range(spec.layers))
         self.norm = _norm(spec)
         self.pool = TextPool(spec.pool, spec.width, spec.heads)
         self.projection = text_projection(spec.projection, spec.width, embed_dim, spec.projection_bias)
         self.init_weights()
-        if spec.checkpointing != "none":
-            from clipx.model.activation_checkpointing import checkpoint_tower
-
-            checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
+        checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.text.checkpointing")
 
     @property
     def embedding_weight(self) -> Tensor:
@@ -163,21 +161,16 @@ class TextBlock(nn.Module):
     With `pooled` it computes only the last token of each text: [T, W] -> [B, W].
     """
 
-    def __init__(self, norm1: nn.Module, attn: TextAttention, norm2: nn.Module, mlp: nn.Module) -> None:
+    def __init__(self, spec: ClipTextSpec, quick_gelu: bool) -> None:
         super().__init__()
-        self.norm1, self.attn, self.norm2 = norm1, attn, norm2
-        self.mlp: Any = mlp
-
-    @classmethod
-    def build(cls, spec: ClipTextSpec, quick_gelu: bool) -> TextBlock:
-        base = spec.rotary_base if spec.positions is Positions.rotary else None
         hidden = int(spec.width * spec.mlp_ratio)
-        attention = TextAttention(spec.width, spec.heads, spec.causal, spec.bias, base)
+        self.norm1 = _norm(spec)
+        self.attn = TextAttention(spec)
+        self.norm2 = _norm(spec)
         if spec.mlp is MlpKind.swiglu:
-            own = GluMlp(spec.width, 2 * hidden, act_layer=nn.SiLU, bias=spec.bias, gate_last=False)
+            self.mlp: Any = GluMlp(spec.width, 2 * hidden, act_layer=nn.SiLU, bias=spec.bias, gate_last=False)
         else:
-            own = mlp(spec.width, hidden, quick_gelu, spec.gelu, spec.bias)
-        return cls(_norm(spec), attention, _norm(spec), own)
+            self.mlp = mlp(spec.width, hidden, quick_gelu, spec.gelu, spec.bias)
 
     def init_weights(self, depth: int) -> None:
         """Draws initial weights. `depth`: number of blocks in the tower. Each block adds two terms to the residual
@@ -205,17 +198,14 @@ class TextAttention(nn.Module):
     """Multi-head attention of a token to itself and the earlier tokens of its text, or without `causal` to all of them,
     without the output projection, which the caller applies. Packed texts do not attend to padding. The mask of the
     packing, if any, takes precedence. [T, W] -> [T, W].
-
-    `rotary_base`: base of rotary positions (arXiv:2104.09864); None: without.
     """
 
-    def __init__(
-        self, width: int, heads: int, causal: bool = True, bias: bool = True, rotary_base: float | None = None
-    ) -> None:
+    def __init__(self, spec: ClipTextSpec) -> None:
         super().__init__()
-        self.heads, self.causal, self.rotary_base = heads, causal, rotary_base
-        self.qkv = nn.Linear(width, 3 * width, bias)
-        self.proj = nn.Linear(width, width, bias)
+        self.heads, self.causal = spec.heads, spec.causal
+        self.rotary_base = spec.rotary_base if spec.positions is Positions.rotary else None
+        self.qkv = nn.Linear(spec.width, 3 * spec.width, spec.bias)
+        self.proj = nn.Linear(spec.width, spec.width, spec.bias)
 
     def forward(self, x_TW: Tensor, packing: Packing) -> Tensor:
         qkv_TW3 = self.qkv(x_TW)

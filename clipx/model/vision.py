@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import timm
 import torch
@@ -17,13 +17,12 @@ from timm.models import VisionTransformer, get_pretrained_cfg
 from torch import Tensor, nn
 
 from clipx.errors import ConfigError, require, require_effect
+from clipx.model.activation_checkpointing import checkpoint_tower
+from clipx.model.head import TokenHead
 from clipx.model.layers import image_blocks
 from clipx.model.spec import FIXED, Varying
 from clipx.model.tower_spec import ImageTowerSpec, Projection, check_width
 from clipx.model.vit import compute_class_token_only, fold_normalization, product_dtype
-
-if TYPE_CHECKING:
-    from clipx.model.head import TokenHead
 
 _POOLS = (AttentionPool2d, RotAttentionPool2d)  # attention pools that project
 
@@ -55,8 +54,6 @@ class ImageTower(nn.Module):
         self.set_patch_dropout(0.0)
         self.head: TokenHead | None = None
         if spec.head_blocks:
-            from clipx.model.head import TokenHead
-
             self.head = TokenHead(self.trunk, spec)
         self.projection = _projection(self.trunk, self.head, embed_dim, spec)
         if is_clip_vit(self.trunk):
@@ -64,10 +61,7 @@ class ImageTower(nn.Module):
         if not self.reads_all_tokens and self.head is None:
             compute_class_token_only(self.trunk)
         blocks = [*image_blocks(self.trunk).values(), *([] if self.head is None else self.head.blocks)]
-        if spec.checkpointing != "none":
-            from clipx.model.activation_checkpointing import checkpoint_tower
-
-            checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
+        checkpoint_tower(self, blocks, spec.checkpointing, "model.image.checkpointing")
 
     def build_trunk(self, spec: ImageTowerSpec, quick_gelu: bool, varying: Varying) -> Any:
         """Builds timm's model without classifier: [B, 3, S, S] -> [B, features]. Raises ConfigError for invalid

@@ -38,6 +38,13 @@ _RESNETS = {  # by the layers of the stages
 CLEAN = {Clean.clip: "lower", Clean.canonical: "canonicalize", Clean.whitespace: "whitespace"}
 CLEANINGS = {theirs: ours for ours, theirs in CLEAN.items()}
 _HEAD_WIDTH, _EPS = 64, 1e-5  # open_clip's defaults
+_TEXT_SIZES = {  # key of ClipTextSpec: key of text_cfg, and its default in open_clip
+    "context_length": ("context_length", 77),
+    "vocabulary": ("vocab_size", CLIP_VOCABULARY),
+    "width": ("width", 512),
+    "heads": ("heads", 8),
+    "layers": ("layers", 12),
+}
 _PROJECTIONS = {Projection.linear: "linear", Projection.mlp: "mlp", Projection.head: "", Projection.none: "none"}
 _LAYERS = (Projection.linear, Projection.mlp)  # after the trunk; with them open_clip keeps timm's pool
 
@@ -52,7 +59,7 @@ def config_of(spec: ClipSpec) -> dict[str, Any]:
     if rules is VIT:
         vision = _vit(spec, trunk)
     elif rules is RESNET:
-        vision = _resnet(trunk)
+        vision = resnet_form(trunk)
     else:
         vision = _timm(spec, trunk)
     return {
@@ -66,7 +73,7 @@ def config_of(spec: ClipSpec) -> dict[str, Any]:
 
 def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     block, width = trunk.blocks[0], trunk.embed_dim
-    averaged, norm = trunk.global_pool == "avg", _last_norm(trunk)
+    averaged, norm = trunk.global_pool == "avg", last_norm(trunk)
     quick = isinstance(block.mlp.act, QuickGELU)
     require_there(
         quick == spec.quick_gelu and (quick or type(block.mlp.act) is nn.GELU),
@@ -90,12 +97,13 @@ def _vit(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     }
 
 
-def _last_norm(trunk: Any) -> Any:
+def last_norm(trunk: Any) -> Any:
     """Returns the last norm of a ViT: that of the tokens, or that of the pooled features."""
     return trunk.norm if isinstance(trunk.fc_norm, nn.Identity) else trunk.fc_norm
 
 
-def _resnet(trunk: Any) -> dict[str, Any]:
+def resnet_form(trunk: Any) -> dict[str, Any]:
+    """Returns open_clip's keys of a ResNet."""
     width = trunk.stem.conv3.conv.out_channels
     head = width * 32 // trunk.head.num_heads
     return {
@@ -134,28 +142,6 @@ def _timm(spec: ClipSpec, trunk: Any) -> dict[str, Any]:
     }
 
 
-def native_form(trunk: Any) -> dict[str, Any] | None:
-    """Returns the architecture of a trunk that open_clip implements itself, whatever its timm name. None for others."""
-    rules = layout_of(trunk)
-    if rules is RESNET:
-        return {**_resnet(trunk), "heads": trunk.head.num_heads}
-    if rules is not VIT:
-        return None
-    block = trunk.blocks[0]
-    return {
-        "layers": len(trunk.blocks),
-        "width": trunk.embed_dim,
-        "heads": block.attn.num_heads,
-        "patch_size": trunk.patch_embed.patch_size[0],
-        "hidden": block.mlp.fc1.out_features,
-        "activation": type(block.mlp.act).__name__,
-        "norm_eps": _last_norm(trunk).eps,
-        "norm_before_blocks": not isinstance(trunk.norm_pre, nn.Identity),
-        "pool": trunk.global_pool,
-        "norm_after_pool": _last_norm(trunk) is trunk.fc_norm,
-    }
-
-
 def pool_of(trunk: Any, name: str) -> str:
     """Returns timm's name of a trunk's pooling."""
     attribute = vars(trunk).get("global_pool")
@@ -173,11 +159,7 @@ def _text(spec: ClipTextSpec) -> dict[str, Any]:
         require_there(value == getattr(usual, key), f"model.text.{key}={value}: it has CLIP's blocks only")
     ratio = mlp_ratio(spec.width, int(spec.width * spec.mlp_ratio))
     words = {
-        "context_length": spec.context_length,
-        "vocab_size": spec.vocabulary,
-        "width": spec.width,
-        "heads": spec.heads,
-        "layers": spec.layers,
+        **{theirs: getattr(spec, ours) for ours, (theirs, _) in _TEXT_SIZES.items()},
         **({} if ratio == 4 else {"mlp_ratio": ratio}),
         **({} if spec.causal else {"no_causal_mask": True}),
         **_text_pool(spec),
@@ -285,7 +267,7 @@ def _resnet_tower(section: ConfigSection, size: int) -> ImageTowerSpec:
     section.ignore("patch_size")
     section.expect(head_width=_HEAD_WIDTH)
     name = _RESNETS.get(layers)
-    known = name is not None and _resnet(timm_on_meta(name))["width"] == width
+    known = name is not None and resnet_form(timm_on_meta(name))["width"] == width
     if name is None or not known:
         raise CheckpointError(
             f"vision_cfg.layers={list(layers)} with width={width} is not a ResNet of CLIP in timm: use "
@@ -330,10 +312,7 @@ def _text_tower(section: ConfigSection) -> ClipTextSpec:
     section.ignore("output_tokens", "pad_id", "hf_model_pretrained")
     end_id = section.take("eos_id", 2)
     return ClipTextSpec(
-        context_length=section.take("context_length", 77),
-        width=section.take("width", 512),
-        heads=section.take("heads", 8),
-        layers=section.take("layers", 12),
+        **{ours: section.take(theirs, usual) for ours, (theirs, usual) in _TEXT_SIZES.items()},
         mlp_ratio=section.take("mlp_ratio", 4.0),
         causal=causal,
         pool=pool,
@@ -343,7 +322,6 @@ def _text_tower(section: ConfigSection) -> ClipTextSpec:
         projection_bias=section.take("proj_bias", False),
         norm_eps=norm.take("eps", _EPS),
         gelu=act.choice("approximate", "none", {"none": Gelu.exact, "tanh": Gelu.tanh}),
-        vocabulary=section.take("vocab_size", CLIP_VOCABULARY),
         tokenizer="clip" if tokenizer is None else HUB + tokenizer,
         clean=cleaning.choice("clean", "lower" if tokenizer is None else "whitespace", CLEANINGS),
         packed=causal and pool is Pool.end,

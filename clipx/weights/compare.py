@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from clipx.config.saved import to_dict
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
-from clipx.weights.clip_config import TRAINING, native_form
+from clipx.weights.clip_config import TRAINING, last_norm, resnet_form
+from clipx.weights.clip_layout import RESNET, VIT, layout_of
 
 _IGNORED = {"name", "weights", "patch_dropout", "patch_dropout_schedule", "patch_dropout_end", "patch_dropout_final"}
 _TRAINED = {
@@ -101,8 +103,30 @@ def _form(spec: ModelSpec) -> dict[str, Any]:
     """Returns the architecture of the image tower, independent of the timm name and options that select it."""
     name, options = _trunk(spec)
     tower = spec.build(torch.device("meta"), torch.float32).image
-    form = tower.form() or native_form(tower.trunk)
+    form = tower.form() or _native_form(tower.trunk)
     return {"timm": name, "options": options} if form is None else form
+
+
+def _native_form(trunk: Any) -> dict[str, Any] | None:
+    """Returns the architecture of a trunk that open_clip implements itself, whatever its timm name. None for others."""
+    rules = layout_of(trunk)
+    if rules is RESNET:
+        return {**resnet_form(trunk), "heads": trunk.head.num_heads}
+    if rules is not VIT:
+        return None
+    block = trunk.blocks[0]
+    return {
+        "layers": len(trunk.blocks),
+        "width": trunk.embed_dim,
+        "heads": block.attn.num_heads,
+        "patch_size": trunk.patch_embed.patch_size[0],
+        "hidden": block.mlp.fc1.out_features,
+        "activation": type(block.mlp.act).__name__,
+        "norm_eps": last_norm(trunk).eps,
+        "norm_before_blocks": not isinstance(trunk.norm_pre, nn.Identity),
+        "pool": trunk.global_pool,
+        "norm_after_pool": last_norm(trunk) is trunk.fc_norm,
+    }
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,12 +97,7 @@ def write(file: Path, exported: Exported) -> list[str]:
             f"optimizer={optimizer.kind} has no state for AdamW, open_clip's optimizer: choose format=open_clip, which "
             "has the weights only"
         )
-    seen, length = (found.state.get(key) for key in ("samples_seen", "epoch_samples"))
-    if type(seen) is not int or type(length) is not int or length < 1:
-        raise CheckpointError(
-            f"{found.folder} is of an older clipx, without the number of samples per epoch: continue training and "
-            "export the next checkpoint"
-        )
+    seen, length = found.state["samples_seen"], found.state["epoch_samples"]
     tensors = state_dict(weights)
     named = [*LEARNED_THERE, *(tie.theirs for tie in _parameter_ties(weights.spec))]
     parameters = in_their_order(named, layout_of(weights.spec).order)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clipx.extra.coca.spec import DecoderSpec
+from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.packing import Packing, end_positions
 from clipx.model.text import TextBlock, mlp
 from clipx.model.text_spec import ClipTextSpec
@@ -87,10 +88,7 @@ class CaptionDecoder(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, Tokenizer.vocab_size, bias=False)
         self.init_weights()
-        if spec.checkpointing != "none":
-            from clipx.model.activation_checkpointing import checkpoint_tower
-
-            checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.decoder.checkpointing")
+        checkpoint_tower(self, list(self.blocks), spec.checkpointing, "model.decoder.checkpointing")
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -129,7 +127,7 @@ class DecoderBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, mlp_ratio: float, quick_gelu: bool) -> None:
         super().__init__()
-        self.text = TextBlock.build(ClipTextSpec(width=width, heads=heads, mlp_ratio=mlp_ratio), quick_gelu)
+        self.text = TextBlock(ClipTextSpec(width=width, heads=heads, mlp_ratio=mlp_ratio), quick_gelu)
         self.cross = CrossBlock(width, heads, mlp_ratio, quick_gelu)
 
     def init_weights(self, depth: int) -> None:

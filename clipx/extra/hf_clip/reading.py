@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from clipx.errors import CheckpointError
 from clipx.extra.hf_clip.format import PREPROCESSOR
-from clipx.model.spec import ClipSpec, ModelSpec
 from clipx.storage.safe_json import shown
 from clipx.weights.clip_config import mlp_ratio
 from clipx.weights.files import check_described
@@ -57,23 +54,16 @@ _BUFFERS = {"vision_model.embeddings.position_ids", "text_model.embeddings.posit
 def read(folder: ModelFolder) -> LoadedWeights:
     """Reads a folder with the config.json of a CLIPModel. Raises CheckpointError for values without counterpart,
     missing and unexpected tensors."""
-    preprocessor = folder.files.get(PREPROCESSOR)
-    spec, found = _convert(folder.config, preprocessor, folder.tensors(), folder.name)
-    return LoadedWeights(folder.location, from_open_clip(spec, found, folder.location), spec, *temperature_of(found))
-
-
-def _convert(
-    config: Mapping[str, Any], preprocessor: Path | None, tensors: Mapping[str, Tensor], name: str
-) -> tuple[ModelSpec, dict[str, Tensor]]:
-    """Returns the spec and the tensors of a CLIPModel, by open_clip's names."""
-    spec = spec_of(_open_clip_config(config, {} if preprocessor is None else read_json(preprocessor), name), name)
-    assert isinstance(spec, ClipSpec)
+    name, preprocessor, tensors = folder.name, folder.files.get(PREPROCESSOR), folder.tensors()
+    config = _open_clip_config(folder.config, {} if preprocessor is None else read_json(preprocessor), name)
+    spec = spec_of(config, name)
     whole = spec.build(torch.device("meta"), torch.float32).state_dict()
     found = list(tied(RULES, ["logit_scale", *(tie.theirs for tie in ties(spec, whole))]))
     wanted = {part for tie in found for part in tie.parts}
     check_names(wanted, tensors.keys() - _BUFFERS, f"{name} does not fit its config.json", "get both again")
     check_described(whole, tensors, name)
-    return spec, {tie.ours: tie.read(tensors) for tie in found}
+    theirs = {tie.ours: tie.read(tensors) for tie in found}
+    return LoadedWeights(folder.location, from_open_clip(spec, theirs, folder.location), spec, *temperature_of(theirs))
 
 
 def _open_clip_config(config: Mapping[str, Any], preprocessor: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from clipx.compat import pytree
 from clipx.errors import ConfigError, require
 from clipx.extra.hf_text.spec import HfTextSpec
+from clipx.model.activation_checkpointing import checkpoint_tower
 from clipx.model.packing import Packing, packed_on
 from clipx.model.text import TextPool, init_projection, text_projection
 from clipx.model.tokenizer import TextEnd
@@ -111,10 +112,7 @@ class HfTextTower(nn.Module):
         self.projection = text_projection(spec.projection, config.hidden_size, embed_dim)
         init_projection(self.projection)
         blocks = list(self.get_submodule(self.blocks_name).children())
-        if spec.checkpointing != "none":
-            from clipx.model.activation_checkpointing import checkpoint_tower
-
-            checkpoint_tower(self, blocks, spec.checkpointing, "model.text.checkpointing")
+        checkpoint_tower(self, blocks, spec.checkpointing, "model.text.checkpointing")
 
     @property
     def embedding_weight(self) -> Tensor:
