@@ -97,10 +97,10 @@ def removed_values(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
-        if isinstance(value, dict):
+        if gone := removed(group_key(key), values.keys() - {name}):
+            found |= {leaf: saved for leaf, saved in flatten(value, key) if saved != gone.equivalent}
+        elif isinstance(value, dict):
             found |= removed_values(value, f"{key}.")
-        elif (gone := removed(group_key(key), values.keys() - {name})) and value != gone.equivalent:
-            found[key] = value
     return found
 
 

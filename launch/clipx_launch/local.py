@@ -15,12 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from hydra.core.utils import JobReturn
-from hydra.types import HydraContext
 
-from clipx.config.compose import checked
 from clipx.errors import ConfigError, Exit, Stopped
 from clipx.processes import how_ended
 from clipx.run.watchdog import LAUNCHER_PID
@@ -31,25 +29,14 @@ from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result
 from clipx_launch.progress import ProgressDisplay, summary
 from clipx_launch.slurm import job_variables
-from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from clipx_launch.sweep import Planned, Sweep
 
 _POLL_S = 0.1
 _PEER_GRACE_S = 10.0  # after the failure of one rank the others have this long to log their errors
 
 
-def launch(
-    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
-) -> list[JobReturn]:
+def launch(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     """Runs the points and returns when all have ended. Raises Stopped if a signal ends the sweep before."""
-    spec: LocalSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    return start(Sweep.compose(context, config, overrides, watcher), spec)
-
-
-def start(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
-    """Runs the points of a composed sweep. See `launch`."""
     sweep.check(spec)
     devices = _devices()
     cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)

@@ -38,7 +38,7 @@ class LaunchSpec:
     kind: str = MISSING
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_plugins.SpecLauncher"
+    _target_: str = "hydra_plugins.clipx_plugins.ClipxLauncher"
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     environment: dict[str, str] = option({}, check=_check_variables)
@@ -55,11 +55,11 @@ class LaunchSpec:
         raise NotImplementedError
 
     def launch(self, sweep: Sweep) -> Sequence[JobReturn]:
-        """Launches the points of a composed sweep. Returns Hydra's result of each. Launchers of plug-ins implement it.
-
-        Raises ClipxError.
-        """
+        """Launches the points of a composed sweep. Returns Hydra's result of each. Raises ClipxError."""
         raise NotImplementedError
+
+    def check_sweep(self, points: int, sweeper: str) -> None:
+        """Raises ConfigError if this launcher cannot launch so many points, or return results to a sweeper class."""
 
     def command(self, folder: Path) -> list[str]:
         """Returns the words of a command that runs one process of the point in `folder`, with its variables."""
@@ -112,12 +112,14 @@ class LocalSpec(TasksSpec):
     kind: str = "local"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_plugins.LocalLauncher"
-    """Class of the launcher, which Hydra instantiates. Do not change it."""
-
     parallelism: int = option(1, ge=1)
     """Number of points that run at the same time; with 1 the command also prints the output of rank 0. On GPUs,
     `parallelism` times `tasks_per_node` is at most the number of visible GPUs."""
+
+    def launch(self, sweep: Sweep) -> list[JobReturn]:
+        from clipx_launch import local
+
+        return local.launch(sweep, self)
 
 
 @register("launcher")
@@ -127,9 +129,6 @@ class TorchrunSpec(NodesSpec):
 
     kind: str = "torchrun"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
-
-    _target_: str = "hydra_plugins.clipx_plugins.TorchrunLauncher"
-    """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     host: str = "localhost"
     """Name or address of the first host, as all hosts resolve it (torchrun --master-addr). localhost is for one
@@ -144,3 +143,15 @@ class TorchrunSpec(NodesSpec):
             f"hydra.launcher.host={self.host} is not a name of the first of hydra.launcher.nodes={self.nodes}: give "
             "the name or address by which all hosts reach it",
         )
+
+    def check_sweep(self, points: int, sweeper: str) -> None:
+        require(
+            points == 1,
+            f"hydra/launcher=clipx_torchrun prints the script of one run, not of {points}: give one value for each "
+            "key, or use clipx_slurm",
+        )
+
+    def launch(self, sweep: Sweep) -> list[JobReturn]:
+        from clipx_launch import torchrun
+
+        return torchrun.launch(sweep, self)

@@ -9,49 +9,29 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydra.core.utils import JobReturn
-from hydra.types import HydraContext
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from clipx.compat import submit_script
-from clipx.config.compose import checked
 from clipx.errors import require
 from clipx.output import lose_output
 from clipx.storage.local import ensure_folder, write_text
 from clipx_launch import cluster, snapshot
 from clipx_launch.files import launch_dir
+from clipx_launch.options import LaunchSpec
 from clipx_launch.progress import wait_for
 from clipx_launch.sbatch_script import sbatch_script
 from clipx_launch.slurm_spec import SlurmSpec
-from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from clipx_launch.sweep import Planned, Sweep
 
 # Variables of the submitting process if it runs in a job itself: the submitted job must not inherit them.
 _JOB_VARIABLE = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX|OMPI)_(?!CONF$).*")
 _RANK_VARIABLE = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(MASTER)_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
-def launch(
-    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
-) -> list[JobReturn]:
+def launch(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
     """Submits the points, and with `wait` waits for them. Raises ClipxError before anything is submitted."""
-    spec: SlurmSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    sweeper = str(config.hydra.sweeper._target_).rpartition(".")[2]
-    for key, needed in {"wait": True, "dry_run": False}.items():
-        require(
-            getattr(spec, key) is needed or sweeper == "BasicSweeper",
-            f"hydra.launcher.{key}={str(not needed).lower()} returns no results, which {sweeper} needs: set "
-            f"hydra.launcher.{key}={str(needed).lower()}",
-        )
-    return start(Sweep.compose(context, config, overrides, watcher), spec)
-
-
-def start(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
-    """Submits the points of a composed sweep. See `launch`."""
     sweep.check(spec, tuple if spec.dry_run else cluster.queued_jobs)
     if spec.dry_run:
         code = snapshot.environment(None) | {"PYTHONPATH": "<a copy of the code>"}
@@ -80,20 +60,16 @@ def _create_folders(sweep: Sweep, spec: SlurmSpec) -> dict[str, str]:
     return code
 
 
-def print_script(
-    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
-) -> list[JobReturn]:
+def print_script(sweep: Sweep, spec: LaunchSpec, launcher: str) -> list[JobReturn]:
     """Creates the folders of the points and prints their script, for `clipx-sweep script`.
 
     Queries SLURM only about jobs of an earlier launch: this machine may have none.
     """
-    spec = checked(config.hydra.launcher, "hydra.launcher.")
     require(
         isinstance(spec, SlurmSpec),
-        f"launcher={config.hydra.runtime.choices['hydra/launcher']} has no script for sbatch: give a launcher that "
-        "inherits from clipx_slurm",
+        f"launcher={launcher} has no script for sbatch: give a launcher that inherits from clipx_slurm",
     )
-    sweep = Sweep.compose(context, config, overrides, watcher)
+    assert isinstance(spec, SlurmSpec)
     sweep.check(spec, cluster.queued_jobs)
     require(bool(sweep.pending), f"all points of {sweep.folder} are finished or in the queue: nothing to submit")
     require(

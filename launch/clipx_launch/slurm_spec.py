@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
 from clipx_launch.options import NodesSpec
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
+    from clipx_launch.sweep import Sweep
 
 _HOURS = re.compile(r"(\d+)(m|h|d)")
 _CLOCK = re.compile(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)")
@@ -53,9 +58,6 @@ class SlurmSpec(NodesSpec):
 
     kind: str = "slurm"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
-
-    _target_: str = "hydra_plugins.clipx_plugins.SlurmLauncher"
-    """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     name: str = "clipx"
     """Job name (sbatch --job-name)."""
@@ -132,6 +134,19 @@ class SlurmSpec(NodesSpec):
     def minutes(self) -> int:
         """Time limit in minutes, rounded up."""
         return minutes_of("hydra.launcher.time", self.time)
+
+    def check_sweep(self, points: int, sweeper: str) -> None:
+        for key, needed in {"wait": True, "dry_run": False}.items():
+            require(
+                getattr(self, key) is needed or sweeper == "BasicSweeper",
+                f"hydra.launcher.{key}={str(not needed).lower()} returns no results, which {sweeper} needs: set "
+                f"hydra.launcher.{key}={str(needed).lower()}",
+            )
+
+    def launch(self, sweep: Sweep) -> list[JobReturn]:
+        from clipx_launch import slurm
+
+        return slurm.launch(sweep, self)
 
     def check(self, distributed: DistributedSpec) -> None:
         gpus = f"hydra.launcher.gpus_per_node={self.gpus_per_node}"

@@ -272,11 +272,17 @@ def _check_path(folder: Path, key: str) -> None:
 
 
 def launch(
-    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None, prints: bool
 ) -> Sequence[JobReturn]:
-    """Composes the points and calls `launch` of the options of a launcher of another package or a --config-dir folder.
+    """Composes the points and calls `launch` of the options of the launcher, or prints their script for sbatch.
 
-    Raises ClipxError.
+    Raises ClipxError before anything is started.
     """
     spec: LaunchSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    return spec.launch(Sweep.compose(context, config, overrides, watcher))
+    spec.check_sweep(len(overrides), str(config.hydra.sweeper._target_).rpartition(".")[2])
+    sweep = Sweep.compose(context, config, overrides, watcher)
+    if not prints:
+        return spec.launch(sweep)
+    from clipx_launch import slurm
+
+    return slurm.print_script(sweep, spec, config.hydra.runtime.choices["hydra/launcher"])

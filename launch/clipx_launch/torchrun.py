@@ -5,20 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydra.core.utils import JobReturn
-from hydra.types import HydraContext
 
 from clipx.config import plugins
-from clipx.config.compose import checked
-from clipx.errors import require
 from clipx_launch.options import TorchrunSpec
 from clipx_launch.sbatch_script import exports
-from clipx_launch.sweep import Overrides, Planned, Sweep, Watcher
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+from clipx_launch.sweep import Planned, Sweep
 
 _SCRIPT = """\
 #!/bin/bash
@@ -33,17 +26,8 @@ exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the n
 """
 
 
-def launch(
-    context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
-) -> list[JobReturn]:
+def launch(sweep: Sweep, spec: TorchrunSpec) -> list[JobReturn]:
     """Prints the script and writes nothing. Raises ConfigError if the run is not valid."""
-    spec: TorchrunSpec = checked(config.hydra.launcher, "hydra.launcher.")
-    require(
-        len(overrides) == 1,
-        f"hydra/launcher=clipx_torchrun prints the script of one run, not of {len(overrides)}: give one value for each "
-        "key, or use clipx_slurm",
-    )
-    sweep = Sweep.compose(context, config, overrides, watcher)
     sweep.check(spec)
     print(script(spec, sweep.planned[0]), end="")
     return sweep.job_returns(ended=False)

@@ -6,7 +6,6 @@ because every Hydra program on this machine imports it. `clipx_launch` implement
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class ClipxLauncher(Launcher):
-    """Base class of the launchers. It ignores its arguments: the module reads and checks its options in the config."""
+    """Launcher of all options of `hydra/launcher=…`. It ignores its arguments: it reads and checks its options in the
+    config, whose `launch` it calls."""
 
-    _module = ""  # module of clipx_launch
-    _function = "launch"  # of the module
+    _prints = False
 
     def __init__(self, **_: Any) -> None: ...
 
@@ -53,12 +52,12 @@ class ClipxLauncher(Launcher):
         self, overrides: Mapping[int, Sequence[str]], watcher: Watcher | None = None
     ) -> Sequence[JobReturn]:
         """Launches points by number. `watcher` reads their state until they have ended."""
-        function = getattr(importlib.import_module(f"clipx_launch.{self._module}"), self._function)
+        from clipx_launch.sweep import launch
+
         try:
-            returned: Sequence[JobReturn] = function(self._context, self._config, overrides, watcher)
+            return launch(self._context, self._config, overrides, watcher, self._prints)
         finally:
             self._remove_unused()
-        return returned
 
     def _remove_unused(self) -> None:
         """Removes the new folder of a sweep, with Hydra's file, if no point was prepared: after an error, dry_run or a
@@ -71,34 +70,10 @@ class ClipxLauncher(Launcher):
                 path.rmdir()
 
 
-class SpecLauncher(ClipxLauncher):
-    """Launcher of other packages: calls `launch` of the options that are chosen by `hydra/launcher=…`."""
+class SlurmScriptPrinter(ClipxLauncher):
+    """Launcher of `clipx-sweep script`, which prints the script of the points."""
 
-    _module = "sweep"
-
-
-class SlurmLauncher(ClipxLauncher):
-    """Launcher of `hydra/launcher=clipx_slurm`."""
-
-    _module = "slurm"
-
-
-class SlurmScriptPrinter(SlurmLauncher):
-    """Launcher of `clipx-sweep script`."""
-
-    _function = "print_script"
-
-
-class LocalLauncher(ClipxLauncher):
-    """Launcher of `hydra/launcher=clipx_local`."""
-
-    _module = "local"
-
-
-class TorchrunLauncher(ClipxLauncher):
-    """Launcher of `hydra/launcher=clipx_torchrun`."""
-
-    _module = "torchrun"
+    _prints = True
 
 
 class OptunaSweeper(Sweeper):

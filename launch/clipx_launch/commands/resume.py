@@ -7,15 +7,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from clipx.config.registry import discover_installed, load_folder
-from clipx.config.saved import option_from_dict
-from clipx.errors import ClipxError
+from clipx.config.renamed import REMOVED
+from clipx.config.saved import option_from_dict, removed_values
+from clipx.errors import ClipxError, ConfigError
 from clipx_launch.commands.cancel import count_states
 from clipx_launch.commands.run import RESUMABLE, RunFiles
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.files import SEARCH, Launch, SearchFile, launch_dir, read_file
-from clipx_launch.options import LocalSpec
 from clipx_launch.slurm_spec import SlurmSpec
 from clipx_launch.sweep import Sweep
 
@@ -46,9 +47,20 @@ def _by_launch(runs: Sequence[RunFiles]) -> list[tuple[Launch, list[RunFiles]]]:
     for run in runs:
         if run.launch is None:
             raise ClipxError(f"sweep.json has no launch settings of point {run.name}: run its command again")
+        _check_removed(run.launch.settings)
         settings = json.dumps(asdict(replace(run.launch, process=None)), sort_keys=True)
         found.setdefault(settings, (run.launch, []))[1].append(run)
     return list(found.values())
+
+
+def _check_removed(settings: dict[str, Any]) -> None:
+    """Raises ConfigError for a setting of a launch by an earlier version that this one would ignore."""
+    for key, value in removed_values(settings, "launcher.").items():
+        reason = next(gone.reason for name, gone in REMOVED.items() if f"{key}.".startswith(f"{name}."))
+        raise ConfigError(
+            f"hydra.{key}={value} of the sweep's launch has no effect in this version ({reason}): repeat the sweep's "
+            "command with what replaces it"
+        )
 
 
 def _start(folder: Path, launch: Launch, runs: Sequence[RunFiles]) -> None:
@@ -61,14 +73,5 @@ def _start(folder: Path, launch: Launch, runs: Sequence[RunFiles]) -> None:
     with contextlib.chdir(launch.cwd):
         sweep = Sweep.from_points(folder, [run.point for run in runs if run.point is not None])
         spec = option_from_dict("launcher", launch.settings)
-        if isinstance(spec, SlurmSpec):
-            from clipx_launch import slurm
-
-            slurm.start(sweep, replace(spec, wait=False))
-        elif isinstance(spec, LocalSpec):
-            from clipx_launch import local
-
-            for returned in local.start(sweep, spec):
-                _ = returned.return_value  # raises the error of a failed point
-        else:
-            spec.launch(sweep)
+        for returned in (replace(spec, wait=False) if isinstance(spec, SlurmSpec) else spec).launch(sweep):
+            _ = returned.return_value  # raises the error of a failed point

@@ -14,6 +14,7 @@ from clipx.config.duration import Length
 from clipx.errors import require
 from clipx.evaluator.metric_names import check_metric, evaluations_before_end, full_name
 from clipx.report.console import is_headline
+from clipx_launch.options import LaunchSpec
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def direction_of(metric: str) -> Direction:
 def jobs_of(config: DictConfig) -> int:
     """Returns the number of trials of a batch. Raises ConfigError for a launcher that cannot run them."""
     launcher = config.hydra.runtime.choices.get("hydra/launcher")
-    target = str(config.hydra.launcher._target_).rpartition(".")[2]
+    target, kind = config.hydra.launcher._target_, config.hydra.launcher.get("kind")
     require(
-        target in ("LocalLauncher", "SlurmLauncher") and "clipx_plugins" in str(config.hydra.launcher._target_),
+        target == LaunchSpec._target_ and kind in ("local", "slurm"),
         f"hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher={launcher}: use "
         "hydra/launcher=clipx_local or clipx_slurm",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,10 @@ from helpers.slurm_jobs import refused
 from helpers.sweeps import make_sweep
 
 from clipx_launch import progress, sweep
+from clipx_launch.__main__ import main
 from clipx_launch.point import Result
 from clipx_launch.progress import ProgressDisplay
+from clipx_launch.slurm_spec import SlurmSpec
 
 
 def test_a_point_is_finished_only_with_the_same_configuration(tmp_path: Path) -> None:
@@ -53,3 +56,32 @@ def test_ranks_do_not_start_a_sweep_each(
     says = refused(monkeypatch, capsys, "-m", "seed=0,1", "data=csv", f"hydra.sweep.dir={tmp_path}/sweep")
     assert says.startswith("error (rank 1): -m on each of several ranks would start the sweep several times: ")
     assert not (tmp_path / "sweep").exists()
+
+
+NETWORK = {"interface": "ib0", "gloo_interface": None, "ib": None, "algo": None}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("network", NETWORK, "hydra.launcher.network.interface=ib0 of the sweep's launch has no effect in this version "
+         "(NCCL, gloo and torch read environment variables, hydra.launcher.environment.NAME=…: NCCL_SOCKET_IFNAME "),
+        ("style", "torchrun", "hydra.launcher.style=torchrun of the sweep's launch has no effect in this version (srun "
+         "starts the ranks; clipx-sweep script torchrun prints a script): repeat the sweep's command with "),
+        ("network", dict.fromkeys(NETWORK), None), ("style", "srun", None),
+    ],
+)  # fmt: skip
+def test_resume_refuses_a_launch_whose_removed_settings_had_an_effect(
+    tmp_path: Path, key: str, value: object, says: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = make_sweep(tmp_path, ["seed=0"], spec=SlurmSpec())
+    made.planned[0].point.write_result(Result("failed", 1, error="a bug"))
+    file = tmp_path / ".launch/sweep.json"
+    known = json.loads(file.read_text())
+    known["launches"][0]["settings"][key] = value
+    known["launches"][0]["cwd"] = str(tmp_path / "gone")
+    file.write_text(json.dumps(known))
+    assert main(["resume", str(tmp_path)]) > 0
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {says}" if says else f"error: {tmp_path}/gone, which the sweep was launched with")
+    assert error.count("\n") == 1
