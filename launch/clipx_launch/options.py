@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 declare("launcher", "clipx_launch.slurm_spec", "slurm")
 declare("sweeper", "clipx_launch.search.spec", "optuna")
 
+LAUNCHER = "hydra_plugins.clipx_plugins.ClipxLauncher"
+
 
 def _check_variables(key: str, variables: Mapping[str, str]) -> None:
     for name in variables:
@@ -38,7 +40,7 @@ class LaunchSpec:
     kind: str = MISSING
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    _target_: str = "hydra_plugins.clipx_plugins.ClipxLauncher"
+    _target_: str = LAUNCHER
     """Class of the launcher, which Hydra instantiates. Do not change it."""
 
     environment: dict[str, str] = option({}, check=_check_variables)

@@ -14,7 +14,7 @@ from clipx.config.duration import Length
 from clipx.errors import require
 from clipx.evaluator.metric_names import check_metric, evaluations_before_end, full_name
 from clipx.report.console import is_headline
-from clipx_launch.options import LaunchSpec
+from clipx_launch.options import LAUNCHER
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def jobs_of(config: DictConfig) -> int:
     launcher = config.hydra.runtime.choices.get("hydra/launcher")
     target, kind = config.hydra.launcher._target_, config.hydra.launcher.get("kind")
     require(
-        target == LaunchSpec._target_ and kind in ("local", "slurm"),
+        target == LAUNCHER and kind in ("local", "slurm"),
         f"hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher={launcher}: use "
         "hydra/launcher=clipx_local or clipx_slurm",
     )
