@@ -55,7 +55,7 @@ class StepRace:
 
 @dataclass
 class StepRow:
-    """Measurements of one contender; `clipx.plan` reads them from results.json."""
+    """Measurements of one contender."""
 
     name: str
     implementation: str  # clipx or open_clip

@@ -88,6 +88,7 @@ REMOVED = {
     "published": Removed("price_per_gpu_hour", False, "plan a published setting by its experiment or its options"),
     "reserve_gb": Removed("price_per_gpu_hour", 4.0, "the reserve is 4 GB: lower device_memory_gb for a larger one"),
     "loss_tflops": Removed("price_per_gpu_hour", None, "the loss is assumed to reach 45 % of the peak in float32"),
+    "measured": Removed("price_per_gpu_hour", None, "give mfu: that of the benchmark, or train/mfu of a run"),
     "bytes_per_sample": Removed("price_per_gpu_hour", 25e3, "the rate of storage is that of 25,000 bytes per sample"),
     "logger.group": Removed("project", None, "choose logger.trackio.project; WANDB_RUN_GROUP is for Weights & Biases"),
     "logger.notes": Removed("entity", None, "set the environment variable WANDB_NOTES"),

@@ -103,10 +103,6 @@ class PlanSpec(RunSpec):
     recomputation and micro-batches. null: the range of published runs with this model on this device, or with others
     if there is none. 0.4 is what large models reach at best."""
 
-    measured: str | None = option(None, when="not mfu")
-    """results.json of `clipx.bench step` or `clipx.bench gpu` on this device, whose fastest step with this model and
-    precision gives the speed of the towers. null: `mfu`, or published runs."""
-
     text_tokens: float | None = option(None, ge=2, when="model.text.packed")
     """Mean number of tokens of a caption, start and end tokens included, at most model.text.context_length. null: 20,
     at most the context length; the context length if texts are not packed."""
@@ -188,7 +184,7 @@ def show(spec: PlanSpec) -> None:
 
 
 def main() -> None:
-    """Runs Hydra's main. A key may have the name of the command before it: plan.measured=FILE."""
+    """Runs Hydra's main. A key may have the name of the command before it: plan.mfu=0.4."""
     sys.argv[1:] = [word.removeprefix("plan.") for word in sys.argv[1:]]
     cli(show, "plan", base=composition_base, prints=True)()
 

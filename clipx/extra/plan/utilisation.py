@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from clipx.extra.plan.measured import Measurements
 from clipx.model.flops import DEVICES, peak
 
 if TYPE_CHECKING:
@@ -62,14 +61,10 @@ class Speed:
 
 
 def tower_speed(spec: PlanSpec) -> Speed:
-    """Returns the speed of the towers: `mfu` of the peak, what `measured` has, or what published runs reached."""
+    """Returns the speed of the towers: `mfu` of the peak, or what published runs reached."""
     if spec.mfu is not None:
         flops = 1e12 * spec.mfu * spec.peak_tflops
         return Speed((flops, flops), f"mfu={spec.mfu:g} of {spec.peak_tflops:g}", packed=True)
-    if spec.measured is not None:
-        measurements = Measurements.read(spec.measured)
-        step = measurements.best(spec)
-        return Speed((1e12 * step.tflops_packed,) * 2, measurements.source(step), packed=True)
     found, relation = _published(spec.model.name, spec.gpu)
     low, high = min(one.shares[0] for one in found), max(one.shares[1] for one in found)
     # Memory and overheads limit bfloat16 as much as products do: other formats reach its FLOP/s, if their peak allows.
