@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from clipx.bench.loss import LossRow
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.config.duration import Length
 from clipx.distributed.comm import Comm
@@ -128,17 +128,9 @@ def features(comm: Comm, batch: int, dim: int, seed: int) -> tuple[Tensor, Tenso
     return image_bD.to(comm.device).requires_grad_(), text_bD.to(comm.device).requires_grad_()
 
 
-class Lap(NamedTuple):
-    """Measurements of a loss."""
-
-    times: list[float]  # seconds in each round
-    loss: float
-    gradient_error: float | None  # relative error of the features' gradients against those of the reference loss
-
-
 def race(
     comm: Comm, size: tuple[int, int], names: Sequence[str], references: Mapping[str, str], rounds: int, seed: int
-) -> dict[str, Lap]:
+) -> dict[str, LossRow]:
     """Measures the losses `names` in turns. `size` is (b, D); `references` has the loss that must have the same
     gradients, by name."""
     batch, dim = size
@@ -154,7 +146,7 @@ def race(
     del gradients
     steps = {name: lambda racer=racer: racer.step(image_bD, text_bD) for name, racer in racers.items()}
     times = interleaved(steps, rounds, comm)
-    return {name: Lap(times[name], losses[name], errors.get(name)) for name in names}
+    return {name: LossRow(name, times[name], losses[name], errors.get(name)) for name in names}
 
 
 def memory(comm: Comm, size: tuple[int, int], name: str, seed: int) -> int:

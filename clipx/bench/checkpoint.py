@@ -7,9 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
-from clipx.bench.spec import BenchSpec
+from clipx.bench.spec import BenchSpec, Findings, Table, medians, ratio, rounded
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 

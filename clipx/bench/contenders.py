@@ -35,24 +35,23 @@ from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec, compose
 from clipx.trainer.stages import Step
 
+_PLAIN = (
+    *("data=webdataset", "evaluator=[]", "logger=[]", "report=false", "checkpoint=none"),
+    *("duration=1000000st", "log_every=1000000st"),
+)
 HOST_BATCHES = 3  # of different lengths, so that a packed text tower does not see one number of tokens only
+
+
+_CUDA, _CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
 
 
 def backends() -> tuple[bool, bool, bool]:
     """Returns the process-wide settings that implementations choose differently."""
-    return (
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cudnn.benchmark,
-    )
+    return _CUDA.allow_tf32, _CUDNN.allow_tf32, _CUDNN.benchmark
 
 
 def set_backends(values: tuple[bool, bool, bool]) -> None:
-    (
-        torch.backends.cuda.matmul.allow_tf32,
-        torch.backends.cudnn.allow_tf32,
-        torch.backends.cudnn.benchmark,
-    ) = values
+    _CUDA.allow_tf32, _CUDNN.allow_tf32, _CUDNN.benchmark = values
 
 
 @dataclass
@@ -171,20 +170,8 @@ def clipx_over_shards(
     from clipx.trainer.trainer import Trainer
 
     spec = compose(
-        *overrides,
-        "data=webdataset",
-        f"data.shards={pattern(folder)}",
-        f"data.batch_size={size}",
-        f"seed={seed}",
-        "evaluator=[]",
-        "logger=[]",
-        "report=false",
-        "checkpoint=none",
-        "duration=1000000st",
-        "log_every=1000000st",
-        f"run_dir={folder}/run-{number}",
-        f"name=run-{number}",
-        f"distributed.device={comm.device.type}",
+        *(*overrides, *_PLAIN, f"data.shards={pattern(folder)}", f"data.batch_size={size}", f"seed={seed}"),
+        *(f"run_dir={folder}/run-{number}", f"name=run-{number}", f"distributed.device={comm.device.type}"),
     )
     trainer = Trainer(spec)
     steps = trainer.steps()

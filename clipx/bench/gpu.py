@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from clipx.bench.findings import Findings, Table
-from clipx.bench.spec import BenchSpec
+from clipx.bench.spec import BenchSpec, Findings, Table
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
@@ -49,7 +48,7 @@ class GpuSpec(BenchSpec):
     """All measurements on one GPU, in parts that each run in a process under a time limit.
 
     Numbers are written when they are measured. The same command with the same run_dir continues: repeat it until
-    nothing is missing. Remove parts/NAME.json* in run_dir to measure a part again.
+    nothing is missing. Remove parts/NAME.jsonl in run_dir to measure a part again.
     """
 
     kind: str = "gpu"
@@ -68,26 +67,27 @@ class GpuSpec(BenchSpec):
     resumable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(
-            not self.tiny or self.device != "cuda",
-            "tiny=true is a dry run on the CPU: remove device=cuda",
-        )
+        require(not self.tiny or self.device != "cuda", "tiny=true is a dry run on the CPU: remove device=cuda")
 
     def run(self, log: Callable[[str], None]) -> Findings:
-        from clipx.bench.gpu_parts.process import Record, measure
+        from clipx.bench.gpu_parts.process import INTERRUPTED, Record, measure
 
         device = "cpu" if self.tiny else self._cuda()
         folder = Path(self.run_dir)
         end = time.monotonic() + 60 * self.minutes
+
+        def measured() -> list[str]:
+            return [name for name in PARTS if (one := Record.read(folder, name)) and one.status != INTERRUPTED]
+
         for name in self.parts or PARTS:
-            if Record.path(folder, name).is_file():
+            if name in measured():
                 log(f"{name}: measured before")
                 continue
             left = end - time.monotonic()
             if left < min(20.0, 6 * self.minutes):
                 break
             measure(name, PARTS[name], folder, device, self.seed, self.tiny, left, log)
-        missing = [name for name in self.parts or PARTS if not Record.path(folder, name).is_file()]
+        missing = [name for name in self.parts or PARTS if name not in measured()]
         if missing:
             log(f"missing: {', '.join(missing)}. The same command with run_dir={self.run_dir} continues")
         return self._findings([record for name in PARTS if (record := Record.read(folder, name))], missing)

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
+
+from clipx.bench.pipelines import rate_of_run, stream_of_run
+from clipx.bench.processes import Processes
+from clipx.bench.spec import Findings, Table
+from clipx.data.batch import Batch
+from clipx.data.images import Draw
+from clipx.data.source import BadSample
+from clipx.data.spec import open_data
 from clipx.distributed.comm import Comm
+from clipx.distributed.launch_env import cores
+from clipx.errors import require
+from clipx.logger import Row, read_rows
+from clipx.run.directory import RunDir
+from clipx.trainer.saved_run import open_run
+
+if TYPE_CHECKING:
+    from clipx.bench.loader import LoaderSpec
+    from clipx.trainer.spec import RunSpec
 
 PARTS = {
     "whole": "CPU time",
@@ -28,29 +48,16 @@ _GAIN = 1.05  # smallest gain that is worth a change
 class Facts:
     """Measurements of the loader of one rank."""
 
-    rate: float
-    """Samples per second of the loader by itself, on this machine."""
-
-    trained: float
-    """Samples per second and device of training."""
-
-    wait: float
-    """Share of the time that training waited for the loader."""
-
+    rate: float  # samples per second of the loader by itself, on this machine
+    trained: float  # samples per second and device of training
+    wait: float  # share of the time that training waited for the loader
     workers: int
-    cores: int
-    """Number of cores that this process may use."""
-
-    us: Mapping[str, float]
-    """Microseconds of each of PARTS."""
-
-    size: int
-    """Shorter side in pixels of images that suffice for the crops. 0: stored features."""
-
+    cores: int  # that this process may use
+    us: Mapping[str, float]  # microseconds of each of PARTS
+    size: int  # shorter side in pixels of images that suffice for the crops; 0: stored features
     remote: bool
     whole_shards: bool
-    cache_gb: float
-    """data.cache_gb; 0 without a cache of shards."""
+    cache_gb: float  # data.cache_gb; 0 without a cache of shards
 
     @property
     def needed(self) -> float:
@@ -143,15 +150,67 @@ def verdict(facts: Facts, phases: Mapping[str, float]) -> str:
 # ------------------------------------------------------------------------------------------------------- measurement
 
 
+def measure_run(spec: LoaderSpec, location: str, log: Callable[[str], None]) -> Findings:
+    """Measures the loader of the run at `location`, and finds what makes it faster. Raises ClipxError."""
+    saved = open_run(location, "of", files=("metrics.jsonl",))
+    run, run_dir = saved.spec, str(saved.folder)
+    every = read_rows(RunDir(saved.folder).metrics)
+    rows = [row for row in every if "train/data_wait_share" in row]
+    require(bool(rows), f"of={location} has logged no step: train it first")
+    processes = Processes("cpu", spec.threads)
+    log(f"the loader of {location}: {run.data.loader_processes()} workers, without training")
+    rate = processes.run(rate_of_run, run_dir, spec.batches)
+    log("parts of loading a sample")
+    us = processes.run(microseconds_of_run, run_dir, min(512, run.data.batch_size))
+    facts = _facts(run, rows, rate, us)
+    names = ("data_wait", "step", "checkpoint", "evaluation")
+    log(verdict(facts, {name: sum(row.get(f"train/{name}_s", 0.0) for row in every) for name in names}))
+    found = changes(facts) if facts.bound else []
+    figures = {
+        "of": location,
+        "loader_bound": facts.bound,
+        "data_wait_share": round(facts.wait, 4),
+        "loader_samples_per_second": round(rate, 1),
+        "training_samples_per_second_per_device": round(facts.trained, 1),
+        "microseconds": us,
+        "changes": [{"change": one.text, "samples_per_second": round(one.rate, 1)} for one in found],
+    }
+    rates = {
+        "samples loaded by the workers of one rank, without training": rate,
+        "samples trained per device": facts.trained,
+        "samples trained per device, if it did not wait": facts.needed,
+    }
+    tables = [Table(location, ("", "per second"), [(text, f"{number:,.0f}") for text, number in rates.items()])]
+    parts = Table("microseconds per sample, one process", ("", "µs"))
+    parts.rows += [(text, f"{us[name]:,.0f}") for name, text in PARTS.items()]
+    tables.append(parts)
+    if facts.bound:
+        tables.append(Table("changes, the fastest first", ("", "expected per second", "of what training needs")))
+        tables[-1].rows += [(one.text, f"{one.rate:,.0f}", f"{one.rate / facts.needed:.0%}") for one in found]
+    return Findings(figures, {"benchmark": spec.kind, **figures, "results": spec.run_dir}, tables)
+
+
+def _facts(run: RunSpec, rows: Sequence[Row], rate: float, us: dict[str, float]) -> Facts:
+    dataset, image = open_data(run.data), run.model.image
+    source = dataset.train
+    while hasattr(source, "source"):  # of a split or a filter
+        source = source.source
+    return Facts(
+        rate=rate,
+        trained=statistics.median(row["train/samples_per_second_per_device"] for row in rows),
+        wait=statistics.median(row["train/data_wait_share"] for row in rows),
+        workers=run.data.loader_processes(),
+        cores=cores(),
+        us=us,
+        size=math.ceil(image.size * 8 / 7) if image.kind.squares else 0,  # 256 for crops of 224
+        remote=getattr(source, "remote", False),
+        whole_shards=dataset.whole_shards,
+        cache_gb=getattr(run.data, "cache_gb", 0.0),
+    )
+
+
 def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, float]:
     """Returns the microseconds of each of PARTS, means over samples of the run, in one thread."""
-    import torch
-
-    from clipx.bench.pipelines import stream_of_run
-    from clipx.data.batch import Batch
-    from clipx.data.images import Draw
-    from clipx.data.source import BadSample
-
     torch.set_num_threads(1)
     _, _, stream = stream_of_run(Path(run_dir))
     count = min(samples, stream.order.samples)
@@ -173,11 +232,6 @@ def microseconds_of_run(comm: Comm, run_dir: str, samples: int) -> dict[str, flo
             stream.images.read(image, Draw(random.Random(0), ""), rows, 0)
     found["image"] = time.process_time() - begin
     return {name: round(found[name] / count * 1e6, 1) for name in PARTS}
-
-
-def sufficient_side(size: int) -> int:
-    """Returns the shorter side of stored images for crops of `size` pixels: 256 for 224."""
-    return math.ceil(size * 8 / 7)
 
 
 def _not_running() -> float:

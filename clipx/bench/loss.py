@@ -5,18 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
-from clipx.bench.findings import Findings, Table, ratio, rounded
 from clipx.bench.processes import Processes
-from clipx.bench.spec import BenchError, BenchSpec
+from clipx.bench.spec import BenchError, BenchSpec, Findings, Table, ratio, rounded
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
 from clipx.trainer.spec import compose
-
-if TYPE_CHECKING:
-    from clipx.bench.baselines import Lap
 
 CLIP, SIGLIP = "open_clip", "open_clip_siglip"
 CLIP_BF16, SIGLIP_BF16 = f"{CLIP}_bf16", f"{SIGLIP}_bf16"  # under autocast, as open_clip's trainer runs them on CUDA
@@ -60,18 +55,21 @@ class LossSpec(BenchSpec):
         from clipx.bench import baselines
 
         device, size = self.device_type(), (self.batch, self.dim)
-        contest, processes = Contest.of(self.objectives, device), Processes(device, self.threads)
-        log(f"time of {', '.join(contest.names)} on {device}")
-        laps: dict[str, Lap] = processes.run(
-            baselines.race, size, contest.names, contest.references(), self.repeats, self.seed
+        reference_of, same = _references(self.objectives, device)
+        names = list(dict.fromkeys([*self.objectives, *reference_of.values(), *same.values()]))
+        pairs = {CLIP_BF16: CLIP, SIGLIP_BF16: SIGLIP}
+        exact = {fast: loss for fast, loss in pairs.items() if {fast, loss} <= {*names}}
+        processes = Processes(device, self.threads)
+        log(f"time of {', '.join(names)} on {device}")
+        rows: dict[str, LossRow] = processes.run(
+            baselines.race, size, names, {**same, **exact}, self.repeats, self.seed
         )
-        rows = {name: LossRow(name, lap.times, lap.loss, lap.gradient_error) for name, lap in laps.items()}
-        for name, reference in contest.same.items():
+        for name, reference in same.items():
             _check(rows[name], rows[reference], device)
         for name, row in rows.items():
             log(f"memory of {name}")
             row.memory = processes.run(baselines.memory, size, name, self.seed)
-        ratios = {name: _ratios(rows[name], rows[reference]) for name, reference in contest.reference.items()}
+        ratios = {name: _ratios(rows[name], rows[reference]) for name, reference in reference_of.items()}
         figures = {
             "device": device,
             "batch": self.batch,
@@ -82,7 +80,7 @@ class LossSpec(BenchSpec):
             "seconds": {name: rounded(row.seconds) for name, row in rows.items()},
             "memory_mib": {name: rounded(row.memory / _MIB) for name, row in rows.items()},
             "loss_error": max((row.loss_error for row in rows.values() if row.loss_error is not None), default=None),
-            "gradient_error": max((rows[name].gradient_error or 0.0 for name in contest.same), default=None),
+            "gradient_error": max((rows[name].gradient_error or 0.0 for name in same), default=None),
         }
         details = [asdict(row) | {"seconds": row.seconds} for row in rows.values()]
         return Findings(figures, details, self._tables(list(rows.values()), ratios))
@@ -99,31 +97,18 @@ class LossSpec(BenchSpec):
         return [losses, against]
 
 
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """Losses to measure, and the loss of open_clip with which each objective is compared."""
+def _references(objectives: Sequence[str], device: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the loss of open_clip that each objective is compared with, and the float32 loss of open_clip whose value
+    and gradients it must have, if there is one, by objective.
 
-    names: list[str]
-    reference: dict[str, str]  # open_clip's loss of the same objective, else ClipLoss, by objective
-    same: dict[str, str]  # objectives that must have the loss and gradients of a float32 loss of open_clip
-
-    @classmethod
-    def of(cls, objectives: Sequence[str], device: str) -> Contest:
-        """Returns the losses to measure on `device`. On CUDA the ratios are against open_clip's losses in bfloat16, and
-        those in float32 are measured as reference of the results."""
-        losses = {name: compose(f"objective={name}").objective.open_clip_loss for name in objectives}
-        exact = {name: SIGLIP if loss == "SigLipLoss" else CLIP for name, loss in losses.items()}
-        same = {name: exact[name] for name, loss in losses.items() if loss is not None}
-        if device == "cuda":
-            fast = {CLIP: CLIP_BF16, SIGLIP: SIGLIP_BF16}
-            reference = {name: fast[loss] for name, loss in exact.items()}
-            return cls([*losses, *dict.fromkeys([*reference.values(), *same.values()])], reference, same)
-        return cls([*losses, *dict.fromkeys(exact.values())], exact, same)
-
-    def references(self) -> dict[str, str]:
-        """Returns the loss whose gradients those of a loss are compared with, by name."""
-        theirs = {CLIP_BF16: CLIP, SIGLIP_BF16: SIGLIP}
-        return self.same | {a: b for a, b in theirs.items() if a in self.names and b in self.names}
+    On CUDA the ratios are against open_clip's losses in bfloat16, else in float32. The loss of an objective that
+    open_clip does not have is ClipLoss.
+    """
+    losses = {name: compose(f"objective={name}").objective.open_clip_loss for name in objectives}
+    exact = {name: SIGLIP if loss == "SigLipLoss" else CLIP for name, loss in losses.items()}
+    same = {name: exact[name] for name, loss in losses.items() if loss is not None}
+    fast = {CLIP: CLIP_BF16, SIGLIP: SIGLIP_BF16} if device == "cuda" else {}
+    return {name: fast.get(loss, loss) for name, loss in exact.items()}, same
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -21,15 +22,13 @@ class Timeline:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+        self._marks: list[tuple[str, Any]] = []  # with seconds, or an event of CUDA
 
     def mark(self, phase: str) -> None:
+        now: Any = torch.cuda.Event(enable_timing=True) if self._cuda else time.perf_counter()
         if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append((phase, event))
-        else:
-            self._marks.append((phase, time.perf_counter()))
+            now.record()
+        self._marks.append((phase, now))
 
     def milliseconds(self) -> dict[str, float]:
         """Returns the time of each phase over all steps."""
@@ -37,10 +36,7 @@ class Timeline:
             torch.cuda.synchronize()
         found = dict.fromkeys(PHASES, 0.0)
         for (phase, start), (_, end) in itertools.pairwise(self._marks):
-            if isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
-                found[phase] += start.elapsed_time(end)
-            elif isinstance(start, float) and isinstance(end, float):
-                found[phase] += 1e3 * (end - start)
+            found[phase] += start.elapsed_time(end) if self._cuda else 1e3 * (end - start)
         return found
 
 
@@ -50,26 +46,18 @@ def marked(learner: Learner, line: Timeline) -> Iterator[None]:
     transfer; `backward` also the gradient norm; forward passes of micro-batches in the backward pass are `forward`."""
     scored = False
 
-    def loss_begins(*_: object) -> None:
-        line.mark("loss")
-
-    def loss_ends(*_: object) -> None:
+    def ends(phase: str, loss: bool) -> None:
         nonlocal scored
-        scored = True
-        line.mark("backward")
-
-    def optimizer_ends(*_: object) -> None:
-        nonlocal scored
-        scored = False
-        line.mark("other")
+        scored = loss
+        line.mark(phase)
 
     hooks = [
         learner.parallel.register_forward_pre_hook(lambda *_: line.mark("forward")),
         learner.parallel.register_forward_hook(lambda *_: line.mark("backward" if scored else "other")),
-        learner.objective.register_forward_pre_hook(loss_begins),
-        learner.objective.register_forward_hook(loss_ends),
+        learner.objective.register_forward_pre_hook(lambda *_: line.mark("loss")),
+        learner.objective.register_forward_hook(lambda *_: ends("backward", True)),
         learner.optimizer.register_step_pre_hook(lambda *_: line.mark("optimizer")),
-        learner.optimizer.register_step_post_hook(optimizer_ends),
+        learner.optimizer.register_step_post_hook(lambda *_: ends("other", False)),
     ]
     try:
         yield

@@ -12,8 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipx.bench.findings import Findings
-from clipx.bench.spec import BenchSpec
+from clipx.bench.spec import BenchSpec, Findings
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import cores
 from clipx.errors import ConfigError, require

@@ -26,6 +26,7 @@ from clipx.trainer.spec import RunSpec
 from clipx.weights.open_clip import config_of
 
 Pair = tuple[Tensor, Tensor]
+_OFF = ("skip_scheduler", "distill", "horovod", "wandb", "siglip", "local_loss", "gather_with_grad")
 _STEPS = 10**6  # length of the run by which its learning rate is scheduled
 
 
@@ -87,14 +88,8 @@ class Rival:
             world_size=1,
             rank=1,  # only rank 0 logs, which waits for the device
             log_every_n_steps=_STEPS,
-            skip_scheduler=False,
-            distill=False,
-            horovod=False,
-            wandb=False,
-            siglip=False,
-            local_loss=False,
-            gather_with_grad=False,
             model="",
+            **dict.fromkeys(_OFF, False),
         )
 
 

@@ -90,23 +90,17 @@ def _timed_save(save: Callable[[], Wait], work: Callable[[], float]) -> SaveTimi
     start = time.perf_counter()
     wait = save()
     stall = time.perf_counter() - start
-    done = _in_thread(wait)
     steps = []
-    while not done.done():
-        steps.append(work())
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(wait)
+        while not done.done():
+            steps.append(work())
     done.result()
     total = time.perf_counter() - start
     if len(steps) <= 2:
         return SaveTiming(stall, total, 1.0)
     alone += [work() for _ in range(_ALONE)]  # before and after: the speed of a machine drifts
     return SaveTiming(stall, total, statistics.mean(steps) / statistics.mean(alone))
-
-
-def _in_thread(wait: Wait) -> Future[object]:
-    pool = ThreadPoolExecutor(1)
-    done = pool.submit(wait)
-    pool.shutdown(wait=False)
-    return done
 
 
 def _work(comm: Comm, seed: int) -> Callable[[], float]:

@@ -11,8 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from clipx.bench.findings import Findings, Table, rounded
-from clipx.bench.spec import BenchError, BenchSpec
+from clipx.bench.spec import BenchError, BenchSpec, Findings, Table, rounded
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.config.typed import last_of_each

@@ -1,4 +1,4 @@
-"""Options that all benchmarks share. A benchmark is one file and one YAML, `python -m clipx.bench <name> [key=value
+"""Options and results of all benchmarks. A benchmark is one file and one YAML, `python -m clipx.bench <name> [key=value
 …]`.
 
 It measures clipx and another implementation in turns, in the same run and on the same inputs.
@@ -6,17 +6,53 @@ It measures clipx and another implementation in turns, in the same run and on th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
-from clipx.bench.findings import Findings
 from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen
 from clipx.errors import ClipxError, require
 
+K = TypeVar("K")
+
 
 class BenchError(ClipxError):
     """A measurement failed or is not valid."""
+
+
+@dataclass(slots=True)
+class Table:
+    """Table of text cells for the terminal. The first columns name a row, the others contain numbers."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Findings:
+    """Results of a benchmark."""
+
+    figures: dict[str, Any]  # headline numbers and ratios; the last line of the output has them with name and folder
+    details: Any  # all measurements, for results.json
+    tables: Sequence[Table]
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Returns the median over the rounds of ours / theirs."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
+def medians(times: Mapping[K, Sequence[float]]) -> dict[K, float]:
+    """Returns the median of each implementation's rounds, rounded to four digits."""
+    return {name: rounded(statistics.median(rounds)) for name, rounds in times.items()}
+
+
+def rounded(value: float) -> float:
+    """Rounds to four digits."""
+    return float(f"{value:.4g}")
 
 
 @frozen

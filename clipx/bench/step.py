@@ -15,9 +15,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from clipx.bench.findings import Findings, Table, medians, ratio, rounded
 from clipx.bench.processes import Processes
-from clipx.bench.spec import BenchSpec
+from clipx.bench.spec import BenchSpec, Findings, Table, medians, ratio, rounded
 from clipx.config.grammar import hydra_override
 from clipx.config.messages import one_line
 from clipx.config.options import option
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 _MODEL = "model=vit_b32"  # the default
 _RIVALS = ("eager", "compiled")
+_OF_FIRST = ("phases_ms", "tflops_packed", "tflops_padded", "mfu_packed", "mfu_padded")  # figures of the first run
 
 
 @register("bench")
@@ -71,8 +71,7 @@ class StepSpec(BenchSpec):
 
     def __post_init__(self) -> None:
         require(
-            not self.loader or self.samples >= self.batch,
-            f"samples={self.samples} must be at least batch={self.batch}",
+            not self.loader or self.samples >= self.batch, f"samples={self.samples} must be at least batch={self.batch}"
         )
         for word in self.overrides:
             require(not word.startswith("data.batch_size="), f"{word} is set by this benchmark: give batch=…")
@@ -148,19 +147,9 @@ class StepSpec(BenchSpec):
         first = rows[0]
         ratios = {name: ratio(took, times[first.name]) for name, took in times.items()}
         rivals = [ratios[row.name] for row in rows if row.implementation == "open_clip"]
-        table = Table(
-            f"training step of {self.batch} samples, {first.tokens:g} tokens a text",
-            (
-                "",
-                "samples/s",
-                "s",
-                "relative to the first",
-                "TFLOP/s, packed",
-                "TFLOP/s, padded",
-                "MFU, packed",
-                "peak MiB",
-            ),
-        )
+        columns = ("", "samples/s", "s", "relative to the first", "TFLOP/s, packed", "TFLOP/s, padded", "MFU, packed")
+        title = f"training step of {self.batch} samples, {first.tokens:g} tokens a text"
+        table = Table(title, (*columns, "peak MiB"))
         parts = Table("ms of a step by phase", ("", *first.phases_ms))
         for row in rows:
             mfu = "" if row.mfu_packed is None else f"{row.mfu_packed:.1%}"
@@ -178,11 +167,7 @@ class StepSpec(BenchSpec):
             "step_ratios": {name: round(value, 4) for name, value in ratios.items()},
             "seconds": medians(times),
             "samples_per_second": {row.name: row.samples_per_second for row in rows},
-            "phases_ms": first.phases_ms,
-            "tflops_packed": first.tflops_packed,
-            "tflops_padded": first.tflops_padded,
-            "mfu_packed": first.mfu_packed,
-            "mfu_padded": first.mfu_padded,
+            **{name: getattr(first, name) for name in _OF_FIRST},
             "memory_mib": {row.name: row.peak_mib for row in rows},
             # samples/s of the first run over those of the fastest variant of open_clip
             "open_clip_ratio": rounded(min(rivals)) if rivals else None,

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clipx.bench.findings import rounded
 from clipx.bench.measure import seconds
+from clipx.bench.spec import rounded
 from clipx.processes import start_in_child
-from clipx.storage.local import open_own, write_text
+from clipx.storage.local import open_own
 
 if TYPE_CHECKING:
     from clipx.bench.gpu import GpuPart
@@ -80,6 +80,10 @@ class Report:
         """Reports that something did not work, which is a finding."""
         self._write({"name": name, "error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]})
 
+    def end(self, status: str, seconds: float) -> None:
+        """Ends the report of a part that is not continued."""
+        self._write({"status": status, "seconds": seconds})
+
     def _write(self, entry: dict[str, Any]) -> None:
         if "name" in entry and self.has(entry["name"]):
             return
@@ -116,21 +120,18 @@ class Record:
     seconds: float
     entries: list[dict[str, Any]]  # of its report
 
-    @staticmethod
-    def path(folder: Path, part: str) -> Path:
-        return folder / "parts" / f"{part}.json"
-
     @classmethod
     def read(cls, folder: Path, part: str) -> Record | None:
-        """Returns the results of a part, which has no record file if it was interrupted. None: it was never begun."""
-        path = cls.path(folder, part)
-        if path.is_file():
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        report = path.with_suffix(".jsonl")
-        return cls(part, INTERRUPTED, 0.0, read(report)) if report.is_file() else None
+        """Returns the results of a part. None: it was never begun. A report without an end was interrupted."""
+        if not (report := report_file(folder, part)).is_file():
+            return None
+        entries = read(report)
+        end = next((entry for entry in entries if "status" in entry), {"status": INTERRUPTED, "seconds": 0.0})
+        return cls(part, **end, entries=[entry for entry in entries if "status" not in entry])
 
-    def write(self, folder: Path) -> None:
-        write_text(self.path(folder, self.part), json.dumps(asdict(self), indent=1) + "\n")
+
+def report_file(folder: Path, part: str) -> Path:
+    return folder / "parts" / f"{part}.jsonl"
 
 
 def measure(
@@ -142,21 +143,21 @@ def measure(
     tiny: bool,
     left_s: float,
     log: Callable[[str], None],
-) -> Record:
-    """Runs a part for at most `left_s` and its limit, logs what it reports, and records it in `folder`.
+) -> None:
+    """Runs a part for at most `left_s` and its limit, and logs what it reports in `folder`.
 
-    A part that `left_s` ends gets no record file, as one whose call is killed: the next call continues its report.
+    The report of a part that `left_s` ends gets no end, as one whose call is killed: the next call continues it.
     """
-    home = folder / "parts"
-    home.mkdir(parents=True, exist_ok=True)
-    report = home / f"{name}.jsonl"
+    report = report_file(folder, name)
+    report.parent.mkdir(parents=True, exist_ok=True)
+    log_file = report.with_suffix(".log")
     limit, shown = min(part.limit_s, left_s), len(read(report))
-    log(f"{name}: at most {limit:.0f} s, log in {home / f'{name}.log'}")
+    log(f"{name}: at most {limit:.0f} s, log in {log_file}")
     # A fork shares the imports. A process that has forked cannot use CUDA if its parent has, so CUDA needs a new one.
     start = get_context("fork").Process if tiny else get_context("spawn").Process
     with TemporaryDirectory() as temporary:
         sizes = Sizes(device, Path(temporary), seed, tiny)
-        process = start(target=run_part, args=(part, sizes, report, home / f"{name}.log"))
+        process = start(target=run_part, args=(part, sizes, report, log_file))
         begin = time.monotonic()
         process.start()
         while process.is_alive() and time.monotonic() - begin < limit:
@@ -173,11 +174,9 @@ def measure(
     status = "done" if process.exitcode == 0 else "failed"
     if late:
         status = INTERRUPTED if limit < part.limit_s else f"stopped after {limit:.0f} s"
-    record = Record(name, status, seconds, read(report))
     if status != INTERRUPTED:
-        record.write(folder)
+        Report(report).end(status, seconds)
     log(f"{name}: {status}, {seconds:.0f} s")
-    return record
 
 
 def _show(name: str, report: Path, shown: int, log: Callable[[str], None]) -> int:

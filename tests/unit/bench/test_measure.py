@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.distributed.nn
 
-from clipx.bench.findings import ratio
 from clipx.bench.loss import LossRow, _check
 from clipx.bench.measure import interleaved, peak_memory, return_freed_memory
 from clipx.bench.processes import Processes
 from clipx.bench.scaling import Size, read
-from clipx.bench.spec import BenchError
+from clipx.bench.spec import BenchError, ratio
 from clipx.distributed.comm import Comm
 
 MIB = 2**20
