@@ -1,4 +1,4 @@
-"""One GPU in calls of 9 minutes: training steps against open_clip, and decoding of images."""
+"""One GPU in calls of 9 minutes: training steps against open_clip."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from clipx.bench.spec import BenchSpec, Findings, Table
 from clipx.config.options import option
@@ -16,29 +16,26 @@ from clipx.errors import require
 if TYPE_CHECKING:
     from clipx.bench.gpu_parts.process import Record
 
-_STEPS = "clipx.bench.gpu_parts.steps:run"
-
 
 @dataclass(frozen=True)
 class GpuPart:
-    """Part of the benchmark: a function, in a process with a time limit."""
+    """Part of the benchmark: training steps of a model, in a process with a time limit."""
 
-    function: str  # module:name
     limit_s: float
-    args: tuple[Any, ...] = ()
+    model: str
+    batch: int
+    variants: tuple[str, ...]  # of clipx, see steps.py
+    rivals: tuple[str, ...] = ("compiled",)  # of open_clip
 
 
 # In order of information: what does not fit into the time is left out. One part fits into a call of 9 minutes. The
-# first variant of clipx and of open_clip are measured first: their ratio is the third number of a part of steps.
+# first variant of clipx and of open_clip are measured first: their ratio is the third number of a part.
 PARTS = {
-    "vit_b32": GpuPart(
-        _STEPS, 520, ("vit_b32", 2048, ("compiled", "bf16", "padded", "eager", "loss compiled"), ("compiled",))
-    ),
-    "vit_l14": GpuPart(_STEPS, 480, ("vit_l14", 384, ("compiled", "bf16", "float8", "selective"), ("compiled",))),
-    "vit_b32_small": GpuPart(_STEPS, 300, ("vit_b32", 256, ("compiled", "eager"), ("compiled", "eager"))),
-    "vit_b16": GpuPart(_STEPS, 300, ("vit_b16", 1024, ("compiled", "bf16"), ("compiled",))),
-    "images": GpuPart("clipx.bench.gpu_parts.images:run", 180),
-    "vit_h14": GpuPart(_STEPS, 400, ("vit_h14", 192, ("compiled", "bf16"), ("compiled",))),
+    "vit_b32": GpuPart(520, "vit_b32", 2048, ("compiled", "bf16", "padded", "eager", "loss compiled")),
+    "vit_l14": GpuPart(480, "vit_l14", 384, ("compiled", "bf16", "float8", "selective")),
+    "vit_b32_small": GpuPart(300, "vit_b32", 256, ("compiled", "eager"), ("compiled", "eager")),
+    "vit_b16": GpuPart(300, "vit_b16", 1024, ("compiled", "bf16")),
+    "vit_h14": GpuPart(400, "vit_h14", 192, ("compiled", "bf16")),
 }
 
 

@@ -14,7 +14,6 @@ from clipx.errors import ConfigError, Exit, known_failure, require
 from clipx.output import lose_output
 from clipx_launch import print_script
 from clipx_launch.commands import logs, results, status
-from clipx_launch.commands.best import print_best
 from clipx_launch.commands.cancel import cancel
 from clipx_launch.commands.resume import resume
 
@@ -162,7 +161,7 @@ def _run(arguments: argparse.Namespace) -> None:
         case "resume":
             resume(arguments.sweep)
         case "best":
-            print_best(arguments.sweep, arguments.metric, arguments.lowest, arguments.json)
+            results.print_best(arguments.sweep, arguments.metric, arguments.lowest, arguments.json)
         case "report":
             from clipx_launch.commands.report import write  # imported late: of no other command
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
-import statistics
 import sys
 import time
 import traceback
@@ -15,12 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from clipx.bench.measure import seconds
 from clipx.bench.spec import rounded
 from clipx.processes import start_in_child
 from clipx.storage.local import open_own
@@ -34,10 +30,9 @@ INTERRUPTED = "interrupted"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Device and folder of a part. `tiny`: sizes of a dry run on the CPU, whose numbers mean nothing."""
+    """Device of a part. `tiny`: sizes of a dry run on the CPU, whose numbers mean nothing."""
 
     device: str
-    folder: Path  # of this part, for its files
     seed: int
     tiny: bool
 
@@ -105,12 +100,6 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def milliseconds(call: Callable[[], object], device: torch.device, rounds: int = 9) -> float:
-    """Returns the median time of a call after two that are not counted: on CUDA that of the stream."""
-    took = [seconds(call, device) for _ in range(2 + rounds)]
-    return 1e3 * statistics.median(took[2:])
-
-
 @dataclass
 class Record:
     """Results of a part."""
@@ -155,21 +144,20 @@ def measure(
     log(f"{name}: at most {limit:.0f} s, log in {log_file}")
     # A fork shares the imports. A process that has forked cannot use CUDA if its parent has, so CUDA needs a new one.
     start = get_context("fork").Process if tiny else get_context("spawn").Process
-    with TemporaryDirectory() as temporary:
-        sizes = Sizes(device, Path(temporary), seed, tiny)
-        process = start(target=run_part, args=(part, sizes, report, log_file))
-        begin = time.monotonic()
-        process.start()
-        while process.is_alive() and time.monotonic() - begin < limit:
-            process.join(_POLL_S)
-            shown = _show(name, report, shown, log)
-        late = process.is_alive()
-        assert process.pid is not None
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # also its loader and compiler processes
-        process.kill()  # if it has not become the leader of a group yet
-        process.join()
-        _show(name, report, shown, log)
+    sizes = Sizes(device, seed, tiny)
+    process = start(target=run_part, args=(part, sizes, report, log_file))
+    begin = time.monotonic()
+    process.start()
+    while process.is_alive() and time.monotonic() - begin < limit:
+        process.join(_POLL_S)
+        shown = _show(name, report, shown, log)
+    late = process.is_alive()
+    assert process.pid is not None
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # also its loader and compiler processes
+    process.kill()  # if it has not become the leader of a group yet
+    process.join()
+    _show(name, report, shown, log)
     seconds = round(time.monotonic() - begin, 1)
     status = "done" if process.exitcode == 0 else "failed"
     if late:
@@ -200,9 +188,10 @@ def run_part(part: GpuPart, sizes: Sizes, report: Path, log: Path) -> None:
         from clipx.bench.pipelines import fork_workers
 
         fork_workers()
-        module, _, function = part.function.partition(":")
         try:
-            getattr(importlib.import_module(module), function)(*part.args, sizes, Report(report))
+            from clipx.bench.gpu_parts.steps import run
+
+            run(part.model, part.batch, part.variants, part.rivals, sizes, Report(report))
         except BaseException:
             traceback.print_exc()
             file.flush()

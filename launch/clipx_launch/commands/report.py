@@ -16,7 +16,7 @@ from clipx.report.console import is_share
 from clipx.report.sweep import SweepReport
 from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
 from clipx.storage.local import write_text
-from clipx_launch.commands.best import lower_is_better
+from clipx_launch.commands.results import lower_is_better
 from clipx_launch.commands.run import RunFiles, State, metric_of
 from clipx_launch.commands.runs import note, runs_in, sweep_runs, varied
 from clipx_launch.files import launch_dir, read_sweep

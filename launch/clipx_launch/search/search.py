@@ -7,17 +7,15 @@ repeated, and continues from its checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import filelock
 import optuna
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, TaskFunction
@@ -32,7 +30,7 @@ from clipx.logger import Row, read_rows
 from clipx.output import flush_output, lose_output
 from clipx.report.console import count_of, format_score, format_value, stdout_console
 from clipx.report.run_history import is_row
-from clipx.storage.local import ensure_folder, write_text
+from clipx.storage.local import acquire_lock, ensure_folder, open_own, write_text
 from clipx.trainer.early_stopping import PRUNE
 from clipx_launch.files import SEARCH, SearchFile, launch_dir, write_json
 from clipx_launch.search.check import direction_of, is_whole, jobs_of, metric_of
@@ -66,28 +64,13 @@ def search(context: HydraContext, config: DictConfig, task: TaskFunction, words:
     launcher = Plugins.instance().instantiate_launcher(config=config, hydra_context=context, task_function=task)
     assert isinstance(launcher, clipx_plugins.ClipxLauncher)  # Hydra executes an imported plug-in again: a new class
     folder = Path(config.hydra.sweep.dir).absolute()
-    with _locked(folder):
+    files = ensure_folder(launch_dir(folder), f"the sweep's folder {folder}", "set hydra.sweep.dir to")
+    with open_own(files / "search.lock", "w") as lock:
+        acquire_lock(lock, f"hydra.sweep.dir={folder}")
         study = open_study(folder, spec, space, fixed, metric, direction)
         _save_command(folder)
         _Search(launcher, study, spec, space, fixed, metric).run(trials, jobs)
         _print_best(study, metric, study_file(folder))
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Context in which no other process searches in the sweep's folder. Raises ClipxError if one does."""
-    files = ensure_folder(launch_dir(folder), f"the sweep's folder {folder}", "set hydra.sweep.dir to")
-    lock = filelock.FileLock(files / "search.lock", timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise ClipxError(
-            f"another process searches in {folder}: wait for its end, or set hydra.sweep.dir to another folder"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _save_command(folder: Path) -> None:
