@@ -113,17 +113,9 @@ class Embedder:
     max_bad_share: float
     report_bad: Callable[[Sequence[BadRecord]], None]
     heartbeat: Callable[[], None] = lambda: None
-    """Called for each batch, to report progress to the watchdog."""
-
     pool: LoaderPool | None = None
-    """Loader processes of the run, which make the batches. None: new ones for each source."""
-
     progress: Progress = field(default_factory=lambda: Progress(shown=False))
-    """Shows how many images and texts of a source are embedded."""
-
     compared: Callable[[Compared], None] = lambda _: None
-    """Called by an evaluator that compares images with texts, for the samples in the report of a run."""
-
     _images: dict[tuple[int, int], tuple[Source, Embedded]] = field(default_factory=dict)
     _classes: dict[tuple[tuple[str, ...], tuple[str, ...], int], Tensor] = field(default_factory=dict)
 
@@ -140,14 +132,7 @@ class Embedder:
         pool: LoaderPool | None = None,
         progress: Progress | None = None,
     ) -> Embedder:
-        """Builds an embedder for a model and its evaluation data.
-
-        Args:
-            report_bad: called with the bad samples of this rank.
-            heartbeat: called for each batch.
-            pool: loader processes. None: new ones for each source.
-            progress: shows how far it is. None: nothing does.
-        """
+        """Builds an embedder for a model and its evaluation data. `progress`: None shows nothing."""
         return cls(
             model=model,
             comm=comm,

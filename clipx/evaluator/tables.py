@@ -38,7 +38,7 @@ def robustness(suite: Suite, numbers: Mapping[str, float]) -> dict[str, dict[str
     Averages weight all sets equally. `drop` is the difference between the first metric of the first set and that of the
     set: for a shifted version of the first set, the loss due to the shift (arXiv:2007.00644).
     """
-    return {name: _compared(suite, name, numbers) for name in suite.evaluators if _compared(suite, name, numbers)}
+    return {name: rows for name in suite.evaluators if (rows := _compared(suite, name, numbers))}
 
 
 def _compared(suite: Suite, name: str, numbers: Mapping[str, float]) -> dict[str, dict[str, float]]:

@@ -45,8 +45,7 @@ def minutes_of(key: str, time: str) -> int:
         days, hours, minutes_, seconds = (int(part or 0) for part in found.groups())
         minutes = 1440 * days + 60 * hours + minutes_ + (seconds > 0)
     require(
-        minutes > 0,
-        f"{key}={time} is not a time above 0 with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'",
+        minutes > 0, f"{key}={time} is not a time above 0 with a unit: write 90m, 24h or 2d, or in quotes '24:00:00'"
     )
     return minutes
 

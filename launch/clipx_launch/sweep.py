@@ -199,20 +199,16 @@ class Sweep:
                 job.return_value = result.value
             else:
                 job.status = JobStatus.FAILED
-                job.return_value = PointFailed.of(planned.point, self.varied(planned.point.index), result)
+                job.return_value = _error_of(planned.point, self.varied(planned.point.index), result)
             found.append(job)
         return found
 
 
-class PointFailed(ClipxError):
-    """A point of a sweep ended without finishing."""
-
-    @classmethod
-    def of(cls, point: Point, typed: str, result: Result | None) -> PointFailed:
-        """Returns the exception of a point. `typed` is its overrides, as text."""
-        how = "ended without a result" if result is None else f"{result.state}: {result.error}"
-        name = f"point {point.index}" + (f" ({typed})" if typed else "")
-        return cls(f"{name} {how}; its logs are in {point.logs}")
+def _error_of(point: Point, typed: str, result: Result | None) -> ClipxError:
+    """Returns the error of a point that ended without finishing. `typed`: its overrides, as text."""
+    how = "ended without a result" if result is None else f"{result.state}: {result.error}"
+    name = f"point {point.index}" + (f" ({typed})" if typed else "")
+    return ClipxError(f"{name} {how}; its logs are in {point.logs}")
 
 
 def _with_progress(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
@@ -244,12 +240,7 @@ def launch_record(spec: LaunchSpec) -> dict[str, Any]:
     """Returns the settings with which `clipx-sweep resume` launches points again, and the process that launched
     them."""
     process = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # SLURM jobs need no launcher
-    return {
-        "settings": to_dict(spec),
-        "plugins": list(plugins.__path__),
-        "cwd": str(Path.cwd()),
-        "process": process,
-    }
+    return {"settings": to_dict(spec), "plugins": list(plugins.__path__), "cwd": str(Path.cwd()), "process": process}
 
 
 _me = functools.cache(Holder.current)

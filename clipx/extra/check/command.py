@@ -127,8 +127,7 @@ def _end(run_dir: Path, run: str) -> tuple[int, int]:
     marks = [one for one in events if one.get("event") in ("start", "stopped", "end")]
     finished = bool(marks) and marks[-1]["event"] == "end" and isinstance(marks[-1].get("step"), int)
     require(
-        finished,
-        f"run={run} is not finished: wait for its end, or continue it with python -m clipx.train resume={run}",
+        finished, f"run={run} is not finished: wait for its end, or continue it with python -m clipx.train resume={run}"
     )
     worlds = [one["world"] for one in marks if isinstance(one.get("world"), int)]
     return marks[-1]["step"], worlds[-1] if worlds else 1

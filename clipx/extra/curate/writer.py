@@ -61,10 +61,7 @@ PLAN, TABLE, ENTRIES, MANIFEST, VERSION = "score.json", "scores.parquet", "entri
 _COLUMNS: dict[Score, dict[str, pa.DataType]] = {
     Score.similarity: {"similarity": pa.float32()},
     Score.aesthetic: {"aesthetic": pa.float32()},
-    Score.caption: {
-        **{name: pa.int32() for name in ("captions", "characters", "words")},
-        "script": pa.string(),
-    },
+    Score.caption: {**{name: pa.int32() for name in ("captions", "characters", "words")}, "script": pa.string()},
     Score.image: {
         **{name: pa.int32() for name in ("width", "height", "shorter_side")},
         **{name: pa.float32() for name in ("aspect_ratio", "entropy")},

@@ -68,21 +68,10 @@ def write_embeddings(spec: EmbedSpec, data: DataSpec, seed: int, comm: Comm) -> 
     dataset = exchange_captions(open_on_all_ranks(data, comm), data, seed)
     source = _source(dataset, spec.split, data)
     store = PartStore(spec.out, RETRY_S)
-    writer = EmbeddingWriter(
-        model=model,
-        device=comm.device,
-        precision=precision,
-        tokenizer=model_spec.text.build_tokenizer(),
-        source=source,
-        reader=reader_of(model_spec.image, data).for_model(model),
-        parts=Parts(sum(source.sizes), spec.samples_per_shard, spec.batch_size // max(1, spec.views)),
-        batch_size=spec.batch_size,
-        format=spec.format,
-        trunk=spec.features == "trunk",
-        dtype=spec.dtype,
-        store=store,
-        crops=Crops(spec.views, _SEED) if spec.views else None,
-    )
+    reader, tokenizer = reader_of(model_spec.image, data).for_model(model), model_spec.text.build_tokenizer()
+    parts = Parts(sum(source.sizes), spec.samples_per_shard, spec.batch_size // max(1, spec.views))
+    crops = Crops(spec.views, _SEED) if spec.views else None
+    writer = EmbeddingWriter(spec, model, comm.device, precision, tokenizer, source, reader, parts, store, crops)
     plan = {
         "version": VERSION,
         "model": to_dict(model_spec),
@@ -200,11 +189,10 @@ class ShardEmbeddings:
 class EmbeddingWriter:
     """Embeds the samples of a source with the evaluation transform, or `crops` of each, and writes them.
 
-    `format`: npy, parquet or webdataset, which has no text embeddings. `trunk`: writes the features before the
-    projection instead of the image embedding. `dtype`: name of a NumPy dtype. `parts`: the shards, and batches of them;
-    `batch_size`: of captions.
+    `parts`: the shards, and batches of them.
     """
 
+    spec: EmbedSpec
     model: CLIP
     device: torch.device
     precision: Precision
@@ -212,12 +200,13 @@ class EmbeddingWriter:
     source: Source
     reader: ImageReader
     parts: Parts
-    batch_size: int
-    format: str
-    trunk: bool
-    dtype: str
     store: PartStore
-    crops: Crops | None = None
+    crops: Crops | None
+
+    @property
+    def trunk(self) -> bool:
+        """Whether the features before the projection are written instead of the image embedding."""
+        return self.spec.features == "trunk"
 
     @property
     def width(self) -> int:
@@ -252,11 +241,11 @@ class EmbeddingWriter:
         if batch.boxes is not None:
             for index, boxes_V4 in zip(batch.index, batch.boxes, strict=True):
                 shard.boxes[index - shard.samples.start] = boxes_V4
-        if self.format == "webdataset":
+        if self.spec.format == "webdataset":
             return
         texts = [caption for captions in batch.captions for caption in captions]
-        for at in range(0, len(texts), self.batch_size):
-            tokens_bL = self.tokenizer(texts[at : at + self.batch_size])
+        for at in range(0, len(texts), self.spec.batch_size):
+            tokens_bL = self.tokenizer(texts[at : at + self.spec.batch_size])
             shard.text_mD.append(self._call(self.model.encode_text, tokens_bL.to(self.device)))
 
     def _call(self, encode: Callable[[Any], Tensor], batch: Any) -> Tensor:
@@ -264,14 +253,15 @@ class EmbeddingWriter:
             return encode(batch).cpu()
 
     def _put(self, number: int, shard: ShardEmbeddings) -> Record:
-        record = self._put_features(number, shard) if self.format == "webdataset" else self._put_both(number, shard)
+        put = self._put_features if self.spec.format == "webdataset" else self._put_both
+        record = put(number, shard)
         record |= {"samples": len(shard.samples), "bad": [[bad.key, bad.reason] for bad in shard.bad]}
         self.store.put_json(record_file(number), record)
         return record
 
     def _put_features(self, number: int, shard: ShardEmbeddings) -> Record:
         samples = [
-            (index, row.numpy().astype(self.dtype), captions, label)
+            (index, row.numpy().astype(self.spec.dtype), captions, label)
             for index, row, captions, label in zip(
                 shard.samples, shard.image, shard.captions, shard.labels, strict=True
             )
@@ -289,8 +279,8 @@ class EmbeddingWriter:
         missing = torch.full((*views, self.model.embed_dim), torch.nan)
         rows = torch.stack([missing if row is None else row for row in shard.image])
         text_mD = torch.cat([*shard.text_mD, torch.empty(0, self.model.embed_dim)])
-        image, text = (x.numpy().astype(self.dtype) for x in (rows, text_mD))
-        put = self._put_parquet if self.format == "parquet" else self._put_npy
+        image, text = (x.numpy().astype(self.spec.dtype) for x in (rows, text_mD))
+        put = self._put_parquet if self.spec.format == "parquet" else self._put_npy
         return {"captions": len(text), "files": put(number, shard, image, text)}
 
     def _put_npy(self, number: int, shard: ShardEmbeddings, image: NDArray[Any], text: NDArray[Any]) -> Files:

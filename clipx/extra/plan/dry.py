@@ -79,10 +79,7 @@ def _attention_backward(out: Shape, query: Shape, key: Shape, value: Shape, *_: 
 
 
 # Fused attention on the CPU, which torch 2.14 counts as 0.
-_FORMULAS = {
-    attention_cpu: _attention,
-    attention_cpu_backward: _attention_backward,
-}
+_FORMULAS = {attention_cpu: _attention, attention_cpu_backward: _attention_backward}
 
 
 class CountedFlops:

@@ -100,11 +100,7 @@ def plan(spec: PlanSpec, log: Callable[[str], None], largest: bool = True) -> Pl
     return Plan(
         spec=spec,
         ranks=ranks,
-        parameters={
-            "image": parameter_count(model.image),
-            "text": parameter_count(model.text),
-            "objective": objective,
-        },
+        parameters={"image": parameter_count(model.image), "text": parameter_count(model.text), "objective": objective},
         trained=parameter_count(model) - frozen_count(model) + objective,
         forward=whole,
         sample_flops=counted.image + counted.text,

@@ -2,6 +2,7 @@
 
 The blocks of a transformer but the first and the last allocate and compute the same. One of them is run, and what it
 allocates and computes is counted as often as it was repeated: counts equal those of the whole tower.
+A plan of ViT-H/14 takes 7 s so, and 36 with all blocks.
 """
 
 from __future__ import annotations
