@@ -36,9 +36,9 @@ from clipx.trainer.spec import RunSpec, compose
 from clipx.trainer.stages import Step
 
 _PLAIN = (
-    *("data=webdataset", "evaluator=[]", "logger=[]", "report=false", "checkpoint=none"),
-    *("duration=1000000st", "log_every=1000000st"),
-)
+    "data=webdataset", "evaluator=[]", "logger=[]", "report=false", "checkpoint=none", "duration=1000000st",
+    "log_every=1000000st",
+)  # fmt: skip
 HOST_BATCHES = 3  # of different lengths, so that a packed text tower does not see one number of tokens only
 
 
@@ -169,10 +169,9 @@ def clipx_over_shards(
     """Builds the trainer of the run that `overrides` compose, over the shards in `folder`. A lap is its own loop."""
     from clipx.trainer.trainer import Trainer
 
-    spec = compose(
-        *(*overrides, *_PLAIN, f"data.shards={pattern(folder)}", f"data.batch_size={size}", f"seed={seed}"),
-        *(f"run_dir={folder}/run-{number}", f"name=run-{number}", f"distributed.device={comm.device.type}"),
-    )
+    place = (f"data.shards={pattern(folder)}", f"run_dir={folder}/run-{number}", f"name=run-{number}")
+    sizes = (f"data.batch_size={size}", f"seed={seed}", f"distributed.device={comm.device.type}")
+    spec = compose(*overrides, *_PLAIN, *place, *sizes)
     trainer = Trainer(spec)
     steps = trainer.steps()
 

@@ -205,7 +205,7 @@ class EmbeddingWriter:
 
     @property
     def trunk(self) -> bool:
-        """Whether the features before the projection are written instead of the image embedding."""
+        """Returns whether the features before the projection are written instead of the image embedding."""
         return self.spec.features == "trunk"
 
     @property
