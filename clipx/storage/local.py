@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
-from clipx.errors import ConfigError, disk_error
+from clipx.errors import ConfigError, DataError, disk_error
 
 _FIX = "make room, or set CLIPX_CACHE to another folder"
 
@@ -132,3 +133,11 @@ def check_regular(path: Path) -> None:
     if not stat.S_ISREG(mode):
         what = "it is a link" if stat.S_ISLNK(mode) else "it is not a regular file"
         raise OSError(errno.EINVAL, what, str(path))
+
+
+def acquire_lock(lock: IO[Any], named: str) -> None:
+    """Locks a folder for one writing process until the lock file is closed. Raises DataError if it is locked."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise DataError(f"{named} is being written by another process: wait for it, or give another folder") from None

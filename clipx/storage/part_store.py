@@ -6,7 +6,6 @@ The record has the sizes and hashes of the part's files, so that a later command
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from clipx.errors import ConfigError, DataError, require
 from clipx.escape import json_text
 from clipx.storage.files import errors_as, is_local, local_path
-from clipx.storage.local import ensure_folder, open_own, remove_partial, write_atomically, writing
+from clipx.storage.local import acquire_lock, ensure_folder, open_own, remove_partial, write_atomically, writing
 from clipx.storage.remote import StorageFolder, retry
 from clipx.storage.safe_json import parse_json, read_regular
 
@@ -54,11 +53,7 @@ class PartStore:
             fix = "give a writable folder, or remove its .lock"
             raise ConfigError(f"out={self.out} cannot be written ({error.strerror}): {fix}") from None
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                fix = "wait for it, or give another folder"
-                raise DataError(f"out={self.out} is being written by another process: {fix}") from None
+            acquire_lock(lock, f"out={self.out}")
             remove_partial(self.folder)
             yield
 
