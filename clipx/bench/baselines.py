@@ -45,8 +45,9 @@ class Contestant:
         return loss.detach()
 
 
-def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
-    """Builds an objective of clipx, or a loss of open_clip (see `open_clip`). `batch` is b, `dim` D.
+def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Sequence[str] = ()) -> Contestant:
+    """Builds an objective of clipx with overrides of a run, or a loss of open_clip (see `open_clip`). `batch` is
+    b, that of this rank, `dim` D.
 
     A loss of open_clip with the suffix `_bf16` runs under bfloat16 autocast, as open_clip's trainer runs it with
     precision=amp_bf16.
@@ -55,13 +56,14 @@ def contestant(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contes
         return _autocast(open_clip(name.removesuffix(AUTOCAST), comm), comm.device.type)
     if name.startswith("open_clip"):
         return open_clip(name, comm)
-    return _clipx(name, comm, batch, dim, seed)
+    return _clipx(name, comm, batch, dim, seed, overrides)
 
 
-def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant:
-    samples = max(SAMPLES, 10 * batch)
-    spec = compose(f"objective={name}")
-    objective = spec.objective.build(comm, Length(epoch=samples, batch=batch, total=10 * samples))
+def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int, overrides: Sequence[str]) -> Contestant:
+    total = batch * comm.world
+    samples = max(SAMPLES, 10 * total)
+    spec = compose(f"objective={name}", *overrides)
+    objective = spec.objective.build(comm, Length(epoch=samples, batch=total, total=10 * samples))
     objective.prepare(None, ModelFacts(dim))
     objective.to(comm.device)
     spec.compile.compile_objective(objective)
@@ -76,7 +78,7 @@ def _clipx(name: str, comm: Comm, batch: int, dim: int, seed: int) -> Contestant
 
     def done() -> None:
         nonlocal seen
-        seen += batch
+        seen += total
         objective.after_step(seen)
 
     return Contestant(forward, list(objective.parameters()), done=done)

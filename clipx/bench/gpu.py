@@ -1,4 +1,4 @@
-"""One GPU in calls of 9 minutes: training steps against open_clip."""
+"""One GPU in calls of 9 minutes: steps against open_clip, kernels, resume, loss, checkpoints, loader, a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from clipx.bench.spec import BenchSpec, Findings, Table
 from clipx.config.options import option
@@ -16,26 +16,34 @@ from clipx.errors import require
 if TYPE_CHECKING:
     from clipx.bench.gpu_parts.process import Record
 
+_STEPS = "clipx.bench.gpu_parts.steps:run"
+
 
 @dataclass(frozen=True)
 class GpuPart:
-    """Part of the benchmark: training steps of a model, in a process with a time limit."""
+    """Part of the benchmark: a function, in a process with a time limit."""
 
+    function: str  # module:name
     limit_s: float
-    model: str
-    batch: int
-    variants: tuple[str, ...]  # of clipx, see steps.py
-    rivals: tuple[str, ...] = ("compiled",)  # of open_clip
+    args: tuple[Any, ...] = ()
 
 
 # In order of information: what does not fit into the time is left out. One part fits into a call of 9 minutes. The
-# first variant of clipx and of open_clip are measured first: their ratio is the third number of a part.
+# first variant of clipx and of open_clip are measured first: their ratio is the third number of a part of steps.
 PARTS = {
-    "vit_b32": GpuPart(520, "vit_b32", 2048, ("compiled", "bf16", "padded", "eager", "loss compiled")),
-    "vit_l14": GpuPart(480, "vit_l14", 384, ("compiled", "bf16", "float8", "selective")),
-    "vit_b32_small": GpuPart(300, "vit_b32", 256, ("compiled", "eager"), ("compiled", "eager")),
-    "vit_b16": GpuPart(300, "vit_b16", 1024, ("compiled", "bf16")),
-    "vit_h14": GpuPart(400, "vit_h14", 192, ("compiled", "bf16")),
+    "vit_b32": GpuPart(
+        _STEPS, 520, ("vit_b32", 2048, ("compiled", "bf16", "padded", "eager", "loss compiled"), ("compiled",))
+    ),
+    "kernels": GpuPart("clipx.bench.gpu_parts.kernels:run", 150),
+    "resume": GpuPart("clipx.bench.gpu_parts.runs:resume", 150),
+    "vit_l14": GpuPart(_STEPS, 480, ("vit_l14", 384, ("compiled", "bf16", "float8", "selective"), ("compiled",))),
+    "run": GpuPart("clipx.bench.gpu_parts.runs:profiled", 150),
+    "checkpoint": GpuPart("clipx.bench.gpu_parts.storage:save", 120),
+    "vit_b32_small": GpuPart(_STEPS, 300, ("vit_b32", 256, ("compiled", "eager"), ("compiled", "eager"))),
+    "loss": GpuPart("clipx.bench.gpu_parts.loss:run", 120),
+    "vit_b16": GpuPart(_STEPS, 300, ("vit_b16", 1024, ("compiled", "bf16"), ("compiled",))),
+    "images": GpuPart("clipx.bench.gpu_parts.storage:images", 180),
+    "vit_h14": GpuPart(_STEPS, 400, ("vit_h14", 192, ("compiled", "bf16"), ("compiled",))),
 }
 
 
@@ -45,7 +53,7 @@ class GpuSpec(BenchSpec):
     """All measurements on one GPU, in parts that each run in a process under a time limit.
 
     Numbers are written when they are measured. The same command with the same run_dir continues: repeat it until
-    nothing is missing. Remove parts/NAME.jsonl in run_dir to measure a part again.
+    nothing is missing. Remove parts/NAME.json* in run_dir to measure a part again.
     """
 
     kind: str = "gpu"
@@ -64,27 +72,26 @@ class GpuSpec(BenchSpec):
     resumable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(not self.tiny or self.device != "cuda", "tiny=true is a dry run on the CPU: remove device=cuda")
+        require(
+            not self.tiny or self.device != "cuda",
+            "tiny=true is a dry run on the CPU: remove device=cuda",
+        )
 
     def run(self, log: Callable[[str], None]) -> Findings:
-        from clipx.bench.gpu_parts.process import INTERRUPTED, Record, measure
+        from clipx.bench.gpu_parts.process import Record, measure
 
         device = "cpu" if self.tiny else self._cuda()
         folder = Path(self.run_dir)
         end = time.monotonic() + 60 * self.minutes
-
-        def measured() -> list[str]:
-            return [name for name in PARTS if (one := Record.read(folder, name)) and one.status != INTERRUPTED]
-
         for name in self.parts or PARTS:
-            if name in measured():
+            if Record.path(folder, name).is_file():
                 log(f"{name}: measured before")
                 continue
             left = end - time.monotonic()
             if left < min(20.0, 6 * self.minutes):
                 break
             measure(name, PARTS[name], folder, device, self.seed, self.tiny, left, log)
-        missing = [name for name in self.parts or PARTS if name not in measured()]
+        missing = [name for name in self.parts or PARTS if not Record.path(folder, name).is_file()]
         if missing:
             log(f"missing: {', '.join(missing)}. The same command with run_dir={self.run_dir} continues")
         return self._findings([record for name in PARTS if (record := Record.read(folder, name))], missing)

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from clipx.bench.shards import pattern
 from clipx.data.batch import Batch
 from clipx.data.images import PixelReader, reader_of
@@ -24,6 +26,7 @@ from clipx.data.source import Source
 from clipx.data.spec import Dataset, open_data, training_order
 from clipx.data.texts import TextReader, used_mask
 from clipx.distributed.comm import Comm
+from clipx.extra.gpu_decode.reader import EncodedReader
 from clipx.model.tokenizer import Tokenizer
 from clipx.processes import start_in_child
 
@@ -38,11 +41,12 @@ def _source(folder: str) -> Source:
     return Shards.open(expand(f"{folder}/*.tar", "shards"), "txt", None)
 
 
-def training_stream(folder: str, seed: int) -> TrainBatches:
-    """Returns the training stream of a folder of photographs: crops of 224 pixels."""
+def training_stream(folder: str, seed: int, on_device: bool = False) -> TrainBatches:
+    """Returns the training stream of a folder of photographs: crops of 224 pixels. `on_device`: data.decode=gpu."""
     source = _source(folder)
     order = Order(source.sizes, seed, 200_000)
     images = PixelReader((_SIZE,), _CROP, 10**8)
+    images = EncodedReader.like(images) if on_device else images
     return TrainBatches(source, order, images, TextReader(Tokenizer(_CONTEXT)), seed)
 
 
@@ -63,9 +67,11 @@ def _per_second(batches: Iterable[object], batch: int, count: int, ready: int) -
     return batch * count / (time.perf_counter() - start)
 
 
-def _loader(stream: TrainBatches, batch: int, workers: int, prefetch: int) -> Iterator[Batch]:
+def _loader(
+    stream: TrainBatches, batch: int, workers: int, prefetch: int, device: torch.device = CPU
+) -> Iterator[Batch]:
     """Builds the endless training loader of one rank."""
-    options = LoaderOptions(batch, workers=workers, prefetch=prefetch, device=CPU)
+    options = LoaderOptions(batch, workers=workers, prefetch=prefetch, device=device)
     return train_loader(stream, range(10**6 * batch), options)
 
 
@@ -75,6 +81,11 @@ def clipx_processes(comm: Comm, folder: str, batch: int, workers: int, count: in
     return _per_second(
         _loader(training_stream(folder, seed), batch, workers, _PREFETCH), batch, count, workers * _PREFETCH
     )
+
+
+def decoded_batches(folder: str, batch: int, workers: int, seed: int, device: torch.device) -> Iterator[Batch]:
+    """Returns the endless training batches of one rank with data.decode=gpu, on the device."""
+    return _loader(training_stream(folder, seed, on_device=True), batch, workers, _PREFETCH, device)
 
 
 def open_clip(comm: Comm, folder: str, batch: int, workers: int, count: int, seed: int) -> float:

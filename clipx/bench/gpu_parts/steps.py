@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from clipx.bench.contenders import Contender
-from clipx.bench.gpu_parts.process import Report, Sizes
+from clipx.bench.gpu_parts.report import Report, Sizes
 from clipx.bench.laps import StepRace, row
 from clipx.compat import dynamo_counters
 from clipx.distributed.comm import Comm
