@@ -1,10 +1,9 @@
 """Data sources. A plug-in adds one as a DataSpec whose `open` returns a Dataset of Sources."""
 
-from clipx.data.shards.packed import Packed
+from clipx.data.image_files import ImageFiles, Packed
 from clipx.data.source import (
     BadRecord,
     BadSample,
-    ImageFiles,
     Sample,
     Source,
     WrappedSource,

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
-from clipx.data.image_format import ENDING_UNREAD, IMAGES, ending_unread
+from clipx.data.image_files import ENDING_UNREAD, IMAGES, ImageFiles, Packed, ending_unread
 from clipx.data.parquet_file import ENCRYPTED, MAGIC, PATH, batches, check_rows, open_parquet, rows, texts_of
 from clipx.data.selection.spec import LocalFilesSpec, SelectionSpec
-from clipx.data.shards.packed import Packed
-from clipx.data.source import BadRecord, BadSample, ImageFiles, Sample, parse_label, read_bounded, split
+from clipx.data.source import BadRecord, BadSample, Sample, parse_label, read_bounded, split
 from clipx.data.spec import Dataset
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.files import decode

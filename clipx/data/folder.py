@@ -10,12 +10,10 @@ from pathlib import Path
 
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_names, read_templates
-from clipx.data.image_format import IMAGES, READ, ending_unread
+from clipx.data.image_files import IMAGES, READ, ImageFiles, Packed, ending_unread, is_hidden, walk
 from clipx.data.selection.spec import LocalFilesSpec, SelectionSpec
-from clipx.data.shards.packed import Packed
-from clipx.data.source import ImageFiles, Sample, read_bounded, split
+from clipx.data.source import Sample, read_bounded, split
 from clipx.data.spec import Classes, Dataset
-from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 
 

@@ -15,19 +15,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.decoders import decoder_of
+from clipx.data.image_files import NPY
 from clipx.data.inputs import Inputs
+from clipx.data.npy import header_of
 from clipx.data.shared_memory import empty_rows, shared_rows
+from clipx.data.source import BadSample
 from clipx.data.spec import DataSpec
 from clipx.data.transform import RATIO, Box, Crop, decode, eval_transform, train_transform
 from clipx.model.tower_spec import ImageTowerSpec, Interpolation
 
 if TYPE_CHECKING:
     from clipx.model.clip import CLIP
+
 
 RowType = tuple[tuple[int, ...], torch.dtype]
 """Shape and type of the row of a sample."""
@@ -229,3 +235,53 @@ class Crops:
 def crop_seed(seed: int, index: int, number: int) -> str:
     """Returns the seed of the augmentation of a crop of sample `index`."""
     return f"{seed}/{index}/{number}/augment"
+
+
+# ---------------------------------------------------------------------------------------------- stored features
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureReader(ImageReader):
+    """Stored features: `width` numbers of each sample. Rows are [F] float32."""
+
+    width: int
+
+    @classmethod
+    def build(cls, image: ImageTowerSpec, data: DataSpec, size: int | None) -> Self:
+        assert image.features is not None
+        return cls(image.features)
+
+    def row_types(self) -> Sequence[RowType]:
+        return [((self.width,), torch.float32)]
+
+    def load(self, encoded: bytes, draw: Draw, *rows: Tensor) -> None:
+        rows[0].copy_(self.load_for_evaluation(encoded))
+
+    def load_for_evaluation(self, encoded: bytes) -> Tensor:
+        return torch.from_numpy(parse_features(encoded, self.width))
+
+
+def parse_features(encoded: bytes, width: int) -> NDArray[np.float32]:
+    """Returns the `width` numbers of an .npy file of one row in float16, float32 or float64.
+
+    Nothing is unpickled. Raises BadSample.
+    """
+    if not encoded.startswith(NPY):
+        raise BadSample("image is not stored features (.npy)")
+    try:
+        shape, _, dtype, start = header_of(encoded)
+    except Exception as error:  # numpy raises errors of several types on a damaged header
+        raise BadSample(f"features have a damaged header: {' '.join(str(error).split())[:120]}") from None
+    if dtype.kind != "f" or dtype.itemsize > 8:
+        raise BadSample(f"features are {dtype}, must be float16, float32 or float64")
+    if len(shape) != 1:
+        raise BadSample(f"features have shape {list(shape)}, must be one row")
+    if shape[0] != width:
+        raise BadSample(f"features have {shape[0]} numbers, model.image.features={width}")
+    if len(encoded) - start != width * dtype.itemsize:
+        raise BadSample(f"features have {len(encoded) - start} bytes of data, must be {width * dtype.itemsize}")
+    with np.errstate(over="ignore"):
+        row_F: NDArray[np.float32] = np.frombuffer(encoded, dtype, width, start).astype(np.float32)
+    if not np.isfinite(row_F).all():
+        raise BadSample("features have a value that is not finite in float32")
+    return row_F

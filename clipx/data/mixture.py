@@ -26,7 +26,7 @@ from clipx.data.spec import Classes, Dataset, DataSpec, check_effect, open_data
 from clipx.errors import ClipxError, require, with_location
 
 if TYPE_CHECKING:
-    from clipx.data.order import ReadAhead, SampleOrder, SourceCount
+    from clipx.data.order import SampleOrder
 
 # Keys of DataSpec that define how a source is read: set for each source of a mixture.
 _SOURCE_KEYS = ("shuffle_window", "replacement", "weight", "min_caption_chars", "min_side", "sub_captions")
@@ -114,6 +114,8 @@ class MixtureSpec(DataSpec):
         )
 
     def order(self, train: Source, seed: int, stream: tuple[int, ...] = ()) -> SampleOrder:
+        from clipx.data.order import MixedOrder
+
         assert isinstance(train, Mixture)
         orders = [source.order(samples, seed, (*stream, k)) for k, source, samples in self._numbered(train)]
         return MixedOrder(train.names, orders, self._weights(), random.Random(f"{seed}/mixture/{stream}"))
@@ -121,6 +123,8 @@ class MixtureSpec(DataSpec):
     def stream_orders(
         self, train: Source, seed: int, count: int, stream: tuple[int, ...] = ()
     ) -> Sequence[SampleOrder]:
+        from clipx.data.order import MixedOrder
+
         assert isinstance(train, Mixture)
         by_source = [
             source.stream_orders(samples, seed, count, (*stream, k)) for k, source, samples in self._numbered(train)
@@ -219,107 +223,3 @@ class Mixture:
                 wanted[k][purpose].append(local)
         for source, local_indices in zip(self.sources, wanted, strict=True):
             prefetch_samples(source, *local_indices)
-
-
-# ----------------------------------------------------------------------------------------------------- the order
-
-
-class MixedOrder:
-    """Endless stream of a mixture's sample indices. `orders` are the orders of the sources, in the order of `names`.
-
-    The sources are the leaves of a binary tree. Of the first n positions of a node, floor(n·w + phase) belong to its
-    left branch, w being the share of that branch in the node's weight, computed exactly in integers. So the share of a
-    source is exact in the limit, its count after any n positions differs from n times its share by at most log2 of the
-    number of sources (rounded up), and both the source of position n and the position within that source take a few
-    integer operations at any n.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        orders: Sequence[SampleOrder],
-        weights: Sequence[Fraction],
-        rng: random.Random,
-        sizes: Sequence[int] = (),
-    ) -> None:
-        self.names, self.orders = names, orders
-        self.sizes = [order.samples for order in orders]
-        self.samples = sum(self.sizes)
-        self.stored = sum(order.stored for order in orders)
-        sizes = sizes or self.sizes  # of the sources, of which `orders` may be streams
-        self._starts = [end - size for end, size in zip(accumulate(sizes), sizes, strict=True)]
-        self._tree = _tree(range(len(orders)), weights, rng)
-
-    def __call__(self, position: int) -> int:
-        k, local = _locate(self._tree, position)
-        return self._starts[k] + self.orders[k](local)
-
-    def substitute(self, position: int, rng: random.Random) -> int:
-        """Draws a substitute from the same source, so that bad samples do not change the shares."""
-        k, local = _locate(self._tree, position)
-        return self._starts[k] + self.orders[k].substitute(local, rng)
-
-    def read_ahead(self, positions: range) -> ReadAhead:
-        from clipx.data.order import ReadAhead
-
-        found, ends = ReadAhead(), dict(_counts(self._tree, positions.stop))
-        for k, first in _counts(self._tree, positions.start):
-            if first < ends[k]:
-                found = found.plus(self.orders[k].read_ahead(range(first, ends[k])), self._starts[k])
-        return found
-
-    def source_counts(self, position: int) -> Mapping[str, SourceCount]:
-        """Returns the counts by source. A nested mixture is counted as a whole and by its sources, `a` and `a.b`."""
-        from clipx.data.order import SourceCount
-
-        found: dict[str, SourceCount] = {}
-        for k, count in _counts(self._tree, position):
-            found[self.names[k]] = SourceCount(count, self.sizes[k])
-            found |= {f"{self.names[k]}.{part}": drawn for part, drawn in self.orders[k].source_counts(count).items()}
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """Inner node: `left` gets (n · numerator + phase) // denominator of its first n positions, `right` the rest."""
-
-    left: _Node | int  # an int is the index of a source
-    right: _Node | int
-    numerator: int
-    denominator: int
-    phase: int
-
-    def count_left(self, position: int) -> int:
-        """Returns the number of positions before this one that belong to `left`."""
-        return (position * self.numerator + self.phase) // self.denominator
-
-
-def _tree(sources: Sequence[int], weights: Sequence[Fraction], rng: random.Random) -> _Node | int:
-    if len(sources) == 1:
-        return sources[0]
-    half = len(sources) // 2
-    share = Fraction(sum(weights[:half]), sum(weights))
-    phase = rng.randrange(share.denominator)
-    left, right = _tree(sources[:half], weights[:half], rng), _tree(sources[half:], weights[half:], rng)
-    return _Node(left, right, share.numerator, share.denominator, phase)
-
-
-def _locate(tree: _Node | int, position: int) -> tuple[int, int]:
-    """Returns (source, position in the stream of that source) of a position."""
-    while not isinstance(tree, int):
-        before = tree.count_left(position)
-        if tree.count_left(position + 1) > before:
-            tree, position = tree.left, before
-        else:
-            tree, position = tree.right, position - before
-    return tree, position
-
-
-def _counts(tree: _Node | int, position: int) -> Iterator[tuple[int, int]]:
-    """Yields (source, number of positions before this one that belong to it)."""
-    if isinstance(tree, int):
-        yield tree, position
-    else:
-        before = tree.count_left(position)
-        yield from _counts(tree.left, before)
-        yield from _counts(tree.right, position - before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import re
 import sys
@@ -20,8 +19,6 @@ from clipx.storage.safe_json import read_regular
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from clipx.data.shards.packed import Packed
 
 MAX_BYTES = 1 << 28  # limit of an encoded image: 256 MiB, far above any photograph; a larger file is not an image
 _LARGEST_LABEL = 1 << 63  # above all indices
@@ -220,28 +217,6 @@ def cumulative_weights(source: Source) -> NDArray[np.float64] | None:
             return weights
         source = source.source
     return None
-
-
-@dataclass(frozen=True, slots=True)
-class ImageFiles:
-    """Base class of sources of image files.
-
-    Small nominal shards make the order random over all files, which is free for separate files.
-    """
-
-    folder: str
-    images: Packed[str]  # paths in the folder
-    bad: Sequence[BadRecord]
-    fingerprint: str
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Nominal shards of 100 images each."""
-        full, rest = divmod(len(self.images), 100)
-        return [100] * full + [rest] * (rest > 0)
-
-    def key(self, index: int) -> str:
-        return os.path.join(self.folder, self.images[index])  # noqa: PTH118
 
 
 @dataclass(frozen=True, slots=True)

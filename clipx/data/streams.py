@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from clipx.data.order import Indices, ReadAhead, SampleOrder, SourceCount
+from clipx.data.order import Indices, ReadAhead, SampleOrder, SourceCount, generator
 
 _NEXT_WINDOW = 0.25  # share of the substitutes from the next window: all samples of this one may be bad
 
@@ -32,11 +32,9 @@ def stream_count(batch: int, ranks: int, shards: int) -> int:
     With fewer shards than ranks, the number is a divisor of the ranks, and some ranks read the same stream.
     """
     per_rank = [k for k in range(1, _PER_RANK + 1) if batch // ranks % k == 0 and k * ranks <= shards]
-    return (
-        max(per_rank) * ranks
-        if per_rank
-        else max(k for k in range(1, ranks + 1) if ranks % k == 0 and k <= max(1, shards))
-    )
+    if per_rank:
+        return max(per_rank) * ranks
+    return max(k for k in range(1, ranks + 1) if ranks % k == 0 and k <= max(1, shards))
 
 
 def number_of_streams(order: SampleOrder) -> int | None:
@@ -44,7 +42,7 @@ def number_of_streams(order: SampleOrder) -> int | None:
     return len(order.orders) if isinstance(order, Streams) else None
 
 
-class Streams:
+class Streams(SampleOrder):
     """Endless stream of sample indices, read from `orders`, each of them the order of one stream.
 
     Of each batch the first share comes from the first stream, the second share from the second, and so on. The batch
@@ -132,8 +130,7 @@ class ShardSequence:
         return *self._epochs[purpose], 0 if self.replacement else part.first(self.samples)
 
     def rng(self, *purpose: int) -> np.random.Generator:
-        entropy = (self.seed, *purpose, *self.key)
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
+        return generator(self.seed, *purpose, *self.key)
 
     def _drawn(self, purpose: tuple[int, ...], part: StreamPart) -> Indices:
         rng, count, drawn, samples = self.rng(*purpose), -(-len(self.sizes) // part.count), list[Indices](), 0
@@ -165,7 +162,7 @@ class _Window(NamedTuple):
     length: int
 
 
-class StreamOrder:
+class StreamOrder(SampleOrder):
     """Endless stream of the samples of one part of each epoch.
 
     Position p is offset p mod n of epoch p div n, n being the number of samples of the part. All streams together
@@ -184,12 +181,8 @@ class StreamOrder:
         self.bounds = [0]  # between the first windows of an epoch
         while (length := max(sequence.shard, self.bounds[-1])) < self.window:
             self.bounds.append(self.bounds[-1] + length)
+        self.stored = 3 * (self.window + 2 * sequence.shard)
         self._shuffled: dict[_Window, Indices] = {}
-
-    @property
-    def stored(self) -> int:
-        """Largest number of samples in the shards that are stored at a time."""
-        return 3 * (self.window + 2 * self.sequence.shard)
 
     def __call__(self, position: int) -> int:
         window = self._window(position)
@@ -200,9 +193,6 @@ class StreamOrder:
         if rng.random() < _NEXT_WINDOW:
             window = self._window(self._position(window) + window.length)
         return int(self._indices(window)[rng.randrange(window.length)])
-
-    def source_counts(self, position: int) -> Mapping[str, SourceCount]:
-        return {}
 
     def read_ahead(self, positions: range) -> ReadAhead:
         window, last = self._window(positions[0]), self._window(positions[-1])

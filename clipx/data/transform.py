@@ -66,7 +66,7 @@ def decode(encoded: bytes, max_pixels: int) -> Image.Image:
     except BadSample:
         raise
     except UnidentifiedImageError:
-        from clipx.data.image_format import reason_unread
+        from clipx.data.image_files import reason_unread
 
         raise BadSample(reason_unread(encoded)) from None
     except Exception as error:  # decoders raise undocumented exceptions on damaged input

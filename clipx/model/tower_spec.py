@@ -251,7 +251,7 @@ class ImageTowerSpec(TowerSpec):
         if self.features is not None:
             return ImageKind(
                 tower="clipx.model.features:FeatureTower",
-                reader="clipx.data.features:FeatureReader",
+                reader="clipx.data.images:FeatureReader",
                 option=f"model.image.features={self.features}",
                 reason="which replaces the image",
                 has_trunk=False,

@@ -12,7 +12,7 @@ They are in shards, which several processes can write in any order.
         manifest.json       the plan and all records; written when all shards are complete
 
 Row i of shard k is sample k * samples_per_shard + i of the source. In Parquet format, a shard is one file with one row
-per sample and the columns index, key, image, captions and text. In WebDataset format, it is a tar (feature_shards.py).
+per sample and the columns index, key, image, captions and text. In WebDataset format, it is a tar (clipx.extra.embed).
 The record of a shard is that of clipx/storage/part_store.py, with samples, captions and bad [[key, reason], …].
 """
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from PIL import Image
 
-from clipx.data.image_format import OTHER_ENDINGS
+from clipx.data.image_files import OTHER_ENDINGS
 from clipx.data.source import MAX_TEXT, BadSample, caption_text, read_bounded, without_numbers
 from clipx.errors import ClipxError, require
 from clipx.escape import escaped, json_text

@@ -306,7 +306,7 @@ def _teacher(name: str) -> Callable[[Path], Any]:
 
 
 def _features(path: Path) -> list[Any]:
-    from clipx.data.features import FeatureReader
+    from clipx.data.images import FeatureReader
 
     try:
         return FeatureReader(_WIDTH).load_for_evaluation(path.read_bytes()).tolist()

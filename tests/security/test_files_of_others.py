@@ -16,7 +16,7 @@ from helpers import ROOT
 from helpers.savers import SINGLE_RANK
 
 from clipx.data.shards import cache
-from clipx.data.shards.footer import open_parquet_file
+from clipx.data.shards.row_groups import open_parquet_file
 from clipx.distributed.parts import locked
 from clipx.errors import ConfigError, DiskError
 from clipx.storage.local import open_own, write_text

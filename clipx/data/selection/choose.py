@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from clipx.data.selection.expression import Predicate
 from clipx.data.selection.files import Named, Reading, read_condition, read_ids, read_weights, version
-from clipx.data.selection.ids import Ids, ids_of
-from clipx.data.selection.tables import JsonTables, ShardSamples, SidecarTables, require_data, sidecar
+from clipx.data.selection.tables import Ids, JsonTables, ShardSamples, SidecarTables, ids_of, require_data, sidecar
 from clipx.data.shards.index import key_digests
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadRecord, Source, Split, WrappedSource

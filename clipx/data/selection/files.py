@@ -18,8 +18,22 @@ from numpy.typing import NDArray
 from clipx.data.npy import map_array
 from clipx.data.parquet_file import ANY, INDEX, KEY, NUMBER, numbers, shown, whole_numbers
 from clipx.data.selection.expression import Predicate
-from clipx.data.selection.ids import CHUNK, ID, WEIGHTED, Ids, IdSet, ids_of, is_sorted, with_weights, write_sorted
-from clipx.data.selection.tables import batches, check_columns, open_retried, parquet, require_data
+from clipx.data.selection.tables import (
+    CHUNK,
+    ID,
+    WEIGHTED,
+    Ids,
+    IdSet,
+    batches,
+    check_columns,
+    ids_of,
+    is_sorted,
+    open_retried,
+    parquet,
+    require_data,
+    with_weights,
+    write_sorted,
+)
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.files import errors_as, file_info, is_local, local_path, open_lines
 from clipx.storage.local import open_own

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from clipx.config.options import option
 from clipx.config.specs import frozen
+from clipx.data.image_files import ImageFiles
 from clipx.data.selection.expression import Predicate
-from clipx.data.source import ImageFiles, Split
+from clipx.data.source import Split
 from clipx.data.spec import Dataset, DataSpec, all_held_out
 from clipx.errors import ConfigError, require, require_effect
 from clipx.storage.files import errors_as, is_local, local_path

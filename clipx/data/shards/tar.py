@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from clipx.data.image_format import IMAGES
+from clipx.data.image_files import IMAGES
 from clipx.data.shards.counts import listed_in_files
 from clipx.data.shards.index import CLS, IMAGE, JSON, MISSING, TXT
 from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from clipx.data.walk import is_hidden
+from clipx.data.image_files import is_hidden
 from clipx.errors import ConfigError, DataError, require
 from clipx.storage.files import errors_as, filled_lines, is_local, local_path, read_file
 from clipx.storage.hub_repository import HubFile

@@ -13,7 +13,7 @@ from clipx.cli import cli, imports
 from clipx.command_spec import UNUSED, RunCommandSpec
 from clipx.config.registry import MISSING, frozen, option, register
 from clipx.data.folder import images_of, unread_notes
-from clipx.data.walk import is_hidden, walk
+from clipx.data.image_files import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import json_text, print_stderr
 from clipx.extra.coca.spec import CAPTION_LOSSES

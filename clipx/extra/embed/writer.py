@@ -23,6 +23,7 @@ from clipx.distributed.comm import Comm
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.distributed.parts import Parts, locked, write_missing
 from clipx.errors import DataError, require, require_effect
+from clipx.extra.embed.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.extra.embed.image_model import load_image_model
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
@@ -30,7 +31,6 @@ from clipx.model.tokenizer import Tokenizer
 from clipx.precision.spec import Precision
 from clipx.report.console import Progress, stdout_console
 from clipx.storage.part_store import PartStore, Record, record_file
-from clipx.teacher.feature_shards import shard_file, usage, write_classes, write_shard
 from clipx.teacher.live import weights_digest
 from clipx.teacher.stored import MANIFEST, PLAN, VERSION, boxes_file, caption_hash, npy_files
 from clipx.weights.load import LoadedWeights, load_model

@@ -13,7 +13,7 @@ from typing import Any
 
 from clipx.config.safe_yaml import plain_values
 from clipx.config.suggestions import did_you_mean
-from clipx.data.image_format import IMAGES
+from clipx.data.image_files import IMAGES
 from clipx.errors import DataError, require
 from clipx.storage.pattern import matcher
 from clipx.storage.safe_json import shown

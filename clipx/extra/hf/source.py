@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_templates
+from clipx.data.image_files import walk
 from clipx.data.parquet import ColumnsSpec, ParquetSpec, caption_columns
 from clipx.data.parquet_file import IMAGE, held
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.spec import Classes, Dataset, DataSpec
-from clipx.data.walk import walk
 from clipx.data.webdataset import RemoteFilesSpec, WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError, require, require_effect
 from clipx.extra.hf.benchmark import PromptedShards
@@ -196,7 +196,7 @@ class HfSpec(ColumnsSpec):
             raise type(error)(text) from None
 
     def _open_parquet(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool) -> Dataset:
-        from clipx.data.shards.footer import open_parquet_file
+        from clipx.data.shards.row_groups import open_parquet_file
 
         columns, names = self._columns(urls[0], open_parquet_file(urls[0], self.retry_s).schema())
         given, reason = f"data.templates={self.templates}", "without a column of labels with class names"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.data.csv import CaptionTable, Columns, check_columns
 from clipx.data.folder import images_of, unread_notes
-from clipx.data.image_format import IMAGES
+from clipx.data.image_files import IMAGES, is_hidden, walk
 from clipx.data.parquet_file import (
     ENCRYPTED,
     IMAGE,
@@ -31,11 +31,10 @@ from clipx.data.parquet_file import (
     rows,
     texts_of,
 )
-from clipx.data.shards.footer import open_parquet_file
 from clipx.data.shards.index import RETRY_S
+from clipx.data.shards.row_groups import open_parquet_file
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
-from clipx.data.walk import is_hidden, walk
 from clipx.errors import DataError, require
 from clipx.escape import print_stderr
 from clipx.storage.files import errors_as, filled_lines, is_local, local_path

@@ -15,7 +15,7 @@ import torch
 from scipy import stats
 
 from clipx.data.augment_spec import CaptionMaskSpec, CaptionRule
-from clipx.data.caption_mask import kinds_of, masked, tagger
+from clipx.data.texts import kinds_of, masked, tagger
 from clipx.model.tokenizer import Tokenizer
 
 # Each word is one token of CLIP's vocabulary.

@@ -15,7 +15,7 @@ import torch
 from helpers.loading import train_batches
 from helpers.samples import Numbers, jpeg
 
-from clipx.data.features import FeatureReader, parse_features
+from clipx.data.images import FeatureReader, parse_features
 from clipx.data.order import Order
 from clipx.data.source import BadSample, Sample
 from clipx.model.tokenizer import Tokenizer

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from clipx.config.saved import from_dict, to_dict
 from clipx.data.images import PixelReader
-from clipx.data.mixture import MixedOrder, Mixture
-from clipx.data.order import Order
+from clipx.data.mixture import Mixture
+from clipx.data.order import MixedOrder, Order
 from clipx.errors import CheckpointError
 from clipx.model.tokenizer import Tokenizer
 from clipx.trainer.spec import RunSpec

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from clipx.data.images import PixelReader
-from clipx.data.mixture import MixedOrder
-from clipx.data.order import Order, SampleOrder, WeightedOrder
+from clipx.data.order import MixedOrder, Order, SampleOrder, WeightedOrder
 from clipx.data.streams import ShardSequence, StreamOrder, StreamPart, Streams
 from clipx.model.tokenizer import Tokenizer
 

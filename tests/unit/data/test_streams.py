@@ -11,7 +11,7 @@ from helpers.samples import Numbers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipx.data.mixture import MixedOrder
+from clipx.data.order import MixedOrder
 from clipx.data.spec import Dataset, DataSpec, training_order
 from clipx.data.streams import ShardSequence, StreamOrder, StreamPart, Streams, number_of_streams
 

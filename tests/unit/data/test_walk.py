@@ -14,7 +14,7 @@ from timm.data.readers.reader_image_folder import find_images_and_targets
 from torchvision.datasets.folder import ImageFolder
 
 from clipx.data.folder import FolderSpec
-from clipx.data.walk import walk
+from clipx.data.image_files import walk
 from clipx.errors import ConfigError, DataError
 from clipx.extra.coca.command import CaptionSpec
 

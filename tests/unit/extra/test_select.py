@@ -29,8 +29,8 @@ from clipx.data.order import WeightedOrder
 from clipx.data.parquet import ParquetSpec
 from clipx.data.selection.expression import Predicate
 from clipx.data.selection.files import INDEXED
-from clipx.data.selection.ids import ID, WEIGHTED, IdSet, is_sorted, write_sorted
 from clipx.data.selection.spec import SelectionSpec
+from clipx.data.selection.tables import ID, WEIGHTED, IdSet, is_sorted, write_sorted
 from clipx.data.source import BadSample, ImageFiles, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clipx.data.class_names import read_names, read_templates
 from clipx.data.csv import CsvSpec
 from clipx.data.selection.files import Reading, read_ids
-from clipx.data.selection.ids import ids_of
+from clipx.data.selection.tables import ids_of
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample
 from clipx.errors import ClipxError
