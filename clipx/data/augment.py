@@ -25,8 +25,7 @@ _AREA, _RATIO, _TRIES = (0.02, 0.33), (0.3, 3.3), 10  # of erased rectangles: to
 _SHIFT = 150 / 331  # largest translation, as a share of the image's side
 
 Picture = TypeVar("Picture", Image.Image, Tensor)
-Rectangle = tuple[float, float, float, float]
-"""(left, top, right, bottom) as shares of the image's side."""
+Rectangle = tuple[float, float, float, float]  # (left, top, right, bottom) as shares of the image's side
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +33,7 @@ class Augmentation:
     """Drawn changes of an image, which do not depend on its size."""
 
     flip: bool
-    operations: Sequence[tuple[str, float]]
-    """Operations by name, each with its strength, in the order of their use."""
-
+    operations: Sequence[tuple[str, float]]  # operations by name, each with its strength, in the order of their use
     erased: Rectangle | None
 
     @classmethod
@@ -49,15 +46,9 @@ class Augmentation:
             operations.append(("grayscale", 1.0))
         return cls(flip, operations, _rectangle(rng) if rng.random() < spec.erase else None)
 
-    def apply(self, row_SS3: Tensor, fill: Sequence[int]) -> None:
-        """Changes an image in host memory by Pillow. `fill`: colour of pixels without content."""
-        self._apply(row_SS3, fill, on_device=False)
-
-    def apply_on_device(self, row_SS3: Tensor, fill: Sequence[int]) -> None:
-        """Changes an image by tensor operations, which differ by rounding. Hue differs by up to 12 of 255 levels."""
-        self._apply(row_SS3, fill, on_device=True)
-
-    def _apply(self, row_SS3: Tensor, fill: Sequence[int], on_device: bool) -> None:
+    def apply(self, row_SS3: Tensor, fill: Sequence[int], on_device: bool = False) -> None:
+        """Changes an image in host memory by Pillow. `fill`: colour of pixels without content. `on_device`: by tensor
+        operations, which differ by rounding, and in hue by up to 12 of 255 levels."""
         if self.flip:
             row_SS3.copy_(row_SS3.flip(1))
         if self.operations and on_device:

@@ -8,8 +8,7 @@ from enum import StrEnum
 from clipx.config.options import option
 from clipx.config.specs import frozen
 
-MAGNITUDES = 30
-"""Largest magnitude of RandAugment, as in torchvision."""
+MAGNITUDES = 30  # largest magnitude of RandAugment, as in torchvision
 
 
 @frozen

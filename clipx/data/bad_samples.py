@@ -21,8 +21,7 @@ class BadCount:
     reason: str
     draws: int
     samples: int
-    exact: bool
-    """True: `samples` is the exact number. False: there are at least so many."""
+    exact: bool  # True: `samples` is the exact number. False: there are at least so many
 
     def __str__(self) -> str:
         samples = f"{'' if self.exact else 'at least '}{self.samples:,} sample{'s' if self.samples > 1 else ''}"
@@ -31,10 +30,8 @@ class BadCount:
 
 @dataclass(slots=True)
 class BadSampleCounter:
-    """Counts of good and bad samples on this rank since it started.
-
-    `limit` is data.max_bad_share, `samples` the number of samples that this rank reads in an epoch.
-    """
+    """Counts of good and bad samples on this rank since it started. `limit` is data.max_bad_share, `samples` the number
+    of samples that this rank reads in an epoch."""
 
     limit: float
     samples: int
@@ -79,10 +76,8 @@ def check_opened(bad: Sequence[BadRecord], good: int, limit: float) -> None:
 
 
 def check_bad_share(bad: int, total: int, limit: float, examples: Sequence[BadRecord], listed: str = "") -> None:
-    """Raises DataError when more than the share `limit` of `total` samples are bad.
-
-    `examples`: bad samples, counted by reason in the message. `listed`: the place of a list, for the message.
-    """
+    """Raises DataError when more than the share `limit` of `total` samples are bad. `examples`: bad samples, counted by
+    reason in the message. `listed`: the place of a list, for the message."""
     if bad > limit * total:
         reasons = "; ".join(count_reasons(examples, most=3))
         raise DataError(

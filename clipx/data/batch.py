@@ -16,8 +16,7 @@ from clipx.data.source import BadRecord
 from clipx.model.transfer import moved
 from clipx.storage.remote import NO_TRAFFIC, StorageTraffic
 
-PART_SAMPLES = 512
-"""Largest number of samples that a loader process makes at a time: 77 MB of images of 224 pixels."""
+PART_SAMPLES = 512  # largest number of samples that a loader process makes at a time: 77 MB of images of 224 pixels
 
 _INLINE_BYTES = 2**20
 
@@ -94,9 +93,7 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Moves what a step reads on the device, without waiting for it, and makes pixels of images that are encoded.
-
-        Raises DataError.
-        """
+        Raises DataError."""
         targets = tuple(moved(x, device) for x in self.targets)
         text = self.text.with_tensors(lambda x: moved(x, device))
         return replace(self, image=self.image.to(device), text=text, targets=targets)

@@ -17,11 +17,8 @@ TEMPLATES = ("openai_imagenet", "simple")  # 80 templates, and a subset of 7
 
 
 def read_names(value: str, key: str) -> Sequence[str]:
-    """Returns class names in the order of the labels.
-
-    `value` is the value of the option `key`: one of NAMES, or a file with one name per line. Raises ConfigError. Names
-    in a file must differ; the ImageNet list has two names that each belong to two classes.
-    """
+    """Returns class names in the order of the labels. `value` is the value of the option `key`: one of NAMES, or a file
+    with one name per line. Raises ConfigError."""
     if value in NAMES:
         return _lines(_LISTS / f"{value}.txt", value, key, NAMES)
     names = _lines(Path(value), value, key, NAMES)
@@ -31,11 +28,9 @@ def read_names(value: str, key: str) -> Sequence[str]:
 
 
 def read_templates(value: str | None, key: str) -> Sequence[str]:
-    """Returns templates with {} for the class name. Raises ConfigError.
-
-    `value` is the value of the option `key`: one of TEMPLATES, or a file with one template per line, in which {}, or
-    {c} as in clip_benchmark, is replaced by the name. None: a photo of a {}.
-    """
+    """Returns templates with {} for the class name. Raises ConfigError. `value` is the value of the option `key`: one
+    of TEMPLATES, or a file with one template per line, in which {}, or {c} as in clip_benchmark, is replaced by the
+    name. None: a photo of a {}."""
     if not value:
         return ("a photo of a {}.",)
     path = _LISTS / f"{value}.txt" if value in TEMPLATES else Path(value)
@@ -45,10 +40,8 @@ def read_templates(value: str | None, key: str) -> Sequence[str]:
 def class_embeddings(
     embed: Callable[[Sequence[str]], torch.Tensor], names: Sequence[str], templates: Sequence[str]
 ) -> torch.Tensor:
-    """Returns [C, D]: the mean embedding of each class over the templates, renormalised (arXiv:2103.00020).
-
-    `embed` maps N texts to [N, D].
-    """
+    """Returns [C, D]: the mean embedding of each class over the templates, renormalised (arXiv:2103.00020). `embed`
+    maps N texts to [N, D]."""
     text_CTD = embed([text for texts in prompts(names, templates) for text in texts])
     text_CTD = text_CTD.unflatten(0, (len(names), len(templates)))
     return torch.nn.functional.normalize(text_CTD.mean(1), dim=-1)

@@ -20,8 +20,7 @@ from clipx.errors import ConfigError, DataError, require
 from clipx.storage.files import decode
 from clipx.storage.local import check_file
 
-Columns = tuple[str, str, str | None]
-"""Names of the image, caption and label column."""
+Columns = tuple[str, str, str | None]  # names of the image, caption and label column
 
 NumberedRows = Iterator[tuple[int, Sequence[str | None] | None]]
 """(line or row from 1, cells of image, caption and label) of each row; None for one with surplus cells."""
@@ -34,8 +33,9 @@ _MAX_CELL = 1 << 17  # characters of a quoted cell
 
 def check_separator(key: str, text: str) -> None:
     """Raises ConfigError unless a value of the option `key` is a separator of the cells of a table."""
-    choices = f"one of {', '.join(_SEPARATORS)}"
-    require(is_separator(text), f"{key}={text!r} must be one character, or {choices}: null is the default")
+    character = _character(text, "")
+    choices = f"must be one character, or one of {', '.join(_SEPARATORS)}"
+    require(len(character) == 1 and character not in '"\r\n', f"{key}={text!r} {choices}")
 
 
 @register("data")
@@ -93,11 +93,6 @@ def _readable(path: str, key: str) -> Iterator[None]:
         raise ConfigError(f"{key}={path} cannot be read ({error.strerror}): give the path of a table") from None
 
 
-def is_separator(text: str) -> bool:
-    character = _character(text, "")
-    return len(character) == 1 and character not in '"\r\n'
-
-
 def _character(separator: str | None, path: str) -> str:
     if separator is None:
         return "\t" if path.lower().endswith(".tsv") else ","
@@ -114,10 +109,8 @@ class CaptionTable(ImageFiles):
 
     @classmethod
     def open(cls, path: str, key: str, separator: str | None, columns: Columns) -> CaptionTable:
-        """Opens the table at `path`, the value of the option `key`.
-
-        Raises ConfigError for a missing column, and DataError for a table without a sample.
-        """
+        """Opens the table at `path`, the value of the option `key`. Raises ConfigError for a missing column, and
+        DataError for a table without a sample."""
         with _readable(path, key):
             encoded = Path(path).read_bytes()
         character, group = _character(separator, path), key.rpartition(".")[0]
@@ -244,18 +237,10 @@ class TextTable:
     path: str
     text: str
     separator: str
-    names: Sequence[str] = ()
-    """Cells of the first row."""
-
-    image: int = 0
-    """Place of the cells with paths of images, by which rows are known."""
-
-    unquoted: list[int] = field(default_factory=list)
-    """Lines of the cells so far that begin with a quote and are text."""
-
-    spanning: list[int] = field(default_factory=list)
-    """First lines of the cells so far that have several lines."""
-
+    names: Sequence[str] = ()  # cells of the first row
+    image: int = 0  # place of the cells with paths of images, by which rows are known
+    unquoted: list[int] = field(default_factory=list)  # lines of the cells so far that begin with a quote and are text
+    spanning: list[int] = field(default_factory=list)  # first lines of the cells so far that have several lines
     _quoted: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -8,16 +8,13 @@ from clipx.config.registry import load_options, missing_text
 from clipx.config.suggestions import did_you_mean
 from clipx.errors import require
 
-CPU = "cpu"
-"""Value of data.decode: the loader processes decode all images."""
+CPU = "cpu"  # value of data.decode: the loader processes decode all images
 
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """Decoder of training images outside the loader processes.
-
-    A module registers it by `register_decoder`, and a package declares the module: `declare("decoder", MODULE, NAME)`.
-    """
+    """Decoder of training images outside the loader processes. A module registers it by `register_decoder`, and a
+    package declares the module: `declare("decoder", MODULE, NAME)`."""
 
     name: str
     """Value of data.decode."""

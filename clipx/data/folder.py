@@ -85,10 +85,8 @@ class FolderSpec(LocalFilesSpec):
 
 
 def class_folders(path: str, key: str) -> Sequence[str]:
-    """Returns the names of the class folders in `path` in the order of the labels. Raises ConfigError.
-
-    `key`: the option that has the path. Numbers are ordered by value, all other names as texts.
-    """
+    """Returns the names of the class folders in `path` in the order of the labels. Raises ConfigError. `key`: the
+    option that has the path."""
     root = Path(path)
     require(root.is_dir(), f"{key}={path} is not a folder: give one that contains a folder per class")
     found = [entry for entry in os.scandir(root) if not is_hidden(entry.name)]

@@ -50,8 +50,7 @@ _MAGIC = (  # (offset, bytes, format)
     (0, b"PK\3\4", "ZIP"),
 )
 _DAMAGED = ((0, b"\xff\xd8", "JPEG"), (0, b"\x89PNG", "PNG"), (8, b"WEBP", "WebP"))
-NPY = b"\x93NUMPY"
-"""First bytes of an .npy file."""
+NPY = b"\x93NUMPY"  # first bytes of an .npy file
 
 _TEXT = frozenset(string.printable.encode())
 _NPY_READ = "image is stored features (.npy), not pixels: set model.image.features"

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from clipx.model.clip import CLIP
 
 
-RowType = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of the row of a sample."""
+RowType = tuple[tuple[int, ...], torch.dtype]  # shape and type of the row of a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,8 @@ class Draw:
 
 
 class ImageReader(ABC):
-    """Reads images for an image tower. Pickled to loader processes.
-
-    A batch has a row for each sample, which `load` fills in place. Subclasses are dataclasses; model.image names one.
-    """
+    """Reads images for an image tower. Pickled to loader processes. A batch has a row for each sample, which `load`
+    fills in place. Subclasses are dataclasses; model.image names one."""
 
     __slots__ = ()
 
@@ -67,10 +64,8 @@ class ImageReader(ABC):
 
     @abstractmethod
     def load(self, encoded: bytes, draw: Draw, *rows: Tensor) -> Box | None:
-        """Reads an image of training into its rows. Raises BadSample.
-
-        Returns the box of the crop; None for a kind of input without crops.
-        """
+        """Reads an image of training into its rows. Raises BadSample. Returns the box of the crop; None for a kind of
+        input without crops."""
 
     @abstractmethod
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
@@ -123,9 +118,7 @@ class ImageReader(ABC):
 
 def reader_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) -> ImageReader:
     """Returns the reader of a tower's images from data. `size`: side of the images in pixels. None: model.image.size.
-
-    Raises ConfigError for an option of images that has no effect on the input of the tower.
-    """
+    Raises ConfigError for an option of images that has no effect on the input of the tower."""
     image.kind.check_data(data)
     reader: type[ImageReader] = pkgutil.resolve_name(image.kind.reader)
     return reader.build(image, data, size)
@@ -133,11 +126,9 @@ def reader_of(image: ImageTowerSpec, data: DataSpec, size: int | None = None) ->
 
 @dataclass(frozen=True, slots=True)
 class PixelReader(ImageReader):
-    """Squares of pixels. Training crops have an area share within `crop_scale`.
-
-    Rows are [S, S, 3] uint8, and a batch of them is [n, 3, S, S] in channels-last memory: the layout of decoded pixels,
-    and the one that convolutions prefer.
-    """
+    """Squares of pixels. Training crops have an area share within `crop_scale`. Rows are [S, S, 3] uint8, and a batch
+    of them is [n, 3, S, S] in channels-last memory: the layout of decoded pixels, and the one that convolutions
+    prefer."""
 
     sizes: tuple[int, ...]  # of the model, and of a teacher that reads another size
     crop_scale: Sequence[float]
@@ -186,7 +177,7 @@ class PixelReader(ImageReader):
 
         drawn = Augmentation.draw(self.augmentation, random.Random(seed))
         for row_SS3 in rows:
-            (drawn.apply_on_device if on_device else drawn.apply)(row_SS3, self.fill)
+            drawn.apply(row_SS3, self.fill, on_device)
 
     def load_for_evaluation(self, encoded: bytes) -> Tensor:
         image = decode(encoded, self.max_pixels)
@@ -211,11 +202,9 @@ class PixelReader(ImageReader):
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """`count` random crops of each sample, with the distribution and the augmentation of training crops.
-
-    A pure function of (seed, sample, number of the crop), for stored embeddings. The augmentation of a crop is a
-    function of the same numbers, so it is not stored.
-    """
+    """`count` random crops of each sample, with the distribution and the augmentation of training crops. A pure
+    function of (seed, sample, number of the crop), for stored embeddings. The augmentation of a crop is a function of
+    the same numbers, so it is not stored."""
 
     count: int
     seed: int
@@ -262,10 +251,7 @@ class FeatureReader(ImageReader):
 
 
 def parse_features(encoded: bytes, width: int) -> NDArray[np.float32]:
-    """Returns the `width` numbers of an .npy file of one row in float16, float32 or float64.
-
-    Nothing is unpickled. Raises BadSample.
-    """
+    """Returns the `width` numbers of an .npy file of one row in float16, float32 or float64. Raises BadSample."""
     if not encoded.startswith(NPY):
         raise BadSample("image is not stored features (.npy)")
     try:

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Inputs of n samples for the model, and for a live teacher that reads another form of the same samples.
+    """Inputs of n samples for the model, and for a live teacher that reads another form of the same samples. A kind of
+    input that is more than rows in the form that the model takes is a subclass."""
 
-    A kind of input that is more than rows in the form that the model takes is a subclass.
-    """
-
-    rows: tuple[Tensor, ...]
-    """Inputs of the model, sample by sample, then those of the teacher if it has others."""
+    rows: tuple[Tensor, ...]  # inputs of the model, sample by sample, then those of the teacher if it has others
 
     def __len__(self) -> int:
         """Returns n, the number of samples."""
@@ -87,10 +84,8 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Texts(Inputs):
-    """Tokens of the captions of n samples. rows: [k·n, L] int64, sample by sample, then [n, L'] of a teacher.
-
-    They remain on the host, where reading them needs no synchronisation. The device gets what the packers make of them.
-    """
+    """Tokens of the captions of n samples. rows: [k·n, L] int64, sample by sample, then [n, L'] of a teacher. They
+    remain on the host, where reading them needs no synchronisation. The device gets what the packers make of them."""
 
     each: int = 1  # k
     packers: tuple[TextPacker | None, ...] = ()  # of the model, and of a teacher; None: it takes tokens

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from clipx.data.source import BadSample
 
-Pixels = NDArray[np.uint8]
-"""[height, width, 3]"""
+Pixels = NDArray[np.uint8]  # [height, width, 3]
 
 _BASELINE, _SCAN, _APP0, _APP1, _ADOBE = 0xC0, 0xDA, 0xE0, 0xE1, 0xEE  # kinds of segments
 _NEEDED = frozenset([*range(0xC0, 0xD0), 0xDB, 0xDD, _SCAN, _ADOBE])  # frame, tables, restart interval, colours
@@ -32,10 +31,8 @@ _TRIES = 4  # libjpeg does not count stray bytes FF, and a run of equal ones is 
 
 
 def decode_jpeg(encoded: bytes, colours: str = "RGB", **shrunk: Any) -> Pixels:
-    """Decodes a JPEG whose header has no fault. `colours`, `shrunk`: options of simplejpeg.decode_jpeg.
-
-    Raises BadSample if data of the picture are missing or wrong. Only an image with a warning is decoded again.
-    """
+    """Decodes a JPEG whose header has no fault. `colours`, `shrunk`: options of simplejpeg.decode_jpeg. Raises
+    BadSample if data of the picture are missing or wrong."""
     decode: Callable[..., Pixels] = partial(simplejpeg.decode_jpeg, encoded, colours, **shrunk)
     try:
         return decode()
@@ -106,10 +103,7 @@ def _upright(encoded: bytes) -> bool:
 
 
 def is_baseline(encoded: bytes) -> bool:
-    """Returns whether a JPEG is sequential with 8 bits and Huffman codes, not in RGB. Its header is well-formed.
-
-    GPUs with a JPEG engine decode only baseline in it, and nvJPEG decodes the entropy of others in the calling thread.
-    """
+    """Returns whether a JPEG is sequential with 8 bits and Huffman codes, not in RGB. Its header is well-formed."""
     baseline = False
     for kind, start, _ in _segments(encoded):
         if kind == _SCAN:
@@ -122,9 +116,7 @@ def is_baseline(encoded: bytes) -> bool:
 
 def readable_jpeg(encoded: bytes, size: tuple[int, int]) -> bytes | None:
     """Returns a JPEG of this size with a header that `decode_jpeg` takes: without stray bytes and unknown versions.
-
-    Returns None for a rare coding that only Pillow decodes, such as arithmetic coding and subsampling by 4 x 2.
-    """
+    Returns None for a rare coding that only Pillow decodes, such as arithmetic coding and subsampling by 4 x 2."""
     if _header(encoded)[:2] == size:
         return encoded
     parts, at = [encoded[:2]], 2

@@ -33,10 +33,8 @@ class TargetSource(Protocol):
     """Targets of each sample for the objective. Pickled to loader processes, so it must not hold open files."""
 
     def draw(self, index: int, draw: Draw) -> Draw:
-        """Draws one of the crops of a sample that have targets, by the generator of `draw`. Raises BadSample.
-
-        Returns `draw` itself if the targets do not depend on the crop.
-        """
+        """Draws one of the crops of a sample that have targets, by the generator of `draw`. Raises BadSample. Returns
+        `draw` itself if the targets do not depend on the crop."""
 
     def rows(self, index: int, sample: Sample, caption: str, crop: int = 0) -> tuple[Tensor, ...]:
         """Returns the target rows of a sample and its drawn caption and crop. Raises BadSample if it has none."""
@@ -79,11 +77,9 @@ class TrainBatches(Dataset[Batch]):
     def sample(
         self, position: int, index: int, rows: object, place: int, bad: list[BadRecord]
     ) -> tuple[int, list[str], tuple[Tensor, ...]]:
-        """Reads sample `index` to its place in the rows, with the draws of a position of the stream.
-
-        Returns index, captions and targets of the sample, or of its first usable substitute. Appends the bad ones to
-        `bad`. Raises DataError if all substitutes are bad.
-        """
+        """Reads sample `index` to its place in the rows, with the draws of a position of the stream. Returns index,
+        captions and targets of the sample, or of its first usable substitute. Raises DataError if all substitutes are
+        bad."""
         rng = random.Random(f"{self.seed}/{position}")
         for _ in range(_MAX_SUBSTITUTES):
             try:
@@ -135,11 +131,7 @@ class LoaderOptions:
 
 def train_loader(stream: TrainBatches, samples: range, options: LoaderOptions) -> Iterator[Batch]:
     """Yields this rank's batches for the stream positions `samples`, on the device. The parts of a batch are moved as
-    they arrive.
-
-    The start position does not affect the cost: nothing before it is read. The batches do not depend on the size of
-    their parts, nor their samples on the micro-batches.
-    """
+    they arrive."""
     stream = replace(stream, whole=options.local, micro_batches=options.micro_batches)
     pin = options.device.type == "cuda"
     places = positions_of(samples, options)
@@ -214,11 +206,8 @@ class DevicePrefetcher:
 
 @dataclass(frozen=True, slots=True)
 class EvalBatch:
-    """The m good samples of one evaluation batch. index_m: their indices in the source.
-
-    With V crops of each sample, image has the crops of the first sample, then those of the second, and boxes is
-    [m, V, 4].
-    """
+    """The m good samples of one evaluation batch. index_m: their indices in the source. With V crops of each sample,
+    image has the crops of the first sample, then those of the second, and boxes is [m, V, 4]."""
 
     image: Inputs
     index: Sequence[int]
@@ -262,27 +251,12 @@ class _EvalBatches(Dataset[EvalBatch]):
         )
 
 
+def rank_batches(total: int, batch: int, rank: int, world: int) -> list[range]:
+    """Returns the indices of every world-th batch of `total` samples, starting at batch `rank`."""
+    return [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
+
+
 def eval_loader(
-    source: Source,
-    images: ImageReader,
-    *,
-    batch: int,
-    rank: int,
-    world: int,
-    workers: int,
-    prefetch: int,
-    pool: LoaderPool | None = None,
-) -> Iterable[EvalBatch]:
-    """Returns a loader of every world-th batch of the source, starting at batch `rank`.
-
-    The batches do not depend on the number of ranks. `pool`: processes that make them, in place of `workers` new ones.
-    """
-    total = sum(source.sizes)
-    batches = [range(start, min(start + batch, total)) for start in range(rank * batch, total, world * batch)]
-    return eval_batch_loader(source, images, batches, workers, prefetch, pool)
-
-
-def eval_batch_loader(
     source: Source,
     images: ImageReader,
     batches: Sequence[range],
@@ -291,8 +265,6 @@ def eval_batch_loader(
     pool: LoaderPool | None = None,
     crops: Crops | None = None,
 ) -> Iterable[EvalBatch]:
-    """Returns a loader with one batch for each of the given index ranges of the source.
-
-    Images are preprocessed as in evaluation, or `crops` of each are cut.
-    """
+    """Returns a loader with one batch for each index range of the source, of images as in evaluation or of `crops`.
+    `pool`: processes that make the batches, in place of `workers` new ones."""
     return load(pool, _EvalBatches(source, images, crops), batches, workers=workers, ready=prefetch)

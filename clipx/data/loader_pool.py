@@ -41,11 +41,9 @@ T = TypeVar("T")
 _SPARE_FILES = 32
 _END_S = 5.0  # time in which the end of a process whose connection broke is seen
 
-_MOST_BYTES = 2**20
-"""Largest description of a data set that is sent with each of its items."""
+_MOST_BYTES = 2**20  # largest description of a data set that is sent with each of its items
 
-_LOADED = 8
-"""Number of data sets that a loader process keeps."""
+_LOADED = 8  # number of data sets that a loader process keeps
 
 
 class LoaderPool:
@@ -81,10 +79,8 @@ class LoaderPool:
         return file.getvalue() if file.tell() <= _MOST_BYTES else None
 
     def stream(self, dataset: bytes, items: Iterable[object], ready: int) -> Iterator[T]:
-        """Yields the described data set's items, in this order. Raises the DataErrors that the data set raises.
-
-        Each process keeps at most `ready` of them ready.
-        """
+        """Yields the described data set's items, in this order. Raises the DataErrors that the data set raises. Each
+        process keeps at most `ready` of them ready."""
         stream = _BatchStream[T](dataset, iter(items), ready * self.workers)
         self._streams.append(stream)
         try:
@@ -137,9 +133,7 @@ class _BatchStream(Generic[T]):
 
     dataset: bytes
     items: Iterator[object]
-    most: int
-    """Largest number of items in flight or ready."""
-
+    most: int  # largest number of items in flight or ready
     ready: deque[T | DataError] = field(default_factory=deque)
     in_flight: int = 0
     closed: bool = False
@@ -166,8 +160,7 @@ class _BatchStream(Generic[T]):
         self._ahead.clear()
 
 
-_Request = tuple[bytes, object]
-"""Description of a data set, and the item of it that is wanted."""
+_Request = tuple[bytes, object]  # description of a data set, and the item of it that is wanted
 
 
 def _made(known: Sequence[object], request: _Request | None) -> object:
@@ -214,10 +207,7 @@ def load(
     pin: bool = False,
 ) -> Iterator[T]:
     """Yields the data set's items, made by the pool, or, without one, by `workers` new processes; 0: by this process.
-
-    Each process keeps `ready` items ready. New processes also make the items of a data set that the pool cannot. Raises
-    the DataErrors that the data set raises.
-    """
+    Each process keeps `ready` items ready. Raises the DataErrors that the data set raises."""
     if not workers:
         yield from (dataset[item] for item in items)
         return
@@ -240,11 +230,8 @@ def load(
 def start_loading(
     make: Callable[[Any], T], requests: Iterable[object], workers: int, ready: int, pin: bool = False
 ) -> Iterator[T | DataError]:
-    """Starts processes that call `make` on each request. Returns an iterator of the results, taken by `receive`.
-
-    A DataError that `make` raises is a result: torch would replace its message by a stack trace. Each process keeps
-    `ready` results ready. Raises DataError if the processes cannot be started.
-    """
+    """Starts processes that call `make` on each request. Returns an iterator of the results, taken by `receive`. Each
+    process keeps `ready` results ready. Raises DataError if the processes cannot be started."""
     loader: DataLoader[T | DataError] = DataLoader(
         _Results(make),  # type: ignore[arg-type]  # its items are unpickled as the results
         batch_size=None,  # items are not collated

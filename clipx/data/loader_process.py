@@ -24,10 +24,8 @@ _WHOLE_SHARDS = 2  # whole shards that a process fetches at a time
 
 
 class Threads:
-    """Threads, `most` at a time, which make calls in their order.
-
-    They are daemons, unlike the threads of an executor: the process ends without waiting for what it does not read.
-    """
+    """Threads, `most` at a time, which make calls in their order. They are daemons, unlike the threads of an executor:
+    the process ends without waiting for what it does not read."""
 
     def __init__(self, most: int) -> None:
         self._unstarted = most
@@ -61,9 +59,7 @@ class LoaderProcess:
 
     def __init__(self, sends_batches: bool = False) -> None:
         self.sends_batches = sends_batches
-        self.datasets: dict[bytes, Any] = {}
-        """Data sets of a loader process by their descriptions, see LoaderPool."""
-
+        self.datasets: dict[bytes, Any] = {}  # data sets of a loader process by their descriptions, see LoaderPool
         self.shards: dict[tuple[float, Shard], Shard] = {}
         """The prepared shard of (time at which its source was opened, shard)."""
 
@@ -78,17 +74,12 @@ class LoaderProcess:
         self.row_buffers: dict[tuple[tuple[int, ...], torch.dtype], torch.Tensor] = {}
         """Memory of rows by shape and type of a row."""
 
-        self.shared_files: list[int] = []
-        """Descriptors of files of shared memory that are used again."""
-
+        self.shared_files: list[int] = []  # descriptors of files of shared memory that are used again
         self._ranges = Threads(REQUESTS)
         self._requests: dict[str, dict[tuple[Shard, Span], Future[bytes]]] = {}  # pending ones by reader
 
     def request(self, reader: str, spans: Iterable[tuple[Shard, Span]]) -> None:
-        """Requests the remote spans that `reader` reads next, all at once, so that it waits for the first one only.
-
-        Cancels the pending requests of the same reader.
-        """
+        """Requests the remote spans that `reader` reads next, all at once, so that it waits for the first one only."""
         for future in self._requests.pop(reader, {}).values():
             future.cancel()
         self._requests[reader] = {

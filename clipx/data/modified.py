@@ -33,9 +33,7 @@ _ABBREVIATIONS = frozenset(
 @dataclass(frozen=True, slots=True)
 class Filtered(WrappedSource):
     """Source in which samples with an image side below `min_side`, or without a caption long enough, are bad samples.
-
-    Shorter captions of a sample are dropped, and a key without remaining captions is not drawn.
-    """
+    Shorter captions of a sample are dropped, and a key without remaining captions is not drawn."""
 
     min_caption_chars: int
     min_side: int
@@ -84,10 +82,8 @@ class SubCaptions(WrappedSource):
 
 
 def sentences(text: str) -> list[str]:
-    """Splits a text at its lines and at the ends of its sentences, but not after abbreviations and initials.
-
-    Returns at least one, and at most 257. Reads the first 65,536 characters.
-    """
+    """Splits a text at its lines and at the ends of its sentences, but not after abbreviations and initials. Returns at
+    least one, and at most 257."""
     text = text[:_CHARS]
     found = [sentence for line in text.splitlines() for sentence in _of_line(line)] or [text.strip()]
     return found if len(found) <= _MOST else [*found[:_MOST], " ".join(found[_MOST:])]
@@ -163,10 +159,8 @@ class Mismatched(WrappedSource):
 
 @dataclass(frozen=True, slots=True)
 class Permutation:
-    """Pseudo-random permutation of 0..size-1 with random access, in constant memory.
-
-    A Feistel network over the smallest even number of bits that holds size; numbers out of range are permuted again.
-    """
+    """Pseudo-random permutation of 0..size-1 with random access, in constant memory. A Feistel network over the
+    smallest even number of bits that holds size; numbers out of range are permuted again."""
 
     size: int
     key: str

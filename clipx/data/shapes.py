@@ -60,10 +60,7 @@ class Style(StrEnum):
 
 @functools.cache
 def held_out_labels() -> tuple[int, ...]:
-    """Returns the held-out labels: one combination in six, one shape for each (colour, texture).
-
-    So every attribute occurs in training.
-    """
+    """Returns the held-out labels: one combination in six, one shape for each (colour, texture)."""
     colours, textures = list(COLOURS), list(TEXTURES)
     return tuple(
         label

@@ -76,10 +76,7 @@ class Sample:
 
     def draw_captions(self, rng: random.Random, count: int = 1) -> list[str]:
         """Draws `count` captions: each time a key by weight if there are several, then one of its captions uniformly,
-        then one of the sub-captions of this caption uniformly, without those drawn before.
-
-        If the sample has fewer different captions, the drawn ones are repeated in their order.
-        """
+        then one of the sub-captions of this caption uniformly, without those drawn before."""
         drawn = [self._draw(rng, ())]
         while len(drawn) < count and any(self._left(caption, drawn) for caption in self.captions):
             drawn.append(self._draw(rng, drawn))
@@ -164,10 +161,8 @@ class Source(Protocol):
 def prefetch_samples(
     source: Source, indices: Sequence[int], later: Sequence[int] = (), done: Sequence[int] = ()
 ) -> None:
-    """Requests the samples that this process reads next, by the method `prefetch` of sources that have it.
-
-    `later` and `done` have a sample of each whole shard to fetch and to release: see ReadAhead.
-    """
+    """Requests the samples that this process reads next, by the method `prefetch` of sources that have it. `later` and
+    `done` have a sample of each whole shard to fetch and to release: see ReadAhead."""
     if (prefetch := getattr(source, "prefetch", None)) is not None:
         prefetch(indices, later, done)
 
@@ -221,10 +216,8 @@ def cumulative_weights(source: Source) -> NDArray[np.float64] | None:
 
 @dataclass(frozen=True, slots=True)
 class Split(WrappedSource):
-    """Training or held-out side of a source: `held` of every `of` consecutive samples, evenly spread, are held out.
-
-    The indices of each side are consecutive, so that per-sample state has no unused rows.
-    """
+    """Training or held-out side of a source: `held` of every `of` consecutive samples, evenly spread, are held out. The
+    indices of each side are consecutive, so that per-sample state has no unused rows."""
 
     held: int
     of: int
@@ -264,10 +257,7 @@ class Split(WrappedSource):
 
 
 def split(source: Source, share: float) -> tuple[Source, Source | None]:
-    """Splits a source into (training side, held-out side).
-
-    The held-out side is None at share 0 or for fewer than 1/share samples.
-    """
+    """Splits a source into (training side, held-out side)."""
     ratio = _ratio(share)
     if not ratio:
         return source, None
@@ -290,18 +280,14 @@ def _ratio(share: float) -> Fraction:
 
 
 def whole_index(source: Source, index: int) -> int:
-    """Returns the number of a sample before some are selected or held out: among all samples of the data.
-
-    A source of some shards has the method `whole_index`.
-    """
+    """Returns the number of a sample before some are selected or held out: among all samples of the data."""
     while isinstance(source, WrappedSource):
         index, source = source.source_index(index), source.source
     own = getattr(source, "whole_index", None)
     return index if own is None else int(own(index))
 
 
-TABLE = "table."
-"""Prefix of a caption key that is a column of data.caption_table."""
+TABLE = "table."  # prefix of a caption key that is a column of data.caption_table
 
 
 def check_key(key: str, value: str, member: str) -> None:
@@ -311,11 +297,9 @@ def check_key(key: str, value: str, member: str) -> None:
 
 
 def caption_weights(key: str, value: Any, tables: bool = False) -> dict[str, float]:
-    """Returns the weight of each key that captions are drawn from, sorted by key. Raises ConfigError.
-
-    `value` is the value of the option `key`: one key, or a dictionary from keys to weights. `tables`: whether keys may
-    be columns of data.caption_table.
-    """
+    """Returns the weight of each key that captions are drawn from, sorted by key. Raises ConfigError. `value` is the
+    value of the option `key`: one key, or a dictionary from keys to weights. `tables`: whether keys may be columns of
+    data.caption_table."""
     fix = "give txt, json.KEY, or several with weights, {txt:0.3,json.KEY:0.7}"
     weights = weights_of(key, value, f"names no caption: {fix}")
     for name in weights:
@@ -326,9 +310,7 @@ def caption_weights(key: str, value: Any, tables: bool = False) -> dict[str, flo
 
 def weights_of(key: str, value: Any, rule: str) -> dict[str, float]:
     """Returns the weight of each name of the option `key`: one name, or a dictionary from names to weights, sorted.
-
-    `rule`: in the error of a value that is neither. Raises ConfigError.
-    """
+    `rule`: in the error of a value that is neither. Raises ConfigError."""
     require(bool(value) and isinstance(value, str | dict), f"{key}={value} {rule}")
     weights: dict[Any, Any] = value if isinstance(value, dict) else {value: 1.0}
     for name, weight in weights.items():
@@ -361,10 +343,7 @@ def parse_label(text: str) -> int | str:
 
 
 def whole_label(cell: Any) -> int | str | None:
-    """Returns the index or the name that a cell holds. None: it is missing, or a number that is no index.
-
-    Whole numbers are often stored as floats, because a float column of pandas can have missing values.
-    """
+    """Returns the index or the name that a cell holds. None: it is missing, or a number that is no index."""
     if cell is None or isinstance(cell, str):
         return cell
     try:

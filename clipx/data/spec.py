@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-VIEW_OPTIONS = ("crop_scale", "crop_ratio", "augment")
-"""Options of DataSpec of the random crops of training images."""
+VIEW_OPTIONS = ("crop_scale", "crop_ratio", "augment")  # options of DataSpec of the random crops of training images
 _IMAGE_OPTIONS = (*VIEW_OPTIONS, "decode", "max_pixels", "min_side")
 SAMPLING_OPTIONS = tuple(
     """batch_size micro_batches shuffle_window decode streams replacement repeat_batch weight captions_per_step
@@ -243,10 +242,8 @@ class DataSpec:
         return None
 
     def count(self) -> int | None:
-        """Returns the number of training samples if it is known without opening a sample, else None.
-
-        Reads a table or lists a folder. Raises ConfigError or DataError.
-        """
+        """Returns the number of training samples if it is known without opening a sample, else None. Raises ConfigError
+        or DataError."""
         return self.published if self.generated is None else self.generated
 
     def check_complete(self) -> None:
@@ -259,11 +256,9 @@ class DataSpec:
         at no URL."""
 
     def pinned(self, saved: Mapping[str, Any]) -> DataSpec:
-        """Returns the options with names that may move, such as a branch, replaced by what they mean now.
-
-        `saved`: pinned options of the run that is resumed, or of rank 0, as `to_dict` returns them; their versions are
-        kept. {}: the newest. Raises DataError.
-        """
+        """Returns the options with names that may move, such as a branch, replaced by what they mean now. `saved`:
+        pinned options of the run that is resumed, or of rank 0, as `to_dict` returns them; their versions are kept. {}:
+        the newest. Raises DataError."""
         return self
 
     def open(self) -> Dataset:
@@ -332,10 +327,8 @@ class DataSpec:
 
 
 def training_order(data: DataSpec, dataset: Dataset, seed: int, ranks: int, streams: int | None = None) -> SampleOrder:
-    """Returns the order in which a run on `ranks` ranks reads its training source.
-
-    `streams`: number of streams of the run that is resumed. Raises ConfigError if data.streams has no effect.
-    """
+    """Returns the order in which a run on `ranks` ranks reads its training source. `streams`: number of streams of the
+    run that is resumed. Raises ConfigError if data.streams has no effect."""
     if not dataset.whole_shards:
         require_effect(data.streams is None, f"data.streams={data.streams}", "without whole shards (data.read)")
         return data.order(dataset.train, seed)
@@ -375,10 +368,7 @@ def check_effect(
 
 
 def open_data(data: DataSpec) -> Dataset:
-    """Calls `data.open()` and applies min_caption_chars, min_side and sub_captions to the training samples.
-
-    Held-out samples keep their captions: the evaluation data does not change with the training data.
-    """
+    """Calls `data.open()` and applies min_caption_chars, min_side and sub_captions to the training samples."""
     opened = data.open()
     if data.min_caption_chars or data.min_side:
         from clipx.data.modified import Filtered
@@ -402,9 +392,7 @@ def exchange_captions(dataset: Dataset, data: DataSpec, seed: int) -> Dataset:
 
 def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec], Dataset] = open_data) -> Dataset:
     """Opens the data on rank 0, which writes or indexes it if needed and logs its notes, then on the other ranks.
-
-    Collective. An error on rank 0 is raised on all ranks. All ranks read the versions that rank 0 has found.
-    """
+    Collective."""
     opened: list[Dataset] = []
 
     def open_first() -> dict[str, Any]:
@@ -416,11 +404,6 @@ def open_on_all_ranks(data: DataSpec, comm: Comm, open_one: Callable[[DataSpec],
     for note in opened[0].notes if opened else ():
         log.info("%s: %s", data.name, note)
     return opened[0] if opened else open_one(data.pinned(first))
-
-
-def all_held_out(dataset: Dataset) -> Dataset:
-    """Returns the data set with its training source as the held-out source."""
-    return replace(dataset, held_out=dataset.train)
 
 
 def nearest_divisors(value: int, near: int) -> str:

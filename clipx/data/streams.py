@@ -27,10 +27,7 @@ _PER_RANK = 4  # most streams of a rank by default
 
 
 def stream_count(batch: int, ranks: int, shards: int) -> int:
-    """Returns the default number of streams of a run: up to four for each rank, in equal parts of its batch.
-
-    With fewer shards than ranks, the number is a divisor of the ranks, and some ranks read the same stream.
-    """
+    """Returns the default number of streams of a run: up to four for each rank, in equal parts of its batch."""
     per_rank = [k for k in range(1, _PER_RANK + 1) if batch // ranks % k == 0 and k * ranks <= shards]
     if per_rank:
         return max(per_rank) * ranks
@@ -43,11 +40,9 @@ def number_of_streams(order: SampleOrder) -> int | None:
 
 
 class Streams(SampleOrder):
-    """Endless stream of sample indices, read from `orders`, each of them the order of one stream.
-
-    Of each batch the first share comes from the first stream, the second share from the second, and so on. The batch
-    must be divisible by the number of streams.
-    """
+    """Endless stream of sample indices, read from `orders`, each of them the order of one stream. Of each batch the
+    first share comes from the first stream, the second share from the second, and so on. The batch must be divisible by
+    the number of streams."""
 
     def __init__(self, orders: Sequence[SampleOrder], batch: int) -> None:
         assert batch % len(orders) == 0

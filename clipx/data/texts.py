@@ -39,10 +39,8 @@ class TeacherTexts:
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """Makes the texts of a batch. Pickled to loader processes.
-
-    A sample has `each` captions. A teacher reads the first of them, and as a whole where a mask leaves words out.
-    """
+    """Makes the texts of a batch. Pickled to loader processes. A sample has `each` captions. A teacher reads the first
+    of them, and as a whole where a mask leaves words out."""
 
     tokenizer: Tokenizer
     each: int = 1
@@ -80,9 +78,7 @@ def text_reader_of(
     data: DataSpec, tokenizer: Tokenizer, packer: TextPacker | None = None, compared: bool = False
 ) -> TextReader:
     """Returns the reader of training texts of data. Loads what the selection of words needs. Raises ConfigError.
-
-    `packer`: of the model. `compared`: whether the objective compares captions.
-    """
+    `packer`: of the model. `compared`: whether the objective compares captions."""
     return TextReader(tokenizer, data.captions_per_step, compared, used_mask(data.caption_mask), packer)
 
 
@@ -121,10 +117,7 @@ _WORD = regex.compile(
 
 
 def masked(caption: str, spec: CaptionMaskSpec, tokenizer: Tokenizer, seed: str) -> str:
-    """Returns the words of a caption that `spec` keeps. `seed`: of the draws.
-
-    A caption is returned unchanged if all of its tokens are kept.
-    """
+    """Returns the words of a caption that `spec` keeps. `seed`: of the draws."""
     special, found = len(tokenizer.encode("")), len(tokenizer.encode(caption))
     share, context = max(1, math.ceil(spec.share * (found - special))), tokenizer.context_length - special
     budget = min(context, share, context if spec.tokens is None else spec.tokens)

@@ -26,14 +26,11 @@ from clipx.model.tower_spec import Interpolation
 
 Image.MAX_IMAGE_PIXELS = None  # max_pixels is the limit: Pillow's warns from 89 million pixels on, and then refuses
 
-Box = tuple[int, int, int, int]
-"""(left, top, right, bottom) in whole pixels."""
+Box = tuple[int, int, int, int]  # (left, top, right, bottom) in whole pixels
 
-Crop = random.Random | Box
-"""A box of the upright image, or the generator from which one is drawn."""
+Crop = random.Random | Box  # a box of the upright image, or the generator from which one is drawn
 
-RATIO = (3 / 4, 4 / 3)
-"""Default range of the aspect ratio of random crops (arXiv:1409.4842)."""
+RATIO = (3 / 4, 4 / 3)  # default range of the aspect ratio of random crops (arXiv:1409.4842)
 
 _JPEGS = ("JPEG", "MPO")  # MPO: several, of which the first is read
 _UPRIGHT = {  # EXIF orientation -> transposition to upright
@@ -48,10 +45,8 @@ _UPRIGHT = {  # EXIF orientation -> transposition to upright
 
 
 def decode(encoded: bytes, max_pixels: int) -> Image.Image:
-    """Decodes JPEG, PNG or WebP to upright RGB: the first frame, the upper 8 of 16 bits, transparency on white.
-
-    The size is checked before decoding. Raises BadSample with the reason.
-    """
+    """Decodes JPEG, PNG or WebP to upright RGB: the first frame, the upper 8 of 16 bits, transparency on white. Raises
+    BadSample with the reason."""
     if plain_jpeg(encoded, max_pixels) is not None:
         return Image.fromarray(decode_jpeg(encoded))
     try:
@@ -127,11 +122,7 @@ def train_transform(
     ratio: Sequence[float] = RATIO,
 ) -> Box:
     """Resizes a crop into `outs_SS3` and returns its box. A random one has area share `scale` and aspect ratio `ratio`.
-
-    All outputs get the same crop, each at its size; the image is decoded once, for the largest. The outputs are
-    contiguous uint8 views of a batch, which saves a copy. Raises BadSample as `decode` does, and for a box that is not
-    inside of the image. The draws from a generator do not depend on the file format.
-    """
+    Raises BadSample as `decode` does, and for a box that is not inside of the image."""
     wh = plain_jpeg(encoded, max_pixels)
     if wh is None:
         image = decode(encoded, max_pixels)
@@ -160,10 +151,8 @@ def box_inside(crop: Box, wh: tuple[int, int]) -> Box:
 
 
 def decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, to: tuple[int, int]) -> tuple[Pixels, Box]:
-    """Decodes a JPEG of wh pixels, shrunk while the box stays at least `to`, and returns it with the scaled box.
-
-    `to`: width and height to which the box is resized.
-    """
+    """Decodes a JPEG of wh pixels, shrunk while the box stays at least `to`, and returns it with the scaled box. `to`:
+    width and height to which the box is resized."""
     left, top, right, bottom = box
     # The smallest image size at which the box has at least `to` pixels; simplejpeg selects the DCT scale for it. Only
     # scales of 1/2 and less: libjpeg-turbo has no SIMD for 5/8 and the like, which take as long as the full size.
@@ -179,10 +168,7 @@ def decode_shrunk(encoded: bytes, wh: tuple[int, int], box: Box, to: tuple[int, 
 def resize(
     pixels: Pixels, box: Box, out_SS3: torch.Tensor, interpolation: Interpolation = Interpolation.bicubic
 ) -> None:
-    """Resizes the box of an image into `out_SS3`, of any two sides, with antialiasing, in integers, as in Pillow.
-
-    Computes `F.interpolate(…, mode=interpolation, antialias=True)`, which has no `out` argument.
-    """
+    """Resizes the box of an image into `out_SS3`, of any two sides, with antialiasing, in integers, as in Pillow."""
     left, top, right, bottom = box
     cut_1hw3 = torch.from_numpy(pixels)[None, top:bottom, left:right]  # the filter sees channels-last strides
     _RESIZE[interpolation](

@@ -282,9 +282,7 @@ class WebDatasetSpec(RemoteFilesSpec):
 
 def check_cache(remote: Sequence[tuple[int, int]], access: Access, window: int) -> None:
     """Raises ConfigError if the cache is smaller than the shards of a window, which would be fetched repeatedly.
-
-    `remote`: (bytes, samples) of each shard that is stored in the cache.
-    """
+    `remote`: (bytes, samples) of each shard that is stored in the cache."""
     cache_gb = access.cache_bytes / 1e9
     if not cache_gb or not remote:
         return

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clipx.data.class_names import class_embeddings
 from clipx.data.images import ImageReader, reader_of
-from clipx.data.loader import eval_loader
+from clipx.data.loader import eval_loader, rank_batches
 from clipx.data.loader_pool import LoaderPool
 from clipx.data.source import BadRecord, BadSample, Sample, Source
 from clipx.data.spec import DataSpec
@@ -205,16 +205,8 @@ class Embedder:
         mine: list[tuple[int, Sequence[str], int | str | None]] = []
         bad: list[BadRecord] = []
         passes = -(-total // (batch * self.comm.world))
-        batches = eval_loader(
-            source,
-            self.reader,
-            batch=batch,
-            rank=self.comm.rank,
-            world=self.comm.world,
-            workers=min(self.workers, passes),
-            prefetch=self.prefetch,
-            pool=self.pool,
-        )
+        places = rank_batches(total, batch, self.comm.rank, self.comm.world)
+        batches = eval_loader(source, self.reader, places, min(self.workers, passes), self.prefetch, self.pool)
         for loaded in self.progress.track(batches, total, "images", lambda _: batch * self.comm.world):
             bad += loaded.bad
             if loaded.index:

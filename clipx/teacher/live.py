@@ -27,20 +27,12 @@ class Teacher:
     """Adds (α·image_bT, text_bT) to `Batch.targets`, in float32, or in float64 if its weights are float64."""
 
     model: CLIP
-    size: int
-    """Side of its images in pixels."""
-
-    texts: TeacherTexts
-    """Its tokenizer, which the loader applies to each sample."""
-
-    scale: float
-    """α, the inverse of the teacher's temperature, or 1 if its similarities are used without it."""
-
+    size: int  # side of its images in pixels
+    texts: TeacherTexts  # its tokenizer, which the loader applies to each sample
+    scale: float  # α, the inverse of the teacher's temperature, or 1 if its similarities are used without it
     precision: Precision
     micro_batches: int
-    digest: str
-    """Digest of the teacher's weights, see weights_digest."""
-
+    digest: str  # digest of the teacher's weights, see weights_digest
     description: str
 
     @classmethod

@@ -82,9 +82,7 @@ class _Manifest:
 @dataclass(frozen=True, slots=True)
 class StoredTeachers:
     """`TargetSource` of one or several teachers: (α·image_T, text_T) of each, for the same sample, crop and caption.
-
-    Pickled to loader processes, each of which maps the files into memory.
-    """
+    Pickled to loader processes, each of which maps the files into memory."""
 
     teachers: Sequence[StoredEmbeddings]
 
@@ -161,18 +159,14 @@ class Views:
 
     count: int
     seed: int
-    options: Mapping[str, Any]
-    """Options with which they were drawn, see DataSpec.view_options."""
+    options: Mapping[str, Any]  # options with which they were drawn, see DataSpec.view_options
 
     def changes(self) -> list[tuple[str, Any]]:
         """Returns (key, value) of the options that are set, without crop_scale."""
         return sorted((key, value) for key, value in self.options.items() if key != "crop_scale")
 
     def check_options(self, named: str, options: Mapping[str, Any]) -> None:
-        """Raises ConfigError if the options of a run are not those of the views. `named`: the key of the embeddings.
-
-        Without views a run may draw any crops, and no augmentation.
-        """
+        """Raises ConfigError if the options of a run are not those of the views. `named`: the key of the embeddings."""
         for key in sorted({*self.options, *options} if self.count else options):
             value, stored = options.get(key), self.options.get(key)
             if not self.count:
@@ -203,12 +197,8 @@ class StoredEmbeddings:
     samples_per_shard: int
     width: int
     views: Views
-    scale: float
-    """α, the inverse of the teacher's temperature, or 1 if its similarities are used without it."""
-
-    digest: str
-    """Digest of the teacher's weights."""
-
+    scale: float  # α, the inverse of the teacher's temperature, or 1 if its similarities are used without it
+    digest: str  # digest of the teacher's weights
     description: str
 
     @classmethod
@@ -237,11 +227,7 @@ class StoredEmbeddings:
         views = Views(manifest.views, manifest.views_seed, options)
         description = f"{folder}, {manifest.samples:,} samples, {manifest.dtype}, width {manifest.width}"
         description += f", {views}" if views.count else ""
-        stored = cls(
-            str(place), manifest.samples_per_shard, manifest.width, views, scale, manifest.weights, description
-        )
-        stored._shard(0)
-        return stored
+        return cls(str(place), manifest.samples_per_shard, manifest.width, views, scale, manifest.weights, description)
 
     def box(self, index: int, view: int) -> Box:
         """Returns the box of a view. Raises BadSample if the sample was not embedded."""
@@ -263,19 +249,11 @@ class StoredEmbeddings:
     def _locate(self, index: int) -> tuple[_Shard, int, tuple[int, int]]:
         """Returns (shard, row of a sample in it, range of its captions). Raises BadSample."""
         number, row = divmod(index, self.samples_per_shard)
-        shard = self._shard(number)
-        if row >= len(shard.image):
-            raise DataError(
-                f"embeddings of shard {number} in {self.folder} have {len(shard.image):,} samples, fewer than the "
-                "manifest says: rewrite them"
-            )
+        shard = _shard(self.folder, number, self.views.count)
         start, stop = shard.offsets[row : row + 2].tolist()
         if start == stop:
             raise BadSample("teacher.embeddings lacks the sample: it could not be read when they were written")
         return shard, row, (start, stop)
-
-    def _shard(self, number: int) -> _Shard:
-        return _shard(self.folder, number, self.width, self.views.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,24 +268,10 @@ class _Shard:
 
 
 @lru_cache(maxsize=_MAPPED)
-def _shard(folder: str, number: int, width: int, views: int) -> _Shard:
-    """Maps the files of a shard. Raises DataError if they cannot be read or do not have the shape of the manifest."""
+def _shard(folder: str, number: int, views: int) -> _Shard:
+    """Maps the files of a shard. Raises DataError if they cannot be read."""
     paths = [Path(folder, name) for name in _files(number, views)]
-    mapped = [map_array(path, f"{path}, of embeddings,", "rewrite them") for path in paths]
-    n, m = (array.shape[0] if array.ndim else 0 for array in (mapped[0], mapped[2]))
-    crops = (views,) if views else ()
-    expected = [("f", (n, *crops, width)), ("f", (m, width)), ("u", (m,)), ("i", (n + 1,)), ("i", (n, views, 4))]
-    for path, array, (kind, shape) in zip(paths, mapped, expected, strict=False):
-        if array.shape != shape or array.dtype.kind != kind or not array.dtype.isnative:
-            of_views = f" and {views} views" if views else ""
-            raise DataError(
-                f"{path} has {array.dtype} of shape {list(array.shape)}, but the manifest has width {width}{of_views}, "
-                f"and the other files need shape {list(shape)}: rewrite it"
-            )
-    offsets = mapped[3]
-    if offsets[0] != 0 or offsets[-1] != m or bool((np.diff(offsets) < 0).any()):
-        raise DataError(f"{paths[3]} does not place the {m:,} captions of its shard: rewrite it")
-    return _Shard(*mapped)
+    return _Shard(*(map_array(path, f"{path}, of embeddings,", "rewrite them") for path in paths))
 
 
 def _files(number: int, views: int) -> tuple[str, ...]:

@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 
 from clipx.data.class_names import read_names
 from clipx.data.csv import CsvSpec
-from clipx.data.parquet import ParquetSpec
 from clipx.data.shards.urls import expand
 from clipx.data.source import BadSample, Source
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.extra.curate.entries import read_entries
 from clipx.extra.curate.select import SelectSpec, select
 from clipx.extra.curate.writer import load_head
+from clipx.extra.hf.parquet import ParquetSpec
 from clipx.extra.hf.source import HfSpec
 from clipx.extra.prepare.command import PrepareSpec, prepare
 from clipx.teacher.stored import MANIFEST, StoredTeachers, caption_hash

@@ -15,8 +15,8 @@ import pytest
 from helpers import ROOT
 from helpers.savers import SINGLE_RANK
 
+from clipx.data.parquet_file import open_parquet_file
 from clipx.data.shards import cache
-from clipx.data.shards.row_groups import open_parquet_file
 from clipx.distributed.parts import locked
 from clipx.errors import ConfigError, DiskError
 from clipx.storage.local import open_own, write_text

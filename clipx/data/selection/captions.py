@@ -37,20 +37,13 @@ _DIGEST, _MISSING = b"digest", b"missing"  # metadata of a stored file: of its t
 class CaptionTables:
     """The tables of a set of shards. Pickled to loader processes."""
 
-    place: str
-    """`shards`: next to each shard. Else the folder or URL that has them."""
-
-    weights: dict[str, float]
-    """Weight of each column."""
-
-    prepared: bool = False
-    """True once `prepare` has read all tables and reported missing captions."""
+    place: str  # `shards`: next to each shard. Else the folder or URL that has them
+    weights: dict[str, float]  # weight of each column
+    prepared: bool = False  # True once `prepare` has read all tables and reported missing captions
 
     def captions(self, shard: Shard, size: int, place: int) -> list[tuple[float, Sequence[str]]]:
-        """Returns (weight, captions) of each column that has captions for the sample at a place of a shard.
-
-        `size`: number of places of the shard.
-        """
+        """Returns (weight, captions) of each column that has captions for the sample at a place of a shard. `size`:
+        number of places of the shard."""
         key = (self.place, tuple(self.weights), shard.table)
         if key not in _used:
             path = self._file(shard, size)
@@ -66,11 +59,8 @@ class CaptionTables:
         return [(weight, texts) for weight, texts in found if texts]
 
     def prepare(self, shards: Sequence[Shard]) -> tuple[CaptionTables, str, list[BadRecord]]:
-        """Reads the tables that are not in the cache, with a progress bar.
-
-        Returns the prepared tables, a digest of their texts, and a note if samples have no caption in them. Raises
-        DataError.
-        """
+        """Reads the tables that are not in the cache, with a progress bar. Returns the prepared tables, a digest of
+        their texts, and a note if samples have no caption in them. Raises DataError."""
         urls, sizes = [shard.url for shard in shards], [shard.samples for shard in shards]
         with ThreadPoolExecutor(_LOOKUPS) as pool:
             paths = list(pool.map(self._file, shards, sizes))

@@ -62,8 +62,7 @@ class NamedSamples:
         return key_digests(self.names)
 
 
-Samples = ShardSamples | NamedSamples
-"""All samples that are chosen from, in shards."""
+Samples = ShardSamples | NamedSamples  # all samples that are chosen from, in shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +85,8 @@ def _map(path: str, dtype: str, count: int) -> NDArray[Any]:
 @dataclass(frozen=True, slots=True)
 class Selected(WrappedSource):
     """The samples of a source at sorted `indices`. A shard has the number of its selected samples, which may be 0.
-
     `digest`: of the indices and weights. `cumulative`: running sums of the samples' weights, with which they are drawn,
-    or None.
-    """
+    or None."""
 
     indices: ArrayFile
     digest: str
@@ -125,10 +122,8 @@ class Selected(WrappedSource):
 def choose(
     spec: SelectionSpec, samples: Samples, train: Source, side: Side, retry_s: float
 ) -> tuple[Source, list[str]]:
-    """Returns the selected training samples, and lines for the log. Raises ConfigError or DataError.
-
-    `train`: the training samples. `samples`: all shards, of which some samples or shards may be held out.
-    """
+    """Returns the selected training samples, and lines for the log. Raises ConfigError or DataError. `train`: the
+    training samples. `samples`: all shards, of which some samples or shards may be held out."""
     facts = [train.fingerprint, *map(str, samples.sizes), identity(spec, samples.urls[0], retry_s)]
     name = hashlib.sha256("\n".join(facts).encode("utf-8", "surrogatepass")).hexdigest()[:32]
     path = cache_folder("selection") / f"{name}.json"
@@ -162,10 +157,8 @@ def identity(spec: SelectionSpec, first_shard: str, retry_s: float) -> str:
 
 
 def side_of(train: Source, own: Sequence[str], urls: Sequence[str], sizes: Sequence[int]) -> Side:
-    """Returns the training samples among those of the shards `urls`.
-
-    `train` is a side of all shards, or has the samples of the shards `own` alone.
-    """
+    """Returns the training samples among those of the shards `urls`. `train` is a side of all shards, or has the
+    samples of the shards `own` alone."""
     if isinstance(train, Split):
         return lambda _, indices: train.of_side(indices)
     chosen, offsets, start = set(own), dict[int, int](), 0
@@ -186,21 +179,16 @@ class _Chooser:
     spec: SelectionSpec
     samples: Samples
     side: Side
-    work: Path
-    """Folder of temporary files."""
+    work: Path  # folder of temporary files
     retry_s: float
     starts: Sequence[int] = ()
-    kept: dict[str, Named] = field(default_factory=dict)
-    """Samples that the files of keep and where name, by option."""
+    kept: dict[str, Named] = field(default_factory=dict)  # samples that the files of keep and where name, by option
     weights: Named | None = None
-    where: Predicate | None = None
-    """Condition on the columns of `tables`."""
+    where: Predicate | None = None  # condition on the columns of `tables`
     tables: JsonTables | SidecarTables | None = None
-    missing: Counter[str] = field(default_factory=Counter)
-    """Number of samples without a value, by column."""
+    missing: Counter[str] = field(default_factory=Counter)  # number of samples without a value, by column
     unweighted: int = 0
-    lock: Lock = field(default_factory=Lock)
-    """Held by a thread while it adds to the counts."""
+    lock: Lock = field(default_factory=Lock)  # held by a thread while it adds to the counts
 
     def write(self, path: Path, before: int) -> None:
         """Writes the indices, the cumulative weights, and then their description."""

@@ -46,8 +46,7 @@ _VERSIONS = ("mtime", "ETag", "etag", "LastModified", "last_modified")
 _FIX = "check the path"
 _IDS = {"index": INDEX, "key": KEY, "uid": KEY}
 
-WeightedIds = tuple[NDArray[Any], NDArray[np.float64] | None]
-"""(indices or ids, weight of each one or None)."""
+WeightedIds = tuple[NDArray[Any], NDArray[np.float64] | None]  # (indices or ids, weight of each one or None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,8 @@ class Reading:
 
 @dataclass(slots=True)
 class Named:
-    """Samples that a file names, by their place in the data, or by their key or uid (`by`).
-
-    `values`, by place: of all samples in their order, whether each is named, or its weight, NaN without one.
-    """
+    """Samples that a file names, by their place in the data, or by their key or uid (`by`). `values`, by place: of all
+    samples in their order, whether each is named, or its weight, NaN without one."""
 
     by: str
     values: NDArray[Any] | None = None
@@ -114,11 +111,7 @@ def read_ids(path: str, key: str, reading: Reading) -> Named:
 
 
 def read_condition(condition: Predicate, urls: Sequence[str], reading: Reading) -> Named:
-    """Returns the samples whose row of a table satisfies the condition.
-
-    The column `index` finds the samples of a table of clipx.score, a column `key` or `uid` those of another table.
-    Without one, the rows of all files together must be the samples in their order.
-    """
+    """Returns the samples whose row of a table satisfies the condition."""
     schema = parquet(urls[0], reading.retry_s).schema_arrow
     check_columns(schema, dict.fromkeys(condition.columns, ANY), "data.table", urls[0])
     ids = ("index",) if INDEXED in (schema.metadata or {}) else ("key", "uid")
@@ -195,10 +188,8 @@ def _read_tables(
     condition: Predicate | None = None,
     weighted: bool = False,
 ) -> tuple[str | None, Iterator[WeightedIds]]:
-    """Returns the first column of `ids` that a table has, and the ids of the rows that satisfy the condition.
-
-    Without such a column, the rows of all tables have the indices of the samples. Raises DataError.
-    """
+    """Returns the first column of `ids` that a table has, and the ids of the rows that satisfy the condition. Raises
+    DataError."""
     names = parquet(urls[0], reading.retry_s).schema_arrow.names
     by = next((name for name in ids if name in names), None)
     columns = dict.fromkeys(condition.columns if condition else (), ANY)

@@ -13,7 +13,7 @@ from clipx.config.specs import frozen
 from clipx.data.image_files import ImageFiles
 from clipx.data.selection.expression import Predicate
 from clipx.data.source import Split
-from clipx.data.spec import Dataset, DataSpec, all_held_out
+from clipx.data.spec import Dataset, DataSpec
 from clipx.errors import ConfigError, require, require_effect
 from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.local import check_file
@@ -113,7 +113,8 @@ class SelectionSpec(DataSpec):
         return self.select(dataset, NamedSamples([""], [len(files.images)], files.images), [""], _RETRY_S)
 
     def open_for_evaluation(self) -> Dataset:
-        return all_held_out(self.evaluated().open())
+        opened = self.evaluated().open()
+        return replace(opened, held_out=opened.train)
 
     def unselected(self) -> Self:
         """Returns the options without a selection, as evaluation data are read."""

@@ -96,10 +96,8 @@ def open_retried(url: str, retry_s: float) -> IO[bytes]:
 
 
 def batches(url: str, columns: Mapping[str, Role], key: str, retry_s: float) -> Iterator[pa.RecordBatch]:
-    """Yields some columns of a Parquet file. Raises DataError for one that is missing or of another type.
-
-    `key`: the option of the file.
-    """
+    """Yields some columns of a Parquet file. Raises DataError for one that is missing or of another type. `key`: the
+    option of the file."""
     file = parquet(url, retry_s)
     check_columns(file.schema_arrow, columns, key, url)
     yield from parquet_file.batches(file, list(columns), f"table {url}", _BATCH)
@@ -132,10 +130,8 @@ def sidecar(url: str) -> str:
 @dataclass(slots=True)
 class SidecarTables:
     """The Parquet files next to the shards. Rows with a status other than success have no sample, as in img2dataset.
-
     Rows are found by the column key if the shard is indexed, else by their order, if they are as many as the samples.
-    `option`: names the tables in errors. `table_of`: returns the table of a shard.
-    """
+    `option`: names the tables in errors. `table_of`: returns the table of a shard."""
 
     samples: ShardSamples
     columns: Sequence[str]
@@ -266,18 +262,15 @@ def _column(values: Sequence[Any]) -> pa.Array:
 
 ID = np.dtype("<u8,<u8")
 WEIGHTED = np.dtype([*ID.descr, ("weight", "<f8")])
-Ids = NDArray[np.void]
-"""[n] of dtype ID or WEIGHTED."""
+Ids = NDArray[np.void]  # [n] of dtype ID or WEIGHTED
 
 CHUNK = 1 << 20  # ids that are read together
 _UID = r"^[0-9a-fA-F]{32}$"
 
 
 def ids_of(values: pa.Array, by: str, where: str) -> Ids:
-    """Returns the ids of keys or uids (`by`), texts or whole numbers. A missing one has the id 0.
-
-    Raises DataError for an invalid uid.
-    """
+    """Returns the ids of keys or uids (`by`), texts or whole numbers. A missing one has the id 0. Raises DataError for
+    an invalid uid."""
     if not KEY.fits(values.type):
         raise DataError(f"column {by} of {where} holds {values.type}, not texts: store each {by} as a text")
     texts = encoded(values)
@@ -303,10 +296,8 @@ def with_weights(ids: Ids, weights: NDArray[np.float64]) -> Ids:
 
 
 def write_sorted(path: Path, chunks: Iterable[Ids]) -> int:
-    """Writes ids, sorted and each once, with its first weight. Returns the number of repeated ids.
-
-    Memory: a bucket, 1/256 of the ids.
-    """
+    """Writes ids, sorted and each once, with its first weight. Returns the number of repeated ids. Memory: a bucket,
+    1/256 of the ids."""
     repeated, dtype = 0, ID
     with TemporaryDirectory(dir=path.parent) as buckets, open_own(path, "wb") as out:
         for rows in chunks:
@@ -336,10 +327,8 @@ def is_sorted(ids: Ids) -> bool:
 
 
 class IdSet:
-    """A sorted set of `ids`, with or without weights, which counts those that were found.
-
-    Memory: one bit for each id.
-    """
+    """A sorted set of `ids`, with or without weights, which counts those that were found. Memory: one bit for each
+    id."""
 
     def __init__(self, ids: Ids) -> None:
         self.ids = ids

@@ -35,15 +35,9 @@ _ORPHAN_S = 86_400.0  # seconds without use after which a whole file without a l
 class Access:
     """Retry and cache settings of remote files. Local files are read directly."""
 
-    retry_s: float = RETRY_S
-    """Total time in seconds for the retries of a read."""
-
-    cache_bytes: int = 0
-    """Size limit of the cache of whole files in bytes. 0 disables the cache."""
-
-    cache_dir: str | None = None
-    """Folder of the cache. None selects `shards` in the cache folder of clipx."""
-
+    retry_s: float = RETRY_S  # total time in seconds for the retries of a read
+    cache_bytes: int = 0  # size limit of the cache of whole files in bytes. 0 disables the cache
+    cache_dir: str | None = None  # folder of the cache. None selects `shards` in the cache folder of clipx
     whole: bool = False
     """Whether a shard is stored in the cache before it is read. The cache may then exceed `cache_bytes`. With
     cache_bytes=0, a shard is removed when it is released."""
@@ -81,10 +75,8 @@ def store_in_background(shard: Shard) -> None:
 
 
 def store_now(shard: Shard, tolerated: type[Exception] = OSError) -> None:
-    """Fetches a shard into the cache. If that fails, prints the reason: its samples are read as byte ranges.
-
-    After a failure, does nothing for a minute. Raises the errors of the storage, unless they are `tolerated`.
-    """
+    """Fetches a shard into the cache. If that fails, prints the reason: its samples are read as byte ranges. Raises the
+    errors of the storage, unless they are `tolerated`."""
     process, path = this_process(), shard.cache_path
     if path.exists() or time.monotonic() < process.cache_again_at:
         return
@@ -105,10 +97,7 @@ def discard(shard: Shard) -> None:
 
 
 def store(shard: Shard) -> None:
-    """Fetches a shard into the cache unless another process is fetching it.
-
-    Writes to a `.part` file and renames it when it is complete. Raises DataError or OSError.
-    """
+    """Fetches a shard into the cache unless another process is fetching it. Raises DataError or OSError."""
     path = shard.cache_path
     part = path.with_suffix(".part")
     with open_own(path.parent / ".lock", "w") as lock:

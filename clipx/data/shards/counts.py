@@ -28,11 +28,8 @@ class Counts:
 
     samples: Sequence[int]
 
-    by: str
-    """Name of the file or option that lists them, for messages."""
-
-    digests: Sequence[str] = ()
-    """Digests of the shards, as in their indices. () if they are not listed."""
+    by: str  # name of the file or option that lists them, for messages
+    digests: Sequence[str] = ()  # digests of the shards, as in their indices. () if they are not listed
 
     def select(self, urls: Sequence[str], chosen: Sequence[bool]) -> tuple[list[str], Counts]:
         """Returns some of the shards and their counts."""
@@ -40,10 +37,7 @@ class Counts:
         return list(compress(urls, chosen)), Counts(list(compress(self.samples, chosen)), self.by, digests)
 
     def fingerprint(self, urls: Sequence[str], caption_keys: Iterable[str], label_key: str | None) -> str:
-        """Returns a fingerprint of what is listed: names and numbers of samples, not the content of the shards.
-
-        It begins with `listed-`, so it never equals a fingerprint of the content.
-        """
+        """Returns a fingerprint of what is listed: names and numbers of samples, not the content of the shards."""
         shards = [f"{_name(url)} {count}" for url, count in zip(urls, self.samples, strict=True)]
         facts = "\n".join([" + ".join(caption_keys), str(label_key), *shards])
         return f"listed-{hashlib.sha256(facts.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
@@ -55,8 +49,7 @@ class Manifest:
 
     path: str
     caption_key: Any
-    shards: dict[str, dict[str, Any]]
-    """{url: facts}, in the order of the file."""
+    shards: dict[str, dict[str, Any]]  # {url: facts}, in the order of the file
 
     @classmethod
     def read(cls, path: str, retry_s: float) -> Manifest:
@@ -74,10 +67,8 @@ class Manifest:
         return cls(path, content.get("caption_key"), shards)
 
     def counts(self, urls: Sequence[str]) -> Counts:
-        """Returns the numbers of samples of the shards, found by URL or else by name: they may have been moved.
-
-        Raises ConfigError for a shard that is not in the manifest.
-        """
+        """Returns the numbers of samples of the shards, found by URL or else by name: they may have been moved. Raises
+        ConfigError for a shard that is not in the manifest."""
         by_name: dict[str, list[dict[str, Any]]] = {}
         for url, facts in self.shards.items():
             by_name.setdefault(_name(url), []).append(facts)
@@ -98,10 +89,8 @@ def listed_counts(
     urls: Sequence[str], retry_s: float, count_others: Callable[[Sequence[str]], Sequence[int]] | None = None
 ) -> Counts | None:
     """Returns the numbers of samples listed next to the shards, or None if that of the first shard is not listed.
-
     `count_others` counts the samples of shards that are not listed; None: all must be. Raises DataError if the storage
-    fails.
-    """
+    fails."""
     first, file = listed_in_files(urls[0], retry_s)
     if first is None:
         return None

@@ -18,19 +18,15 @@ if TYPE_CHECKING:
     Table = NDArray[np.int64]
     """[samples, 4 members, (offset, size)]; size -1 if the member is missing."""
 
-IMAGE, TXT, JSON, CLS = range(4)
-"""The members of a sample, in the order of the columns of a table."""
+IMAGE, TXT, JSON, CLS = range(4)  # the members of a sample, in the order of the columns of a table
 
-Span = tuple[int, int]
-"""(first byte, number of bytes)"""
+Span = tuple[int, int]  # (first byte, number of bytes)
 
 MISSING: Span = (0, -1)
 
-RowSpans = Sequence[Span]
-"""Row of a table: the span of each member."""
+RowSpans = Sequence[Span]  # row of a table: the span of each member
 
-RETRY_S = 120.0
-"""Default time in seconds for the retries of a remote read."""
+RETRY_S = 120.0  # default time in seconds for the retries of a remote read
 
 _VERSION = 7  # of the choice of members, too: a cached index holds it
 # Keys of fsspec's file systems for the modification time or checksum of a file; those of local files first.
@@ -58,11 +54,7 @@ class MissingShard(UnreadableShard):
 
 
 def fingerprint(caption_keys: Iterable[str], label_key: str | None, digests: Iterable[str]) -> str:
-    """Returns the fingerprint of a data set from the digests of its shards.
-
-    It depends on the content of the shards and on the keys that are read, not on the location of the shards nor on the
-    weights of the keys.
-    """
+    """Returns the fingerprint of a data set from the digests of its shards."""
     facts = [" + ".join(caption_keys), str(label_key), *digests]
     return hashlib.sha256("\n".join(facts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -92,9 +84,7 @@ def load_table(path: str) -> Table:
 
 def file_version(url: str, captions: Sequence[int], retry_s: float, patient: bool = False) -> tuple[str, int]:
     """Returns the name of a file's index, which changes with the file and the columns `captions`, and the file's size.
-
-    Raises DataError, and MissingShard if the file does not exist.
-    """
+    Raises DataError, and MissingShard if the file does not exist."""
     info = shard_info(url, retry_s, patient)
     version = next((info[key] for key in _VERSIONS if info.get(key)), None)
     location = url if "://" in url else Path(url).resolve()

@@ -60,22 +60,14 @@ class Shard:
     """A tar file, with the facts that are known of it. Compared by place, version and settings."""
 
     url: str
-    captions: tuple[int, ...]
-    """Columns of captions: a usable sample has an image and a member in at least one of them."""
-
+    captions: tuple[int, ...]  # columns of captions: a usable sample has an image and a member in at least one of them
     access: Access
-    size: int = 0
-    """Size in bytes; 0 before it is looked up."""
-
-    table: str = ""
-    """Path of the table, whose name changes with the shard. Empty before it is looked up."""
-
+    size: int = 0  # size in bytes; 0 before it is looked up
+    table: str = ""  # path of the table, whose name changes with the shard. Empty before it is looked up
     samples: int = field(default=0, compare=False)
     """Number of usable samples: the rows of the table. Like all that follows, it is known when the shard is indexed."""
 
-    digest: str = field(default="", compare=False)
-    """Digest of the names, offsets and sizes of the members."""
-
+    digest: str = field(default="", compare=False)  # digest of the names, offsets and sizes of the members
     bad: Sequence[BadRecord] = field(default=(), compare=False)
     notes: Sequence[BadRecord] = field(default=(), compare=False)
     """Remarks on the shard that are not about a skipped sample."""
@@ -146,10 +138,8 @@ class Shard:
 
     def prepare(self, since: float, wait: bool) -> Self | None:
         """Returns the shard indexed, and stored if shards are read whole. A shard that does not exist has no samples.
-
         Returns None if another process is preparing it and `wait` is false. Raises DataError if the storage fails for
-        `retry_s`. `since`: time from which on a shard that was looked up is not looked up again.
-        """
+        `retry_s`. `since`: time from which on a shard that was looked up is not looked up again."""
         digest = hashlib.sha256(f"{self.url} {self.captions}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         record = cache_folder("index") / f"{digest}.found"
         try:
@@ -218,11 +208,7 @@ class Shard:
     # ------------------------------------------------------------------------------------------------- samples
 
     def places(self, listed: int) -> NDArray[np.int64]:
-        """Returns the places of the usable samples in a shard with a listed number of samples.
-
-        If the skipped samples are listed too, each has its place. A shard that has fewer samples otherwise lacks the
-        last ones, and the last samples of one that has more have no place.
-        """
+        """Returns the places of the usable samples in a shard with a listed number of samples."""
         import numpy as np
 
         if listed == self.samples + len(self.skipped):
@@ -256,11 +242,9 @@ class Shard:
         return {column: contents[0][start - first : start - first + size] for column, (start, size) in members.items()}
 
     def fetch(self, span: Span) -> bytes:
-        """Returns the bytes of a span, from its request if there is one.
-
-        Raises BadSample if the shard is missing or too short, and DataError if the storage fails, or refuses all
-        requests, for `retry_s`: credentials may expire during a run.
-        """
+        """Returns the bytes of a span, from its request if there is one. Raises BadSample if the shard is missing or
+        too short, and DataError if the storage fails, or refuses all requests, for `retry_s`: credentials may expire
+        during a run."""
         try:
             if self.local:
                 # The variable keeps the file open during the read: if two threads open it at once, the cache keeps one.
@@ -278,10 +262,7 @@ class Shard:
         return content
 
     def fetch_remote(self, span: Span) -> bytes:
-        """Reads a span from the cache, or as a byte range, and starts to fetch the whole shard into the cache.
-
-        Therefore no sample waits for a whole shard, and a full or failing cache reduces the speed only.
-        """
+        """Reads a span from the cache, or as a byte range, and starts to fetch the whole shard into the cache."""
         if self.cacheable:
             if (content := read_cached(self.cache_path, span)) is not None:
                 return content
@@ -304,10 +285,8 @@ def joined(spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def index_shards(shards: Sequence[Shard]) -> list[Shard]:
-    """Returns the shards with the content of their indices. Creates those that are not in the cache.
-
-    Raises DataError if a shard does not exist or cannot be read.
-    """
+    """Returns the shards with the content of their indices. Creates those that are not in the cache. Raises DataError
+    if a shard does not exist or cannot be read."""
     with ThreadPoolExecutor(32) as pool:  # a remote request takes about 50 ms
         found = list(pool.map(Shard.find, shards))
     new = [shard for shard in found if not shard.indexed]

@@ -33,11 +33,8 @@ _DEFAULT_ACCESS = Access()
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """Source over tar files.
-
-    Their indices are made when it is opened, or, with listed numbers of samples, when a shard is first used. A place in
-    a shard that has fewer samples than listed is a bad sample.
-    """
+    """Source over tar files. Their indices are made when it is opened, or, with listed numbers of samples, when a shard
+    is first used. A place in a shard that has fewer samples than listed is a bad sample."""
 
     shards: Sequence[Shard] = field(repr=False)
     sizes: Sequence[int]
@@ -77,11 +74,9 @@ class Shards:
         counts: Counts | None = None,
         tables: CaptionTables | None = None,
     ) -> Self:
-        """Opens the shards, indexing new ones with a progress bar unless their numbers of samples are given.
-
-        With `caption_key` None a sample is an image with a label in the member cls, without captions. `tables`: further
-        captions of the samples. Raises DataError if the shards have no sample.
-        """
+        """Opens the shards, indexing new ones with a progress bar unless their numbers of samples are given. With
+        `caption_key` None a sample is an image with a label in the member cls, without captions. `tables`: further
+        captions of the samples. Raises DataError if the shards have no sample."""
         captions = {} if caption_key is None else caption_weights("data.caption_key", caption_key)
         columns = tuple(caption_columns(captions) or [CLS])
         shards = [Shard(url, columns, access) for url in urls]

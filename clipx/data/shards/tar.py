@@ -41,8 +41,7 @@ class TarSample:
     """A sample of a tar."""
 
     name: str
-    members: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """{extension: (offset, size)}."""
+    members: dict[str, tuple[int, int]] = field(default_factory=dict)  # {extension: (offset, size)}
 
     @property
     def read(self) -> dict[str, tuple[int, int]]:
@@ -77,9 +76,7 @@ class TarContent:
 
     samples: list[TarSample] = field(default_factory=list)
 
-    damage: str | None = None
-    """Description of the damage after which nothing is read. None if there is none."""
-
+    damage: str | None = None  # description of the damage after which nothing is read. None if there is none
     dotted: list[str] = field(default_factory=list)
     """Members such as img.v1.jpg that are no images because of the dots in their names."""
 
@@ -161,11 +158,9 @@ class _Member(tarfile.TarInfo):
 
 
 class _Headers:
-    """File object for tarfile that limits the size of a read and the positions.
-
-    tarfile itself reads a long name or a pax header of any length into memory, and seeks to any position that a header
-    names. `failure` is the error of the file that ended the last call.
-    """
+    """File object for tarfile that limits the size of a read and the positions. tarfile itself reads a long name or a
+    pax header of any length into memory, and seeks to any position that a header names. `failure` is the error of the
+    file that ended the last call."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         self._file, self._size, self.tell = file, size, file.tell
@@ -192,11 +187,7 @@ class _Headers:
 
 
 def _end_damage(file: _Headers, offset: int) -> str | None:
-    """Returns a description of the damage at the end of the archive, or None.
-
-    tarfile treats a damaged or truncated header as the end of the archive. A valid end has zeros up to the end of the
-    file.
-    """
+    """Returns a description of the damage at the end of the archive, or None."""
     file.seek(offset)
     end = file.read(1 << 16)
     if not end:

@@ -41,10 +41,7 @@ def expand(pattern: str, key: str, what: str = "shard") -> list[str]:
 
 
 def first_local(pattern: str | None, key: str, what: str = "shard") -> list[str]:
-    """Returns the first path of a pattern that names no URL, nothing of another. Raises as `expand`.
-
-    Of lists, which may name URLs, it only reads the lines.
-    """
+    """Returns the first path of a pattern that names no URL, nothing of another. Raises as `expand`."""
     if pattern is None or "://" in pattern:
         return []
     lists = [part for part in map(str.strip, pattern.split("::")) if part.startswith("@")]

@@ -57,11 +57,8 @@ def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, w
 def run_in_pool(
     call: Callable[[T], object], items: list[T], what: str, *, processes: int = 0, threads: int = 0
 ) -> None:
-    """Calls `call` on each item in parallel and shows progress on stderr.
-
-    Uses `threads` threads of this process if given, else `processes` processes, else as many processes as there are
-    cores. Raises the exceptions of `call`, and DataError if a process is killed.
-    """
+    """Calls `call` on each item in parallel and shows progress on stderr. Raises the exceptions of `call`, and
+    DataError if a process is killed."""
     from clipx.report.console import track
 
     if not items:
@@ -108,11 +105,7 @@ def _samples(indices: range, make: MakeSample) -> Iterator[ShardSample]:
 
 
 def write_samples(path: str, samples: Iterable[ShardSample]) -> None:
-    """Writes a shard by webdataset's TarWriter: the members of a sample in the order of their extensions.
-
-    Members have no modification time and no owner, so the same samples result in the same bytes. The file is opened
-    here, because webdataset would run a path `pipe:…` as a command.
-    """
+    """Writes a shard by webdataset's TarWriter: the members of a sample in the order of their extensions."""
     from webdataset import TarWriter
 
     with Path(path).open("xb") as file, TarWriter(file, user="", group="", mtime=0, encoder=False) as writer:

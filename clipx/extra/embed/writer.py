@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clipx.config.saved import to_dict
 from clipx.data.images import Crops, ImageReader, reader_of
-from clipx.data.loader import EvalBatch, eval_batch_loader
+from clipx.data.loader import EvalBatch, eval_loader
 from clipx.data.npy import save_array
 from clipx.data.shards.index import RETRY_S
 from clipx.data.source import BadRecord, Source
@@ -218,7 +218,7 @@ class EmbeddingWriter:
     ) -> Iterator[tuple[int, Record]]:
         """Writes these shards, among those `of` that all ranks write. Yields (number, record) of each complete one."""
         batches = [part for number in numbers for part in self.parts.batches(number)]
-        loaded = eval_batch_loader(self.source, self.reader, batches, workers, prefetch, crops=self.crops)
+        loaded = eval_loader(self.source, self.reader, batches, workers, prefetch, crops=self.crops)
         total = sum(len(self.parts.samples(number)) for number in of)
         with progress.share(loaded, batches, total, "samples") as embedded:
             for number in numbers:

@@ -23,8 +23,7 @@ from clipx.model.transfer import moved
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_File = tuple[EncodedImage, Tensor]
-"""Image and its file."""
+_File = tuple[EncodedImage, Tensor]  # image and its file
 
 _PIXELS = 2**25  # decoded at a time: 100 MB
 _NUMBERS = 2**26  # float32 in memory while crops are resized: 268 MB
@@ -45,11 +44,7 @@ def check_device_decoding(device: torch.device) -> None:
 
 
 def decode_images(encoded: EncodedImages, device: torch.device) -> Inputs:
-    """Returns the pixels of all images on the device. Raises DataError.
-
-    An image that the device cannot decode is decoded on the CPU. It is whole: see `device_crop`. The host waits for the
-    current stream, then for the decoder.
-    """
+    """Returns the pixels of all images on the device. Raises DataError."""
     reader, others = encoded.reader, [rows_nSS3.permute(0, 2, 3, 1) for rows_nSS3 in encoded.rows]
     whole_nSS3 = [torch.empty((len(encoded), *rows.shape[1:]), dtype=torch.uint8, device=device) for rows in others]
     failed: list[_File] = []
@@ -112,10 +107,8 @@ def _grouped(items: Sequence[T], cost: Callable[[T], int], limit: int) -> Iterat
 
 
 def decode_jpegs(files: Sequence[Tensor], device: torch.device) -> list[Tensor | None]:
-    """Decodes files to [3, height, width] uint8 on the device. None for each that the device cannot decode.
-
-    Raises DataError if it can decode none of many.
-    """
+    """Decodes files to [3, height, width] uint8 on the device. None for each that the device cannot decode. Raises
+    DataError if it can decode none of many."""
     errors: list[RuntimeError] = []
     decoded = _decode_halves(files, device, errors)
     if errors and len(errors) == len(files) >= _MANY:
@@ -159,11 +152,7 @@ def _first_line(error: Exception) -> str:
 
 
 def resize_crops(crops: Sequence[Tensor], size: int, interpolation: Interpolation = Interpolation.bicubic) -> Tensor:
-    """Resizes crops [3, height, width] uint8 to rows [n, S, S, 3] with antialiasing, as `transform.resize`.
-
-    Two matrix products for all crops, which are padded to one size: a kernel for each crop takes 20 us of the host
-    in Python. Each product is rounded to a level, as on the CPU.
-    """
+    """Resizes crops [3, height, width] uint8 to rows [n, S, S, 3] with antialiasing, as `transform.resize`."""
     heights, widths = ([crop.shape[dim] for crop in crops] for dim in (1, 2))
     n, height, width = len(crops), max(heights), max(widths)
     padded_nH3W = torch.zeros((n, height, 3, width), device=crops[0].device)

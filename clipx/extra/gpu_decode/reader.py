@@ -39,10 +39,8 @@ class EncodedImage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedImages(Inputs):
-    """Images of n samples. `data_N`, uint8, has the files of those that the device decodes, one after the other.
-
-    rows: pixels of the other images, in the order of the samples.
-    """
+    """Images of n samples. `data_N`, uint8, has the files of those that the device decodes, one after the other. rows:
+    pixels of the other images, in the order of the samples."""
 
     reader: PixelReader
     images: Sequence[EncodedImage]
@@ -127,11 +125,8 @@ def device_crop(
     encoded: bytes, scale: Sequence[float], max_pixels: int, crop: Crop, ratio: Sequence[float] = RATIO
 ) -> tuple[int, int, Box] | None:
     """Returns (width, height, box of the crop) of an image that the device decodes: a plain, flawless baseline JPEG of
-    at most LARGEST pixels.
-
-    Returns None for any other image, without a draw: nvJPEG does not tell a half-grey one from a whole one. The draws
-    are those of `train_transform`. Raises BadSample for a box that is not inside of the image.
-    """
+    at most LARGEST pixels. Returns None for any other image, without a draw: nvJPEG does not tell a half-grey one from
+    a whole one. Raises BadSample for a box that is not inside of the image."""
     wh = plain_jpeg(encoded, min(max_pixels, LARGEST))
     if wh is None or not is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0 or not is_flawless(encoded):
         return None

@@ -30,8 +30,7 @@ _NUMBERED = re.compile(r"(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*")  # train-00000-of
 _LISTED = 8  # names that an error lists
 _PATTERNS = 1000  # largest number of a configuration of a card
 
-Splits = Mapping[str, Sequence[str]]
-"""Paths of the files of each split, by its name."""
+Splits = Mapping[str, Sequence[str]]  # paths of the files of each split, by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,7 @@ class Repository:
     root: str
     shown: str
     files: Sequence[str]
-    card: str | None
-    """Text of README.md; None if there is none."""
+    card: str | None  # text of README.md; None if there is none
 
     def splits(self, config: str | None) -> Splits:
         """Returns the splits of a configuration. None: the only or default one. Raises ConfigError or DataError."""
@@ -118,7 +116,6 @@ class Repository:
         hub = self.root.startswith("hf://")
         # The hub converts the first 5 GB of a data set to Parquet, in this branch.
         branch = f"data.path={self.shown.partition('@')[0]}@refs/convert/parquet, which the hub may have written"
-        names = {path.rpartition("/")[2] for path in files}
         if any(path.endswith(".arrow") for path in files):
             return (
                 "holds Arrow files, as of save_to_disk: write Parquet files with datasets.load_from_disk(FOLDER)"
@@ -127,21 +124,14 @@ class Repository:
         if any(path.lower().endswith(IMAGES) for path in files):
             if hub:
                 return f"holds single images: give {branch}, or a downloaded copy to data=csv or data=folder"
-            table = next((path for path in files if path.rpartition("/")[2] == "metadata.csv"), None)
-            if table:
-                return (
-                    f"holds single images: give data=csv data.path={self.root}/{table} data.image_column=file_name "
-                    "data.caption_column=…"
-                )
-            if "metadata.jsonl" in names:
-                return (
-                    "holds single images and metadata.jsonl: write that as a table, and give data=csv data.path=TABLE"
-                )
-            return "holds single images: give data=folder for class folders, or data=csv for a table of captions"
+            return (
+                "holds single images: give data=folder for class folders, or data=csv for a table of captions, with "
+                "data.image_column=file_name for metadata.csv; write metadata.jsonl as a table"
+            )
         if any("/" not in path and path.endswith(".py") for path in files):
             fix = f"give {branch}" if hub else "run it with the library datasets, and give what to_parquet writes"
             return f"holds a loading script, which clipx does not execute: {fix}"
-        endings = sorted({f".{name.rpartition('.')[2]}" for name in names if "." in name})
+        endings = sorted({f".{path.rpartition('.')[2]}" for path in files if "." in path.rpartition("/")[2]})
         holds = f"only {', '.join(endings[:_LISTED])}" if endings else "no file"
         return f"holds neither Parquet files nor tars ({holds}): give " + (branch if hub else "a folder with some")
 

@@ -20,7 +20,6 @@ from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.class_names import prompts, read_templates
 from clipx.data.image_files import walk
-from clipx.data.parquet import ColumnsSpec, ParquetSpec, caption_columns
 from clipx.data.parquet_file import IMAGE, held
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.spec import Classes, Dataset, DataSpec
@@ -28,6 +27,7 @@ from clipx.data.webdataset import RemoteFilesSpec, WebDatasetSpec
 from clipx.errors import ClipxError, ConfigError, DataError, require, require_effect
 from clipx.extra.hf.benchmark import PromptedShards
 from clipx.extra.hf.layout import CARD, Repository, single_format
+from clipx.extra.hf.parquet import ColumnsSpec, ParquetSpec, caption_columns
 from clipx.storage.files import errors_as, is_local, local_path
 from clipx.storage.hub_repository import HubFile
 from clipx.storage.remote import StorageFolder, read_range, retry
@@ -36,7 +36,7 @@ from clipx.storage.url import check_folder_url, check_url
 if TYPE_CHECKING:
     from pyarrow import Schema
 
-    from clipx.data.shards.row_groups import RowColumns
+    from clipx.extra.hf.row_groups import RowColumns
 
 _CARD_BYTES = 1 << 20
 
@@ -196,7 +196,7 @@ class HfSpec(ColumnsSpec):
             raise type(error)(text) from None
 
     def _open_parquet(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool) -> Dataset:
-        from clipx.data.shards.row_groups import open_parquet_file
+        from clipx.data.parquet_file import open_parquet_file
 
         columns, names = self._columns(urls[0], open_parquet_file(urls[0], self.retry_s).schema())
         given, reason = f"data.templates={self.templates}", "without a column of labels with class names"
@@ -222,11 +222,9 @@ class HfSpec(ColumnsSpec):
         )
 
     def _columns(self, url: str, schema: Schema) -> tuple[RowColumns, Sequence[str]]:
-        """Returns the columns of the options, or else the only candidates, and the class names of the labels.
-
-        Without a column of texts there are no captions, but class names. Raises ConfigError.
-        """
-        from clipx.data.shards.row_groups import RowColumns
+        """Returns the columns of the options, or else the only candidates, and the class names of the labels. Raises
+        ConfigError."""
+        from clipx.extra.hf.row_groups import RowColumns
 
         images, texts, class_names = candidates(schema)
         image, captions, label = self.image_column, self.caption_column, self.label_column
@@ -261,10 +259,7 @@ def _local_files(root: str) -> dict[str, int]:
 
 
 def candidates(schema: Schema) -> tuple[list[str], list[str], dict[str, list[str]]]:
-    """Returns the columns of images, those of texts, and the class names of each column of labels.
-
-    Found by the features that the library `datasets` writes into a file, or else by the types of the columns.
-    """
+    """Returns the columns of images, those of texts, and the class names of each column of labels."""
     kinds, features = {field.name: field.type for field in schema}, _features(schema)
     labels = {
         name: [str(one) for one in feature["names"]]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.cli import cli
 from clipx.config.registry import MISSING, frozen, option, register
-from clipx.data.csv import Columns, is_separator
+from clipx.data.csv import Columns, check_separator
 from clipx.data.shards.write import ShardSample, run_in_pool, write_samples
 from clipx.data.source import BadRecord, BadSample, Sample, caption_text, without_numbers
 from clipx.distributed.launch_env import warn_of_few_cores
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 _FIX = "make room, or give another folder with out=…"
 _PLAN = "prepare.json"
-
-
-def _check_separator(key: str, separator: str) -> None:
-    require(is_separator(separator), f"{key}={separator!r} must be one character, or comma, semicolon, tab or pipe")
 
 
 @register("")
@@ -68,7 +64,7 @@ class PrepareSpec:
     """Column of a table with the label of each image, a class index or class name, stored in the json member of the
     sample. null: no labels."""
 
-    separator: str | None = option(None, check=_check_separator)
+    separator: str | None = option(None, check=check_separator)
     """Separator of the columns of a CSV table: one character, or comma, semicolon, tab or pipe. null: tab in a .tsv
     file, else comma."""
 

@@ -28,11 +28,11 @@ from clipx.data.parquet_file import (
     check_rows,
     is_string,
     open_parquet,
+    open_parquet_file,
     rows,
     texts_of,
 )
 from clipx.data.shards.index import RETRY_S
-from clipx.data.shards.row_groups import open_parquet_file
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.errors import DataError, require

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from clipx.data.augment_spec import AugmentSpec
 from clipx.data.batch import Batch
 from clipx.data.images import PixelReader
-from clipx.data.loader import EvalBatch, eval_loader
+from clipx.data.loader import EvalBatch, eval_loader, rank_batches
 from clipx.data.loader_pool import LoaderPool, load
 from clipx.data.order import Order
 from clipx.data.source import Source
@@ -133,7 +133,8 @@ def test_only_bad_samples_raise_a_one_line_error() -> None:
 def eval_batches(source: Source, **options: Any) -> list[EvalBatch]:
     settings = {"batch": 7, "rank": 0, "world": 1, "workers": 0, "prefetch": 2, **options}
     view = replace(VIEW, augmentation=AugmentSpec(flip=1, grayscale=1))  # of training alone
-    return list(eval_loader(source, view, **settings))
+    batch, rank, world = (settings.pop(key) for key in ("batch", "rank", "world"))
+    return list(eval_loader(source, view, rank_batches(sum(source.sizes), batch, rank, world), **settings))
 
 
 def test_evaluation_batches_are_the_same_for_any_number_of_ranks() -> None:
@@ -225,7 +226,7 @@ def training(pool: LoaderPool | None, workers: int = WORKERS, part: int = 512) -
 
 
 def evaluation(pool: LoaderPool | None, workers: int = WORKERS) -> Iterator[EvalBatch]:
-    return iter(eval_loader(SOURCE, VIEW, batch=9, rank=0, world=1, workers=workers, prefetch=READY, pool=pool))
+    return iter(eval_loader(SOURCE, VIEW, rank_batches(sum(SOURCE.sizes), 9, 0, 1), workers, READY, pool))
 
 
 def numbers(pool: LoaderPool | None, items: range) -> Iterator[int]:

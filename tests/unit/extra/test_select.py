@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from clipx.data.csv import CsvSpec
 from clipx.data.folder import FolderSpec
 from clipx.data.order import WeightedOrder
-from clipx.data.parquet import ParquetSpec
 from clipx.data.selection.expression import Predicate
 from clipx.data.selection.files import INDEXED
 from clipx.data.selection.spec import SelectionSpec
@@ -36,6 +35,7 @@ from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
 from clipx.extra.curate.select import select
+from clipx.extra.hf.parquet import ParquetSpec
 from clipx.extra.hf.source import HfSpec
 
 PER_SHARD, SHARDS = 10, 3

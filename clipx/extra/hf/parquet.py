@@ -22,7 +22,7 @@ from clipx.storage.files import errors_as, local_path
 from clipx.storage.local import check_file
 
 if TYPE_CHECKING:
-    from clipx.data.shards.row_groups import RowColumns
+    from clipx.extra.hf.row_groups import RowColumns
 
 
 def caption_columns(key: str, value: Any) -> tuple[tuple[str, float], ...]:
@@ -84,7 +84,7 @@ class ParquetSpec(ColumnsSpec):
                     check_file(Path(local_path(url)))
 
     def open(self) -> Dataset:
-        from clipx.data.shards.row_groups import RowColumns
+        from clipx.extra.hf.row_groups import RowColumns
 
         self.check_complete()
         assert self.path is not None
@@ -98,7 +98,7 @@ class ParquetSpec(ColumnsSpec):
     def open_files(self, urls: Sequence[str], held_out: Sequence[str] | None, columns: RowColumns) -> Dataset:
         """Opens files. `held_out`: files to evaluate on. None: a share of `urls` is held out."""
         from clipx.data.selection.choose import NamedSamples
-        from clipx.data.shards.row_groups import RowGroups
+        from clipx.extra.hf.row_groups import RowGroups
 
         access = self.access(whole=True)
         groups = RowGroups.find(urls, columns, self.retry_s)

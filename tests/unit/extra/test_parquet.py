@@ -12,9 +12,9 @@ import pytest
 from helpers.samples import jpeg
 
 from clipx.data.loader_process import this_process
-from clipx.data.parquet import ParquetSpec
 from clipx.data.shards.shards import Shards
 from clipx.data.source import BadSample, Source
+from clipx.extra.hf.parquet import ParquetSpec
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
