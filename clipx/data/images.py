@@ -1,9 +1,6 @@
 """Readers of images: the encoded image of a sample becomes a row of the input of an image tower.
 
-Each kind of input is a subclass of ImageReader: pixels here, stored features in features.py; patches of images at
-their own aspect ratio, and encoded images that a device decodes, in clipx.extra.
-
-Shape suffixes: n samples, S side of an image in pixels.
+Shape suffixes: n samples, S side of an image in pixels, F stored features of a sample.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Inputs of the towers: what the loader makes of the images and the texts of a batch, and a model takes.
 
-    loader process: rows of a part -> pinned -> on the device -> joined -> what a model takes of each micro-batch
-
 Shape suffixes: n samples, k captions of a sample, L length of a text.
 """
 

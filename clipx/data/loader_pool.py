@@ -1,9 +1,7 @@
-"""One set of loader processes for training and all evaluations of a rank: they start once, before the first step.
+"""One set of loader processes, those of a DataLoader, for training and all evaluations of a rank.
 
-A loader opens a stream of items in the pool. The processes work on the items of the newest stream first, so an
-evaluation has all of them. Training items that were requested before are received meanwhile and remain ready.
-
-The processes are those of a DataLoader, which end with the trainer, and whose death is an error that names them.
+The processes work on the items of the newest stream first, so an evaluation has all of them. Training items that were
+requested before are received meanwhile and remain ready.
 """
 
 from __future__ import annotations

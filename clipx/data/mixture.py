@@ -1,9 +1,6 @@
 """Mixture of sources of any kind: each gets a share of the stream, at every scale, in proportion to its weight.
 
-    data=mixture +data@data.sources.cc=cc3m data.sources.cc.weight=2 +data@data.sources.own=csv data.sources.own.path=…
-
-The source of a position, and the sample of that source, are a pure function of (seed, position). Each source keeps the
-order of its options: each of its samples exactly once per pass over it.
+data=mixture +data@data.sources.cc=cc3m data.sources.cc.weight=2 +data@data.sources.own=csv data.sources.own.path=…
 """
 
 from __future__ import annotations

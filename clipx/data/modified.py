@@ -1,8 +1,5 @@
-"""Training samples that options modify or leave out: short captions and small images, parts of captions, captions of
-other samples. Fingerprints are those of the source: the data is the same, and the options are in the configuration.
-
-Sub-captions are runs of consecutive sentences (DreamLIP, FLAIR, LoTLIP).
-"""
+"""Training samples that options modify or leave out: short captions and small images, parts of captions (runs of
+sentences), captions of other samples. Fingerprints are those of the source: the data is the same."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
-"""The order of samples: a pure function of (seed, epoch, position).
+"""The order of samples: a pure function of (seed, epoch, position), whatever the workers, ranks and timing.
 
-An epoch visits the shards in random order; the samples of that sequence are shuffled within consecutive windows. So
-samples are shuffled globally over shards and locally within a window, and each sample is seen exactly once per epoch.
-The order does not depend on workers, ranks or timing, and starting at any position costs one window's permutation.
-
-Epochs follow each other without a gap, so a batch may contain the end of one epoch and the start of the next. The last
-partial batch of a run is dropped.
-
-Shards that are read whole are read in several streams instead: see clipx/data/streams.py.
+An epoch visits the shards in random order; the samples of that sequence are shuffled within consecutive windows. Epochs
+follow each other without a gap. Shards that are read whole are read in streams instead: clipx/data/streams.py.
 """
 
 from __future__ import annotations

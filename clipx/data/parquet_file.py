@@ -1,8 +1,7 @@
 """Parquet files that others have written: the types of columns in one place, and damage as one line.
 
-Each reader names the role of a column, and its type is checked when the file is opened. A role takes a type in all its
-forms: categories, views and extensions are read as the values that they hold. Bytes in the role of texts are UTF-8, as
-Spark, Impala and older writers store texts. A number is never a text.
+Each reader names the role of a column, which takes a type in all its forms: categories, views and extensions are read
+as the values that they hold, and bytes in the role of texts as UTF-8. A number is never a text.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Embedded default data: drawn scenes with captions, with combinations of attributes held out for zero-shot.
+"""Embedded default data: drawn scenes with captions, a pure function of (version, seed, split, index, style).
 
-A scene has a shape, colour, texture, size, position, count and background. Images and captions are a pure function of
-(version, seed, split, index, style). One in six combinations of colour, texture and shape never occurs in training:
-classifying these requires that the attributes be learned independently.
+One in six combinations of colour, texture and shape never occurs in training: it is the zero-shot task.
 """
 
 from __future__ import annotations

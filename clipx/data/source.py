@@ -334,6 +334,17 @@ def caption_text(caption: bytes | str) -> str:
     return text
 
 
+def usable_captions(value: Any) -> tuple[list[str], str]:
+    """Returns the usable captions of a text or a list of texts, and the fault of another one, "" without any."""
+    found, fault = list[str](), ""
+    for text in value if isinstance(value, list) else [value]:
+        try:
+            found += [caption_text(text)] if isinstance(text, str) else []
+        except BadSample as error:
+            fault = str(error)
+    return found, fault
+
+
 def parse_label(text: str) -> int | str:
     """Returns an index if the text is an integer, else a class name. Raises BadSample if the text is empty."""
     text = text.strip()

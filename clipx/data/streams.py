@@ -1,9 +1,7 @@
 """The order of samples in shards that are read whole: several streams, each of which reads a few shards at a time.
 
 The sequence of shards of an epoch is in random order, and cut into `count` parts of equal length. A stream reads one
-part of each epoch, shuffled within its own windows. Each batch takes the same number of consecutive samples from each
-stream. So ranks that read different streams read different shards, and the order is still a pure function of (seed,
-position): it depends on the number of streams and the batch size, not on ranks, workers or timing.
+part of each epoch, shuffled within its own windows, and gives the same number of consecutive samples to each batch.
 
     Streams(position) -> StreamOrder k (position in the stream) -> ShardSequence (shards of an epoch)
 """

@@ -1,8 +1,7 @@
 """Image transforms: encoded image to square uint8 RGB. The model normalises on the device.
 
-Training uses the fastest path to the same picture: libjpeg-turbo, which shrinks a JPEG at least twice too large while
-decoding it, and torch's filters, which are Pillow's in SIMD. Evaluation decodes whole images and uses Pillow's filters.
-All paths have the same bad samples: JPEGs are decoded by `clipx.data.jpeg`, PNG and WebP by Pillow.
+Training takes the fastest path to the same picture: libjpeg-turbo, which shrinks a JPEG while decoding it, and torch's
+filters, which are Pillow's in SIMD. Evaluation decodes whole images. All paths have the same bad samples.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""WebDataset shards, as written by img2dataset: jpg (or png, jpeg, webp) + txt + json, with random access by an index.
-npy in place of an image holds stored features (model.image.features).
-
-Reopening a data set only checks the sizes and modification times of its shards. Of a set whose numbers of samples are
-listed nothing is read before the first step.
-"""
+"""WebDataset shards, as written by img2dataset, with random access by an index. Of a set whose numbers of samples are
+listed nothing is read before the first step."""
 
 from __future__ import annotations
 
@@ -36,10 +32,9 @@ from clipx.storage.files import is_local
 from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
-    from clipx.data.shards.counts import Counts, Manifest
+    from clipx.data.shards.index import Counts, Manifest
     from clipx.data.shards.shards import Shards
 
-_SAMPLES_PER_GPU = 256  # of the published runs of open_clip: 32,768 samples on 128 GPUs
 _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, at most
 
 
@@ -147,7 +142,7 @@ class WebDatasetSpec(RemoteFilesSpec):
 
     def count(self) -> int | None:
         """Returns the number that is listed as for training, also of local shards; else the published one."""
-        from clipx.data.shards.counts import listed_counts
+        from clipx.data.shards.index import listed_counts
 
         if self.selects or (self.shards is None and self.manifest is None):
             return self.published
@@ -164,7 +159,7 @@ class WebDatasetSpec(RemoteFilesSpec):
 
     def _urls(self) -> tuple[Sequence[str], Manifest | None]:
         """Returns the shards to train on, and the manifest that lists them, if there is one."""
-        from clipx.data.shards.counts import Manifest
+        from clipx.data.shards.index import Manifest
 
         self.check_complete()
         manifest = None if self.manifest is None else Manifest.read(self.manifest, self.retry_s)
@@ -226,13 +221,9 @@ class WebDatasetSpec(RemoteFilesSpec):
         example = "e.g. data.shards='/data/{00000..01242}.tar'"
         if self.samples is None:  # not a published data set
             return f"data.shards has no value: give the shards of {self.name}, {example}"
-        gpus = self.batch_size // _SAMPLES_PER_GPU
-        usual = (
-            f"; its recipe is data.batch_size={self.batch_size} precision=amp_bf16, for {gpus} GPUs" if gpus > 1 else ""
-        )
         return (
             f"data.shards has no value: give the shards of {self.name}, {example}, or set CLIPX_{self.name.upper()}; "
-            f"img2dataset --output_format=webdataset writes them (docs/guides/data.md){usual}"
+            f"img2dataset --output_format=webdataset writes them (docs/guides/data.md)"
         )
 
     def evaluated(self) -> Self:
@@ -244,7 +235,7 @@ class WebDatasetSpec(RemoteFilesSpec):
 
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
         """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""
-        from clipx.data.shards.counts import Counts, listed_counts
+        from clipx.data.shards.index import Counts, listed_counts
         from clipx.data.shards.shard import Shard, index_shards
 
         if manifest is not None:

@@ -1,8 +1,6 @@
 """Further captions of the samples of shards, such as synthetic ones, from Parquet files: one for each shard.
 
-The needed columns of a file are written once to the cache, in the order of the samples, as an Arrow file that loader
-processes map into memory. With indexed shards this is done when the data is opened, otherwise when a shard is first
-used.
+The needed columns are written once to the cache, in the order of the samples, as an Arrow file that is mapped.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -22,7 +19,7 @@ from clipx.data.selection.tables import ShardSamples, SidecarTables, sidecar
 from clipx.data.shards.index import MissingShard, file_version
 from clipx.data.shards.shard import Shard
 from clipx.data.shards.write import run_in_pool
-from clipx.data.source import BadRecord, BadSample, caption_text
+from clipx.data.source import BadRecord, usable_captions
 from clipx.errors import DataError
 from clipx.escape import print_stderr
 from clipx.storage.files import is_local
@@ -55,7 +52,7 @@ class CaptionTables:
                 print_stderr(f"{note}; further shards are not reported by this process")
             _used[key] = str(path)
         table = _map(_used[key])
-        found = ((weight, _texts(table[column][place].as_py())) for column, weight in self.weights.items())
+        found = ((weight, usable_captions(table[column][place].as_py())[0]) for column, weight in self.weights.items())
         return [(weight, texts) for weight, texts in found if texts]
 
     def prepare(self, shards: Sequence[Shard]) -> tuple[CaptionTables, str, list[BadRecord]]:
@@ -107,26 +104,16 @@ _used: dict[tuple[str, tuple[str, ...], str], str] = {}  # files of the shards t
 _reported: set[str] = set()
 
 
-def _texts(value: Any) -> list[str]:
-    """Returns the usable captions of a cell, a text or a list of texts."""
-    found = []
-    for text in value if isinstance(value, list) else [value]:
-        try:
-            found.append(caption_text(text or ""))
-        except BadSample:
-            continue
-    return found
-
-
 def _write(table: pa.Table, path: str) -> None:
     """Writes the usable captions of each row."""
     columns = [cells(column) for column in table.columns]
     rows = list(zip(*columns, strict=True))
-    missing = sum(not any(map(_texts, row)) for row in rows)
+    usable = [[usable_captions(cell)[0] for cell in column] for column in columns]
+    missing = sum(not any(row) for row in zip(*usable, strict=True))
     digest = hashlib.sha256(repr((table.column_names, rows)).encode("utf-8", "surrogatepass")).hexdigest()
-    usable = [pa.array(map(_texts, column), pa.list_(pa.string())) for column in columns]
     metadata = {_DIGEST: digest.encode(), _MISSING: str(missing).encode()}
-    stored = pa.table(usable, table.column_names, metadata=metadata)
+    arrays = [pa.array(column, pa.list_(pa.string())) for column in usable]
+    stored = pa.table(arrays, table.column_names, metadata=metadata)
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, stored.schema) as writer:
         writer.write_table(stored)
 

@@ -1,8 +1,4 @@
-"""Chooses the training samples of shards by data.keep, data.where and data.weights, once, into files of the cache.
-
-Each shard in turn: the places that every condition selects become indices of training samples, which are appended to a
-file. So the memory does not grow with the number of samples, except for a bit for each id.
-"""
+"""Chooses the training samples of shards by data.keep, data.where and data.weights, once, into files of the cache."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from clipx.config.options import option
 from clipx.config.specs import frozen
@@ -21,7 +21,6 @@ from clipx.storage.local import check_file
 if TYPE_CHECKING:
     from clipx.data.selection.choose import Samples
 
-_UNSELECTED: dict[str, Any] = {"keep": None, "where": None, "table": None, "weights": None}
 _RETRY_S = 120.0  # of remote files of ids and weights, where the data has no retry_s
 
 
@@ -118,7 +117,7 @@ class SelectionSpec(DataSpec):
 
     def unselected(self) -> Self:
         """Returns the options without a selection, as evaluation data are read."""
-        return replace(self, **_UNSELECTED)
+        return replace(self, keep=None, where=None, table=None, weights=None)
 
 
 @frozen

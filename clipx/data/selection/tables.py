@@ -1,7 +1,4 @@
-"""Columns of the samples of each shard: from the Parquet file next to it, or from its json members.
-
-The json members of a shard are read once, and their columns are stored in the cache as a Parquet file.
-"""
+"""Columns of the samples of each shard, from the Parquet file next to it or its json members; sorted sets of ids."""
 
 from __future__ import annotations
 

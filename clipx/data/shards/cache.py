@@ -1,7 +1,4 @@
-"""A size-limited cache of whole shard files that the processes of a machine share.
-
-fsspec's `filecache` and `simplecache` have no size limit, and with them each process fetches its files separately.
-"""
+"""A size-limited cache of whole shard files that the processes of a machine share; fsspec's have no limit."""
 
 from __future__ import annotations
 

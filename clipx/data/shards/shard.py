@@ -1,8 +1,5 @@
-"""A shard: looked up, indexed, stored in the cache and read.
-
-A shard whose index was not made before the run has a listed number of samples only. The first loader process of the
-machine that reads one of them prepares it under a lock, and the others wait for it and share the result.
-"""
+"""A shard: looked up, indexed, stored in the cache and read. Without an index it is prepared, under a lock, by the first
+loader process of the machine that reads it."""
 
 from __future__ import annotations
 

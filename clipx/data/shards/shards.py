@@ -1,7 +1,4 @@
-"""Source over tar files of jpg (or png, jpeg, webp, npy) + txt + json, as written by img2dataset.
-
-Only members on an allow-list are read, and none of them can execute code.
-"""
+"""Source over tar files with members jpg (or png, jpeg, webp, npy) + txt + json, as img2dataset writes them."""
 
 from __future__ import annotations
 
@@ -20,13 +17,22 @@ from clipx.data.loader_process import this_process
 from clipx.data.shards.cache import Access
 from clipx.data.shards.index import CLS, IMAGE, JSON, TXT, Span, caption_columns, fingerprint
 from clipx.data.shards.shard import Shard, index_shards, joined
-from clipx.data.source import BadRecord, BadSample, Sample, caption_text, caption_weights, parse_label, whole_label
+from clipx.data.source import (
+    BadRecord,
+    BadSample,
+    Sample,
+    caption_text,
+    caption_weights,
+    parse_label,
+    usable_captions,
+    whole_label,
+)
 from clipx.errors import DataError
 from clipx.escape import print_stderr
 
 if TYPE_CHECKING:
     from clipx.data.selection.captions import CaptionTables
-    from clipx.data.shards.counts import Counts
+    from clipx.data.shards.index import Counts
 
 _DEFAULT_ACCESS = Access()
 
@@ -240,15 +246,9 @@ def _captions(found: dict[int, bytes], caption_key: str) -> Sequence[str]:
     if caption_key == "txt":
         return [caption_text(found.get(TXT, b""))]
     value = _json(found.get(JSON, b"")).get(caption_key.removeprefix("json."))
-    texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
-    captions, fault = [], f"caption is missing: {caption_key} contains no text"
-    for text in texts:
-        try:
-            captions.append(caption_text(text))
-        except BadSample as error:
-            fault = str(error)
+    captions, fault = usable_captions(value)
     if not captions:
-        raise BadSample(fault)
+        raise BadSample(fault or f"caption is missing: {caption_key} contains no text")
     return captions
 
 

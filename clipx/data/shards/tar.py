@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from clipx.data.image_files import IMAGES
-from clipx.data.shards.counts import listed_in_files
-from clipx.data.shards.index import CLS, IMAGE, JSON, MISSING, TXT
+from clipx.data.shards.index import CLS, IMAGE, JSON, MISSING, TXT, listed_in_files
 from clipx.data.source import MAX_BYTES, MAX_TEXT, BadRecord
 from clipx.errors import DataError
 from clipx.storage.files import errors_as
@@ -241,20 +240,11 @@ def _name_notes(url: str, tar: TarContent) -> list[BadRecord]:
     """Returns notes on the images that are not read because of their names."""
     several = [sample.name for sample in tar.samples if len(sample.read) < len(sample.members)]
     order = ", ".join(name for name, column in COLUMNS.items() if column == IMAGE)
-    notes = [BadRecord(url, _dotted_note(tar.dotted))] if tar.dotted else []
+    notes = []
     for found, note in (
+        (tar.dotted, "images are not read: the name of a sample ends at the first dot; name them such as a_b.jpg"),
         (tar.hidden, "hidden images are not read: macOS writes ._ files; rename other images"),
         (several, f"samples have several images, of which the first in the order {order} is read"),
     ):
         notes += [BadRecord(f"{url}:{name}", f"{len(found):,} {note}") for name in found[:1]]
     return notes
-
-
-def _dotted_note(members: Sequence[str]) -> str:
-    base = members[0].rpartition("/")[2]
-    stem, _, extension = base.partition(".")
-    better = "_".join(base.rsplit(".", 1)[0].split(".")) + "." + base.rpartition(".")[2]
-    return (
-        f"{len(members):,} images are not read because of the dots in their names, e.g. {members[0]}: the name of a "
-        f"sample ends at the first dot, here {stem}, and {extension} is no extension of an image; name it {better}"
-    )
