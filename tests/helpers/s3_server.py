@@ -360,7 +360,6 @@ if __name__ == "__main__":
 
 def clear_caches() -> None:
     """Clears the caches of fsspec and of clipx's shards in this process."""
-    from clipx.data import parquet_file
     from clipx.data.loader_process import start_process
     from clipx.data.shards import cache
     from clipx.storage import hub_repository
@@ -368,5 +367,5 @@ def clear_caches() -> None:
     forget_sessions()
     start_process()
     cache._cache_dir.cache_clear()
-    parquet_file._metadata.cache_clear()
+    row_groups._metadata.cache_clear()
     hub_repository._listed.cache_clear()

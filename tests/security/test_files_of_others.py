@@ -15,10 +15,10 @@ import pytest
 from helpers import ROOT
 from helpers.savers import SINGLE_RANK
 
-from clipx.data.parquet_file import open_parquet_file
 from clipx.data.shards import cache
 from clipx.distributed.parts import locked
 from clipx.errors import ConfigError, DiskError
+from clipx.extra.hf.row_groups import open_parquet_file
 from clipx.storage.local import open_own, write_text
 from clipx.storage.part_store import PartStore
 from clipx.weights import download

@@ -1,5 +1,5 @@
-"""A shard: looked up, indexed, stored in the cache and read. Without an index it is prepared, under a lock, by the first
-loader process of the machine that reads it."""
+"""A shard: looked up, indexed, stored in the cache and read. Without an index it is prepared, under a lock, by the
+first loader process of the machine that reads it."""
 
 from __future__ import annotations
 

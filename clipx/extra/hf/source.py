@@ -196,7 +196,7 @@ class HfSpec(ColumnsSpec):
             raise type(error)(text) from None
 
     def _open_parquet(self, urls: Sequence[str], held_out: Sequence[str] | None, training: bool) -> Dataset:
-        from clipx.data.parquet_file import open_parquet_file
+        from clipx.extra.hf.row_groups import open_parquet_file
 
         columns, names = self._columns(urls[0], open_parquet_file(urls[0], self.retry_s).schema())
         given, reason = f"data.templates={self.templates}", "without a column of labels with class names"

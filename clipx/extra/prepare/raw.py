@@ -21,6 +21,7 @@ from clipx.data.folder import images_of, unread_notes
 from clipx.data.image_files import IMAGES, is_hidden, walk
 from clipx.data.parquet_file import (
     ENCRYPTED,
+    FIX,
     IMAGE,
     MAGIC,
     ColumnNames,
@@ -28,11 +29,10 @@ from clipx.data.parquet_file import (
     check_rows,
     is_string,
     open_parquet,
-    open_parquet_file,
     rows,
     texts_of,
 )
-from clipx.data.shards.index import RETRY_S
+from clipx.data.shards.index import RETRY_S, shard_info
 from clipx.data.shards.urls import expand
 from clipx.data.source import MAX_TEXT, BadRecord, BadSample, Sample, caption_text, parse_label, read_bounded
 from clipx.errors import DataError, require
@@ -268,14 +268,16 @@ def _open_parquet(url: str, spec: PrepareSpec) -> RawSource | None:
     with errors_as(DataError, f"source={url} cannot be read as Parquet", "check the file"):
         head = read_range(url, 0, len(MAGIC), RETRY_S)
     if head in (MAGIC, ENCRYPTED):
-        file = open_parquet_file(url, RETRY_S)
-        schema, column = file.schema(), spec.columns[0]
+        size, column = int(shard_info(url, RETRY_S)["size"]), spec.columns[0]
+        with open_sequential(url, size, RETRY_S) as source, errors_as(DataError, f"{url} has a damaged footer", FIX):
+            file = open_parquet(source, url)
+            schema, number = file.schema_arrow, file.metadata.num_rows
         check_columns(url, schema.names, spec.columns, group="")
         kind = schema.field(column).type if schema.names.count(column) == 1 else None
         if kind is not None and not is_string(kind):
             check_rows(schema, _named(spec.columns), IMAGE, url, "", "name the column with paths or images")
-            footer = hashlib.sha256(Path(file.footer).read_bytes()[:-8]).hexdigest()  # without its length, and PAR1
-            samples = ParquetRows(0, file.metadata().num_rows, url, file.size, spec)
-            return RawSource([samples], [], f"{file.size} {footer}")
+            length = int.from_bytes(read_range(url, size - 8, size - 4, RETRY_S), "little")  # then PAR1
+            footer = hashlib.sha256(read_range(url, size - 8 - length, size - 8, RETRY_S)).hexdigest()
+            return RawSource([ParquetRows(0, number, url, size, spec)], [], f"{size} {footer}")
     require(is_local(url), f"source={url} is a table of paths: copy it to the machine that has its images")
     return None
