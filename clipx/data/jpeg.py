@@ -19,8 +19,9 @@ from clipx.data.source import BadSample
 
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 
-_BASELINE, _SCAN, _APP0, _APP1, _ADOBE = 0xC0, 0xDA, 0xE0, 0xE1, 0xEE  # kinds of segments
-_NEEDED = frozenset([*range(0xC0, 0xD0), 0xDB, 0xDD, _SCAN, _ADOBE])  # frame, tables, restart interval, colours
+SCAN, ADOBE = 0xDA, 0xEE  # kinds of segments
+_APP0, _APP1 = 0xE0, 0xE1
+_NEEDED = frozenset([*range(0xC0, 0xD0), 0xDB, 0xDD, SCAN, ADOBE])  # frame, tables, restart interval, colours
 _JFIF = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
 _END = b"\xff\xd9"
 _BARE = frozenset(b"\0\1\xd0\xd1\xd2\xd3\xd4\xd5\xd6\xd7\xff")  # after FF: no segment begins
@@ -49,22 +50,17 @@ def _fault_without_stray(encoded: bytes, colours: str, fault: str) -> str:
     libjpeg decodes zeros in place of lost data as data, and those that remain are stray. So the picture has to be whole
     with only the first of a run of equal bytes before the end marker.
     """
-    end = encoded.find(_END, next((stop for kind, _, stop in _segments(encoded) if kind == _SCAN), 0))
+    end = encoded.find(_END, next((stop for kind, _, stop in segments(encoded) if kind == SCAN), 0))
     filled = len(encoded[:end].rstrip(encoded[end - 1 : end])) + _FILL
     for _ in range(_TRIES):
         if (stray := _STRAY.search(fault)) is None:
             return fault
         end = min(filled, end - int(stray[1]))
-        fault = _fault(encoded[:end] + _END, colours)
+        fault = fault_of(encoded[:end] + _END, colours)
     return fault
 
 
-def is_flawless(encoded: bytes) -> bool:
-    """Returns whether libjpeg has no warning about a plain JPEG."""
-    return not _fault(encoded, "GRAY")
-
-
-def _fault(encoded: bytes, colours: str) -> str:
+def fault_of(encoded: bytes, colours: str) -> str:
     """Returns the warning or error of libjpeg, "" without one. Half the time of decoding: all data are read."""
     try:
         simplejpeg.decode_jpeg(encoded, colours, min_height=1, min_width=1, min_factor=8)
@@ -91,26 +87,14 @@ def plain_jpeg(encoded: bytes, max_pixels: int) -> tuple[int, int] | None:
 def _upright(encoded: bytes) -> bool:
     """Returns whether a JPEG header has no segment that can store an orientation; False for a malformed header."""
     at = 2
-    for kind, start, end in _segments(encoded):
+    for kind, start, end in segments(encoded):
         if start != at:
             return False
-        if kind == _SCAN:
+        if kind == SCAN:
             return True
         if kind == _APP1 and any(encoded.find(note, at, end) >= 0 for note in (b"Exif\0\0", b"tiff:Orientation")):
             return False
         at = end
-    return False
-
-
-def is_baseline(encoded: bytes) -> bool:
-    """Returns whether a JPEG is sequential with 8 bits and Huffman codes, not in RGB. Its header is well-formed."""
-    baseline = False
-    for kind, start, _ in _segments(encoded):
-        if kind == _SCAN:
-            return baseline
-        if kind == _ADOBE and encoded[start + 4 : start + 9] == b"Adobe" and encoded[start + 15 : start + 16] != b"\1":
-            return False  # no YCbCr, which nvJPEG converts from
-        baseline = baseline or kind == _BASELINE
     return False
 
 
@@ -120,7 +104,7 @@ def readable_jpeg(encoded: bytes, size: tuple[int, int]) -> bytes | None:
     if _header(encoded)[:2] == size:
         return encoded
     parts, at = [encoded[:2]], 2
-    for kind, start, at in _segments(encoded):
+    for kind, start, at in segments(encoded):
         if kind in _NEEDED:
             parts.append(encoded[start:at])
         elif kind == _APP0 and encoded.startswith(b"JFIF\0", start + 4):
@@ -138,7 +122,7 @@ def _header(encoded: bytes) -> tuple[int, int, str]:
     return width, height, colours
 
 
-def _segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
+def segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
     """Yields (kind, start, end) of the segments up to the first scan. As libjpeg, skips bytes between them."""
     at, last = 2, len(encoded) - 4
     while at <= last:
@@ -149,6 +133,6 @@ def _segments(encoded: bytes) -> Iterator[tuple[int, int, int]]:
             continue
         end = at + 2 + (encoded[at + 2] << 8) + encoded[at + 3]
         yield kind, at, end
-        if kind == _SCAN:
+        if kind == SCAN:
             return
         at = end

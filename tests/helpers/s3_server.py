@@ -362,6 +362,7 @@ def clear_caches() -> None:
     """Clears the caches of fsspec and of clipx's shards in this process."""
     from clipx.data.loader_process import start_process
     from clipx.data.shards import cache
+    from clipx.extra.hf import row_groups
     from clipx.storage import hub_repository
 
     forget_sessions()

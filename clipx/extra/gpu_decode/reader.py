@@ -16,13 +16,14 @@ from torch import Tensor
 
 from clipx.data.images import Draw, PixelReader
 from clipx.data.inputs import Inputs
-from clipx.data.jpeg import is_baseline, is_flawless, plain_jpeg
+from clipx.data.jpeg import ADOBE, SCAN, fault_of, plain_jpeg, segments
 from clipx.data.shared_memory import shared_rows
 from clipx.data.transform import RATIO, Box, Crop, box_of
 
 LARGEST = 2**24
 """Pixels of the largest image that the device decodes: 50 MB. libjpeg-turbo shrinks a larger one while decoding."""
 
+_BASELINE = 0xC0  # kind of a segment
 _TAIL = 1024  # bytes at the end of a file that are searched for its end marker
 
 
@@ -128,6 +129,18 @@ def device_crop(
     at most LARGEST pixels. Returns None for any other image, without a draw: nvJPEG does not tell a half-grey one from
     a whole one. Raises BadSample for a box that is not inside of the image."""
     wh = plain_jpeg(encoded, min(max_pixels, LARGEST))
-    if wh is None or not is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0 or not is_flawless(encoded):
+    if wh is None or not _is_baseline(encoded) or encoded.find(b"\xff\xd9", -_TAIL) < 0 or fault_of(encoded, "GRAY"):
         return None
     return *wh, box_of(crop, wh, scale, ratio)
+
+
+def _is_baseline(encoded: bytes) -> bool:
+    """Returns whether a JPEG is sequential with 8 bits and Huffman codes, not in RGB. Its header is well-formed."""
+    baseline = False
+    for kind, start, _ in segments(encoded):
+        if kind == SCAN:
+            return baseline
+        if kind == ADOBE and encoded[start + 4 : start + 9] == b"Adobe" and encoded[start + 15 : start + 16] != b"\1":
+            return False  # no YCbCr, which nvJPEG converts from
+        baseline = baseline or kind == _BASELINE
+    return False
