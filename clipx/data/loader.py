@@ -162,12 +162,8 @@ def positions_of(samples: range, options: LoaderOptions) -> Iterator[range]:
 
 class DevicePrefetcher:
     """Iterator of the same batches. On CUDA `start_next` takes the next one, which the loader copies to the device, on
-    a side stream.
-
-    Call `start_next` once the step on a batch is launched: the host then waits for the loader, and the device copies,
-    while the step computes. Elsewhere it has no effect. An error of the loader is raised when its batch is asked for,
-    so after the steps on all batches before it.
-    """
+    a side stream: call it once the step on a batch is launched. An error of the loader is raised when its batch is
+    asked for."""
 
     def __init__(self, batches: Iterable[Batch], device: torch.device) -> None:
         self._batches, self._device = iter(batches), device

@@ -45,15 +45,9 @@ _LOADED = 8  # number of data sets that a loader process keeps
 
 
 class LoaderPool:
-    """Loader processes of a rank, which make the items of any data set. Call `close` to end them.
-
-    Args:
-        workers: number of processes, at least 1.
-        ready: number of items that a process keeps ready, for the stream that needs most.
-        pin: whether items are moved to pinned memory.
-        known: objects that data sets refer to, such as sources and orders. The processes start with them; all
-            other parts of a data set are pickled.
-    """
+    """Loader processes of a rank, which make the items of any data set, and keep `ready` each. Call `close` to end
+    them. `known`: objects that data sets refer to, with which the processes start; all other parts of a data set are
+    pickled."""
 
     def __init__(self, workers: int, ready: int, pin: bool, known: Sequence[object]) -> None:
         self.workers = workers
@@ -298,8 +292,8 @@ class _Deaths:
     """Handler of SIGCHLD from the start of the first loader processes to the end of the last ones.
 
     It raises the death of a process of `awaited`, the iterator of which the main thread waits for an item, where a
-    message that ends half-way would block it. The handler of torch, which it does not call, raises deaths in any
-    statement, also in one that writes a file or releases a lock.
+    message that ends half-way would block it. The handler of torch raises deaths in any statement, also in one that
+    writes a file.
     """
 
     def __init__(self) -> None:

@@ -51,11 +51,7 @@ class Threads:
 
 
 class LoaderProcess:
-    """State of a process that reads samples.
-
-    Args:
-        sends_batches: whether it is a loader process, which sends its batches to the trainer.
-    """
+    """State of a process that reads samples. `sends_batches`: whether it is a loader process of a trainer."""
 
     def __init__(self, sends_batches: bool = False) -> None:
         self.sends_batches = sends_batches

@@ -128,9 +128,8 @@ def sub_captions(text: str, most: int) -> list[str]:
 class Mismatched(WrappedSource):
     """Source in which exactly round(share · n) of the n samples have the captions of another sample.
 
-    Those samples form one cycle in random order, each with the captions of the next: none has its captions, and each
-    caption occurs as often as before. The cycle is a pure function of the seed and n, computed in constant memory. A
-    cycle of one sample changes nothing.
+    Those samples form one cycle in random order, each with the captions of the next. The cycle is a pure function of
+    the seed and n, computed in constant memory.
     """
 
     order: Permutation

@@ -69,11 +69,10 @@ def generator(*entropy: int) -> np.random.Generator:
 
 
 class Order(SampleOrder):
-    """Endless stream of sample indices for shards of the given sizes.
+    """Endless stream of sample indices for shards of the given sizes: position p is offset p mod n of epoch p div n.
 
-    Position p is offset p mod n of epoch p div n, n being the number of samples. With `replacement` each position
-    draws uniformly and independently from all samples. Streams of one seed with different `stream` are independent.
-    Memory: 8 bytes for each sample of two windows, and 32 for each shard.
+    With `replacement` each position draws uniformly and independently from all n samples. Streams of one seed with
+    different `stream` are independent. Memory: 8 bytes for each sample of two windows, and 32 for each shard.
     """
 
     def __init__(
@@ -166,10 +165,9 @@ class MixedOrder(SampleOrder):
     """Endless stream of a mixture's sample indices. `orders` are the orders of the sources, in the order of `names`.
 
     The sources are the leaves of a binary tree. Of the first n positions of a node, floor(n·w + phase) belong to its
-    left branch, w being the share of that branch in the node's weight, computed exactly in integers. So the share of a
-    source is exact in the limit, its count after any n positions differs from n times its share by at most log2 of the
-    number of sources (rounded up), and both the source of position n and the position within that source take a few
-    integer operations at any n.
+    left branch, w being the share of that branch in the node's weight. So the count of a source after any n positions
+    differs from n times its share by at most log2 of the number of sources, and any position takes a few integer
+    operations.
     """
 
     def __init__(

@@ -156,15 +156,12 @@ class _Window(NamedTuple):
 
 
 class StreamOrder(SampleOrder):
-    """Endless stream of the samples of one part of each epoch.
+    """Endless stream of the samples of one part of each epoch: position p is offset p mod n of epoch p div n.
 
-    Position p is offset p mod n of epoch p div n, n being the number of samples of the part. All streams together
-    shuffle `window` samples, but each at least the samples of one shard, which is stored as a whole anyway. The first
-    windows of an epoch are smaller: one shard, then as many samples as all windows before. So training starts when the
-    first shard of each stream has arrived.
-
-    A substitute for a bad sample comes from the same window or the next, so it is in a shard that is stored, or soon.
-    Memory: 8 bytes for each sample of three windows.
+    All streams together shuffle `window` samples, but each at least the samples of one shard. The first windows of an
+    epoch are smaller: one shard, then as many samples as all windows before, so training starts when the first shard of
+    each stream has arrived. A substitute for a bad sample comes from the same window or the next, which are stored, or
+    soon.
     """
 
     def __init__(self, sequence: ShardSequence, part: StreamPart, window: int) -> None:

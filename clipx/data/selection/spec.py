@@ -85,13 +85,8 @@ class SelectionSpec(DataSpec):
 
     def select(self, dataset: Dataset, samples: Samples, own: Sequence[str], retry_s: float) -> Dataset:
         """Returns a data set with the training samples that `selects` chooses. Raises ConfigError or DataError.
-
-        Args:
-            dataset: its training source is a side of all samples, or has the samples of the shards `own` alone.
-            samples: all samples, held-out ones included.
-            own: some or all of their shards.
-            retry_s: seconds for which a failed read of a remote file is repeated.
-        """
+        `samples`: all samples, held-out ones included. `own`: the shards of the training source, unless it is a
+        split."""
         from clipx.data.selection.choose import choose, side_of
 
         train = dataset.train

@@ -122,13 +122,11 @@ def store(shard: Shard) -> None:
 
 
 def _make_room(folder: Path, part: Path, size: int, access: Access) -> bool:
-    """Deletes the least recently used files, and partial files of killed processes. Open files remain readable.
+    """Deletes the least recently used files, and partial files of killed processes. Returns whether `size` bytes fit
+    now.
 
-    Deletes only files whose names match the cache's naming scheme, because the folder may hold shards of other origin.
-    Of whole files without a limit, those that were not used for a day: their run was killed.
-
-    Returns:
-        Whether a file of `size` bytes may be stored.
+    Only files with names of the cache: the folder may hold others. Of whole files without a limit, those that were not
+    used for a day: their run was killed. Open files remain readable.
     """
     files = {}
     for path in folder.iterdir():

@@ -202,13 +202,8 @@ def _end_damage(file: _Headers, offset: int) -> str | None:
 
 
 def index_tar(shard: Shard, content: str | None = None, cross_check: bool = True) -> None:
-    """Reads the headers of a shard and writes its index. Raises DataError.
-
-    Args:
-        shard: a shard that has been looked up.
-        content: path of a copy of the shard, which is read instead. None: there is none.
-        cross_check: whether to compare the number of samples with the files that list it.
-    """
+    """Reads the headers of a shard that has been looked up, or of its copy `content`, and writes its index.
+    `cross_check`: compares the number of samples with the files that list it. Raises DataError."""
     captions, retry_s = shard.captions, shard.access.retry_s
     with errors_as(DataError, f"shard {shard.url} cannot be read", "check the URL and the permission to read it"):
         tar = scan(content or shard.url, shard.size, retry_s)

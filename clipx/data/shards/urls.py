@@ -20,15 +20,9 @@ _RETRY_S = 30.0  # seconds of retries of a listing; short, because a user waits 
 
 
 def expand(pattern: str, key: str, what: str = "shard") -> list[str]:
-    """Returns the URLs that a pattern matches, in order.
+    """Returns the URLs that a pattern, the value of the option `key`, matches, in order. `what`: noun of a match.
 
     Parts are joined by `::`. `@list.txt` is a file with one part per line; paths in it are relative to its folder.
-
-    Args:
-        pattern: value of the option `key`.
-        key: name of the option, for error messages.
-        what: noun of a match, for error messages.
-
     Raises ConfigError if a part of the pattern matches nothing or if a match repeats.
     """
     urls: list[str] = []

@@ -33,16 +33,10 @@ T = TypeVar("T")
 
 
 def ensure_shards(folder: str, make: MakeSample, samples: int, per_shard: int, what: str) -> list[str]:
-    """Returns the paths of the shards in a folder of the cache. Writes the missing ones.
+    """Returns the paths of the shards in a folder of the cache. Writes the missing ones, with `what` as the name of the
+    data.
 
-    Sample i in 0..samples-1 is `make(i)`. It depends on i only, so any shard can be written again at any time.
-
-    Args:
-        folder: name of the folder in the cache.
-        make: function from an index to a sample. Must be picklable.
-        samples: number of samples.
-        per_shard: samples in each shard, fewer in the last one.
-        what: name of the data, for progress messages.
+    Sample i in 0..samples-1 is `make(i)`. It depends on i only, so any shard can be written again. `make` is pickled.
     """
     root = cache_folder(folder)
     starts = range(0, samples, per_shard)
