@@ -92,7 +92,11 @@ class Order(SampleOrder):
         window, offset = divmod(in_epoch, self.window)
         indices = self._windows.get((epoch, window))
         if indices is None:
-            indices = self._draw_block(window) if self.replacement else self._shuffled(epoch, window)
+            indices = (
+                self._rng(0, 1 + window).integers(self.samples, size=_BLOCK)
+                if self.replacement
+                else self._shuffled(epoch, window)
+            )
             if len(self._windows) >= 2:  # a batch may span two windows
                 self._windows.pop(next(iter(self._windows)))
             self._windows[epoch, window] = indices
@@ -100,10 +104,6 @@ class Order(SampleOrder):
 
     def substitute(self, position: int, rng: random.Random) -> int:
         return rng.randrange(self.samples)
-
-    def _draw_block(self, block: int) -> Indices:
-        """Draws the samples at the positions of a block independently."""
-        return self._rng(0, 1 + block).integers(self.samples, size=_BLOCK)
 
     def _shuffled(self, epoch: int, window: int) -> Indices:
         """Returns the samples of a window in shuffled order."""

@@ -162,12 +162,10 @@ def _labels(held_out: bool) -> tuple[int, ...]:
 def _noun(scene: Scene, size: bool = False) -> str:
     """Returns adjectives and noun, in the plural for several: `large red striped star`, `blue solid rings`."""
     words = [scene.size] if size else []
-    words += [scene.colour, scene.texture, _plural(scene.shape) if scene.count != "one" else scene.shape]
+    words += [scene.colour, scene.texture, scene.shape]
+    if scene.count != "one":
+        words[-1] += "es" if scene.shape.endswith("s") else "s"
     return " ".join(words)
-
-
-def _plural(shape: str) -> str:
-    return f"{shape}es" if shape.endswith("s") else f"{shape}s"
 
 
 def _place(scene: Scene) -> str:
