@@ -14,7 +14,7 @@ from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.shards.cache import Access
-from clipx.data.shards.index import RETRY_S, caption_columns, shard_info
+from clipx.data.shards.index import RETRY_S, Counts, Manifest, caption_columns, listed_counts, shard_info
 from clipx.data.shards.urls import expand, first_local
 from clipx.data.source import (
     TABLE,
@@ -32,7 +32,6 @@ from clipx.storage.files import is_local
 from clipx.storage.url import check_path
 
 if TYPE_CHECKING:
-    from clipx.data.shards.index import Counts, Manifest
     from clipx.data.shards.shards import Shards
 
 _WINDOWS = 3  # shuffle windows whose whole shards are stored at the same time, at most
@@ -142,8 +141,6 @@ class WebDatasetSpec(RemoteFilesSpec):
 
     def count(self) -> int | None:
         """Returns the number that is listed as for training, also of local shards; else the published one."""
-        from clipx.data.shards.index import listed_counts
-
         if self.selects or (self.shards is None and self.manifest is None):
             return self.published
         urls, manifest = self._urls()
@@ -159,8 +156,6 @@ class WebDatasetSpec(RemoteFilesSpec):
 
     def _urls(self) -> tuple[Sequence[str], Manifest | None]:
         """Returns the shards to train on, and the manifest that lists them, if there is one."""
-        from clipx.data.shards.index import Manifest
-
         self.check_complete()
         manifest = None if self.manifest is None else Manifest.read(self.manifest, self.retry_s)
         urls = list(manifest.shards if manifest else ()) if self.shards is None else expand(self.shards, "data.shards")
@@ -235,7 +230,6 @@ class WebDatasetSpec(RemoteFilesSpec):
 
     def _counts(self, urls: Sequence[str], manifest: Manifest | None) -> Counts | None:
         """Returns the numbers of samples of the shards if they are listed, so that they need not be indexed now."""
-        from clipx.data.shards.index import Counts, listed_counts
         from clipx.data.shards.shard import Shard, index_shards
 
         if manifest is not None:
@@ -262,12 +256,8 @@ class WebDatasetSpec(RemoteFilesSpec):
 
             further = CaptionTables(self.caption_table, of_table)
         shards = Shards.open(urls, own, self.label_key, access, counts, further)
-        remote = [
-            (shard.size, samples)
-            for shard, samples in zip(shards.shards, shards.sizes, strict=True)
-            if shard.size and not shard.local
-        ]
-        check_cache(remote, access, self.shuffle_window)
+        sizes = zip(shards.shards, shards.sizes, strict=True)
+        check_cache([(one.size, n) for one, n in sizes if one.size and not one.local], access, self.shuffle_window)
         return shards
 
 

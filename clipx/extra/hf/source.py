@@ -1,6 +1,6 @@
 """Data sets of Hugging Face, on the hub or in a folder with the same layout: Parquet files or WebDataset tars.
 
-This option finds the files of a split (hf_layout.py) and the columns of images, captions and labels. data=parquet and
+This option finds the files of a split (layout.py) and the columns of images, captions and labels. data=parquet and
 data=webdataset read them.
 """
 
