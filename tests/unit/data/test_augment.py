@@ -39,7 +39,7 @@ def row(seed: int, side: int = SIDE) -> Tensor:
 
 def changed(drawn: Augmentation, pixels: Tensor, on_device: bool = False) -> Tensor:
     out = pixels.clone()
-    (drawn.apply_on_device if on_device else drawn.apply)(out, FILL)
+    drawn.apply(out, FILL, on_device)
     return out
 
 
