@@ -25,12 +25,13 @@ from hypothesis import strategies as st
 
 from clipx.data.csv import CsvSpec
 from clipx.data.folder import FolderSpec
+from clipx.data.image_files import ImageFiles
 from clipx.data.order import WeightedOrder
 from clipx.data.selection.expression import Predicate
 from clipx.data.selection.files import INDEXED
 from clipx.data.selection.spec import SelectionSpec
 from clipx.data.selection.tables import ID, WEIGHTED, IdSet, is_sorted, write_sorted
-from clipx.data.source import BadSample, ImageFiles, whole_index
+from clipx.data.source import BadSample, whole_index
 from clipx.data.spec import Dataset
 from clipx.data.webdataset import WebDatasetSpec
 from clipx.errors import ConfigError, DataError
