@@ -227,7 +227,11 @@ class StoredEmbeddings:
         views = Views(manifest.views, manifest.views_seed, options)
         description = f"{folder}, {manifest.samples:,} samples, {manifest.dtype}, width {manifest.width}"
         description += f", {views}" if views.count else ""
-        return cls(str(place), manifest.samples_per_shard, manifest.width, views, scale, manifest.weights, description)
+        stored = cls(
+            str(place), manifest.samples_per_shard, manifest.width, views, scale, manifest.weights, description
+        )
+        stored._shard(0)
+        return stored
 
     def box(self, index: int, view: int) -> Box:
         """Returns the box of a view. Raises BadSample if the sample was not embedded."""
@@ -249,11 +253,19 @@ class StoredEmbeddings:
     def _locate(self, index: int) -> tuple[_Shard, int, tuple[int, int]]:
         """Returns (shard, row of a sample in it, range of its captions). Raises BadSample."""
         number, row = divmod(index, self.samples_per_shard)
-        shard = _shard(self.folder, number, self.views.count)
+        shard = self._shard(number)
+        if row >= len(shard.image):
+            raise DataError(
+                f"embeddings of shard {number} in {self.folder} have {len(shard.image):,} samples, fewer than the "
+                "manifest says: rewrite them"
+            )
         start, stop = shard.offsets[row : row + 2].tolist()
         if start == stop:
             raise BadSample("teacher.embeddings lacks the sample: it could not be read when they were written")
         return shard, row, (start, stop)
+
+    def _shard(self, number: int) -> _Shard:
+        return _shard(self.folder, number, self.width, self.views.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +280,23 @@ class _Shard:
 
 
 @lru_cache(maxsize=_MAPPED)
-def _shard(folder: str, number: int, views: int) -> _Shard:
-    """Maps the files of a shard. Raises DataError if they cannot be read."""
+def _shard(folder: str, number: int, width: int, views: int) -> _Shard:
+    """Maps the files of a shard. Raises DataError if they cannot be read or do not have the shape of the manifest."""
     paths = [Path(folder, name) for name in _files(number, views)]
-    return _Shard(*(map_array(path, f"{path}, of embeddings,", "rewrite them") for path in paths))
+    mapped = [map_array(path, f"{path}, of embeddings,", "rewrite them") for path in paths]
+    n, m = (array.shape[0] if array.ndim else 0 for array in (mapped[0], mapped[2]))
+    crops = (views,) if views else ()
+    expected = [("f", (n, *crops, width)), ("f", (m, width)), ("u", (m,)), ("i", (n + 1,)), ("i", (n, views, 4))]
+    for path, array, (kind, shape) in zip(paths, mapped, expected, strict=False):
+        if array.shape != shape or array.dtype.kind != kind or not array.dtype.isnative:
+            raise DataError(
+                f"{path} has {array.dtype} of shape {list(array.shape)}, must have {list(shape)} by the manifest and the "
+                "other files: rewrite it"
+            )
+    offsets = mapped[3]
+    if offsets[0] != 0 or offsets[-1] != m or bool((np.diff(offsets) < 0).any()):
+        raise DataError(f"{paths[3]} does not place the {m:,} captions of its shard: rewrite it")
+    return _Shard(*mapped)
 
 
 def _files(number: int, views: int) -> tuple[str, ...]:
