@@ -290,8 +290,8 @@ def _shard(folder: str, number: int, width: int, views: int) -> _Shard:
     for path, array, (kind, shape) in zip(paths, mapped, expected, strict=False):
         if array.shape != shape or array.dtype.kind != kind or not array.dtype.isnative:
             raise DataError(
-                f"{path} has {array.dtype} of shape {list(array.shape)}, must have {list(shape)} by the manifest and the "
-                "other files: rewrite it"
+                f"{path} has {array.dtype} of shape {list(array.shape)}, must have {list(shape)} by the manifest and "
+                "the other files: rewrite it"
             )
     offsets = mapped[3]
     if offsets[0] != 0 or offsets[-1] != m or bool((np.diff(offsets) < 0).any()):
