@@ -106,7 +106,6 @@ class CosineSpec(DecayingSpec):
     """Half a cosine from lr to min_lr after the warm-up (arXiv:1608.03983, without restarts)."""
 
     kind: str = "cosine"
-    """Name of this schedule, selected by schedule=cosine. The key itself cannot be set."""
 
     def after(self, warmup: int, lr: float, length: Length) -> LearningRate:
         span = max(1, length.total - warmup)
@@ -123,7 +122,6 @@ class ConstantScheduleSpec(ScheduleSpec):
     """Constant learning rate after the warm-up."""
 
     kind: str = "constant"
-    """Name of this schedule, selected by schedule=constant. The key itself cannot be set."""
 
     def after(self, warmup: int, lr: float, length: Length) -> LearningRate:
         return lambda seen: lr
@@ -138,7 +136,6 @@ class ConstantCooldownSpec(DecayingSpec):
     """
 
     kind: str = "constant_cooldown"
-    """Name of this schedule, selected by schedule=constant_cooldown. The key itself cannot be set."""
 
     cooldown: str = option("20%", check=a_duration(share=True, zero=True))
     """Length of the cool-down at the end of the run: a duration (10000st, 1ep, 1e6sa) or a share of the run. 20% is the

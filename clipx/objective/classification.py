@@ -19,10 +19,7 @@ class Head(StrEnum):
     """Initialization of the classification head."""
 
     zeroshot = "zeroshot"
-    """The zero-shot classifier: text embeddings of the class names, averaged over the templates."""
-
     random = "random"
-    """A normal distribution, with rows of about unit norm."""
 
 
 @register("objective")
@@ -34,7 +31,6 @@ class ClassificationSpec(ObjectiveSpec):
     """
 
     kind: str = "classification"
-    """Type of the objective; set by objective=classification."""
 
     head: Head = Head.zeroshot
     """Initialization of the head. zeroshot: the text embeddings of the class names, averaged over the templates, that

@@ -24,7 +24,6 @@ class DistillationSpec(LearnedTemperatureSpec):
     and both directions. The group `teacher` names the teacher."""
 
     kind: str = "distillation"
-    """Type of the objective; set by objective=distillation. It needs teacher.weights=… or teacher.embeddings=…"""
 
     contrastive_weight: float = option(1.0, ge=0, hint="0 learns from the teacher alone")
     """Weight of the contrastive loss (InfoNCE). 0: learn from the teacher alone."""

@@ -32,7 +32,6 @@ class FastCLIPv0Spec(FCCOSpec):
     """½mean[log(ε+g1) + log(ε+g2)] over the data set; log 1/τ learned at the model's rate (arXiv:2407.01445)."""
 
     kind: str = "fastclip_v0"
-    """Type of the objective; set by objective=fastclip_v0."""
 
     init_temperature: float = option(0.07, gt=0, le=1, hint="0.07 is usual")
     """Initial temperature τ of all pairs, at least 1/max_scale; log 1/τ is learned at the model's learning rate."""
@@ -89,7 +88,6 @@ class FastCLIPv1Spec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2407.01445)."""
 
     kind: str = "fastclip_v1"
-    """Type of the objective; set by objective=fastclip_v1."""
 
 
 @register("objective")
@@ -98,7 +96,6 @@ class SogCLRSpec(ConstantTemperatureSpec):
     """τ ½mean[log(ε+g1) + log(ε+g2)] over the data set (arXiv:2202.12387)."""
 
     kind: str = "sogclr"
-    """Type of the objective; set by objective=sogclr."""
 
 
 @frozen
@@ -181,7 +178,6 @@ class FastCLIPv2Spec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2407.01445)."""
 
     kind: str = "fastclip_v2"
-    """Type of the objective; set by objective=fastclip_v2."""
 
 
 @register("objective")
@@ -190,7 +186,6 @@ class ISogCLRSpec(SampleTemperatureSpec):
     """½mean[τ1_i (log(ε+g1_i) + ρ) + τ2_i (log(ε+g2_i) + ρ)] over the data set (arXiv:2305.11965)."""
 
     kind: str = "isogclr"
-    """Type of the objective; set by objective=isogclr."""
 
 
 @frozen
@@ -213,7 +208,6 @@ class FastCLIPv3Spec(RobustSpec):
     (arXiv:2407.01445). τ converges to where the mean KL of a row's softmax over its negatives from uniform is ρ."""
 
     kind: str = "fastclip_v3"
-    """Type of the objective; set by objective=fastclip_v3."""
 
     tau_gradient: GradientRule = GradientRule.exact
     """Gradient of the temperature. exact: that of the loss as defined. official: that of FastCLIP's published code,

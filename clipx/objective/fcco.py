@@ -29,13 +29,8 @@ class GammaSchedule(StrEnum):
     """Schedules of γ."""
 
     constant = "constant"
-    """1 in the first epoch, `minimum` after it."""
-
     cosine = "cosine"
-    """A cosine from 1 to `minimum`, reached at `decay` and held from there."""
-
     fitted = "fitted"
-    """A cosine over the whole run from 1 to min(1, 4.177 · epochs^-0.7265): the rule of FastCLIP's successor."""
 
     @property
     def defaults(self) -> tuple[float | None, str | None]:
@@ -47,10 +42,7 @@ class GradientRule(StrEnum):
     """Variants of a gradient of the objectives that learn a temperature."""
 
     exact = "exact"
-    """Gradient of the loss as defined."""
-
     official = "official"
-    """Gradient of the published code, FastCLIP's or DRRho-CLIP's, with which its published settings were tuned."""
 
     @property
     def through_pairs(self) -> float:

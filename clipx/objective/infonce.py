@@ -20,7 +20,6 @@ class InfoNCESpec(SeveralCaptionsSpec):
     """Symmetric cross-entropy of the positive pair among all B (arXiv:2103.00020). Mean over B and both directions."""
 
     kind: str = "infonce"
-    """Type of the objective; set by objective=infonce or objective=openclip."""
 
     zero_minimum: ClassVar[bool] = True
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
@@ -45,7 +44,6 @@ class DCLSpec(LearnedTemperatureSpec):
     """
 
     kind: str = "dcl"
-    """Type of the objective; set by objective=dcl."""
 
     traffic: ClassVar[ObjectiveTraffic | None] = ObjectiveTraffic(statistics=3)
 

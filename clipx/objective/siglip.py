@@ -19,7 +19,6 @@ class SigLIPSpec(SeveralCaptionsSpec):
     """-Σ_ij log σ(l_ij (α s_ij + β)) / B over all pairs, l = 1 for positives, -1 for negatives (arXiv:2303.15343)."""
 
     kind: str = "siglip"
-    """Type of the objective; set by objective=siglip."""
 
     init_bias: float = -10.0
     """Initial bias β of all logits; learned. The default is near the log odds of a positive pair."""

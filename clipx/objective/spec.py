@@ -60,13 +60,8 @@ class SameCaption(StrEnum):
     """Treatment of a pair of an image and the equal caption of another sample of the batch."""
 
     negative = "negative"
-    """A negative pair, like any other."""
-
     mask = "mask"
-    """Left out of the loss."""
-
     positive = "positive"
-    """A right pair, like that of the image and its own caption."""
 
 
 @frozen
@@ -198,19 +193,9 @@ class ProductFormat(StrEnum):
     """Formats of the matrix products of a loss over all pairs."""
 
     auto = "auto"
-    """split_fp16 on CUDA for a global batch of at least 8192 samples, otherwise float32."""
-
     float32 = "float32"
-    """float32 without TF32."""
-
     split_fp16 = "split_fp16"
-    """Scores on tensor cores from float16 halves of the embeddings, summed in float32: the error of a logit is at most
-    2.1e-4 at an inverse temperature of 100 and a width of 512. Gradients from TF32 products: a relative error of at
-    most 2^-10 for each pair. On a CPU the rounding is emulated."""
-
     fused = "fused"
-    """split_fp16 in Triton kernels that do not store the scores, for a global batch of 32,768 and more. Needs CUDA and
-    triton."""
 
 
 @frozen
@@ -278,10 +263,7 @@ class TemperatureRule(StrEnum):
     """Rules of the temperature of all pairs."""
 
     learned = "learned"
-    """log 1/τ is a parameter, trained at the model's learning rate."""
-
     constant = "constant"
-    """τ stays at its initial value."""
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Optimizers over the parameter groups of `groups`. Each has one file."""
+"""Optimizers over the parameter groups of `groups`."""
 
 from clipx.optimizer.spec import Group, OptimizerSpec
 

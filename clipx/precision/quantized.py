@@ -1,4 +1,4 @@
-"""Base of the number formats that quantize linear layers by torchao."""
+"""Number formats that quantize linear layers by torchao."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from clipx.config.lazy_torch import torch
 from clipx.config.options import option
-from clipx.config.specs import frozen
+from clipx.config.registry import frozen, register
 from clipx.errors import ConfigError, require, require_effect
-from clipx.precision.spec import Capability, PrecisionSpec, dotted, require_capability
+from clipx.precision.spec import (
+    ADA,
+    AMPERE,
+    Capability,
+    Precision,
+    PrecisionSpec,
+    check_16_bit,
+    describe_masters,
+    dotted,
+    require_capability,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,6 +62,77 @@ class QuantizedSpec(PrecisionSpec):
         self.check_device_type(device.type)
         if not self.emulate:
             require_capability(device, self.least, f"precision={self.kind}", "amp_bf16")
+
+
+@register("precision")
+@frozen
+class Float8Spec(QuantizedSpec):
+    """float32 weights, bfloat16 products, and float8 products in the linear layers of blocks (arXiv:2209.05433).
+
+    Inputs and weights are rounded to e4m3, gradients to e5m2, with one scale per tensor, recomputed at each product.
+    Needs torchao.
+    """
+
+    kind: str = "float8"
+
+    autocasts: ClassVar[bool] = True
+    least: ClassVar[Capability] = ADA
+    weight_format: ClassVar[str | None] = "float32"
+
+    def build(self, device: torch.device) -> Precision:
+        self.check_device(device)
+        needs = describe_requirement(self.emulate, self.least)
+        description = f"float32 weights, bfloat16 products, float8 linear layers; {needs}"
+        return Precision(torch.float32, torch.bfloat16, device.type, description)
+
+    def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        # The number of tokens varies: products over tokens are padded to a multiple of 16, as the hardware requires.
+        config = Float8LinearConfig(pad_inner_dim=True, emulate=self.emulate)
+        names = linears_to_convert(blocks, self.min_width)
+        for name, block in blocks.items():
+            convert_to_float8_training(
+                block, config=config, module_filter_fn=lambda _, layer, name=name: f"{name}.{layer}" in names
+            )
+        return names
+
+
+@register("precision")
+@frozen
+class Int8Spec(QuantizedSpec):
+    """bfloat16 weights with float32 master weights, and int8 products in the linear layers of the image tower's blocks.
+
+    Each row of one factor and each column of the other has a scale, recomputed at each product, in forward and backward
+    (torchao's int8 mixed-precision training). Needs torchao.
+    """
+
+    kind: str = "int8"
+
+    least: ClassVar[Capability] = AMPERE
+    weight_format: ClassVar[str | None] = "bfloat16"
+    tunes_shapes: ClassVar[bool] = True
+
+    def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
+        check_16_bit(self.kind, True, ema_decay, shards_parameters)
+
+    def build(self, device: torch.device) -> Precision:
+        self.check_device(device)
+        needs = describe_requirement(self.emulate, self.least)
+        description = f"bfloat16 weights{describe_masters(True)}, int8 linear layers; {needs}"
+        return Precision(torch.bfloat16, None, device.type, description, master_weights=True)
+
+    def convert(self, blocks: Mapping[str, nn.Module]) -> list[str]:
+        from torchao.prototype.quantized_training import int8_mixed_precision_training
+        from torchao.quantization import quantize_
+
+        config = int8_mixed_precision_training(module_swap=True)
+        # torchao searches 27 kernels for each shape, and the number of text tokens differs between batches.
+        blocks = {name: block for name, block in blocks.items() if name.startswith("image.")}
+        names = linears_to_convert(blocks, self.min_width)
+        for name, block in blocks.items():
+            quantize_(block, config, filter_fn=lambda _, layer, name=name: f"{name}.{layer}" in names)
+        return names
 
 
 def linears_to_convert(blocks: Mapping[str, nn.Module], min_width: int) -> list[str]:

@@ -118,7 +118,6 @@ class Fp32Spec(PrecisionSpec):
     """float32 weights and matrix products, or TF32 products. Runs on any device."""
 
     kind: str = "fp32"
-    """Name of this number format, selected by precision=fp32. The key itself cannot be set."""
 
     weight_format: ClassVar[str | None] = "float32"
 
@@ -149,7 +148,6 @@ class Fp64Spec(PrecisionSpec):
     """float64 throughout: for checking numerics, not for training. Runs on any device but mps."""
 
     kind: str = "fp64"
-    """Name of this number format, selected by precision=fp64. The key itself cannot be set."""
 
     weight_format: ClassVar[str | None] = "float64"
 
@@ -174,7 +172,6 @@ class AmpBf16Spec(PrecisionSpec):
     """
 
     kind: str = "amp_bf16"
-    """Name of this number format, selected by precision=amp_bf16. The key itself cannot be set."""
 
     autocasts: ClassVar[bool] = True
     weight_format: ClassVar[str | None] = "float32"
@@ -218,7 +215,6 @@ class AmpFp16Spec(_ScaledSpec):
     """
 
     kind: str = "amp_fp16"
-    """Name of this number format, selected by precision=amp_fp16. The key itself cannot be set."""
 
     autocasts: ClassVar[bool] = True
     weight_format: ClassVar[str | None] = "float32"
@@ -243,7 +239,6 @@ class Bf16Spec(PrecisionSpec):
     """
 
     kind: str = "bf16"
-    """Name of this number format, selected by precision=bf16. The key itself cannot be set."""
 
     weight_format: ClassVar[str | None] = "bfloat16"
 
@@ -278,7 +273,6 @@ class Fp16Spec(_ScaledSpec):
     """
 
     kind: str = "fp16"
-    """Name of this number format, selected by precision=fp16. The key itself cannot be set."""
 
     weight_format: ClassVar[str | None] = "float16"
 
@@ -313,7 +307,6 @@ class AutoSpec(PrecisionSpec):
     """
 
     kind: str = "auto"
-    """Name of this number format, selected by precision=auto. The key itself cannot be set."""
 
     autocasts: ClassVar[bool] = True  # or the format that it chose is refused
 

@@ -56,23 +56,15 @@ class CompileMode(StrEnum):
     """Modes of torch.compile."""
 
     default = "default"
-    """The default mode of torch.compile."""
-
     max_autotune = "max_autotune"
-    """Tries several kernels for each matrix product, which takes minutes at the start of a run."""
 
 
 class Backend(StrEnum):
     """Backends of torch.compile. All but inductor run the captured graphs unchanged, to debug graph capture."""
 
     inductor = "inductor"
-    """Generates fused kernels."""
-
     aot_eager = "aot_eager"
-    """Captures the graphs of forward and backward and runs them unchanged."""
-
     eager = "eager"
-    """Captures the graph of forward and runs it unchanged."""
 
 
 @frozen

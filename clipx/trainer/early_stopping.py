@@ -30,10 +30,7 @@ class Improvement(StrEnum):
     """Improvement in which a metric improves."""
 
     max = "max"
-    """Higher values are better."""
-
     min = "min"
-    """Lower values are better."""
 
 
 class Ending(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clipx.errors import CheckpointError, ConfigError, require
-from clipx.optimizer.adamw import AdamWSpec
+from clipx.optimizer.spec import AdamWSpec
 from clipx.trainer.learner import Learner
 from clipx.trainer.stages import Stages
 from clipx.weights.open_clip_checkpoint import Training, read

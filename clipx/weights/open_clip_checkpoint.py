@@ -19,7 +19,7 @@ from torch import Tensor
 from clipx.checkpoint.state import add_prefix, select_prefix
 from clipx.errors import CheckpointError
 from clipx.model.spec import ModelSpec
-from clipx.optimizer.adamw import AdamWSpec
+from clipx.optimizer.spec import AdamWSpec
 from clipx.storage.files import is_local, local_path
 from clipx.weights.download import fetched
 from clipx.weights.files import bare_names, check_state, unpickled

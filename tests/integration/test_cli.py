@@ -42,7 +42,7 @@ def test_commands_that_do_not_train_import_no_heavy_module() -> None:
 
 # Modules of the options of a default run.
 CHOSEN = {
-    *("clipx.objective.infonce", "clipx.optimizer.adamw", "clipx.schedule", "clipx.precision.spec"),
+    *("clipx.objective.infonce", "clipx.optimizer.spec", "clipx.schedule", "clipx.precision.spec"),
     *("clipx.distributed.ddp", "clipx.checkpoint.spec", "clipx.evaluator.retrieval", "clipx.evaluator.zeroshot"),
     *("clipx.logger.tensorboard", "clipx.model.spec", "clipx.model.text_spec", "clipx.data.shapes"),
     "clipx_launch.options",

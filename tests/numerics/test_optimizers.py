@@ -13,11 +13,7 @@ import torch
 from helpers.optimizers import Optimizing
 from torch import Tensor
 
-from clipx.optimizer.adamw import AdamWSpec
-from clipx.optimizer.lamb import LambSpec
-from clipx.optimizer.lion import LionSpec
-from clipx.optimizer.muon import MuonSpec
-from clipx.optimizer.sgd import SGDSpec
+from clipx.optimizer.spec import AdamWSpec, LambSpec, LionSpec, MuonSpec, SGDSpec
 
 RATES = [1e-2, 2e-2, 5e-3, 1e-3]  # scheduled rate of each step
 GROUPED = ("optimizer.layer_decay=0.5", "optimizer.image_lr_scale=0.3", "optimizer.weight_decay=0.3")

@@ -25,7 +25,6 @@ class DRRhoCLIPSpec(RobustSpec):
     names the reference, of which only the similarities are used: it may be smaller than the model."""
 
     kind: str = "drrho_clip"
-    """Type of the objective; set by objective=drrho_clip. It needs teacher.embeddings=… or teacher.weights=…"""
 
     temperature: TemperatureRule = TemperatureRule.learned
     """Rule of the temperature. learned: as in fastclip_v3. constant: τ is init_temperature in the whole run, and ρ has

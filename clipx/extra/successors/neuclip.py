@@ -23,7 +23,6 @@ class NeuCLIPSpec(TiledSpec):
     embedding (arXiv:2511.08417). It needs no sample indices: a stream and replacement=true are possible."""
 
     kind: str = "neuclip"
-    """Type of the objective; set by objective=neuclip."""
 
     init_temperature: float = option(0.07, gt=0, le=1, hint="0.07 is usual")
     """Initial temperature τ of all pairs, at least min_temperature; learned."""

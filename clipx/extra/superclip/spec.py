@@ -22,7 +22,6 @@ class SuperClipSpec(LearnedTemperatureSpec):
     """
 
     kind: str = "superclip"
-    """Type of the objective; set by objective=superclip."""
 
     classification_weight: float = option(1.0, gt=0, hint="1 is usual; to train without the head: objective=infonce")
     """Weight of the classification loss. 1 is usual."""
