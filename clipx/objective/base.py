@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from clipx.errors import without_effect
@@ -199,28 +198,3 @@ class Objective(nn.Module):
         `found_inf`: 0-dim, 1 if the optimizer skipped the step, for which state must not change; None: 0. Do not read
         it on the host: the device has not computed it.
         """
-
-
-class ScalarLoss(torch.autograd.Function):
-    """Base class of functions that return a scalar loss first, and save its gradients with respect to their first
-    inputs in forward: backward only scales them, and the gathered features are freed before the towers' backward needs
-    the memory.
-
-    There is no second derivative: `create_graph=True` raises RuntimeError.
-    """
-
-    @staticmethod
-    def save(ctx: Any, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Saves the gradients with respect to the first inputs, each in the dtype of its input."""
-        ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        # Under create_graph=True alone. once_differentiable would not raise: the gradient of a loss, 1, has no graph.
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "create_graph=True needs the second derivative of the loss, which clipx's objectives do not have and "
-                "would count as zero: differentiate once, or write the objective in plain torch operations"
-            )
-        gradients = [grads[0] * saved for saved in ctx.saved_tensors]
-        return (*gradients, *[None] * (len(ctx.needs_input_grad) - len(gradients)))

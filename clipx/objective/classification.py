@@ -64,8 +64,7 @@ class ClassificationSpec(ObjectiveSpec):
 
     def build(self, comm: Comm, length: Length) -> Objective:
         """Returns the objective without its head; `prepare` creates the head when the classes are known."""
-        from clipx.objective.losses.classification import Classification, HeadOptions
+        from clipx.objective.losses.classification import Classification
         from clipx.objective.losses.temperature import GlobalTemperature
 
-        head = HeadOptions(self.head is Head.zeroshot, self.classnames, self.templates, self.label_smoothing)
-        return Classification(comm, GlobalTemperature(self.init_temperature, self.max_scale), head)
+        return Classification(comm, GlobalTemperature(self.init_temperature, self.max_scale), self)

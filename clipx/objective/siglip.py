@@ -30,7 +30,7 @@ class SigLIPSpec(SeveralCaptionsSpec):
     open_clip_loss: ClassVar[str | None] = "SigLipLoss"
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.objective.losses.sigmoid import MultiPositiveSigmoid
+        from clipx.objective.losses.sigmoid import Sigmoid
 
         tiling = self.tiling(comm, length)
-        return MultiPositiveSigmoid(comm, self.build_temperature(), self.init_bias, tiling, self.same_caption)
+        return Sigmoid(comm, self.build_temperature(), self.init_bias, tiling, self.same_caption)

@@ -92,20 +92,12 @@ class NeuCLIPSpec(TiledSpec):
         return ObjectiveTraffic(statistics=3, prototypes=self.prototypes, updates=self.updates, summed=2)
 
     def build(self, comm: Comm, length: Length) -> Objective:
-        from clipx.extra.successors.neural_normaliser import NeuCLIP, NormaliserOptions
+        from clipx.extra.successors.neural_normaliser import NeuCLIP
         from clipx.objective.losses.temperature import GlobalTemperature
 
         self.check(length.batch, length.epoch)
         temperature = GlobalTemperature(self.init_temperature, 1 / self.min_temperature, slow=True)
-        options = NormaliserOptions(
-            prototypes=self.prototypes,
-            updates=self.updates,
-            lr=self.prototype_lr,
-            restart=self.restart_samples(length.batch),
-            clip=self.clip,
-            eps=self.eps,
-        )
         rho = self.rho or default_rho(length.epoch)
-        objective = NeuCLIP(comm, self.tiling(comm, length), temperature, rho, options)
+        objective = NeuCLIP(comm, self.tiling(comm, length), temperature, rho, self, self.restart_samples(length.batch))
         objective.constant_lr = self.temperature_lr
         return objective

@@ -20,51 +20,38 @@ m prototypes, b local batch, B global batch, D embedding, t tile.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
+from clipx.extra.successors.neuclip import NeuCLIPSpec
 from clipx.objective.base import Metrics, ModelFacts, StepInputs
-from clipx.objective.losses.contrastive import PairNormaliser, Pairs, TiledObjective, Tiling, contrastive_loss
+from clipx.objective.losses.contrastive import Pairs, TiledObjective, Tiling, contrastive_loss
 from clipx.objective.losses.fcco import robust, scale_gradient
 from clipx.objective.losses.temperature import Temperature
 
 _ADAGRAD_EPS = 1e-10
 
 
-@dataclass(frozen=True, slots=True)
-class NormaliserOptions:
-    """Settings of the prototypes and of their updates."""
-
-    prototypes: int
-    """m, for each side."""
-
-    updates: int
-    """Updates in a step."""
-
-    lr: float
-    """Learning rate of AdaGrad."""
-
-    restart: int | None
-    """Samples between two replacements of all prototypes by embeddings. None: only in the first steps."""
-
-    clip: float
-    """Largest log(ε + g_i) - a_i; a_i is raised to it."""
-
-    eps: float
-    """ε."""
-
-
 class NeuCLIP(TiledObjective):
-    """The robust global contrastive loss τ (½mean Φ + ρ) with predicted normalisers and one temperature."""
+    """The robust global contrastive loss τ (½mean Φ + ρ) with predicted normalisers and one temperature.
+
+    `restart`: samples between two replacements of all prototypes by embeddings. None: only in the first steps.
+    """
 
     def __init__(
-        self, comm: Comm, tiling: Tiling, temperature: Temperature, rho: float, options: NormaliserOptions
+        self,
+        comm: Comm,
+        tiling: Tiling,
+        temperature: Temperature,
+        rho: float,
+        options: NeuCLIPSpec,
+        restart: int | None,
     ) -> None:
         super().__init__(comm, tiling)
         self.temperature, self.combine, self.options = temperature, robust(rho), options
+        self.restart = restart
         self.seen = 0
         self._pending: tuple[Tensor, Tensor] | None = None  # prototypes and squares after the step, until after_step
 
@@ -87,7 +74,7 @@ class NeuCLIP(TiledObjective):
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
         alpha = self.temperature()
         state = self.prototypes_2mD, self.squares_2mD
-        normaliser = PrototypeNormaliser(*state, alpha.detach(), self.seen, self.options, self.comm)
+        normaliser = PrototypeNormaliser(*state, alpha.detach(), self.seen, self.options, self.restart, self.comm)
         contrast = contrastive_loss(inputs.image, inputs.text, alpha, normaliser, self.comm, self.tiling)
         self._pending = normaliser.prototypes_2mD, normaliser.squares_2mD
         sums_2 = self.comm.sum(torch.stack([normaliser.a_b2.mean(), normaliser.error_b2.mean()]))
@@ -104,7 +91,7 @@ class NeuCLIP(TiledObjective):
         self.temperature.after_step()
 
 
-class PrototypeNormaliser(PairNormaliser):
+class PrototypeNormaliser:
     """The normaliser of one step. Replaces prototypes if it is time, updates them, and predicts a_i with them."""
 
     def __init__(
@@ -113,20 +100,20 @@ class PrototypeNormaliser(PairNormaliser):
         squares_2mD: Tensor,
         alpha: Tensor,
         seen: int,
-        options: NormaliserOptions,
+        options: NeuCLIPSpec,
+        restart: int | None,
         comm: Comm,
     ) -> None:
         """Stores the state before the step, which stays unchanged. `alpha`: α, 0-dim. `seen`: samples seen before."""
         self.prototypes_2mD, self.squares_2mD = prototypes_2mD.clone(), squares_2mD.clone()
-        self.seen, self.options, self.comm = seen, options, comm
+        self.seen, self.options, self.restart, self.comm = seen, options, restart, comm
         self.alpha = alpha.to(prototypes_2mD.dtype)
         self.log_eps = alpha.new_full((), math.log(options.eps) if options.eps else -math.inf)
 
-    def gathered(self, pairs: Pairs) -> None:
-        """Stores the embeddings of the batch, and replaces the prototypes that this step restarts."""
-        self.pairs = pairs
+    def _restart(self, pairs: Pairs) -> None:
+        """Replaces the prototypes that this step restarts by embeddings of the batch."""
         batch, count = pairs.batch, self.options.prototypes
-        position = self.seen if self.options.restart is None else self.seen % self.options.restart
+        position = self.seen if self.restart is None else self.seen % self.restart
         start = position // batch * batch
         stop = count if self.seen == 0 else min(start + batch, count)
         if start >= stop:
@@ -138,7 +125,9 @@ class PrototypeNormaliser(PairNormaliser):
             old_nD.copy_(torch.where(new_nD.norm(dim=1, keepdim=True) > 0.5, new_nD, old_nD))
         self.squares_2mD[:, start:stop] = 0
 
-    def __call__(self, lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, lse_b2: Tensor, pos_b2: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        self.pairs, batch = pairs, pairs.batch
+        self._restart(pairs)
         log_b2 = torch.logaddexp(lse_b2 - pos_b2 - math.log(batch - 1), self.log_eps)
         for _ in range(self.options.updates):
             self._update(log_b2, pos_b2, batch)
@@ -177,7 +166,9 @@ class PrototypeNormaliser(PairNormaliser):
         grad_2mD -= unit_2mD * (unit_2mD * grad_2mD).sum(2, keepdim=True)
         grad_2mD /= norm_2m1
         self.squares_2mD.addcmul_(grad_2mD, grad_2mD)
-        self.prototypes_2mD.addcdiv_(grad_2mD, self.squares_2mD.sqrt().add_(_ADAGRAD_EPS), value=-self.options.lr)
+        self.prototypes_2mD.addcdiv_(
+            grad_2mD, self.squares_2mD.sqrt().add_(_ADAGRAD_EPS), value=-self.options.prototype_lr
+        )
 
     def _own(self, side: int) -> Tensor:
         return self.pairs.y_bD if side else self.pairs.x_bD

@@ -16,24 +16,8 @@ from clipx.data.spec import Classes
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError, DataError, require
 from clipx.objective.base import Metrics, ModelFacts, Objective, StepInputs
+from clipx.objective.classification import ClassificationSpec, Head
 from clipx.objective.losses.temperature import Temperature
-
-
-@dataclass(frozen=True, slots=True)
-class HeadOptions:
-    """Initialization of the head, and its targets."""
-
-    zeroshot: bool
-    """True: initialize from the text embeddings of the class names. False: at random."""
-
-    classnames: str | None
-    """File or name of a list of class names. None: those of the data."""
-
-    templates: str | None
-    """File or name of a list of templates. None: those of the data."""
-
-    label_smoothing: float
-    """Share of the target that is spread evenly over all classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +48,9 @@ class Labels:
 class Classification(Objective):
     """Cross-entropy of a linear head on the image embeddings; texts are not read. Targets: label_b."""
 
-    def __init__(self, comm: Comm, temperature: Temperature, head: HeadOptions) -> None:
+    def __init__(self, comm: Comm, temperature: Temperature, options: ClassificationSpec) -> None:
         super().__init__()
-        self.comm, self.temperature, self.options = comm, temperature, head
+        self.comm, self.temperature, self.options = comm, temperature, options
         self.classes = Classes((), ())
 
     def prepare(self, classes: Classes | None, model: ModelFacts) -> None:
@@ -83,7 +67,7 @@ class Classification(Objective):
     def initialize(self, embed: Callable[[Sequence[str]], Tensor]) -> None:
         """Sets the head to the zero-shot classifier: the renormalised mean over the templates of each class.
         Collective."""
-        if not self.options.zeroshot:
+        if self.options.head is not Head.zeroshot:
             return
         names, templates = self.classes.names, self.classes.templates
         class_CD = class_embeddings(embed, names, templates)
@@ -118,7 +102,7 @@ class Classification(Objective):
         return {"top1": hit_N.double().mean().item(), "chance": 1 / len(self.classes.names), "samples": len(label_N)}
 
 
-def _classes(options: HeadOptions, own: Classes | None) -> Classes:
+def _classes(options: ClassificationSpec, own: Classes | None) -> Classes:
     """Returns the names and templates of the options, or else those of the data. Raises ConfigError."""
     names = own.names if own else ()
     if options.classnames is not None:

@@ -14,7 +14,7 @@ gradient is ever stored: a rank holds the gathered features, a few t x t tiles, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,31 +23,24 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.errors import require
-from clipx.objective.base import Compiler, Metrics, Objective, ScalarLoss, StepInputs
+from clipx.objective.base import Compiler, Metrics, Objective, StepInputs
 from clipx.objective.losses.products import EXACT, Products, full_precision
 from clipx.objective.losses.temperature import Temperature
 
-Normaliser = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
-"""(ℓ_b2, pos_b2, B) -> (a_b2, loss_b2); column 0 is the image's row, 1 the text's. The loss is that of each sample."""
+Normaliser = Callable[[Tensor, Tensor, "Pairs"], tuple[Tensor, Tensor]]
+"""(ℓ_b2, pos_b2, pairs) -> (a_b2, loss_b2); column 0 is the image's row, 1 the text's. The loss is of each sample."""
+
+Scored = tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]
+"""A loss, 0-dim; its gradients with respect to images, texts and parameters; further outputs without gradient."""
 
 
-class PairNormaliser:
-    """A `Normaliser` that reads the embeddings: `gathered` is called once in a step, before the normaliser."""
-
-    def gathered(self, pairs: Pairs) -> None:
-        raise NotImplementedError
-
-    def __call__(self, lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-
-def in_batch(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+def in_batch(lse_b2: Tensor, pos_b2: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Normaliser of the softmax over all pairs of the row (InfoNCE)."""
     a_b2 = torch.logaddexp(lse_b2, pos_b2)
     return a_b2, a_b2 - pos_b2
 
 
-def negatives_only(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+def negatives_only(lse_b2: Tensor, pos_b2: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     """Normaliser without the positive pair (decoupled contrastive learning, arXiv:2110.06848)."""
     return lse_b2, lse_b2 - pos_b2
 
@@ -110,7 +103,6 @@ class Contrastive(TiledObjective):
         self.temperature.after_step()
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives and state: runs in eager mode
 def contrastive_loss(
     image_bD: Tensor, text_bD: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tiling: Tiling
 ) -> Tensor:
@@ -118,11 +110,21 @@ def contrastive_loss(
 
     Gradients: see `Objective`.
     """
-    loss: Tensor = _ContrastiveLoss.apply(image_bD, text_bD, scale, normaliser, comm, tiling)
-    return loss
+
+    def of_pairs(pairs: Pairs, alpha: Tensor) -> Scored:
+        lse_b2 = pairs.lse(alpha)
+        a_b2, loss_b2 = normaliser(lse_b2, alpha * pairs.own().expand(-1, 2), pairs)
+        a_rB, a_cB, loss_B = comm.gather(torch.cat([a_b2, loss_b2.mean(1, keepdim=True)], 1)).unbind(1)
+
+        def softmax(tile: Tile) -> Tensor:
+            return pairs.softmax(tile, alpha, a_rB[tile.rows], a_cB[tile.cols])
+
+        own_b1 = -(lse_b2 - a_b2).exp().sum(1, keepdim=True)
+        return loss_B.mean(), pairs.gradients_with_scale(softmax, own_b1, alpha, 2 * pairs.batch), ()
+
+    return pair_loss(of_pairs, image_bD, text_bD, (scale,), comm, tiling)[0]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def individual_loss(
     image_bD: Tensor,
     text_bD: Tensor,
@@ -137,60 +139,83 @@ def individual_loss(
     Returns the loss, and Σ_{j≠i} exp(z_ij - a_i)·(z_ij - pos_i) of each row and column, [b, 2], from which the gradient
     with respect to a sample's temperature is computed. The second output has no gradient.
     """
-    loss, tilt_b2 = _IndividualLoss.apply(image_bD, text_bD, scale_b2, weight_b2, normaliser, comm, tiling)
+
+    def of_pairs(pairs: Pairs) -> Scored:
+        alpha_b2 = scale_b2.to(pairs.dtype)
+        weight = weight_b2.to(pairs.dtype) * alpha_b2
+        pos_b2, lse_b2 = alpha_b2 * pairs.own(), pairs.lse(alpha_b2)
+        a_b2, loss_b2 = normaliser(lse_b2, pos_b2, pairs)
+        # Folds a row's weight and α into its exponent, so that the tiles need the same statistics as with one α.
+        shifted_b2 = a_b2 - weight.log()
+        stats = comm.gather(torch.cat([shifted_b2, alpha_b2, loss_b2.mean(1, keepdim=True)], 1))
+        shifted_B2, alpha_B2, loss_B1 = stats.split(2, 1)
+        expected_b2 = torch.zeros_like(lse_b2)  # Σ_j exp(z_ij - a_i) z_ij, i ≠ j
+
+        def softmax(tile: Tile) -> Tensor:
+            s = pairs.similarities(tile)
+            out = torch.zeros_like(s)
+            for side in (0, 1):
+                part = tile.part(side)
+                z = s * alpha_B2[part, side].unsqueeze(1 - side)
+                p = (z - shifted_B2[part, side].unsqueeze(1 - side)).exp_()
+                out += p
+                if side in tile.own_sides():
+                    pz = p.mul_(z)
+                    diagonal(pz, tile).zero_()
+                    expected_b2[pairs.local(part), side] += pz.sum(1 - side)
+            return out
+
+        gradients = pairs.gradients(softmax, -(lse_b2 - shifted_b2).exp().sum(1, keepdim=True))
+        tilt_b2 = expected_b2 / weight - pos_b2 * (lse_b2 - a_b2).exp()
+        return loss_B1.mean(), [d.div_(2 * pairs.batch) for d in gradients], (tilt_b2,)
+
+    loss, tilt_b2 = pair_loss(of_pairs, image_bD, text_bD, (), comm, tiling)
     return loss, tilt_b2
 
 
-class _ContrastiveLoss(ScalarLoss):
-    @staticmethod
-    def forward(
-        ctx: Any, image: Tensor, text: Tensor, scale: Tensor, normaliser: Normaliser, comm: Comm, tiling: Tiling
-    ) -> Tensor:
-        with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tiling)
-            if isinstance(normaliser, PairNormaliser):
-                normaliser.gathered(pairs)
-            alpha = scale.to(pairs.dtype)
-            lse_b2 = pairs.lse(alpha)
-            a_b2, loss_b2 = normaliser(lse_b2, alpha * pairs.own()[:, None].expand(-1, 2), pairs.batch)
-            stats_B3 = comm.gather(torch.cat([a_b2, loss_b2.mean(1, keepdim=True)], 1))
-            if any(ctx.needs_input_grad[:3]):
-                diagonal_b = -(lse_b2 - a_b2).exp().sum(1)
-                dx, dy = pairs.gradients(_Softmax(alpha, stats_B3[:, :2], pairs), diagonal_b)
-                w = alpha / (2 * pairs.batch)
-                dx, dy = dx.mul_(w), dy.mul_(w)
-                dscale = pairs.dot(dx) / alpha
-                ScalarLoss.save(ctx, (image, text, scale), (dx, dy, dscale))
-            return stats_B3[:, 2].mean()
+def pair_loss(
+    of_pairs: Callable[..., Scored],
+    image_bD: Tensor,
+    text_bD: Tensor,
+    parameters: Sequence[Tensor],
+    comm: Comm,
+    tiling: Tiling,
+) -> tuple[Tensor, ...]:
+    """Returns the loss and the further outputs of `of_pairs`, a function of (pairs, *parameters in their dtype).
+
+    It computes the gradients together with the loss, without TF32, and backward only scales them: the gathered features
+    are freed before the towers' backward needs the memory. There is no second derivative: `create_graph=True` raises
+    RuntimeError. Collective.
+    """
+    found: tuple[Tensor, ...] = _pair_loss(of_pairs, comm, tiling, image_bD, text_bD, *parameters)
+    return found
 
 
-class _IndividualLoss(ScalarLoss):
+class _PairLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        image: Tensor,
-        text: Tensor,
-        scale: Tensor,
-        weight: Tensor,
-        normaliser: Normaliser,
-        comm: Comm,
-        tiling: Tiling,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, of_pairs: Callable[..., Scored], comm: Comm, tiling: Tiling, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        image, text, *parameters = inputs
         with full_precision(image.device.type):
             pairs = Pairs.gather(image, text, comm, tiling)
-            alpha_b2, weight_b2 = scale.to(pairs.dtype), weight.to(pairs.dtype)
-            pos_b2 = alpha_b2 * pairs.own()[:, None]
-            lse_b2 = pairs.lse(alpha_b2)
-            a_b2, loss_b2 = normaliser(lse_b2, pos_b2, pairs.batch)
-            # Folds a row's weight and α into its exponent, so that the tiles need the same statistics as with one α.
-            shifted_b2 = a_b2 - (weight_b2 * alpha_b2).log()
-            stats_B5 = comm.gather(torch.cat([shifted_b2, alpha_b2, loss_b2.mean(1, keepdim=True)], 1))
-            softmax = _IndividualSoftmax(stats_B5[:, 2:4], stats_B5[:, :2], pairs)
-            dx, dy = pairs.gradients(softmax, -(lse_b2 - shifted_b2).exp().sum(1))
-            ctx.save_for_backward(*(d.div_(2 * pairs.batch).to(image.dtype) for d in (dx, dy)))
-            tilt_b2 = softmax.expected_b2 / (weight_b2 * alpha_b2) - pos_b2 * (lse_b2 - a_b2).exp()
-            ctx.mark_non_differentiable(tilt_b2)
-            return stats_B5[:, 4].mean(), tilt_b2
+            loss, gradients, more = of_pairs(pairs, *(parameter.to(pairs.dtype) for parameter in parameters))
+        ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)))
+        ctx.mark_non_differentiable(*more)
+        return loss, *more
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        # Under create_graph=True alone. once_differentiable would not raise: the gradient of a loss, 1, has no graph.
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "create_graph=True needs the second derivative of the loss, which clipx's objectives do not have and "
+                "would count as zero: differentiate once, or write the objective in plain torch operations"
+            )
+        return (None, None, None, *(grads[0] * saved for saved in ctx.saved_tensors))
+
+
+_pair_loss = torch.compiler.disable(_PairLoss.apply)  # collectives and state: runs in eager mode
 
 
 # --------------------------------------------------------------------------------------------------- the tiles
@@ -218,8 +243,7 @@ class Pairs:
     """The pairs that this rank scores: its images with all texts, and its texts with all images.
 
     The block of its images with its texts is scored once for both. float32, or float64 for float64 features. Each image
-    has `texts` consecutive texts: the rows of `y_bD` and `y_BD` are so many times those of `x_bD` and `x_BD`, and the
-    methods of the diagonal (`own`, `lse`, `gradients`) are for one.
+    has k = `texts` consecutive texts: the rows of `y_bD` and `y_BD` are so many times those of `x_bD` and `x_BD`.
     """
 
     x_bD: Tensor
@@ -259,12 +283,8 @@ class Pairs:
         return len(self.y_bD) // len(self.x_bD)
 
     def own(self) -> Tensor:
-        """Returns s_ii of this rank's samples, [b]."""
-        return (self.x_bD * self.y_bD).sum(1)
-
-    def dot(self, dx_bD: Tensor) -> Tensor:
-        """Returns Σ_i x_i·dx_i over this rank's images, 0-dim."""
-        return torch.dot(self.x_bD.flatten(), dx_bD.flatten())
+        """Returns s of this rank's images and their own texts, [b, k]."""
+        return (self.x_bD[:, None] * self.y_bD.reshape(len(self.x_bD), self.texts, -1)).sum(2)
 
     def tiles(self) -> Iterator[Tile]:
         """Yields the tiles in this rank's rows or columns, each once."""
@@ -318,57 +338,31 @@ class Pairs:
         scales = [scale if scale.ndim == 0 else scale[self.local(tile.part(side)), side] for side in tile.own_sides()]
         return {side: self.tiling.lse(s, alpha, side) for side, alpha in zip(tile.own_sides(), scales, strict=True)}
 
-    def gradients(self, weights: Callable[[Tile], Tensor], diagonal_b: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns (Σ_j g_ij y_j, Σ_i g_ij x_i) of this rank's images and texts, [b, D] each.
+    def gradients(self, weights: Callable[[Tile], Tensor], own_bk: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns (Σ_j g_ij y_j, Σ_i g_ij x_i) of this rank's images and texts, [b, D] and [kb, D].
 
-        g is `weights(tile)`, except on the diagonal, where it is `diagonal_b`.
+        g is `weights(tile)`, and `own_bk` for the own pairs, where `weights` is 0 if an image has several texts.
         """
-        # The diagonal is the largest weight of a row, about minus the sum of all others: it is added in full precision.
-        dx_bD, dy_bD = diagonal_b[:, None] * self.y_bD, diagonal_b[:, None] * self.x_bD
+        # The own pairs have the largest weights of a row, about minus the sum of all others: added in full precision.
+        dx_bD = (own_bk[..., None] * self.y_bD.reshape(len(self.x_bD), self.texts, -1)).sum(1)
+        dy_mD = (own_bk[..., None] * self.x_bD[:, None]).flatten(0, 1)
         for tile in self.tiles():
             g = weights(tile)
-            diagonal(g, tile).zero_()
+            if self.texts == 1:
+                diagonal(g, tile).zero_()
             if tile.own_rows:
                 self.products.add(dx_bD[self.local(tile.rows)], g, self.y_BD[tile.cols])
             if tile.own_cols:
-                self.products.add(dy_bD[self.local(tile.cols)], g.T, self.x_BD[tile.rows])
-        return dx_bD, dy_bD
+                self.products.add(dy_mD[self.local(tile.cols, self.texts)], g.T, self.x_BD[tile.rows])
+        return dx_bD, dy_mD
 
-
-class _Softmax:
-    """Weights exp(z_ij - ar_i) + exp(z_ij - ac_j) of a tile, at one temperature for all pairs."""
-
-    def __init__(self, alpha: Tensor, a_B2: Tensor, pairs: Pairs) -> None:
-        self.alpha, self.a_rB, self.a_cB = alpha, *a_B2.unbind(1)
-        self.pairs = pairs
-
-    def __call__(self, tile: Tile) -> Tensor:
-        return self.pairs.softmax(tile, self.alpha, self.a_rB[tile.rows], self.a_cB[tile.cols])
-
-
-class _IndividualSoftmax:
-    """Weights exp(αr_i s_ij - ar_i) + exp(αc_j s_ij - ac_j) of a tile.
-
-    Accumulates Σ_j exp(z_ij - a_i) z_ij, i ≠ j, of this rank's rows and columns in `expected_b2`.
-    """
-
-    def __init__(self, alpha_B2: Tensor, a_B2: Tensor, pairs: Pairs) -> None:
-        self.alpha_B2, self.a_B2, self.pairs = alpha_B2, a_B2, pairs
-        self.expected_b2 = pairs.x_bD.new_zeros((len(pairs.x_bD), 2))
-
-    def __call__(self, tile: Tile) -> Tensor:
-        s = self.pairs.similarities(tile)
-        out = torch.zeros_like(s)
-        for side in (0, 1):
-            part = tile.part(side)
-            z = s * self.alpha_B2[part, side].unsqueeze(1 - side)
-            p = (z - self.a_B2[part, side].unsqueeze(1 - side)).exp_()
-            out += p
-            if side in tile.own_sides():
-                pz = p.mul_(z)
-                diagonal(pz, tile).zero_()
-                self.expected_b2[self.pairs.local(part), side] += pz.sum(1 - side)
-        return out
+    def gradients_with_scale(
+        self, weights: Callable[[Tile], Tensor], own_bk: Tensor, alpha: Tensor, count: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the gradients with respect to images, texts and α of a mean over `count`, whose gradients with
+        respect to the logits z are those of `gradients`."""
+        dx_bD, dy_mD = (d.mul_(alpha / count) for d in self.gradients(weights, own_bk))
+        return dx_bD, dy_mD, torch.dot(self.x_bD.flatten(), dx_bD.flatten()) / alpha
 
 
 def _cut(start: int, stop: int, tile: int) -> list[slice]:

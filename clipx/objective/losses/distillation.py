@@ -16,24 +16,24 @@ samples: one further sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
-from clipx.objective.base import Metrics, ScalarLoss, StepInputs
+from clipx.objective.base import Metrics, StepInputs
 from clipx.objective.losses.contrastive import (
     Pairs,
+    Scored,
     Tile,
     TiledObjective,
     Tiling,
     contrastive_loss,
     diagonal,
     in_batch,
+    pair_loss,
 )
-from clipx.objective.losses.products import full_precision
 from clipx.objective.losses.temperature import Temperature
 
 Weights = tuple[float, float]
@@ -93,7 +93,6 @@ def embedding_distance(image_bD: Tensor, text_bD: Tensor, taught: Sequence[Tenso
     return comm.sum(share.detach()) + (share - share.detach())  # equal on all ranks, with the gradient of this rank
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def distillation_loss(
     image_bD: Tensor,
     text_bD: Tensor,
@@ -108,50 +107,33 @@ def distillation_loss(
     `scale`: α, 0-dim. `taught`: image_bT and text_bT of each teacher, whose widths T may differ. Gradients: see
     `Objective`; the teachers get none. Collective.
     """
-    loss, parts_2 = _DistillationLoss.apply(image_bD, text_bD, scale, tuple(taught), weights, comm, tiling)
-    return loss, parts_2[0], parts_2[1]
 
+    def of_pairs(pairs: Pairs, alpha: Tensor) -> Scored:
+        given = [target.to(pairs.dtype) for target in taught]
+        teachers = [Pairs.gather(*two, comm, tiling) for two in zip(given[::2], given[1::2], strict=True)]
+        by_contrast, by_teacher = weights
+        lse_b2, pos_b2, a_b2 = _normalisers(pairs, alpha)
+        of_teachers = [_normalisers(teacher, torch.ones_like(alpha)) for teacher in teachers]
+        q_b2 = torch.stack([(lse - a).exp() for lse, _, a in of_teachers]).mean(0)
+        stats = comm.gather(torch.cat([a_b2, *(a for _, _, a in of_teachers)], 1))
+        softmaxes = _Softmaxes(alpha, weights, stats.split(2, 1), pairs, teachers)
+        # The off-diagonal mass of both softmaxes, not 1 - p, which rounds to 0 for a pair that is well learned.
+        wrong_b2 = (by_contrast + by_teacher) * (lse_b2 - a_b2).exp() - by_teacher * q_b2
+        own_b1 = -wrong_b2.sum(1, keepdim=True)
+        gradients = pairs.gradients_with_scale(softmaxes, own_b1, alpha, 2 * pairs.batch)
+        own_b2 = a_b2 - pos_b2
+        taught_b2 = own_b2 + q_b2 * pos_b2 - softmaxes.expected_b2
+        contrast, distill = (comm.sum(torch.stack([own_b2.sum(), taught_b2.sum()])) / (2 * pairs.batch)).unbind()
+        return by_contrast * contrast + by_teacher * distill, gradients, (contrast, distill)
 
-class _DistillationLoss(ScalarLoss):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        image: Tensor,
-        text: Tensor,
-        scale: Tensor,
-        targets: tuple[Tensor, ...],
-        weights: Weights,
-        comm: Comm,
-        tiling: Tiling,
-    ) -> tuple[Tensor, Tensor]:
-        with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tiling)
-            given = [target.to(pairs.dtype) for target in targets]
-            taught = [Pairs.gather(*two, comm, tiling) for two in zip(given[::2], given[1::2], strict=True)]
-            alpha, by_contrast, by_teacher = scale.to(pairs.dtype), *weights
-            lse_b2, pos_b2, a_b2 = _normalisers(pairs, alpha)
-            of_teachers = [_normalisers(teacher, torch.ones_like(alpha)) for teacher in taught]
-            q_b2 = torch.stack([(lse - a).exp() for lse, _, a in of_teachers]).mean(0)
-            stats = comm.gather(torch.cat([a_b2, *(a for _, _, a in of_teachers)], 1))
-            softmaxes = _Softmaxes(alpha, weights, stats.split(2, 1), pairs, taught)
-            # The off-diagonal mass of both softmaxes, not 1 - p, which rounds to 0 for a pair that is well learned.
-            wrong_b2 = (by_contrast + by_teacher) * (lse_b2 - a_b2).exp() - by_teacher * q_b2
-            dx, dy = pairs.gradients(softmaxes, -wrong_b2.sum(1))
-            w = alpha / (2 * pairs.batch)
-            dx, dy = dx.mul_(w), dy.mul_(w)
-            gradients = (dx, dy, pairs.dot(dx) / alpha)
-            ScalarLoss.save(ctx, (image, text, scale), gradients)
-            own_b2 = a_b2 - pos_b2
-            taught_b2 = own_b2 + q_b2 * pos_b2 - softmaxes.expected_b2
-            parts_2 = comm.sum(torch.stack([own_b2.sum(), taught_b2.sum()])) / (2 * pairs.batch)
-            ctx.mark_non_differentiable(parts_2)
-            return by_contrast * parts_2[0] + by_teacher * parts_2[1], parts_2
+    loss, contrast, distill = pair_loss(of_pairs, image_bD, text_bD, (scale,), comm, tiling)
+    return loss, contrast, distill
 
 
 def _normalisers(pairs: Pairs, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (ℓ, pos, a) of this rank's rows and columns, [b, 2] each."""
-    lse_b2, pos_b2 = pairs.lse(scale), scale * pairs.own()[:, None].expand(-1, 2)
-    return lse_b2, pos_b2, in_batch(lse_b2, pos_b2, pairs.batch)[0]
+    lse_b2, pos_b2 = pairs.lse(scale), scale * pairs.own().expand(-1, 2)
+    return lse_b2, pos_b2, in_batch(lse_b2, pos_b2, pairs)[0]
 
 
 class _Softmaxes:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.objective.base import Metrics, StepInputs
-from clipx.objective.losses.contrastive import TiledObjective, Tiling, contrastive_loss, individual_loss
+from clipx.objective.losses.contrastive import Pairs, TiledObjective, Tiling, contrastive_loss, individual_loss
 from clipx.objective.losses.sample_state import SampleTable, repeated_later
 from clipx.objective.losses.temperature import SampleTemperature, Temperature
 
@@ -34,12 +34,12 @@ class MovingAverage:
         self.log_u_b2, self.gamma = log_u_b2, gamma
         self.log_eps = log_u_b2.new_full((), _log(eps))  # not new_tensor, which waits for the device
 
-    def __call__(self, lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-        log_g_b2 = lse_b2 - pos_b2 - math.log(batch - 1)
+    def __call__(self, lse_b2: Tensor, pos_b2: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        log_g_b2 = lse_b2 - pos_b2 - math.log(pairs.batch - 1)
         moved_b2 = torch.logaddexp(self.log_u_b2 + _log(1 - self.gamma), log_g_b2 + math.log(self.gamma))
         self.log_u_b2 = torch.where(self.log_u_b2.isnan(), log_g_b2, moved_b2)
         loss_b2 = self.loss(self.log_u_b2)
-        return pos_b2 + math.log(batch - 1) + loss_b2, loss_b2
+        return pos_b2 + math.log(pairs.batch - 1) + loss_b2, loss_b2
 
     def loss(self, log_u: Tensor) -> Tensor:
         """Returns log(ε + u)."""
@@ -219,8 +219,8 @@ class IndividualFCCO(FCCO):
         average = MovingAverage(rows_b8[:, :2], self.gamma, self.eps)
         tau_b2 = self.temperature.tau(rows_b8[:, 2:])
 
-        def normaliser(lse_b2: Tensor, pos_b2: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-            a_b2, log_b2 = average(lse_b2, pos_b2, batch)
+        def normaliser(lse_b2: Tensor, pos_b2: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+            a_b2, log_b2 = average(lse_b2, pos_b2, pairs)
             return a_b2, tau_b2 * (log_b2 + self.rho)
 
         weight_b2 = tau_b2 if self.weighted else torch.ones_like(tau_b2)

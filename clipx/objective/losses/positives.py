@@ -18,18 +18,15 @@ With one right pair p̄ is exp(z - a) exactly, and g is -q, which does not round
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clipx.distributed.comm import Comm
 from clipx.model.transfer import moved
-from clipx.objective.base import Compiler, Metrics, ScalarLoss, StepInputs
-from clipx.objective.losses.contrastive import Contrastive, Pairs, Tile, Tiling, in_batch
-from clipx.objective.losses.products import full_precision
+from clipx.objective.base import Compiler, Metrics, StepInputs
+from clipx.objective.losses.contrastive import Contrastive, Pairs, Scored, Tile, Tiling, in_batch, pair_loss
 from clipx.objective.losses.temperature import Temperature
 from clipx.objective.spec import SameCaption
 
@@ -43,9 +40,12 @@ class Relations:
     rule: SameCaption
 
     @classmethod
-    def gather(cls, inputs: StepInputs, rule: SameCaption, comm: Comm) -> Relations:
-        """Gathers the samples and captions of all ranks in one collective."""
-        assert inputs.captions is not None
+    def gather(cls, inputs: StepInputs, rule: SameCaption, comm: Comm) -> Relations | None:
+        """Gathers the samples and captions of all ranks in one collective. None for a step without digests of
+        captions, where an image has one text and all others are negatives."""
+        if inputs.captions is None:
+            assert rule is SameCaption.negative, "the batch lacks the digests of its captions"
+            return None
         own = torch.cat([inputs.index[:, None], inputs.captions], 1)
         gathered = comm.gather(moved(own, inputs.image.device))
         return cls(gathered[:, 0], gathered[:, 1:].contiguous(), rule)
@@ -121,91 +121,50 @@ def tile_weights(
     return total
 
 
-@dataclass(frozen=True, slots=True)
-class TileFunctions:
-    """The functions that are computed on each tile."""
-
-    sums: Callable[[Tensor, Tensor, Tensor, Tensor, int], Tensor] = tile_sums
-    weights: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor] = tile_weights
-
-
 class MultiPositive(Contrastive):
     """InfoNCE. A step with digests of captions compares them, and takes several captions of an image."""
 
     def __init__(self, comm: Comm, temperature: Temperature, tiling: Tiling, rule: SameCaption) -> None:
         super().__init__(comm, temperature, in_batch, tiling)
-        self.rule, self.functions = rule, TileFunctions()
+        self.rule, self.sums, self.weights = rule, tile_sums, tile_weights
 
     def forward(self, inputs: StepInputs) -> tuple[Tensor, Metrics]:
-        if inputs.captions is None:
-            assert self.rule is SameCaption.negative, "the batch lacks the digests of its captions"
+        relations = Relations.gather(inputs, self.rule, self.comm)
+        if relations is None:
             return super().forward(inputs)
         scale = self.temperature()
-        relations = Relations.gather(inputs, self.rule, self.comm)
-        loss = multi_positive_loss(inputs.image, inputs.text, scale, relations, self.comm, self.tiling, self.functions)
+        loss = self._loss(inputs.image, inputs.text, scale, relations)
         return loss, {"temperature": 1 / scale.detach(), **relations.metrics(loss.dtype)}
 
     def compile_tiles(self, compiler: Compiler) -> None:
         super().compile_tiles(compiler)
-        self.functions = TileFunctions(compiler(tile_sums), compiler(tile_weights))
+        self.sums, self.weights = compiler(tile_sums), compiler(tile_weights)
 
+    def _loss(self, image_bD: Tensor, text_mD: Tensor, scale: Tensor, relations: Relations) -> Tensor:
+        """Returns the global InfoNCE loss of `relations`, 0-dim; `scale`: α, 0-dim. Collective."""
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # collectives: runs in eager mode
-def multi_positive_loss(
-    image_bD: Tensor,
-    text_mD: Tensor,
-    scale: Tensor,
-    relations: Relations,
-    comm: Comm,
-    tiling: Tiling,
-    functions: TileFunctions = TileFunctions(),  # immutable
-) -> Tensor:
-    """Returns the global InfoNCE loss of `relations`, 0-dim; `scale`: α, 0-dim. Gradients: see `Objective`.
-    Collective."""
-    loss: Tensor = _MultiPositiveLoss.apply(image_bD, text_mD, scale, relations, comm, tiling, functions)
-    return loss
-
-
-class _MultiPositiveLoss(ScalarLoss):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        image: Tensor,
-        text: Tensor,
-        scale: Tensor,
-        relations: Relations,
-        comm: Comm,
-        tiling: Tiling,
-        functions: TileFunctions,
-    ) -> Tensor:
-        with full_precision(image.device.type):
-            pairs = Pairs.gather(image, text, comm, tiling)
-            alpha, k = scale.to(pairs.dtype), pairs.texts
-            z_bk = alpha * own_scores(pairs)
+        def of_pairs(pairs: Pairs, alpha: Tensor) -> Scored:
+            k, z_bk = pairs.texts, alpha * pairs.own()
             rows, cols = (_Sums.of_own(own) for own in (z_bk, z_bk.reshape(-1, 1)))
             for tile in pairs.tiles():
                 s, (right_rc, negative_rc) = pairs.similarities(tile), relations.of(tile)
                 for side in tile.own_sides():
                     sums, each = (cols, k) if side else (rows, 1)
-                    sums.add(pairs.local(tile.part(side), each), functions.sums(s, alpha, right_rc, negative_rc, side))
+                    sums.add(pairs.local(tile.part(side), each), self.sums(s, alpha, right_rc, negative_rc, side))
             row_b4, col_bk4 = rows.stats(), cols.stats().unflatten(0, (-1, k))
             loss_b1 = (row_b4[:, 3:] + col_bk4[..., 3].mean(1, keepdim=True)) / 2
-            stats = comm.gather(torch.cat([row_b4[:, :3], col_bk4[..., :3].flatten(1), loss_b1], 1))
-            if any(ctx.needs_input_grad[:3]):
-                row_B3, col_M3 = stats[:, :3], stats[:, 3:-1].reshape(-1, 3)
+            stats = self.comm.gather(torch.cat([row_b4[:, :3], col_bk4[..., :3].flatten(1), loss_b1], 1))
+            row_B3, col_M3 = stats[:, :3], stats[:, 3:-1].reshape(-1, 3)
 
-                def weights(tile: Tile) -> Tensor:
-                    s, (right_rc, negative_rc) = pairs.similarities(tile), relations.of(tile)
-                    stats = row_B3[tile.rows], col_M3[tile.cols]
-                    return functions.weights(s, alpha, right_rc, negative_rc, *stats, k)
+            def weights(tile: Tile) -> Tensor:
+                s, (right_rc, negative_rc) = pairs.similarities(tile), relations.of(tile)
+                return self.weights(s, alpha, right_rc, negative_rc, row_B3[tile.rows], col_M3[tile.cols], k)
 
-                own_bk = _own_weights(z_bk, row_b4[:, None], col_bk4, k)
-                dx, dy = gradients(pairs, weights, own_bk)
-                w = alpha / (2 * pairs.batch)
-                dx, dy = dx.mul_(w), dy.mul_(w)
-                dscale = pairs.dot(dx) / alpha
-                ScalarLoss.save(ctx, (image, text, scale), (dx, dy, dscale))
-            return stats[:, -1].mean()
+            by_row, by_col = (((z_bk - s[..., 0]).exp() - s[..., 1]) - s[..., 2] for s in (row_b4[:, None], col_bk4))
+            gradients = pairs.gradients_with_scale(weights, by_row + by_col / k, alpha, 2 * pairs.batch)
+            return stats[:, -1].mean(), gradients, ()
+
+        return pair_loss(of_pairs, image_bD, text_mD, (scale,), self.comm, self.tiling)[0]
 
 
 @dataclass(slots=True)
@@ -231,32 +190,3 @@ class _Sums:
         negative, right, total, count = self.sums_4N
         a = torch.logaddexp(negative, right)
         return torch.stack([a, (right - a).exp() / count, (negative - a).exp() / count, a - total / count], 1)
-
-
-def _own_weights(z_bk: Tensor, row_b14: Tensor, col_bk4: Tensor, k: int) -> Tensor:
-    """Returns g of the row + g of the column / k of the own pairs."""
-    by_row, by_col = (((z_bk - s[..., 0]).exp() - s[..., 1]) - s[..., 2] for s in (row_b14, col_bk4))
-    return by_row + by_col / k
-
-
-def own_scores(pairs: Pairs) -> Tensor:
-    """Returns s of this rank's images and their own texts, [b, k]."""
-    return (pairs.x_bD[:, None] * pairs.y_bD.reshape(len(pairs.x_bD), pairs.texts, -1)).sum(2)
-
-
-def gradients(pairs: Pairs, weights: Callable[[Tile], Tensor], own_bk: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns (Σ_j g_ij y_j, Σ_i g_ij x_i) of this rank's images and texts, [b, D] and [m, D].
-
-    g is `weights(tile)`, which is 0 for the own pairs, whose weights are `own_bk`: the largest of a row, added in full
-    precision.
-    """
-    k = pairs.texts
-    dx_bD = (own_bk[..., None] * pairs.y_bD.reshape(len(pairs.x_bD), k, -1)).sum(1)
-    dy_mD = (own_bk[..., None] * pairs.x_bD[:, None]).flatten(0, 1)
-    for tile in pairs.tiles():
-        g = weights(tile)
-        if tile.own_rows:
-            pairs.products.add(dx_bD[pairs.local(tile.rows)], g, pairs.y_BD[tile.cols])
-        if tile.own_cols:
-            pairs.products.add(dy_mD[pairs.local(tile.cols, k)], g.T, pairs.x_BD[tile.rows])
-    return dx_bD, dy_mD
