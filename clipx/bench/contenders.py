@@ -30,7 +30,7 @@ from clipx.model.clip import CLIP
 from clipx.model.spec import Varying
 from clipx.model.tokenizer import Tokenizer
 from clipx.objective.base import Metrics
-from clipx.trainer.backends import Backends
+from clipx.trainer.backends import configure_backends
 from clipx.trainer.learner import Learner
 from clipx.trainer.spec import RunSpec, compose
 from clipx.trainer.stages import Step
@@ -142,7 +142,7 @@ def clipx_in_memory(overrides: Sequence[str], size: int, comm: Comm, seed: int) 
     copied ahead as the trainer does."""
     spec = compose(*overrides, f"data.batch_size={size}", f"seed={seed}")
     samples = max(SAMPLES, size)
-    Backends.configure(spec.deterministic, comm.device)
+    configure_backends(spec.deterministic, comm.device)
     learner = Learner(
         spec, comm, Length(epoch=samples, batch=size, total=10 * samples), Varying(spec.model.drops_patches)
     )

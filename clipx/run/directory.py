@@ -51,7 +51,7 @@ _LOGGED = (
 )
 # Changes that would train a different model.
 _REFUSED = ("seed", "model", "data", "objective", "optimizer.kind", "teacher.temperature")
-# Null until the start of a run finds the value (clipx.trainer.resolved), so that a sweep compares a null with it.
+# Null until the start of a run finds the value (clipx.trainer.start), so that a sweep compares a null with it.
 _FOUND_AT_START = ("model.image.mean", "model.image.std", "data.revision")
 
 _NAMED = 3  # changes that an error names

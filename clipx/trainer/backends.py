@@ -6,7 +6,6 @@ They hold for the whole process. TF32 belongs to the number format (clipx/precis
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import torch
 
@@ -36,40 +35,24 @@ def prepare_backends(deterministic: bool) -> None:
     os.environ[_WORKSPACE] = _REPEATABLE[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Backends:
-    """The settings in effect, for the log at the start of a run."""
+def configure_backends(deterministic: bool, device: torch.device) -> str:
+    """Configures the backends for a device. Returns the settings for the log. Call it before anything is allocated.
 
-    device: str  # name of the device
-    deterministic: bool
-    benchmark: bool  # cuDNN measures its convolutions at the first batch of each shape
-    expandable: bool  # the allocator grows segments of memory, so that varying sizes do not fragment it
-
-    @classmethod
-    def configure(cls, deterministic: bool, device: torch.device) -> Backends:
-        """Configures the backends for a device. Call it before anything is allocated there.
-
-        `deterministic`: an operation without a deterministic algorithm raises RuntimeError; attention uses one, too.
-        """
-        torch.use_deterministic_algorithms(deterministic)
-        # No code reads uninitialized memory, and filling it takes time.
-        setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # it has no type
-        cuda = device.type == "cuda"
-        torch.backends.cudnn.deterministic = deterministic
-        torch.backends.cudnn.benchmark = cuda and not deterministic
-        name = torch.cuda.get_device_name(device) if cuda else device.type
-        return cls(
-            name, deterministic, torch.backends.cudnn.benchmark, cuda and _expand_segments() and _allocates(device)
-        )
-
-    def describe(self) -> str:
-        """Returns the settings for the log."""
-        on = {
-            "deterministic algorithms": self.deterministic,
-            "cudnn.benchmark": self.benchmark,
-            "expandable segments": self.expandable,
-        }
-        return ", ".join([self.device, *(name for name, value in on.items() if value)])
+    `deterministic`: an operation without a deterministic algorithm raises RuntimeError; attention uses one, too.
+    """
+    torch.use_deterministic_algorithms(deterministic)
+    # No code reads uninitialized memory, and filling it takes time.
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010  # it has no type
+    cuda = device.type == "cuda"
+    torch.backends.cudnn.deterministic = deterministic
+    torch.backends.cudnn.benchmark = cuda and not deterministic  # measures convolutions at the first batch of a shape
+    on = {
+        "deterministic algorithms": deterministic,
+        "cudnn.benchmark": cuda and not deterministic,
+        "expandable segments": cuda and _expand_segments() and _allocates(device),
+    }
+    name = torch.cuda.get_device_name(device) if cuda else device.type
+    return ", ".join([name, *(setting for setting, value in on.items() if value)])
 
 
 def _expand_segments() -> bool:
@@ -77,7 +60,7 @@ def _expand_segments() -> bool:
     known: the user's configuration counts as no."""
     if torch.version.cuda is None or any(name in os.environ for name in _ALLOCATOR):
         return False
-    set_allocator("expandable_segments:True")
+    set_allocator_settings("expandable_segments:True")
     return True
 
 
@@ -88,11 +71,6 @@ def _allocates(device: torch.device) -> bool:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:  # a virtual GPU without virtual memory management
-        set_allocator("expandable_segments:False")
+        set_allocator_settings("expandable_segments:False")
         return False
     return True
-
-
-def set_allocator(settings: str) -> None:
-    """Configures the allocator of device memory in the format of PYTORCH_ALLOC_CONF."""
-    set_allocator_settings(settings)

@@ -60,7 +60,7 @@ def _describe_model(typed: Override | None) -> None:
     if typed is None or not locations:
         describe_model(None)
         return
-    from clipx.trainer.described import described_model
+    from clipx.trainer.saved_run import described_model
 
     require(
         len(locations) == 1,

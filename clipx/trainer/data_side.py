@@ -21,7 +21,7 @@ from clipx.data.texts import text_reader_of, used_mask
 from clipx.distributed.launch_env import warn_of_few_cores
 from clipx.errors import CheckpointError
 from clipx.storage.remote import NO_TRAFFIC
-from clipx.trainer.host_memory import check_batches
+from clipx.trainer.memory import check_batches
 
 if TYPE_CHECKING:
     from clipx.distributed.comm import Comm

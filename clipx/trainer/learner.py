@@ -22,7 +22,7 @@ from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.skippable import SkippableStep
 from clipx.precision.loss_scaler import build_scaler, restore_scaler, scaler_state
 from clipx.precision.spec import Precision
-from clipx.trainer.backends import Backends
+from clipx.trainer.backends import configure_backends
 from clipx.trainer.compile import CompileSpec
 from clipx.trainer.gradcache import GradCache
 from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
@@ -91,7 +91,7 @@ class Learner:
     non_finite: NonFiniteSteps
     teacher: Teacher | None  # a live teacher, which embeds each batch
     taught_by: Teacher | StoredTeachers | None  # the same, or stored embeddings
-    backends: Backends
+    backends: str  # their settings, for the log
     converted: list[str]  # names of the layers in another number format
     compile: CompileSpec  # what `spec.compile` chooses on the device
     compile_choice: str  # line for the log
@@ -111,7 +111,7 @@ class Learner:
         `length`, `varying`: of the run. `classes`: of the data. `stored`: embeddings of teachers. Collective.
         """
         self.spec, self.comm = spec, comm
-        self.backends = Backends.configure(spec.deterministic, comm.device)
+        self.backends = configure_backends(spec.deterministic, comm.device)
         self.precision = spec.precision.build(comm.device)
         logits = spec.objective.teacher_logits
         self.teacher = spec.teacher.build(comm, self.precision, spec.data.micro_batches, logits)

@@ -1,10 +1,10 @@
-"""Opens a finished or running run: its configuration and checkpoints."""
+"""Opens a finished or running run: its configuration, its checkpoints, and the model that it describes."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from clipx.checkpoint.format import Checkpoint, CheckpointDir
 from clipx.checkpoint.resume import CHECKPOINTS, split_checkpoint, step_folder, step_of
 from clipx.config.base import based_on
 from clipx.config.compose import config_folders
+from clipx.config.options import default_of
 from clipx.config.saved import from_dict, saved_config
 from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError, require_effect
+from clipx.model.spec import ModelSpec
 from clipx.run.directory import RunDir
 from clipx.storage.files import is_local, local_path
 from clipx.storage.url import check_url
@@ -153,3 +155,36 @@ def _spec(values: dict[str, Any], changes: Sequence[str]) -> RunSpec:
     folders = config_folders()
     name = based_on(saved_config(RunSpec, values), "train")
     return compose(*changes, config_name=name, config_dir=folders[-1] if folders else None)
+
+
+_OF_TRAINING = tuple(
+    """weights head_weights head_drop_path checkpointing lock lock_norms lora stretch_keep patch_dropout
+    patch_dropout_schedule patch_dropout_end patch_dropout_final""".split()
+)
+"""Options that are not part of a model, but of the training in which it was saved."""
+
+
+def described_model(location: str) -> ModelSpec:
+    """Returns the model of the weights at `location`, any value of model.weights, without options of a training.
+
+    Imports torch unless it is a run. Raises ClipxError for weights without a configuration.
+    """
+    if holds_run(split_checkpoint(location)[0], "model.weights"):
+        spec: ModelSpec | None = open_run(location, "model.weights").spec.model
+    else:
+        from clipx.weights.load import load_weights
+
+        spec = load_weights(location).spec
+    if spec is None:
+        raise CheckpointError(
+            f"model.weights={location} holds weights without a configuration, from which model=weights takes the "
+            "sizes: choose their model, e.g. model=vit_b32"
+        )
+    towers = {field.name: _plain(value) for field in fields(spec) if is_dataclass(value := getattr(spec, field.name))}
+    plain: ModelSpec = replace(_plain(spec), **towers)
+    return plain
+
+
+def _plain(spec: Any) -> Any:
+    """Returns a spec with the defaults of the options of a training."""
+    return replace(spec, **{field.name: default_of(field) for field in fields(spec) if field.name in _OF_TRAINING})

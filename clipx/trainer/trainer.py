@@ -17,13 +17,11 @@ from clipx.trainer.backends import prepare_backends
 from clipx.trainer.data_side import DataSide
 from clipx.trainer.evaluation import PeriodicEvaluation
 from clipx.trainer.learner import Learner
-from clipx.trainer.metrics import Meter
-from clipx.trainer.monitors import Monitors
+from clipx.trainer.memory import report_out_of_memory
+from clipx.trainer.metrics import Meter, Monitors
 from clipx.trainer.nonfinite import ADVICE
-from clipx.trainer.out_of_memory import report_out_of_memory
-from clipx.trainer.resolved import resolve
 from clipx.trainer.run import Run
-from clipx.trainer.start import check_on_ranks, plan_run
+from clipx.trainer.start import check_on_ranks, plan_run, resolve
 from clipx.trainer.summary import facts
 
 if TYPE_CHECKING:

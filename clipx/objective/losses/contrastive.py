@@ -187,20 +187,19 @@ def pair_loss(
     are freed before the towers' backward needs the memory. There is no second derivative: `create_graph=True` raises
     RuntimeError. Collective.
     """
-    found: tuple[Tensor, ...] = _pair_loss(of_pairs, comm, tiling, image_bD, text_bD, *parameters)
+    found: tuple[Tensor, ...] = _pair_loss(image_bD, text_bD, *parameters, (of_pairs, comm, tiling))
     return found
 
 
 class _PairLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, of_pairs: Callable[..., Scored], comm: Comm, tiling: Tiling, *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        image, text, *parameters = inputs
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        *tensors, (of_pairs, comm, tiling) = inputs
+        image, text, *parameters = tensors
         with full_precision(image.device.type):
             pairs = Pairs.gather(image, text, comm, tiling)
             loss, gradients, more = of_pairs(pairs, *(parameter.to(pairs.dtype) for parameter in parameters))
-        ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, inputs, strict=True)))
+        ctx.save_for_backward(*(g.to(x.dtype) for g, x in zip(gradients, tensors, strict=True)))
         ctx.mark_non_differentiable(*more)
         return loss, *more
 
@@ -212,7 +211,7 @@ class _PairLoss(torch.autograd.Function):
                 "create_graph=True needs the second derivative of the loss, which clipx's objectives do not have and "
                 "would count as zero: differentiate once, or write the objective in plain torch operations"
             )
-        return (None, None, None, *(grads[0] * saved for saved in ctx.saved_tensors))
+        return (*(grads[0] * saved for saved in ctx.saved_tensors), None)
 
 
 _pair_loss = torch.compiler.disable(_PairLoss.apply)  # collectives and state: runs in eager mode

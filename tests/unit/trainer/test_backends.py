@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from clipx.trainer import backends
-from clipx.trainer.backends import Backends, prepare_backends
+from clipx.trainer.backends import configure_backends, prepare_backends
 
 CUDA = torch.device("cuda", 0)
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -34,28 +34,28 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "empty", lambda *size, device: None)
-    monkeypatch.setattr(backends, "set_allocator", settings.append)
+    monkeypatch.setattr(backends, "set_allocator_settings", settings.append)
     for name in backends._ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     return settings
 
 
 def test_a_cuda_device_measures_convolutions_and_grows_segments(allocator: list[str]) -> None:
-    found = Backends.configure(False, CUDA)
+    found = configure_backends(False, CUDA)
     assert torch.backends.cudnn.benchmark and not torch.backends.cudnn.deterministic
     assert not torch.are_deterministic_algorithms_enabled()
     assert allocator == ["expandable_segments:True"]
-    assert found.describe() == "NVIDIA H200, cudnn.benchmark, expandable segments"
+    assert found == "NVIDIA H200, cudnn.benchmark, expandable segments"
 
 
 def test_a_deterministic_run_measures_nothing(allocator: list[str]) -> None:
     """Flash and memory-efficient attention are deterministic only if warn_only is not set."""
     prepare_backends(True)
-    found = Backends.configure(True, CUDA)
+    found = configure_backends(True, CUDA)
     assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ[WORKSPACE] == ":4096:8"
-    assert found.describe() == "NVIDIA H200, deterministic algorithms, expandable segments"
-    Backends.configure(False, CUDA)
+    assert found == "NVIDIA H200, deterministic algorithms, expandable segments"
+    configure_backends(False, CUDA)
     assert not torch.are_deterministic_algorithms_enabled()

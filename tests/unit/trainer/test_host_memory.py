@@ -10,8 +10,8 @@ from helpers.runs import small
 
 from clipx.distributed.comm import Comm
 from clipx.errors import ConfigError
-from clipx.trainer import host_memory
-from clipx.trainer.host_memory import available_memory, check_batches
+from clipx.trainer import memory
+from clipx.trainer.memory import available_memory, check_batches
 
 GB = 10**9
 SAMPLE = 3 * 48**2 + 8 * 20  # bytes of the pixels and tokens of the model tiny
@@ -48,8 +48,8 @@ def test_a_batch_that_just_fits_is_accepted_and_a_byte_less_is_an_error(
     spec = small(tmp_path, "model.text.context_length=20", *options)
     comm = Comm(0, ranks, 0, torch.device("cpu"), sharing)
     for size in (None, needed):
-        monkeypatch.setattr(host_memory, "available_memory", lambda size=size: size)
+        monkeypatch.setattr(memory, "available_memory", lambda size=size: size)
         check_batches(spec, comm)
-    monkeypatch.setattr(host_memory, "available_memory", lambda: needed - 1)
+    monkeypatch.setattr(memory, "available_memory", lambda: needed - 1)
     with pytest.raises(ConfigError, match=r"batch_size=\d+, data\.workers=\d and data\.prefetch=\d take at least"):
         check_batches(spec, comm)

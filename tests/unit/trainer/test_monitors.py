@@ -9,7 +9,7 @@ import torch
 from clipx.data.spec import DataSpec
 from clipx.objective.base import Objective
 from clipx.objective.losses.temperature import GlobalTemperature
-from clipx.trainer.monitors import AT_LIMIT_STEPS, Monitors
+from clipx.trainer.metrics import AT_LIMIT_STEPS, Monitors
 
 
 def test_a_temperature_at_its_limit_is_reported_once_until_it_leaves() -> None:

@@ -17,8 +17,8 @@ from clipx.data.shapes import ShapesSpec
 from clipx.distributed.comm import Comm
 from clipx.precision.spec import AmpBf16Spec, Fp32Spec
 from clipx.run.directory import RunDir
-from clipx.trainer.resolved import resolve
 from clipx.trainer.spec import RunSpec
+from clipx.trainer.start import resolve
 from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
