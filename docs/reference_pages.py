@@ -18,8 +18,7 @@ from typing import Any
 
 from clipx.config import reference
 from clipx.config.catalogue import Command, Option, commands, folder_of, groups, load_all, options, read_yaml
-from clipx.config.docstrings import field_docs
-from clipx.config.entries import Entry, spec_entries
+from clipx.config.entries import Entry, field_docs, spec_entries
 from clipx.config.options import typed
 from clipx.config.registry import CONF_DIR, LIST_GROUPS, MISSING, kinds
 from clipx.config.saved import flatten

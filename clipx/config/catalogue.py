@@ -71,7 +71,6 @@ def load_all(folders: Sequence[Path] = ()) -> None:
 
 def load_groups() -> None:
     """Registers the options of all groups."""
-    discover_installed()
     for root in (CONF_DIR, *discover_installed()):
         for folder in (*root.glob("*/"), *root.glob("*/*/")):
             load_options(folder.name)

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clipx.config.catalogue import commands, folder_of, groups, load_all, options
-from clipx.config.docstrings import field_docs
-from clipx.config.entries import shown_fields
+from clipx.config.entries import field_docs, shown_fields
 from clipx.config.options import Rules, default_of, facts, rules_of
 from clipx.config.registry import LIST_GROUPS, MISSING, NESTED_OPTIONS, file_specs, kinds
 

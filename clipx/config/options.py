@@ -141,11 +141,8 @@ class Found(NamedTuple):
     """Kind of the option whose class has the value, which no key sets."""
 
 
-class Missing(NamedTuple):
-    """A reason for which a condition does not hold, as "with optimizer.non_finite=stop", and what to do."""
-
-    reason: str
-    fix: str
+Missing = tuple[str, str]
+"""A reason for which a condition does not hold, as "with optimizer.non_finite=stop", and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +165,7 @@ class Term:
         """Returns why the term does not hold."""
         key, value, kind = found
         if kind is not None:
-            return Missing(f"with {key}={kind}", self._others(key))
+            return f"with {key}={kind}", self._others(key)
         match self.sign:
             case "":
                 fix = f"set {key}=true" if value is False else f"give {key}"
@@ -183,7 +180,7 @@ class Term:
             case _:
                 fix = f"set {key}={any_of(self.values)}"
         empty = self.sign == "" and value in _EMPTY
-        return Missing(f"without {key}" if empty else f"with {key}={typed(value)}", fix)
+        return f"without {key}" if empty else f"with {key}={typed(value)}", fix
 
     def _others(self, group: str) -> str:
         """Returns what to choose of a group whose class has the value: the kinds with another one, if they are few."""
@@ -224,7 +221,7 @@ class When:
             missing[failed[0]] = None
         reasons, fixes = (dict.fromkeys(texts) for texts in zip(*missing, strict=True))
         first, *others = reasons
-        return Missing(" and ".join([first, *(other.removeprefix("with ") for other in others)]), " or ".join(fixes))
+        return " and ".join([first, *(other.removeprefix("with ") for other in others)]), " or ".join(fixes)
 
 
 def _term(text: str) -> Term:
@@ -304,7 +301,13 @@ def check_options(spec: Any, prefix: str, root: Any = None, deferred: bool = Fal
         if not deferred and not (value is None and optional):  # a file may have null for another key
             _check_value(f"{prefix}{name}", value, optional, rules, default)
         if rules.when is not None and value != default:
-            _check_effect(f"{prefix}{name}={typed(value)}", rules.when, _Place(spec, prefix, root, deferred))
+            own = all(_has(spec, key) for key in rules.when.keys)
+            known = own or all(_has(spec, key) or _has(root, key) for key in rules.when.keys)  # else with the run
+            if known and not (own and deferred):
+                missing = rules.when.missing(functools.partial(_find, spec, prefix, root))
+                if missing is not None:
+                    reason, fix = missing
+                    raise without_effect(f"{prefix}{name}={typed(value)}", reason, f"{fix}, or remove it")
     for key, part in _specs_in(spec, prefix):
         registered = type(part) in places
         if root is not None or not registered:
@@ -325,24 +328,16 @@ def _check_value(key: str, value: Any, optional: bool, rules: Rules, default: An
         rules.check(key, value)
 
 
-class _Place(NamedTuple):
-    """Place of a key: its spec, and what `check_options` knows of it."""
-
-    spec: Any
-    prefix: str
-    root: Any
-    deferred: bool
-
-    def find(self, key: str) -> Found:
-        """Returns a key that a condition names, of the spec or of the run."""
-        own = _has(self.spec, key)
-        full = f"{self.prefix}{key}" if own else key
-        parent, _, name = key.rpartition(".")
-        holder = _part(self.spec if own else self.root, parent)
-        value, kind = getattr(holder, name), getattr(holder, "kind", None)
-        if not isinstance(kind, str) or name in (field.name for field in dataclasses.fields(holder)):
-            return Found(full, value)
-        return Found(full.rpartition(".")[0], value, kind)
+def _find(spec: Any, prefix: str, root: Any, key: str) -> Found:
+    """Returns a key that a condition names, of the spec or of the run."""
+    own = _has(spec, key)
+    full = f"{prefix}{key}" if own else key
+    parent, _, name = key.rpartition(".")
+    holder = _part(spec if own else root, parent)
+    value, kind = getattr(holder, name), getattr(holder, "kind", None)
+    if not isinstance(kind, str) or name in (field.name for field in dataclasses.fields(holder)):
+        return Found(full, value)
+    return Found(full.rpartition(".")[0], value, kind)
 
 
 def _part(spec: Any, key: str) -> Any:
@@ -357,30 +352,14 @@ def _has(spec: Any, key: str) -> bool:
     return hasattr(_part(spec, parent), name)
 
 
-def _check_effect(given: str, condition: When, place: _Place) -> None:
-    """Checks the condition of a key that is set, now if its keys are known, else with the run."""
-    own = all(_has(place.spec, key) for key in condition.keys)
-    known = own or all(_has(place.spec, key) or _has(place.root, key) for key in condition.keys)
-    if known and not (own and place.deferred) and (missing := condition.missing(place.find)):
-        raise without_effect(given, missing.reason, f"{missing.fix}, or remove it")
-
-
-class _Ruled(NamedTuple):
-    name: str
-    optional: bool
-    rules: Rules
-    default: Any
-
-
 @functools.cache
-def _ruled(cls: Any) -> list[_Ruled]:
-    found = [(field, rules_of(field)) for field in dataclasses.fields(cls)]
-    ruled = [
-        _Ruled(f.name, "None" in str(f.type) or default_of(f) is None, rules or _NO_RULES, default_of(f))
-        for f, rules in found
-        if rules is not None or f.type == "str | None"
+def _ruled(cls: Any) -> list[tuple[str, bool, Rules, Any]]:
+    """Returns the name, whether it may be null, the rules and the default of each key with rules, and of texts."""
+    return [
+        (f.name, "None" in str(f.type) or default_of(f) is None, rules_of(f) or _NO_RULES, default_of(f))
+        for f in dataclasses.fields(cls)
+        if f.name != "kind" and (rules_of(f) is not None or f.type == "str | None")
     ]
-    return [one for one in ruled if one.name != "kind"]
 
 
 @functools.cache

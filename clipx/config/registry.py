@@ -20,37 +20,18 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import MISSING, Node, OmegaConf
+from omegaconf import MISSING as MISSING
+from omegaconf import Node, OmegaConf
 from omegaconf.resolvers import oc
 
 from clipx.compat import full_key_of
 from clipx.config import plugins
-from clipx.config.options import check_options, option, places
-from clipx.config.specs import complete, frozen
+from clipx.config.options import check_options, places
+from clipx.config.options import option as option
+from clipx.config.specs import complete as complete
+from clipx.config.specs import frozen as frozen
 from clipx.errors import ConfigError, require, require_effect
 from clipx.storage.url import is_secret
-
-__all__ = [
-    "CONF_DIR",
-    "DESCRIBED",
-    "LIST_GROUPS",
-    "MISSING",
-    "NESTED_OPTIONS",
-    "PACKAGE",
-    "SAVED",
-    "check_new_names",
-    "complete",
-    "declare",
-    "discover_installed",
-    "frozen",
-    "kinds",
-    "load_folder",
-    "load_options",
-    "option",
-    "option_files",
-    "register",
-    "spec_class",
-]
 
 PACKAGE = Path(__file__).parents[1]
 # In a wheel the configuration is inside the package, in a checkout at the top level.

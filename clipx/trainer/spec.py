@@ -15,7 +15,7 @@ from clipx.config.messages import COMPOSITION_ERRORS, one_line
 from clipx.config.names import check_metric_part, check_name, check_text
 from clipx.config.options import option
 from clipx.config.registry import MISSING, complete, frozen, register
-from clipx.data.spec import DataSpec
+from clipx.data.spec import DataSpec, require_multiple
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import ConfigError
 from clipx.evaluator.spec import EvaluatorSpec
@@ -31,7 +31,7 @@ from clipx.trainer.continued import composition_base
 from clipx.trainer.early_stopping import EarlyStoppingSpec
 from clipx.trainer.profiler import ProfilerSpec
 from clipx.trainer.rules import check_format, check_run
-from clipx.trainer.stages import StageSpec, batch_settings, check_ranks
+from clipx.trainer.stages import StageSpec
 
 
 def parse_duration(text: str) -> Duration:
@@ -173,12 +173,19 @@ class RunSpec:
 
     @property
     def batch_settings(self) -> list[tuple[str, int, int | None]]:
-        """The group of the batch size, the batch size and the image size of each stage, or of the run."""
-        return [*batch_settings(self.stages, self.data)]
+        """For each stage, or the run, the key and value of its batch size, and its image size; None: the model's."""
+        size = self.data.batch_size
+        return [
+            (f"stages.{i}" if stage.batch_size else "data", stage.batch_size or size, stage.image_size)
+            for i, stage in enumerate(self.stages or [StageSpec()])
+        ]
 
     def check_ranks(self, ranks: int) -> None:
         """Raises ConfigError if so many ranks cannot share the batch of the run, or of a stage, evenly."""
-        check_ranks(self.stages, self.data, ranks)
+        self.data.check_ranks(ranks)
+        parts = ranks * self.data.micro_batches
+        for i, stage in enumerate(self.stages):
+            require_multiple(f"stages.{i}.batch_size", stage.batch_size or parts, parts, self.data.split_over(ranks))
 
     @property
     def compares_captions(self) -> bool:

@@ -263,17 +263,3 @@ class Stages:
 
     def _stage(self, samples_seen: int) -> Stage:
         return next((stage for stage in self.spans if samples_seen < stage.end), self.spans[-1])
-
-
-def batch_settings(specs: Sequence[StageSpec], data: DataSpec) -> Iterator[tuple[str, int, int | None]]:
-    """Yields for each stage, or the run, the key and value of its batch size, and its image size; None: the model's."""
-    for i, spec in enumerate(specs or [StageSpec()]):
-        yield f"stages.{i}" if spec.batch_size else "data", spec.batch_size or data.batch_size, spec.image_size
-
-
-def check_ranks(specs: Sequence[StageSpec], data: DataSpec, ranks: int) -> None:
-    """Raises ConfigError if so many ranks cannot share the batch of the run, or of a stage, evenly."""
-    data.check_ranks(ranks)
-    parts = ranks * data.micro_batches
-    for i, spec in enumerate(specs):
-        require_multiple(f"stages.{i}.batch_size", spec.batch_size or parts, parts, data.split_over(ranks))

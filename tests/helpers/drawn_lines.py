@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clipx.config.catalogue import commands, folder_of, groups, load_all, options
-from clipx.config.docstrings import field_docs
-from clipx.config.entries import shown_fields
+from clipx.config.entries import field_docs, shown_fields
 from clipx.config.messages import LIST_GROUPS
 from clipx.config.options import default_of
 from clipx.config.registry import MISSING, kinds

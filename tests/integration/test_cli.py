@@ -47,7 +47,7 @@ CHOSEN = {
     *("clipx.logger.tensorboard", "clipx.model.spec", "clipx.model.text_spec", "clipx.data.shapes"),
     "clipx_launch.options",
 }
-RARE = {"help", "entries", "docstrings", "meant"}
+RARE = {"help", "entries", "meant"}
 
 
 def test_a_run_imports_the_modules_of_the_options_that_it_chooses() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 from helpers.specs import specs
 
-from clipx.config.docstrings import field_docs
+from clipx.config.entries import field_docs
 
 SPECS = specs()
 
