@@ -6,14 +6,5 @@ from clipx.objective.spec import ObjectiveSpec
 
 __all__ = ["ObjectiveSpec"]
 
-declare("objective", "clipx.objective.infonce", "dcl")
-declare(
-    "objective",
-    "clipx.objective.fastclip",
-    "sogclr",
-    "isogclr",
-    "fastclip_v0",
-    "fastclip_v1",
-    "fastclip_v2",
-    "fastclip_v3",
-)
+declare("objective", "clipx.objective.infonce", "dcl", "siglip")
+declare("objective", "clipx.objective.fastclip", "sogclr", "isogclr", *(f"fastclip_v{i}" for i in range(4)))

@@ -78,14 +78,8 @@ def _matched(patterns: Sequence[str], names: Sequence[str]) -> set[str]:
 
 def _lr_scales(names: Iterable[str], model: CLIP, spec: OptimizerSpec) -> dict[str, float]:
     """Returns each parameter's learning rate as a multiple of the scheduled rate."""
-    scales = {
-        name: spec.image_lr_scale
-        if name.startswith("image.")
-        else spec.text_lr_scale
-        if name.startswith("text.")
-        else 1.0
-        for name in names
-    }
+    towers = {"image": spec.image_lr_scale, "text": spec.text_lr_scale}
+    scales = {name: towers.get(name.partition(".")[0], 1.0) for name in names}
     if spec.layer_decay == 1:
         return scales
     from clipx.model.layers import layers_above

@@ -39,9 +39,7 @@ class QuantizedSpec(PrecisionSpec):
     min_width, and one of twice that. At the default fc1, fc2 and the fused qkv of blocks of width 1024 are converted,
     but not their square projections: in smaller layers rounding takes more time than the products save."""
 
-    @property
-    def product_format(self) -> str:
-        return "half"  # only linear layers of blocks compute in fewer bits
+    product_format: ClassVar[str | None] = "half"  # only linear layers of blocks compute in fewer bits
 
     least: ClassVar[Capability]
     """Compute capability that the products need."""

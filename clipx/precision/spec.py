@@ -14,7 +14,6 @@ from clipx.config.lazy_torch import torch
 from clipx.config.options import option
 from clipx.config.registry import MISSING, frozen, register
 from clipx.errors import ConfigError, require, require_effect
-from clipx.precision.loss_scaler import LossScaling
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +21,14 @@ if TYPE_CHECKING:
 Capability = tuple[int, int]
 VOLTA, AMPERE, ADA = (7, 0), (8, 0), (8, 9)
 """First NVIDIA compute capabilities with matrix products in float16; in bfloat16 and int8; in float8."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaling:
+    """Settings of torch.amp.GradScaler: the first scale, and the steps without an overflow until it doubles."""
+
+    initial: float
+    growth_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,13 @@ class Precision:
         """dtype of the weights that the optimizer steps and checkpoints store."""
         return self.wide if self.master_weights else self.dtype
 
+    def build_scaler(self) -> torch.amp.GradScaler:
+        """Returns a scaler of the loss that halves the scale at each overflow; disabled without `loss_scale`."""
+        if self.loss_scale is None:
+            return torch.amp.GradScaler(self.device_type, enabled=False)
+        initial, steps = self.loss_scale.initial, self.loss_scale.growth_steps
+        return torch.amp.GradScaler(self.device_type, init_scale=initial, growth_interval=steps)
+
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Returns the autocast context for the towers, or a null context."""
         if self.autocast_dtype is None:
@@ -72,6 +86,9 @@ class PrecisionSpec:
     weight_format: ClassVar[str | None] = None
     """dtype of the weights in forward and backward, a name of torch. None: not declared."""
 
+    product_format: ClassVar[str | None] = None
+    """Data sheet column with the peak rate of its matrix products: half, tf32, fp32 or fp64; None: unknown."""
+
     tunes_shapes: ClassVar[bool] = False
     """True if each new shape of an image tower's tokens waits minutes for a search of kernels."""
 
@@ -79,11 +96,6 @@ class PrecisionSpec:
     def converts_layers(self) -> bool:
         """True if the format has its own `convert`."""
         return type(self).convert is not PrecisionSpec.convert
-
-    @property
-    def product_format(self) -> str | None:
-        """Data sheet column with the peak rate of its matrix products: half, tf32, fp32 or fp64; None: unknown."""
-        return None
 
     def resolve(self, bf16: bool) -> PrecisionSpec:
         """Returns the format for a device with or without bfloat16: this one, unless the device chooses it."""
@@ -126,7 +138,7 @@ class Fp32Spec(PrecisionSpec):
     compute capability 8.0 or higher."""
 
     @property
-    def product_format(self) -> str:
+    def product_format(self) -> str:  # type: ignore[override]
         return "tf32" if self.tf32 else "fp32"
 
     def check_device_type(self, device_type: str) -> None:
@@ -151,9 +163,7 @@ class Fp64Spec(PrecisionSpec):
 
     weight_format: ClassVar[str | None] = "float64"
 
-    @property
-    def product_format(self) -> str:
-        return "fp64"
+    product_format: ClassVar[str | None] = "fp64"
 
     def check_device_type(self, device_type: str) -> None:
         require(device_type != "mps", "precision=fp64 needs float64, which mps does not have: use fp32")
@@ -176,9 +186,7 @@ class AmpBf16Spec(PrecisionSpec):
     autocasts: ClassVar[bool] = True
     weight_format: ClassVar[str | None] = "float32"
 
-    @property
-    def product_format(self) -> str:
-        return "half"
+    product_format: ClassVar[str | None] = "half"
 
     def elsewhere(self, device: torch.device) -> PrecisionSpec:
         return AutoSpec().on(device)  # a GPU's run may be evaluated on a CPU, where bfloat16 is slow
@@ -201,9 +209,7 @@ class _ScaledSpec(PrecisionSpec):
     """Number of steps without an overflow after which the factor of the loss doubles. precision=fp16 has it with
     precision.master_weights=true only."""
 
-    @property
-    def product_format(self) -> str:
-        return "half"
+    product_format: ClassVar[str | None] = "half"
 
 
 @register("precision")
@@ -247,9 +253,7 @@ class Bf16Spec(PrecisionSpec):
     than 1/256 of a weight is lost, and optimizer.ema_decay is an error. true is an error with distributed=fsdp, which
     stores float32 weights itself: use precision=amp_bf16 there, which gathers them in bfloat16."""
 
-    @property
-    def product_format(self) -> str:
-        return "half"
+    product_format: ClassVar[str | None] = "half"
 
     def check(self, ema_decay: float | None, shards_parameters: bool) -> None:
         check_16_bit(self.kind, self.master_weights, ema_decay, shards_parameters)

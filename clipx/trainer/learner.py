@@ -20,13 +20,12 @@ from clipx.model.spec import Varying
 from clipx.objective.base import Metrics, ModelFacts, Objective
 from clipx.optimizer.groups import parameter_groups, set_learning_rate
 from clipx.optimizer.skippable import SkippableStep
-from clipx.precision.loss_scaler import build_scaler, restore_scaler, scaler_state
 from clipx.precision.spec import Precision
 from clipx.trainer.backends import configure_backends
 from clipx.trainer.compile import CompileSpec
 from clipx.trainer.gradcache import GradCache
 from clipx.trainer.metrics import clone_weights, gradient_norms, update_norms
-from clipx.trainer.nonfinite import NonFiniteSteps, Skipped
+from clipx.trainer.nonfinite import NonFiniteSteps, Skipped, restore_scaler, scaler_state
 from clipx.trainer.rng import seed_all
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.state import TrainState
@@ -165,7 +164,7 @@ class Learner:
         spec, comm = self.spec, self.comm
         self.optimizer = spec.optimizer.build(parameter_groups(self.weights, self.objective, spec.optimizer))
         self.compile.compile_optimizer(self.optimizer)
-        self.scaler = build_scaler(self.precision.loss_scale, comm.device.type)
+        self.scaler = self.precision.build_scaler()
         self.state = TrainState(self.weights, self.average, self.objective, self.optimizer, comm, self.masters)
         masters = None if self.masters is None else self.masters.by_parameter
         self.parallel = spec.distributed.wrap(self.model, comm, masters)

@@ -48,10 +48,6 @@ class Meter:
         self._utilization = comm.device.type == "cuda" and importlib.util.find_spec("pynvml") is not None
         self._restart()
 
-    def state(self) -> dict[str, tuple[float, int]]:
-        """Returns (sum, number of steps) of each metric since the last read, for a checkpoint. Waits for the device."""
-        return self._totals()
-
     def restore(self, state: Mapping[str, Sequence[float]]) -> None:
         """Continues an interval from `state()`. Throughput and times are those of this process."""
         for steps in dict.fromkeys(steps for _, steps in state.values()):
@@ -59,8 +55,8 @@ class Meter:
             row = torch.tensor([*sums.values(), steps], dtype=self._dtype)
             self._sums[tuple(sums)] = row.to(self.comm.device)
 
-    def _totals(self) -> dict[str, tuple[float, int]]:
-        """Returns (sum, number of steps) of each metric, in one transfer. Skipped steps do not count."""
+    def state(self) -> dict[str, tuple[float, int]]:
+        """Returns (sum, number of steps) of each metric since the last read, in one transfer, without skipped steps."""
         found: dict[str, tuple[float, int]] = {}
         values = iter(torch.cat(list(self._sums.values())).tolist() if self._sums else ())
         for names in self._sums:
@@ -137,7 +133,7 @@ class Meter:
     def read(self, step: Step | None = None) -> dict[str, float]:
         """Returns the means of the metrics and the throughput of all ranks since the last read, times and memory of
         this rank. The only method that waits for the device. Collective. `step`: the last one that was added."""
-        totals = self._totals()
+        totals = self.state()
         seconds = max(1e-9, time.perf_counter() - self._start - self._paused)
         rate = self._samples / seconds
         own = torch.tensor([self._tokens / seconds, self._image_tokens / seconds], dtype=torch.float64)

@@ -6,7 +6,7 @@ step, for which it therefore never waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -131,3 +131,16 @@ class NonFiniteSteps:
         """Names the ranks whose outputs of the model are not finite. Collective."""
         ranks = [str(rank) for rank, bad in enumerate(self._comm.gather_objects(here)) if bad]
         return f"the embeddings of rank {', '.join(ranks)} are" if ranks else "the loss is"
+
+
+def scaler_state(scaler: torch.amp.GradScaler) -> dict[str, float]:
+    """Returns the scale and the steps since it changed, for a checkpoint; empty if disabled. Waits for the device."""
+    state = scaler.state_dict()
+    return {"scale": state["scale"], "steps": state["_growth_tracker"]} if state else {}
+
+
+def restore_scaler(scaler: torch.amp.GradScaler, state: Mapping[str, float]) -> None:
+    """Restores the result of `scaler_state`. If it is empty, from a run without scaling, the initial scale stays."""
+    if scaler.is_enabled() and state:
+        now = scaler.state_dict()
+        scaler.load_state_dict({**now, "scale": state["scale"], "_growth_tracker": int(state["steps"])})

@@ -173,7 +173,7 @@ class RunSpec:
 
     @property
     def batch_settings(self) -> list[tuple[str, int, int | None]]:
-        """For each stage, or the run, the key and value of its batch size, and its image size; None: the model's."""
+        """Group and value of the batch size, and the image size, of each stage, or of the run; None: the model's."""
         size = self.data.batch_size
         return [
             (f"stages.{i}" if stage.batch_size else "data", stage.batch_size or size, stage.image_size)

@@ -32,7 +32,7 @@ from torch import Tensor
 from clipx.config.duration import Length
 from clipx.model.clip import unit
 from clipx.objective.base import Objective, StepInputs
-from clipx.objective.fcco import default_rho
+from clipx.objective.fastclip import default_rho
 
 N = 30  # samples of the data set
 B = 6

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require_effect
-from clipx.objective.fastclip import RobustSpec
-from clipx.objective.fcco import FCCOSpec, GradientRule, default_rho
+from clipx.objective.fastclip import FCCOSpec, GradientRule, RobustSpec, default_rho
 from clipx.objective.spec import ObjectiveTraffic, TemperatureRule
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from clipx.config.duration import Duration, Length, a_duration
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.errors import require
-from clipx.objective.fcco import check_rho, default_rho, describe_rho
+from clipx.objective.fastclip import check_rho, default_rho, describe_rho
 from clipx.objective.spec import ObjectiveTraffic, TiledSpec, check_initial
 
 if TYPE_CHECKING:

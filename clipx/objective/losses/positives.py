@@ -50,7 +50,7 @@ class Relations:
         gathered = comm.gather(moved(own, inputs.image.device))
         return cls(gathered[:, 0], gathered[:, 1:].contiguous(), rule)
 
-    def of(self, tile: Tile) -> tuple[Tensor, Tensor]:
+    def classify(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """Returns (right_rc, negative_rc) of a tile, boolean. An image's own texts are neither."""
         k, device = self.caption_Bk.shape[1], self.sample_B.device
         row_r = torch.arange(tile.rows.start, tile.rows.stop, device=device)[:, None]
@@ -147,7 +147,7 @@ class MultiPositive(Contrastive):
             k, z_bk = pairs.texts, alpha * pairs.own()
             rows, cols = (_Sums.of_own(own) for own in (z_bk, z_bk.reshape(-1, 1)))
             for tile in pairs.tiles():
-                s, (right_rc, negative_rc) = pairs.similarities(tile), relations.of(tile)
+                s, (right_rc, negative_rc) = pairs.similarities(tile), relations.classify(tile)
                 for side in tile.own_sides():
                     sums, each = (cols, k) if side else (rows, 1)
                     sums.add(pairs.local(tile.part(side), each), self.sums(s, alpha, right_rc, negative_rc, side))
@@ -157,7 +157,7 @@ class MultiPositive(Contrastive):
             row_B3, col_M3 = stats[:, :3], stats[:, 3:-1].reshape(-1, 3)
 
             def weights(tile: Tile) -> Tensor:
-                s, (right_rc, negative_rc) = pairs.similarities(tile), relations.of(tile)
+                s, (right_rc, negative_rc) = pairs.similarities(tile), relations.classify(tile)
                 return self.weights(s, alpha, right_rc, negative_rc, row_B3[tile.rows], col_M3[tile.cols], k)
 
             by_row, by_col = (((z_bk - s[..., 0]).exp() - s[..., 1]) - s[..., 2] for s in (row_b4[:, None], col_bk4))

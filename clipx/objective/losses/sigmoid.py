@@ -76,7 +76,7 @@ def sigmoid_loss(
                 diagonal(wrong, tile).fill_(-torch.inf)
                 g = wrong.sigmoid()
             else:
-                right_rc, negative_rc = relations.of(tile)
+                right_rc, negative_rc = relations.classify(tile)
                 wrong = torch.where(right_rc, -wrong, wrong).masked_fill_(~(right_rc | negative_rc), -torch.inf)
                 g = torch.where(right_rc, -wrong.sigmoid(), wrong.sigmoid())
             if tile.own_rows:

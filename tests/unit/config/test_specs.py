@@ -96,7 +96,7 @@ def test_the_text_of_a_key_is_parsed_by_its_spec_alone() -> None:
         "clipx/evaluator/spec.py: self.every",
         "clipx/extra/successors/neuclip.py: self.restart",
         "clipx/model/spec.py: text",  # patch_dropout_final
-        "clipx/objective/fcco.py: self.decay",
+        "clipx/objective/fastclip.py: self.decay",
         "clipx/schedule.py: self.cooldown, text",  # warmup
         "clipx/trainer/continued.py: text",  # the words of the command line, before the spec is composed
         "clipx/trainer/spec.py: self.log_every, self.resume, text",  # duration, which `clipx-sweep` reads, too

@@ -17,9 +17,9 @@ from clipx.data.batch import Batch
 from clipx.errors import ClipxError, ConfigError
 from clipx.model.layers import named_blocks
 from clipx.objective.base import Metrics
-from clipx.precision.loss_scaler import scaler_state
 from clipx.precision.quantized import Float8Spec, Int8Spec
 from clipx.precision.spec import AmpBf16Spec, AutoSpec, Fp32Spec, PrecisionSpec
+from clipx.trainer.nonfinite import scaler_state
 from clipx.trainer.trainer import Trainer
 
 CPU = torch.device("cpu")
