@@ -76,7 +76,7 @@ def imports() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Command:
+class _RunningCommand:
     """A command: its function, and how its overrides are read. See `cli`."""
 
     task: Callable[..., Any]
@@ -106,7 +106,7 @@ def cli(
             without a choice are those of the run's configuration.
         prints: the result of the command is what it prints, rather than a run or files.
     """
-    command = _Command(task, config_name, unused, base, of_run, prints)
+    command = _RunningCommand(task, config_name, unused, base, of_run, prints)
 
     def main() -> None:
         full_error = os.environ.get("HYDRA_FULL_ERROR")
@@ -145,7 +145,7 @@ def with_output() -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _run(command: _Command) -> list[ClipxError]:
+def _run(command: _RunningCommand) -> list[ClipxError]:
     """Runs a command, or each point of a sweep. Returns the errors that the user can correct; raises others."""
     failed: list[ClipxError] = []
     started = False
@@ -275,7 +275,7 @@ def _changes_of_run(words: Sequence[str], groups: Sequence[str]) -> list[str]:
     return [text for text, (group, *rest) in place.items() if group in groups and rest and group not in chosen]
 
 
-def _help(command: _Command, words: Sequence[str], folders: Sequence[Path]) -> str:
+def _help(command: _RunningCommand, words: Sequence[str], folders: Sequence[Path]) -> str:
     """Returns what `--help` prints: with keys these, with choices of groups their keys, else the groups of the command.
 
     Raises ConfigError.

@@ -40,7 +40,7 @@ _ADVICE = "free space, repair the disk, or choose another run_dir"
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _FailedSave:
     """Reason of a failed write on a rank."""
 
     reason: str
@@ -55,7 +55,7 @@ class _Save:
     started: float
     state: bytes | None = None  # on rank 0
     sharded: bool = False  # this rank has rows to write
-    failure: _Failure | None = None  # of staging
+    failure: _FailedSave | None = None  # of staging
     sources: list[Any] = field(default_factory=list)  # tensors that copies read, which must not be freed before
     stalls: dict[str, float] = field(default_factory=dict)  # seconds that training waited
 
@@ -87,10 +87,10 @@ class AsyncWriter:
         self._threads = ThreadPoolExecutor(1, "checkpoint", bind)
         # A separate process group: training issues collectives at the same time, whose order must not change.
         self._group: Any = dist.new_group(backend="gloo", timeout=_GATHER_TIMEOUT) if comm.world > 1 else None
-        self._pending: Future[_Failure | None] | None = None
+        self._pending: Future[_FailedSave | None] | None = None
         self._reserved: Future[None] | None = None
         self._failures = 0  # consecutive
-        self._failure: _Failure | None = None  # of the last save
+        self._failure: _FailedSave | None = None  # of the last save
         self._infos: dict[Path, CheckpointInfo] = {}  # of checkpoints that this process wrote or verified
         self._token: int = comm.broadcast_object(os.getpid())
         if comm.is_main:
@@ -192,7 +192,7 @@ class AsyncWriter:
 
     # ----------------------------------------------------------------------------------------- the writer thread
 
-    def _write(self, save: _Save) -> _Failure | None:
+    def _write(self, save: _Save) -> _FailedSave | None:
         """Writes a checkpoint and retries once after pruning on a full disk. Returns the same on all ranks."""
         try:
             self._copies.synchronize()
@@ -213,7 +213,7 @@ class AsyncWriter:
                 break
         return failure
 
-    def _attempt(self, save: _Save) -> tuple[_Failure | None, int]:
+    def _attempt(self, save: _Save) -> tuple[_FailedSave | None, int]:
         """Writes and commits a checkpoint. Returns the failure, if any, and the bytes of all ranks together."""
         temporary = self._temporary(save.info.step)
         size = len(save.state or b"") + (self._replicated.size if self._comm.is_main else 0)
@@ -223,7 +223,7 @@ class AsyncWriter:
         total = sum(size for _, size in results)
         hashes: dict[str, str] = {}
         for result, _ in results:
-            if isinstance(result, _Failure):
+            if isinstance(result, _FailedSave):
                 return result, total
             hashes |= result
         failure = self._catch(lambda: self._commit(temporary, save.info, hashes)) if self._comm.is_main else None
@@ -252,7 +252,7 @@ class AsyncWriter:
         commit(temporary, final, hashes)
         self._infos[final] = info
 
-    def _report(self, save: _Save, failure: _Failure | None, size: int) -> None:
+    def _report(self, save: _Save, failure: _FailedSave | None, size: int) -> None:
         """Reports an attempt on rank 0 and removes the files of a failed one."""
         step = save.info.step
         if failure is None:
@@ -279,17 +279,17 @@ class AsyncWriter:
         dist.all_gather_object(out, value, self._group)
         return out
 
-    def _catch(self, call: Callable[[], T]) -> T | _Failure:
+    def _catch(self, call: Callable[[], T]) -> T | _FailedSave:
         try:
             return call()
         except OSError as error:
             return self._failed(str(error), error.errno in _DISK_FULL)
 
-    def _not_copied(self, error: Exception) -> _Failure:
+    def _not_copied(self, error: Exception) -> _FailedSave:
         return self._failed(f"cannot be copied to staging memory: {error or 'out of memory'}")
 
-    def _failed(self, reason: str, disk_full: bool = False) -> _Failure:
-        return _Failure(f"rank {self._comm.rank}: {reason}" if self._comm.world > 1 else reason, disk_full)
+    def _failed(self, reason: str, disk_full: bool = False) -> _FailedSave:
+        return _FailedSave(f"rank {self._comm.rank}: {reason}" if self._comm.world > 1 else reason, disk_full)
 
     # ------------------------------------------------------------------------------------------------ retention
 

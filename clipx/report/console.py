@@ -94,7 +94,7 @@ class _Rate:
         return (done - before) / max(end - start, 1e-9)
 
 
-class _State(ProgressColumn):
+class _ConsoleState(ProgressColumn):
     """Text beside a bar, which its task computes when it is drawn."""
 
     def render(self, task: Task) -> Text:
@@ -117,7 +117,7 @@ class Progress:
         self._console, self._shown, self._name, self._clock = console or stderr_console(), shown, name, clock
         self.live = shown and self._console.is_interactive and self._console.file.isatty()
         redirected = {f"redirect_{stream}": getattr(sys, stream).isatty() for stream in ("stdout", "stderr")}
-        self.bars = Bars(BarColumn(20), _State(), console=self._console, transient=True, **redirected)
+        self.bars = Bars(BarColumn(20), _ConsoleState(), console=self._console, transient=True, **redirected)
 
     def named(self, name: str) -> Progress:
         """Returns the same display for loops of this name, which follows that of this display."""

@@ -133,7 +133,7 @@ def _list(repository: HubFile) -> dict[str, tuple[int, str]]:
     while page is not None:
         answer = _get(page, _PAGE_BYTES)
         known = len(found) + len(folders)
-        for entry in _parse(list[_Entry], answer):
+        for entry in _parse(list[_RepositoryFile], answer):
             if entry.type == "file":
                 found[entry.path] = (entry.size, entry.oid)
             else:
@@ -149,7 +149,7 @@ def _list(repository: HubFile) -> dict[str, tuple[int, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _RepositoryFile:
     """Entry of a list of the hub."""
 
     type: str

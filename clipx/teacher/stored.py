@@ -54,14 +54,14 @@ class _Version:
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _StoredFile:
     """Record of a shard in the manifest."""
 
     files: dict[str, tuple[_Count, str]]  # bytes and SHA-256 by name
 
 
 @dataclass(frozen=True, slots=True)
-class _Manifest:
+class _StoredManifest:
     """Values of manifest.json that training reads."""
 
     format: str
@@ -72,7 +72,7 @@ class _Manifest:
     samples_per_shard: Annotated[int, Field(gt=0)]
     width: Annotated[int, Field(gt=0)]
     scale: FiniteFloat | None
-    shards: list[_Record]
+    shards: list[_StoredFile]
     views: _Count = 0
     views_seed: int = 0
     crop_scale: list[FiniteFloat] = field(default_factory=list)
@@ -250,7 +250,7 @@ class StoredEmbeddings:
         image_T, text_T = (_tensor(x) for x in (image, shard.text[start + found[0]]))
         return self.scale * image_T, text_T
 
-    def _locate(self, index: int) -> tuple[_Shard, int, tuple[int, int]]:
+    def _locate(self, index: int) -> tuple[_StoredShard, int, tuple[int, int]]:
         """Returns (shard, row of a sample in it, range of its captions). Raises BadSample."""
         number, row = divmod(index, self.samples_per_shard)
         shard = self._shard(number)
@@ -264,12 +264,12 @@ class StoredEmbeddings:
             raise BadSample("teacher.embeddings lacks the sample: it could not be read when they were written")
         return shard, row, (start, stop)
 
-    def _shard(self, number: int) -> _Shard:
+    def _shard(self, number: int) -> _StoredShard:
         return _shard(self.folder, number, self.width, self.views.count)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shard:
+class _StoredShard:
     """Arrays of a shard, mapped into memory that processes share. The module's docstring has the shapes."""
 
     image: NDArray[Any]
@@ -280,7 +280,7 @@ class _Shard:
 
 
 @lru_cache(maxsize=_MAPPED)
-def _shard(folder: str, number: int, width: int, views: int) -> _Shard:
+def _shard(folder: str, number: int, width: int, views: int) -> _StoredShard:
     """Maps the files of a shard. Raises DataError if they cannot be read or do not have the shape of the manifest."""
     paths = [Path(folder, name) for name in _files(number, views)]
     mapped = [map_array(path, f"{path}, of embeddings,", "rewrite them") for path in paths]
@@ -296,7 +296,7 @@ def _shard(folder: str, number: int, width: int, views: int) -> _Shard:
     offsets = mapped[3]
     if offsets[0] != 0 or offsets[-1] != m or bool((np.diff(offsets) < 0).any()):
         raise DataError(f"{paths[3]} does not place the {m:,} captions of its shard: rewrite it")
-    return _Shard(*mapped)
+    return _StoredShard(*mapped)
 
 
 def _files(number: int, views: int) -> tuple[str, ...]:
@@ -308,13 +308,13 @@ def _tensor(row_T: NDArray[Any]) -> Tensor:
     return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
-def _manifest(place: Path, named: str) -> _Manifest:
+def _manifest(place: Path, named: str) -> _StoredManifest:
     try:
         content = read_regular(place / MANIFEST)
         version = read_as(_Version, content).version
         if version != VERSION:
             raise DataError(f"{place / MANIFEST} has another format version than {VERSION}: rewrite the embeddings")
-        return read_as(_Manifest, content)
+        return read_as(_StoredManifest, content)
     except FileNotFoundError:
         if (place / PLAN).is_file():
             raise DataError(f"{named} is incomplete: run its python -m clipx.embed command again") from None
@@ -323,7 +323,7 @@ def _manifest(place: Path, named: str) -> _Manifest:
         raise DataError(f"{place / MANIFEST} cannot be read ({error}): rewrite the embeddings") from None
 
 
-def _check_files(place: Path, manifest: _Manifest, named: str) -> None:
+def _check_files(place: Path, manifest: _StoredManifest, named: str) -> None:
     """Verifies the sizes of all files, which takes a single scan of the folder. Raises DataError."""
     sizes = {entry.name: entry.stat().st_size for entry in os.scandir(place) if entry.is_file()}
     for number, shard in enumerate(manifest.shards):

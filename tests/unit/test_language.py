@@ -95,3 +95,16 @@ def test_one_place_writes_that_an_option_has_no_effect() -> None:
 
 def test_the_check_finds_a_sentence_that_is_written_by_hand() -> None:
     assert idle_sentences('"""It has no effect."""\nrequire(x, f"{key} has no effect with {other}: remove it")') == [2]
+
+
+# ------------------------------------------------------------------------------------------------------ names
+
+
+def test_a_class_name_serves_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in (path for folder in ("clipx", "launch") for path in sorted((ROOT / folder).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 300
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

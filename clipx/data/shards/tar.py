@@ -108,7 +108,7 @@ def _read_members(file: _Headers, size: int, found: TarContent) -> str | None:
     newest: dict[str, TarSample] = {}
     stream: Any = file
     # "r:" disables decompression, hence no gzip bomb. The default encoding would depend on the locale.
-    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", tarinfo=_Member) as tar:
+    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", tarinfo=_TarMember) as tar:
         while (member := tar.next()) is not None:
             tar.members = []  # type: ignore[attr-defined]  # tarfile would store every header
             if member.size < 0 or member.offset_data + member.size > size:
@@ -139,7 +139,7 @@ def _key_and_extension(member: str) -> tuple[str, str]:
     return f"{folder}{slash}{stem}", extension.lower()
 
 
-class _Member(tarfile.TarInfo):
+class _TarMember(tarfile.TarInfo):
     """Member of a tar. Only name, size and checksum are parsed of the header of a plain file, so that indexing a shard
     takes 0.7 of the time: it is done before the first sample of the shard is read."""
 

@@ -75,7 +75,7 @@ class EncodedImages(Inputs):
 
 
 @dataclass(slots=True)
-class _Rows:
+class _EncodedRows:
     """Rows of the images that the CPU decodes, each at its place, and the images by place that it does not decode."""
 
     pixels: list[Tensor]
@@ -100,7 +100,7 @@ class EncodedReader(PixelReader):
         return 0  # the size of the file is not known
 
     def allocate(self, samples: int) -> Any:
-        return _Rows(PixelReader.allocate(self, samples))
+        return _EncodedRows(PixelReader.allocate(self, samples))
 
     def read(self, encoded: bytes, draw: Draw, rows: Any, place: int) -> Box | None:
         rows.images.pop(place, None)
@@ -111,7 +111,7 @@ class EncodedReader(PixelReader):
         return found[2]
 
     def inputs(self, rows: Any) -> Inputs:
-        if not isinstance(rows, _Rows):
+        if not isinstance(rows, _EncodedRows):
             return PixelReader.inputs(self, rows)
         left = [place for place in range(len(rows.pixels[0])) if place not in rows.images]
         pixels = PixelReader.inputs(self, [some[left] for some in rows.pixels])

@@ -12,7 +12,7 @@ from typing import Any
 from clipx.config.registry import discover_installed, load_folder
 from clipx.config.renamed import REMOVED
 from clipx.config.saved import option_from_dict, removed_values
-from clipx.errors import ClipxError, ConfigError
+from clipx.errors import ClipxError, without_effect
 from clipx_launch.commands.cancel import count_states
 from clipx_launch.commands.run import RESUMABLE, RunFiles
 from clipx_launch.commands.runs import sweep_runs
@@ -57,10 +57,8 @@ def _check_removed(settings: dict[str, Any]) -> None:
     """Raises ConfigError for a setting of a launch by an earlier version that this one would ignore."""
     for key, value in removed_values(settings, "launcher.").items():
         reason = next(gone.reason for name, gone in REMOVED.items() if f"{key}.".startswith(f"{name}."))
-        raise ConfigError(
-            f"hydra.{key}={value} of the sweep's launch has no effect in this version ({reason}): repeat the sweep's "
-            "command with what replaces it"
-        )
+        given, fix = f"hydra.{key}={value} of the sweep's launch", "repeat the sweep's command with what replaces it"
+        raise without_effect(given, f"in this version ({reason})", fix)
 
 
 def _start(folder: Path, launch: Launch, runs: Sequence[RunFiles]) -> None:

@@ -69,7 +69,7 @@ def search(context: HydraContext, config: DictConfig, task: TaskFunction, words:
         acquire_lock(lock, f"hydra.sweep.dir={folder}")
         study = open_study(folder, spec, space, fixed, metric, direction)
         _save_command(folder)
-        _Search(launcher, study, spec, space, fixed, metric).run(trials, jobs)
+        _OptunaSearch(launcher, study, spec, space, fixed, metric).run(trials, jobs)
         _print_best(study, metric, study_file(folder))
 
 
@@ -91,7 +91,7 @@ def resume_search(found: SearchFile) -> None:
 # ----------------------------------------------------------------------------------------------------- search
 
 
-class _Search:
+class _OptunaSearch:
     """Trials of a study, and the points that run them. A `Watcher` of their launch."""
 
     def __init__(

@@ -15,7 +15,7 @@ from optuna.trial import Trial, TrialState
 
 from clipx.errors import ClipxError, ConfigError
 from clipx_launch.point import Result
-from clipx_launch.search.search import _Search, require_progress
+from clipx_launch.search.search import _OptunaSearch, require_progress
 from clipx_launch.search.space import distribution, example, parse, suggest
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler
 from clipx_launch.search.study import check_arguments, open_study, study_file
@@ -105,7 +105,7 @@ class Recorded:
         """Starts a search; a second call repeats it, with the trials that it has not finished."""
         self.study = opened(self.folder, spec)
         # No test of this class launches anything.
-        self.search = _Search(cast("ClipxLauncher", None), self.study, spec, cast("Any", LR), [], METRIC)
+        self.search = _OptunaSearch(cast("ClipxLauncher", None), self.study, spec, cast("Any", LR), [], METRIC)
         self.search._active = {trial.number: Trial(self.study, trial._trial_id) for trial in self.study.trials}
 
     def log(self, number: int, *values: float) -> None:

@@ -16,7 +16,7 @@ from open_clip_train.data import group_by_keys_nothrow  # type: ignore[import-un
 from webdataset.filters import getfirst
 
 from clipx.data.shards.index import IMAGE, TXT
-from clipx.data.shards.tar import COLUMNS, TarContent, TarSample, _Member, scan
+from clipx.data.shards.tar import COLUMNS, TarContent, TarSample, _TarMember, scan
 from clipx.data.shards.write import ShardSample, write_samples
 from clipx.storage.local import write_atomically
 
@@ -69,7 +69,7 @@ def test_a_header_gives_the_member_or_the_error_of_tarfile(
     for place, byte in changes:
         block[place] = byte
     content = (with_checksum(block) if valid else bytes(block))[:length]
-    assert parsed(_Member, content) == parsed(tarfile.TarInfo, content)
+    assert parsed(_TarMember, content) == parsed(tarfile.TarInfo, content)
 
 
 def archive(members: Members, form: int) -> bytes:
