@@ -28,8 +28,8 @@ from helpers.slurm_jobs import (
 from helpers.sweeps import make_sweep, run_named, states
 
 from clipx.trainer.trainer import Trainer
+from clipx_launch import slurm as of_slurm
 from clipx_launch.__main__ import main
-from clipx_launch.slurm import start
 from clipx_launch.slurm_spec import SlurmSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slurm")]
@@ -145,7 +145,7 @@ HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, s
 def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
     """Submits three points that stay in SLURM's queue."""
     sweep = make_sweep(tmp_path, ["seed=0"], ["seed=1"], ["seed=2"], spec=HELD)
-    start(sweep, HELD)
+    of_slurm.launch(sweep, HELD)
     try:
         yield tmp_path
     finally:

@@ -34,6 +34,7 @@ CALLS = {
 }  # that open a path to write
 NEW = "into a folder that this command has just made"
 EXCEPT = {  # places that open a path in another way, and why
+    "clipx/bench/gpu_parts/runs.py:resume": NEW,
     "clipx/bench/measure.py:_reset_high_water": "a file of the kernel",
     "clipx/bench/saving.py:_torch_save": NEW,
     "clipx/data/shared_memory.py:_reopened": "a descriptor of this process",
