@@ -23,7 +23,8 @@ CASES = [("train", rule) for rule in RULES] + [("plan", rule) for rule in plan.R
 def test_the_example_of_a_rule_breaks_it(command: str, rule: GroupRule) -> None:
     words = re.split(r"\{[\w.:]+\}", rule.sentence)
     with pytest.raises(ConfigError) as raised:
-        compose("name=x", *shlex.split(rule.example), config_dir=PLUGINS, config_name=command)
+        of_plugins = re.search(r"=(stream|whole|mesh)\b", rule.example)  # others are composed 7 times as fast
+        compose("name=x", *shlex.split(rule.example), config_dir=PLUGINS if of_plugins else None, config_name=command)
     says = str(raised.value)
     assert re.fullmatch(r".+".join(map(re.escape, words)), says), says
     assert re.search(r": \S", says), says
