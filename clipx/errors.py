@@ -147,13 +147,14 @@ def require(ok: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-NO_EFFECT = "{given} has no effect {reason}: {fix}"
-"""Sentence of an option that is set and does nothing: KEY=VALUE, "with OTHER=VALUE", and what to do."""
+def no_effect(given: str, reason: str, fix: str = "remove it") -> str:
+    """Returns the sentence of an option that is set and does nothing: `given` as KEY=VALUE, "with OTHER=VALUE"."""
+    return f"{given} has no effect {reason}: {fix}"
 
 
 def without_effect(given: str, reason: str, fix: str = "remove it") -> ConfigError:
-    """Returns the error of an option that is set and does nothing: `given` as KEY=VALUE, "with OTHER=VALUE"."""
-    return ConfigError(NO_EFFECT.format(given=given, reason=reason, fix=fix))
+    """Returns the error of `no_effect`."""
+    return ConfigError(no_effect(given, reason, fix))
 
 
 def require_effect(ok: bool, given: str, reason: str, fix: str = "remove it") -> None:

@@ -115,10 +115,14 @@ class Rules:
         if self.choices and value in self.choices:
             return True
         if self.choices:
-            return bool(self.bounds) and value.isdecimal() and self._contains(int(value))
+            return self._is_bounded and value.isdecimal() and self._contains(int(value))
         if isinstance(value, list):
-            return self.length in (None, len(value)) and (not self.bounds or all(map(self._contains, value)))
-        return not self.bounds or self._contains(value)
+            return self.length in (None, len(value)) and all(map(self._contains, value))
+        return self._contains(value)
+
+    @property
+    def _is_bounded(self) -> bool:
+        return any(bound is not None for bound in (self.ge, self.gt, self.le, self.lt))
 
     def _contains(self, value: float) -> bool:
         return (

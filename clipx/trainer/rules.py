@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipx.config.duration import Length
 from clipx.config.registry import kinds
-from clipx.errors import NO_EFFECT, ConfigError
+from clipx.errors import ConfigError, no_effect
 from clipx.trainer.compile import CompileMode
 from clipx.trainer.stages import check_stages
 
@@ -36,11 +36,6 @@ class GroupRule:
     """Overrides that break it."""
 
 
-def no_effect(given: str, reason: str, fix: str = "remove it") -> str:
-    """Returns the sentence of an option that does nothing: `given` as KEY=VALUE, "with OTHER=VALUE"."""
-    return NO_EFFECT.format(given=given, reason=reason, fix=fix)
-
-
 def check_rules(run: RunSpec, rules: Sequence[GroupRule]) -> None:
     """Raises ConfigError for the first of these rules that a run breaks."""
     for rule in rules:
@@ -56,12 +51,7 @@ def check_run(run: RunSpec) -> None:
     for batch in {batch for _, batch, _ in run.batch_settings}:
         run.objective.check(batch, run.data.published)
     run.objective.check_captions(run.data)
-
-
-def check_format(run: RunSpec) -> None:
-    """Checks the rules between the number format and other groups, also for the one that auto chose: `resolve` makes a
-    new run with it. Raises ConfigError."""
-    precision, distributed = run.precision, run.distributed
+    precision, distributed = run.precision, run.distributed  # also of the format that auto chose: see `resolve`
     distributed.check_precision(precision.kind, precision.weight_format, precision.autocasts)
     precision.check(run.optimizer.ema_decay, distributed.shards_parameters)
 

@@ -30,7 +30,7 @@ from clipx.trainer.compile import CompileSpec
 from clipx.trainer.continued import composition_base
 from clipx.trainer.early_stopping import EarlyStoppingSpec
 from clipx.trainer.profiler import ProfilerSpec
-from clipx.trainer.rules import check_format, check_run
+from clipx.trainer.rules import check_run
 from clipx.trainer.stages import StageSpec
 
 
@@ -149,7 +149,6 @@ class RunSpec:
             for name in options:
                 check_metric_part(f"{group}.{name}", name)
         check_run(self)
-        check_format(self)
 
     @property
     def whole(self) -> Duration:
