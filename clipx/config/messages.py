@@ -22,7 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from clipx.compat import root_of
 from clipx.config import source
 from clipx.config.grammar import FREE_KEYS, ambiguous, unreadable
-from clipx.config.options import any_of, default_of, rules_of, typed
+from clipx.config.options import any_of, default_of, rules_of, usual
 from clipx.config.registry import (
     DESCRIBED,
     LIST_GROUPS,
@@ -105,7 +105,7 @@ def _wrong_type(key: str, message: str, error: ValidationError) -> str | None:
     known = {field.name: field for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {}
     field, choices = known.get(key.rpartition(".")[2]), (listed or "").split(", ")
     default = MISSING if field is None else default_of(field)
-    fix = "give a value" if default in (None, MISSING) else f"the default is {typed(default)}"
+    fix = usual(default, "give a value")
     if null:
         return f" must not be null: {fix}"
     if listed or boolean:

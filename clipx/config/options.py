@@ -247,7 +247,7 @@ def _number(bound: float) -> str:
 
 
 def typed(value: Any) -> str:
-    """Returns a value as it is typed on the command line."""
+    """Returns a value in the form of the command line: `null`, `true`, `[0.9,0.98]`."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -272,6 +272,11 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     return MISSING if field.default is dataclasses.MISSING else field.default
+
+
+def usual(default: Any, otherwise: str) -> str:
+    """Returns the default of a key as the fix of a message; `otherwise` if it has none."""
+    return otherwise if default in (None, MISSING) else f"the default is {typed(default)}"
 
 
 def facts(field: dataclasses.Field[Any]) -> list[str]:
@@ -323,9 +328,8 @@ def _check_value(key: str, value: Any, optional: bool, rules: Rules, default: An
     if optional and value == "":
         raise ConfigError(f"{key}= is empty: give a value, or null")
     if not rules.accepts(value):
-        usual = "" if default in (None, MISSING) else f"the default is {typed(default)}"
         similar = did_you_mean(typed(value).strip("[]"), rules.choices) if rules.choices else ""
-        fix = rules.hint or f"{usual or 'give one'}{similar}"
+        fix = rules.hint or f"{usual(default, 'give one')}{similar}"
         null = ", or null" if optional and not rules.hint else ""
         raise ConfigError(f"{key}={typed(value)} must be {rules.expected}{null}: {fix}")
     if rules.check is not None and value != MISSING:

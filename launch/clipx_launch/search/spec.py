@@ -47,7 +47,7 @@ class Pruner(StrEnum):
     """Prunes a trial whose best value so far is worse than the median of the earlier trials at the same evaluation."""
 
     patient = "patient"
-    """As median, but only after `patience` (1) evaluations without an improvement."""
+    """Prunes as `median` does, but waits for `patience` (1) evaluations without an improvement."""
 
     asha = "asha"
     """Asynchronous successive halving: at evaluations 1, 3, 9 etc. the best third continues (`reduction_factor` 3)."""

@@ -106,7 +106,7 @@ def number(rules: Rules | None, whole: bool, rng: random.Random) -> float:
 
 
 def wrong(key: Key, rng: random.Random) -> str:
-    """Draws a text that is no value of a key, as it is typed."""
+    """Draws an override value that the key refuses."""
     hint, rules = key.hint, key.rules
     words = ["no_such_value", "[no_such_value,a]"]
     if hint is str and rules is not None and not rules.choices:
