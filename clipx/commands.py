@@ -29,7 +29,8 @@ def name_of(module: str) -> str:
 def entry_points() -> dict[str, importlib.metadata.EntryPoint]:
     """Returns the entry points of the commands outside the core, by the name of the command."""
     found: dict[str, importlib.metadata.EntryPoint] = {}
-    for entry in sorted(importlib.metadata.entry_points(group="clipx.commands"), key=lambda entry: entry.name):
+    named = importlib.metadata.entry_points(group="clipx.commands")
+    for entry in sorted(named, key=lambda entry: (entry.name, not entry.value.startswith("clipx."))):  # ours before
         taken = found.get(entry.name)
         if entry.name in map(name_of, (*_CORE, _SWEEP)) or (taken is not None and taken.value != entry.value):
             package = entry.dist.name if entry.dist else entry.value

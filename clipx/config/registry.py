@@ -170,7 +170,9 @@ def discover_installed() -> tuple[Path, ...]:
     metadata of every installed package. Raises ConfigError for a module that cannot be imported.
     """
     folders = list[Path]()
-    for entry in importlib.metadata.entry_points(group="clipx.options"):
+    # What is found first is listed first: clipx's own, and no order of folders, which differs between machines.
+    found = sorted(importlib.metadata.entry_points(group="clipx.options"), key=lambda entry: entry.value)
+    for entry in sorted(found, key=lambda entry: not entry.value.startswith(("clipx.", "clipx_launch."))):
         plugins.installed.add(entry.module.partition(".")[0])
         if (missing := _missing_part(entry.module)) is not None:
             missing_parts.add(missing)

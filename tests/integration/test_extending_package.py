@@ -65,7 +65,10 @@ def test_a_command(tmp_path: Path) -> None:
 def test_a_command_with_the_name_of_another_is_an_error(tmp_path: Path, name: str) -> None:
     install(tmp_path, "docs/extend/command.md", OPTIONS | {"clipx.commands": {name: "my_clipx.words:main"}})
     message = refused(tmp_path, "look", "data=shapes")
-    assert f"there is a command {name}: give it another name, or uninstall the package" in message
+    assert message == (
+        "my_clipx.words:main, which the installed package my_clipx names under clipx.commands, cannot be started, "
+        f"since there is a command {name}: give it another name, or uninstall the package"
+    )
 
 
 @pytest.mark.slow
@@ -79,7 +82,7 @@ def test_a_format_of_weights(tmp_path: Path) -> None:
     exact = {name: tensor.float() for name, tensor in own.items()}  # weights that are no run are read in float32
     torch.testing.assert_close(back, exact, rtol=0, atol=0)
     assert refused(tmp_path, "export", f"run={STORED}", "format=lap", "out=x") == (
-        "format=lap is not a format that is written: choose one of open_clip, hf, safetensors, open_clip_checkpoint, lab"
+        "format=lap is not a format that is written: choose one of open_clip, safetensors, open_clip_checkpoint, hf, lab"
     )
     (tmp_path / "lab_weights/config.json").write_text('{"model_type": "another"}')
     assert "has no open_clip_config.json" in clipx(tmp_path, "export", "run=lab_weights", "format=hf", "out=y").stderr
