@@ -214,7 +214,7 @@ def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
 @pytest.mark.usefixtures("accounted")
 def test_the_state_of_an_old_job_is_read_from_accounting(tmp_path: Path) -> None:
     spec = SlurmSpec(gpus_per_node=0, cpus_per_task=1, setup=["exit 3"], sbatch={"hold": True})
-    launcher.start(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
+    launcher.launch(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
     (job,) = launch_json(tmp_path, "sweep")["jobs"]
     output_of("scontrol", "release", f"{job}_0")
     wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), "point 0 does not end")

@@ -21,7 +21,7 @@ def test_a_save_from_a_gpu_holds_the_values_at_the_call(tmp_path: Path, gate: th
     expected = {"x": x.cpu(), "strided": strided.cpu(), "rng": torch.get_rng_state()}
     run = make_writer(tmp_path, comm=Comm(0, 1, 0, device))
     run.save(1, {"x": x, "strided": strided, "rng": torch.get_rng_state()}, {})
-    assert run._replicated._memory is not None and run._replicated._memory.tensor.is_pinned()
+    assert run._replicated._memory is not None and run._replicated._memory.is_pinned()
     x.fill_(0)
     strided.fill_(0)
     torch.cuda.synchronize()
@@ -42,7 +42,7 @@ def test_updates_wait_on_the_device_for_copies_that_run_during_a_step(tmp_path: 
     run.hold_updates()
     weight.fill_(0)
     run.wait()
-    assert run._replicated._memory is not None and len(run._replicated._memory.tensor) == 400_000_000
+    assert run._replicated._memory is not None and len(run._replicated._memory) == 400_000_000
     run.close()
     found = load_tensors(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

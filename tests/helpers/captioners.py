@@ -74,7 +74,7 @@ def open_clip_twin(spec: CoCaSpec, dtype: torch.dtype) -> OpenClipCoCa:
     config = config_of(spec)
     towers = (config[f"{part}_cfg"] for part in ("multimodal", "text", "vision"))
     twin = OpenClipCoCa(spec.embed_dim, *towers, quick_gelu=spec.quick_gelu).to(dtype)
-    torch.nn.init.normal_(twin.text_decoder.text_projection, std=spec.text.width**-0.5)
+    torch.nn.init.normal_(twin.text_decoder.text_projection, std=spec.text.width**-0.5)  # type: ignore[attr-defined]
     scale = twin.logit_scale.item()
     moved(twin)
     twin.logit_scale.data.fill_(scale)

@@ -15,9 +15,8 @@ from typing import Any
 
 from clipx.config.catalogue import commands, folder_of, groups, load_all, options
 from clipx.config.entries import field_docs, shown_fields
-from clipx.config.messages import LIST_GROUPS
 from clipx.config.options import default_of
-from clipx.config.registry import MISSING, kinds
+from clipx.config.registry import LIST_GROUPS, MISSING, kinds
 from clipx.extra.open_clip.flags import FLAGS
 
 Words = tuple[str, ...]

@@ -39,7 +39,9 @@ CONFIGS: dict[str, Any] = {
     "bert": lambda: transformers.BertConfig(**_ENCODER),
     "roberta": lambda: transformers.RobertaConfig(**_ENCODER),
     "xlm-roberta": lambda: transformers.XLMRobertaConfig(**_ENCODER),
-    "modernbert": lambda: transformers.ModernBertConfig(**_ENCODER, local_attention=6, global_attn_every_n_layers=3),
+    "modernbert": lambda: transformers.ModernBertConfig(
+        **{**_ENCODER, "local_attention": 6, "global_attn_every_n_layers": 3}
+    ),
     "llama": lambda: transformers.LlamaConfig(**_DECODER),
     "qwen2": lambda: transformers.Qwen2Config(**_DECODER),
     "qwen3": lambda: transformers.Qwen3Config(**_DECODER),

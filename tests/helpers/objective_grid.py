@@ -86,10 +86,10 @@ class Run:
         if self.teachers:
             batch = replace(batch, targets=teachers(batch, self.teachers))
         batch = in_words(batch) if self.reads_trunk else batch
-        step = GradCache(
+        cached = GradCache(
             self.parallel, self.objective, self.comm, FP64, self.micro_batches, reads_trunk=self.reads_trunk
         )
-        loss, metrics, _ = step.forward_backward(batch)
+        loss, metrics, _ = cached.forward_backward(batch)
         return loss, metrics
 
     def step(self, step: int) -> dict[str, Tensor]:

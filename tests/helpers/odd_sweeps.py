@@ -57,7 +57,10 @@ def _write_run(point: Point, failed: bool) -> None:
         rows.append({**row, "train/loss": 3 - step / 4, "train/samples_per_second": 1600.0 + point.index})
         rows.append({**row, TOP: 0.1 * step + 0.01 * point.index, "eval/zeroshot/samples": 1000})
     start = {"time": 1.75e9, "event": "start", "command": "python -m clipx.train", "torch": "2.15.0"}
-    events = [start, {"time": 1.75e9 + 3, "event": "checkpoint_saved", "step": 2, "message": "saved"}]
+    events: list[dict[str, Any]] = [
+        start,
+        {"time": 1.75e9 + 3, "event": "checkpoint_saved", "step": 2, "message": "saved"},
+    ]
     last = {"event": "stopped", "signal": "SIGTERM", "step": 4} if failed else {"event": "end", "ending": "finished"}
     events.append({"time": 1.75e9 + 4, **last})
     for name, found in zip(LINES, (rows, events), strict=True):

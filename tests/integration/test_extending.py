@@ -92,7 +92,7 @@ def test_an_evaluator(folder: Path) -> None:
 def test_a_number_format(folder: Path) -> None:
     rounded, finer, tf32 = shown("docs/extend/precision.md")
     train(rounded, "coarse", *SHAPES, *VIT, "evaluator=[]")
-    assert compose(*finer[5:], config_dir="mine").precision.bits == 7
+    assert compose(*finer[5:], config_dir="mine").precision.bits == 7  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"precision\.tf32=true has no effect on cpu"):
         train(tf32, "tf32", *SHAPES, "distributed=cpu")
 
@@ -114,7 +114,7 @@ def test_a_logger(folder: Path) -> None:
     train((*first[:5], "logger=[table]"), "run", *SHAPES, *VIT, "evaluator=[]", "logger=[table]")
     header, *lines = (folder / "run/metrics.csv").read_text().splitlines()
     assert header.split(",")[:2] == ["step", "samples"] and [line.split(",")[0] for line in lines] == ["1", "2"]
-    assert compose(*second[5:], config_dir="mine").logger["table"].separator == ";"
+    assert compose(*second[5:], config_dir="mine").logger["table"].separator == ";"  # type: ignore[attr-defined]
 
 
 def test_the_values_of_a_sites_launcher(

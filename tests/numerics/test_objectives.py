@@ -42,10 +42,10 @@ ROBUST = ("fastclip_v3", "neuclip")  # one temperature that converges by ρ
 every = pytest.mark.parametrize("name", SETTINGS)
 
 
-def optimizer(module: Objective, kind: type[torch.optim.Optimizer] = torch.optim.SGD) -> torch.optim.Optimizer | None:
+def optimizer(module: Objective) -> torch.optim.Optimizer | None:
     """Returns an optimizer of the objective's parameters, or None if it has none."""
     own = list(module.parameters())
-    return kind(own, lr=module.constant_lr or 0.3) if own else None
+    return torch.optim.SGD(own, lr=module.constant_lr or 0.3) if own else None
 
 
 def finish_step(module: Objective, seen: int, own: torch.optim.Optimizer | None = None) -> None:
@@ -416,7 +416,7 @@ def test_a_run_says_that_its_averages_have_no_memory(
     else:
         assert caution is not None and "no memory" in caution and says in caution
     last = re.search(r"γ from 1 to ([\d.]+)", objective.describe(length) or "")
-    gamma = objective.gamma.build(Length(N, B, round(epochs * N)))
+    gamma = objective.gamma.build(Length(N, B, round(epochs * N)))  # type: ignore[attr-defined]
     assert last is not None and float(last[1]) == pytest.approx(
         min(map(gamma, range(0, round(epochs * N), B))), rel=1e-2
     )

@@ -113,7 +113,7 @@ def test_a_busy_server_is_asked_again_when_it_said(hub: Hub, monkeypatch: pytest
         pauses.append(seconds)
         hub.fault = lambda path: None
 
-    monkeypatch.setattr(remote.time, "sleep", wait)
+    monkeypatch.setattr("clipx.storage.remote.time.sleep", wait)
     for url in (f"hf://datasets/o/n@{commit}/a.bin", f"{hub.endpoint}/storage/o/n/{commit}/a.bin"):
         hub.fault = lambda path: "later"
         assert read_range(url, 10, 20, 4000.0) == bytes(10)

@@ -42,7 +42,7 @@ class Loop:
         if self.fault == "slow":
             later = self.folder / "later"
             clock = SimpleNamespace(monotonic=lambda: 2 * signals._DUPLICATE_S * later.exists(), sleep=time.sleep)
-            signals.time = clock  # type: ignore[assignment]
+            signals.time = clock  # type: ignore[assignment, attr-defined]
         comm, run = self.comm, self.folder
         comm.follow(lambda: self.step, lambda reason: abort(reason, Exit.FAILED, rank=comm.rank))
         with (

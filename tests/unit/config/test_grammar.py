@@ -27,7 +27,7 @@ def value_of(override: str) -> object:
 
 @pytest.mark.parametrize("name", re.split(r"[|\n]", FILES))
 def test_the_name_of_a_file_needs_no_quotes_but_those_of_the_shell(name: str) -> None:
-    assert compose("data=csv", f"data.path=d/{name}").data.path == f"d/{name}"
+    assert compose("data=csv", f"data.path=d/{name}").data.path == f"d/{name}"  # type: ignore[attr-defined]
 
 
 def test_each_value_of_a_sweep_is_quoted() -> None:

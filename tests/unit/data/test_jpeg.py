@@ -77,7 +77,8 @@ def readers(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Callable[[byte
     image, patches = PixelReader((24,), [0.5, 1.0], LIMIT), NativeReader(8, 64, [0.5, 1.0], LIMIT)
     device = EncodedReader((24,), [0.5, 1.0], LIMIT)
     tower = SimpleNamespace(size=24, stretch=False, interpolation=Interpolation.bicubic)
-    captioner = Captioner(cast(Any, SimpleNamespace(spec=SimpleNamespace(image=tower))), *[cast(Any, None)] * 5, 1, cast(Any, None))  # fmt: skip
+    model, unused = cast(Any, SimpleNamespace(spec=SimpleNamespace(image=tower))), cast(Any, None)
+    captioner = Captioner(model, unused, unused, unused, unused, unused, 1, unused)
 
     def load(reader: ImageReader, encoded: bytes) -> None:
         reader.read(encoded, Draw(random.Random(0), ""), reader.allocate(1), 0)

@@ -53,7 +53,8 @@ def run_data() -> tuple[DataSpec, Dataset]:
 
 
 def open_suite(evaluators: dict[str, EvaluatorSpec], with_run_data: bool = True) -> Suite:
-    return Suite.open(evaluators, *(run_data() if with_run_data else (None, None)), ALONE)
+    spec, data = run_data() if with_run_data else (None, None)
+    return Suite.open(evaluators, spec, data, ALONE)
 
 
 def zeroshot(**sets: DataSpec) -> dict[str, EvaluatorSpec]:

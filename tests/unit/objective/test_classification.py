@@ -69,7 +69,8 @@ def test_the_head_is_initialized_as_the_zero_shot_classifier(tmp_path: Path) -> 
 def test_labels_are_indices_or_names_and_a_missing_label_is_a_bad_sample() -> None:
     labels = Labels(("cat", "dog"))
     assert labels.number("dog") == labels.number(1) == 1
-    assert torch.equal(*labels.rows(0, Sample(b"", ["a dog"], "dog"), "a dog"), torch.tensor(1))
+    (row,) = labels.rows(0, Sample(b"", ["a dog"], "dog"), "a dog")
+    assert torch.equal(row, torch.tensor(1))
     for label, reason in (
         (None, "missing"),
         ("cow", "'cow' is not among the 2"),

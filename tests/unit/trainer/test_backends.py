@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 def _backends_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(WORKSPACE, raising=False)
     saved = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    deterministic: Any = torch.utils.deterministic  # a module whose attributes are properties
+    fill = deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = saved
-    torch.utils.deterministic.fill_uninitialized_memory = fill
+    deterministic.fill_uninitialized_memory = fill
     os.environ.pop(WORKSPACE, None)
 
 

@@ -22,7 +22,8 @@ from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
 from clipx.storage.local import cache_folder
 from clipx.weights.files import bare_names
-from clipx.weights.load import CONFIG, LoadedWeights, load_into, load_weights
+from clipx.weights.formats import CONFIG
+from clipx.weights.load import LoadedWeights, load_into, load_weights
 from clipx.weights.open_clip import from_open_clip, spec_of
 
 CPU = torch.device("cpu")

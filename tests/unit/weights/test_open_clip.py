@@ -20,7 +20,8 @@ from clipx.distributed.comm import Comm
 from clipx.errors import CheckpointError
 from clipx.model.clip import CLIP
 from clipx.model.spec import ModelSpec
-from clipx.weights.load import CONFIG, load_into, load_weights
+from clipx.weights.formats import CONFIG
+from clipx.weights.load import load_into, load_weights
 from clipx.weights.open_clip import config_of, from_open_clip, spec_of
 
 CPU = torch.device("cpu")
