@@ -27,6 +27,7 @@ from clipx.trainer.spec import RunSpec
 
 SEEDS = range(20)
 EACH = 20  # configurations of each sort for a seed
+SHARING = 4  # configurations with the same options of groups, whose composition is shared
 GROUPS = ("model", "data", "objective", "optimizer", "schedule", "precision", "distributed", "checkpoint")
 LISTS = ("evaluator", "logger")
 FREE = {"name", "run_dir", "kind", "model.name", "data.name"}  # texts that are not drawn
@@ -144,13 +145,14 @@ def composed(words: list[str]) -> RunSpec | str:
         return str(error)
 
 
-def base(rng: random.Random) -> tuple[list[str], list[Key]]:
-    """Draws choices that compose, and returns them with the keys of the run."""
-    while True:
-        words = choices(rng)
-        spec = composed(words)
-        if not isinstance(spec, str):
-            return words, list(keys(spec))
+def bases(rng: random.Random) -> Iterator[tuple[list[str], list[Key]]]:
+    """Draws choices that compose, and yields them with the keys of the run, once for each configuration of a seed."""
+    for _ in range(EACH // SHARING):
+        while isinstance(spec := composed(words := choices(rng)), str):
+            pass
+        known = list(keys(spec))
+        for _ in range(SHARING):
+            yield [*words], known
 
 
 def check_message(says: str, words: list[str]) -> None:
@@ -161,8 +163,7 @@ def check_message(says: str, words: list[str]) -> None:
 @pytest.mark.parametrize("seed", slow_except(list(SEEDS), 0))
 def test_right_configurations_compose_or_say_which_rule_between_keys_they_break(seed: int) -> None:
     rng, accepted = random.Random(f"right {seed}"), 0
-    for _ in range(EACH):
-        words, known = base(rng)
+    for words, known in bases(rng):
         for key in rng.sample(known, rng.randint(1, 3)):
             words.append(f"{key.name}={typed(right(key, rng))}")
         found = composed(words)
@@ -192,8 +193,7 @@ def is_number(text: str) -> bool:
 @pytest.mark.parametrize("seed", slow_except(list(SEEDS), 0))
 def test_wrong_configurations_are_refused_with_key_and_value(seed: int) -> None:
     rng = random.Random(f"wrong {seed}")
-    for _ in range(EACH):
-        words, known = base(rng)
+    for words, known in bases(rng):
         key = rng.choice(known)
         value = wrong(key, rng)
         words.append(f"{key.name}={value}")
