@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import SCRIPTS
+from helpers.cases import slow_except
 from helpers.forks import Fork
 from helpers.processes import descendants_of, is_running
 from helpers.runs import SMALL, VIT, start
@@ -52,7 +53,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         return first_losses(folder, trainer)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", slow_except(["fork", "forkserver", "spawn"], "fork"))
 def test_loader_processes_give_the_same_losses_and_end_with_a_killed_trainer(
     method: str, expected: list[float], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ ROWS = {
     "neuclip": Row(
         "prototypes are the same on all ranks, and are replaced before and after the checkpoint",
         "objective=neuclip objective.prototypes=50 objective.updates=2 objective.restart=2st objective.rho=2",
+        slow=True,
     ),
     "captions": Row(
         "samples have three captions, some of which are those of others",
@@ -199,6 +200,7 @@ ROWS = {
         "layers stay gathered and are computed again in backward; evaluations see the average of their step",
         "optimizer.lr=0.02 optimizer.ema_decay=0.5 evaluator.retrieval.every=1st",
         f"{FSDP} model.image.checkpointing=1 model.text.checkpointing=1 distributed.reshard_after_forward=false",
+        slow=True,
     ),
     "compiled_captions": Row(
         "towers and tiles are compiled with DDP",

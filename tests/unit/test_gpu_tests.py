@@ -6,15 +6,12 @@ import os
 
 import pytest
 from helpers import ROOT, forks
-from helpers.cases import slow_except
 
 
+@pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "selected", slow_except(["packed and repeats or default", ""], "packed and repeats or default")
-)
-def test_the_gpu_tests_pass_on_the_cpu(selected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu", "-k", selected, "tests/gpu")
+def test_the_gpu_tests_pass_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "-m", "gpu", "tests/gpu")
     env = {**os.environ, "CLIPX_TEST_GPU_ON_CPU": "1", "CUDA_VISIBLE_DEVICES": ""}
     monkeypatch.chdir(ROOT)
     done = forks.run([{}], words, env, timeout=800)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,14 @@ SAVED = {
 }
 
 
+@cache
 def saved_spec(name: str) -> RunSpec:
     return clipx.compose("name=saved", *shlex.split(SAVED[name]))
 
 
-SPECS = {name: saved_spec(name) for name in SAVED}
-BY_DEFAULT = dict(flatten(to_dict(clipx.compose("name=now"))))
+@cache
+def by_default() -> dict[str, Any]:
+    return dict(flatten(to_dict(clipx.compose("name=now"))))
 
 
 def leaves(cfg: Any) -> dict[str, Any]:
@@ -46,12 +49,12 @@ def leaves(cfg: Any) -> dict[str, Any]:
 
 def composed(name: str, *words: str) -> dict[str, Any]:
     """Returns the values that the words give on the saved configuration `name`, by key."""
-    return leaves(compose_config(based_on(saved_config(RunSpec, to_dict(SPECS[name])), "train"), words, []))
+    return leaves(compose_config(based_on(saved_config(RunSpec, to_dict(saved_spec(name))), "train"), words, []))
 
 
 def changed(name: str, *words: str) -> dict[str, Any]:
     """Returns the values that differ from the saved ones; None for a key that is gone."""
-    before, now = dict(flatten(to_dict(SPECS[name]))), composed(name, *words)
+    before, now = dict(flatten(to_dict(saved_spec(name)))), composed(name, *words)
     return {key: now.get(key) for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
 
 
@@ -60,15 +63,15 @@ def test_without_overrides_it_is_the_saved_configuration(name: str) -> None:
     assert changed(name) == {}
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data(), name=st.sampled_from(sorted(SAVED)))
 def test_values_change_the_keys_that_were_typed_and_no_others(data: st.DataObject, name: str) -> None:
     """Values equal to the defaults of today count too."""
-    saved = leaves(saved_config(RunSpec, to_dict(SPECS[name])))
+    saved = leaves(saved_config(RunSpec, to_dict(saved_spec(name))))
     free = [key for key, value in saved.items() if isinstance(value, bool | int | float) and "stages" not in key]
     typed = {}
     for key in data.draw(st.lists(st.sampled_from(free), unique=True, max_size=8)):
-        default = BY_DEFAULT.get(key)
+        default = by_default().get(key)
         value = default if type(default) is type(saved[key]) and data.draw(st.booleans()) else None
         typed[key] = not saved[key] if isinstance(saved[key], bool) else saved[key] + 1
         typed[key] = typed[key] if value is None else value
@@ -98,7 +101,7 @@ def test_a_choice_replaces_its_node_and_no_other(word: str) -> None:
 
     node, rest = split(composed("classes", word))
     today, _ = split(leaves(compose_config("train", ["data=csv", word], [])))  # data without a recipe
-    assert (node, rest) == (today, split(dict(flatten(to_dict(SPECS["classes"]))))[1])
+    assert (node, rest) == (today, split(dict(flatten(to_dict(saved_spec("classes")))))[1])
 
 
 # Other overrides, and the values that they change.
@@ -135,9 +138,9 @@ def test_keys_of_sources_and_sets_can_be_changed() -> None:
     assert changed("mixture", *(f"{key}={value}" for key, value in words.items())) == words
 
 
-def resumable(folder: Path, spec: RunSpec = SPECS["classes"]) -> Path:
+def resumable(folder: Path, spec: RunSpec | None = None) -> Path:
     folder.mkdir()
-    save(spec, folder / "config.yaml", "none")
+    save(spec or saved_spec("classes"), folder / "config.yaml", "none")
     return folder
 
 
@@ -168,12 +171,12 @@ def test_an_experiment_changes_the_options_that_it_chooses_and_the_keys_that_it_
 
 def test_resume_composes_on_the_run_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = resumable(tmp_path / "run")
-    expected = {**to_dict(SPECS["classes"]), "run_dir": str(run)}
+    expected = {**to_dict(saved_spec("classes")), "run_dir": str(run)}
     for location in (str(run), f"{run}/", f"{run}/checkpoints/step-00000010"):
         found = clipx.compose(f"resume={location}")
         assert to_dict(found) == {**expected, "resume": location}
     copied = clipx.compose(f"resume=file://{run}", "optimizer.lr=0.1")
-    assert (copied.name, copied.run_dir, copied.optimizer.lr) == ("saved", SPECS["classes"].run_dir, 0.1)
+    assert (copied.name, copied.run_dir, copied.optimizer.lr) == ("saved", saved_spec("classes").run_dir, 0.1)
     assert clipx.compose(f"resume=file://{run}", f"run_dir={run}").run_dir == str(run)
     monkeypatch.chdir(tmp_path)
     assert clipx.compose("resume=run", f"run_dir={run}").run_dir == "run", "as the launchers add it"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from helpers.cases import slow_except
 from helpers.runs import VIT, compose, small
 from safetensors import safe_open
 
@@ -56,7 +57,7 @@ def metrics(path: Path) -> dict[str, float]:
     return {key: value for key, value in json.loads(path.read_text()).items() if key.startswith("eval/")}
 
 
-@pytest.mark.parametrize("end", ["", "/checkpoints/step-00000002"])
+@pytest.mark.parametrize("end", slow_except(["", "/checkpoints/step-00000002"], "/checkpoints/step-00000002"))
 def test_a_run_at_a_url_is_evaluated_exported_and_embedded_as_its_directory(far: Path, end: str) -> None:
     step = 2 if end else 4
     call("evaluate", f"run=mine{end}")
