@@ -105,10 +105,9 @@ def errors(folder: Path, rank: int) -> str:
     return "".join(line for line in lines if not line.startswith(("writing shapes", "indexing")))
 
 
-QUICK = [("directory", "kill", 0, 2), ("staged", "stop", 1, 2)]
-
-
-@pytest.mark.parametrize("case", slow_except(CASES, *QUICK), ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", slow_except(CASES, ("directory", "kill", 0, 2)), ids=lambda case: "-".join(map(str, case))
+)
 def test_the_others_name_a_lost_rank_and_the_run_resumes(tmp_path: Path, case: tuple[str, str, int, int]) -> None:
     place, fault, victim, world = case
     run, words = tmp_path / "run", words_of(place, tmp_path)

@@ -74,6 +74,7 @@ def test_all_joined_ranks_name_the_missing_ranks(tmp_path: Path, port: int) -> N
     assert [rank.wait() for rank in ranks] == [Exit.FAILED] * 2
 
 
+@pytest.mark.slow
 def test_an_unreachable_rank_0_is_named(tmp_path: Path, port: int) -> None:
     (lonely,), (found,) = joined(tmp_path, port, 2, {1: {}}, SHORT)
     assert found["error"].startswith(

@@ -63,7 +63,8 @@ def test_without_overrides_it_is_the_saved_configuration(name: str) -> None:
     assert changed(name) == {}
 
 
-@settings(max_examples=6)
+@pytest.mark.slow
+@settings(max_examples=12)
 @given(data=st.data(), name=st.sampled_from(sorted(SAVED)))
 def test_values_change_the_keys_that_were_typed_and_no_others(data: st.DataObject, name: str) -> None:
     """Values equal to the defaults of today count too."""
