@@ -31,7 +31,7 @@ TRAINING = (
     *("model.text.width=4", "model.text.layers=1"),
     *(f"data.samples={SAMPLES}", f"data.batch_size={BATCH}"),
     *("objective=fastclip_v3", "objective.rho=3", "precision=fp64", "distributed=cpu"),
-    *("checkpoint.every=7st", "checkpoint.keep_last=3", "checkpoint.sync_timeout_s=60", "resume=auto"),
+    *("checkpoint.every=7st", "checkpoint.keep_last=3", "resume=auto"),
 )
 LONG_S = 240.0  # for the first step, and for an end; an idle machine takes 5 s
 

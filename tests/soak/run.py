@@ -183,7 +183,7 @@ class Round:
         return self.rng.choice([fault for fault in possible if self.soak.by_fault[fault.name] == least])
 
     def start(self, scene: Scene, fault: Fault, number: int) -> Attempt:
-        own = (f"data.workers={scene.workers}", f"checkpoint.remote={self.url}")
+        own = (f"data.workers={scene.workers}", f"checkpoint.remote={self.url}", "checkpoint.sync_timeout_s=60")
         overrides = (*self.soak.length(self.options), *own, *fault.options)
         return Attempt(self.run_dir, self.notes, number, scene.ranks, overrides)
 
