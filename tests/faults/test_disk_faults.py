@@ -12,7 +12,7 @@ import pytest
 from disk_faults import COMMANDS, FAILURES, Healthy
 from helpers.cases import slow_except
 
-CASES = [(command, seed) for command in COMMANDS for seed in range(13)]
+CASES = [(command, seed) for command in COMMANDS for seed in range(len(FAILURES))]
 USUAL = [("resume", 4), ("evaluate", 1)]  # a disk that stays full, and one error of it
 
 

@@ -57,12 +57,12 @@ def finished(straight: Path, run: Path) -> None:
 
 
 SCENARIOS: dict[str, tuple[Callable[[Path, Path], None], Sequence[str], int]] = {
-    "a start": (nothing, (), 22),
-    "a start that resumes": (two_steps_behind, (), 20),
-    "an end": (finished, ("report=true",), 8),
+    "a start": (nothing, (), 12),
+    "a start that resumes": (two_steps_behind, (), 12),
+    "an end": (finished, ("report=true",), 6),
 }
 # Scenario, and which of its places: tests that may run at the same time.
-CASES = [("a start", 0, 2), ("a start", 2, 22), ("a start that resumes", 0, 20), ("an end", 0, 8)]
+CASES = [("a start", 0, 2), ("a start", 2, 12), ("a start that resumes", 0, 12), ("an end", 0, 6)]
 
 
 @pytest.mark.parametrize("case", slow_except(CASES, CASES[0]), ids=lambda case: f"{case[0]}, {case[1]} to {case[2]}")

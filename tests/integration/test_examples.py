@@ -52,14 +52,16 @@ def test_each_file_is_in_the_table_with_its_command_and_composes(name: str) -> N
 @pytest.mark.slow
 def test_the_notebook_trains_plots_and_searches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", CODE)
-    notebook = nbformat.reads((EXAMPLES / "notebook.ipynb").read_text(), as_version=4)
+    text = (EXAMPLES / "notebook.ipynb").read_text()
+    assert "duration=5ep" in text
+    notebook = nbformat.reads(text.replace("duration=5ep", "duration=3ep"), as_version=4)
     there = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=there).execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
     texts = [output.get("data", {}).get("text/plain", "") for output in outputs]
     (metrics,) = [text for text in texts if text.startswith("{'eval/")]
-    assert float(re.search(r"text_to_image/recall@1': ([\d.]+)", metrics)[1]) > 0.1  # type: ignore[index]
+    assert float(re.search(r"text_to_image/recall@1': ([\d.]+)", metrics)[1]) > 0.05  # type: ignore[index]
     assert re.match(r"\[\([\d.]+, '", texts[-1])
 
 

@@ -20,7 +20,7 @@ from clipx_launch import files
 from clipx_launch.__main__ import main
 from clipx_launch.commands import resume, runs
 
-SWEEPS, BLOCK = 500, 20  # odd sweeps, and those of one test
+SWEEPS, BLOCK = 240, 20  # odd sweeps, and those of one test
 MOST_S = 60  # of one command: it only ends a test that hangs
 HEALTHY = [str(number) for number in range(len(TYPED)) if number != DAMAGED]
 
