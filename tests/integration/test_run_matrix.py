@@ -53,7 +53,6 @@ class Row:
     slow: bool = False  # the proof of another row or a cheaper test, for one more option
 
 
-OTHER_OBJECTIVES = {"dcl": "", "sogclr": "", "isogclr": "objective.rho=2", "fastclip_v0": "", "fastclip_v1": ""}
 ROWS = {
     # objectives
     "infonce": Row("the loss of CLIP sees the pairs of both ranks"),
@@ -76,10 +75,6 @@ ROWS = {
         f"{FSDP} model.image.checkpointing=tower",
         slow=True,
     ),
-    **{
-        name: Row("another objective", f"objective={name} {words}", FSDP, slow=True)
-        for name, words in OTHER_OBJECTIVES.items()
-    },
     "coca": Row(
         "captions are predicted, of different lengths on the ranks",
         "model=coca_tiny model.image.options={patch_size:16,embed_dim:48,depth:1,num_heads:2} model.embed_dim=32 "
