@@ -151,13 +151,23 @@ def _accounting_states(ids: Collection[str]) -> dict[str, str]:
         lines = run_slurm("sacct", *options, f"--jobs={jobs}").splitlines()
     except SlurmError:
         return {}
-    found: dict[str, str] = {}
+    return ended_states(lines)
+
+
+def ended_states(lines: Collection[str]) -> dict[str, str]:
+    """Returns the states of ended jobs by lines of sacct, `123_4|FAILED`.
+
+    A line of an array, `123_[0-4]|CANCELLED by 0`, is of those tasks alone that have no line: it may still list tasks
+    that have ended by themselves.
+    """
+    own, shared = dict[str, str](), dict[str, str]()
     for name, text in (line.split("|") for line in lines):
         job, _, tasks = name.partition("_")
         state = text.partition(" ")[0]  # drops the user of "CANCELLED by 0"
         if state not in _ACTIVE:
-            found |= dict.fromkeys([f"{job}_{task}" for task in _task_ids(tasks.strip("[]"))] or [name], state)
-    return found
+            names = [f"{job}_{task}" for task in _task_ids(tasks.strip("[]"))] or [name]
+            (shared if "[" in tasks else own).update(dict.fromkeys(names, state))
+    return shared | own
 
 
 def _task_ids(text: str) -> list[int]:
