@@ -61,7 +61,7 @@ def test_the_notebook_trains_plots_and_searches(tmp_path: Path, monkeypatch: pyt
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 3
     texts = [output.get("data", {}).get("text/plain", "") for output in outputs]
     (metrics,) = [text for text in texts if text.startswith("{'eval/")]
-    assert float(re.search(r"text_to_image/recall@1': ([\d.]+)", metrics)[1]) > 0.05  # type: ignore[index]
+    assert float(re.search(r"text_to_image/recall@1': ([\d.]+)", metrics)[1]) > 0.1  # type: ignore[index]
     assert re.match(r"\[\([\d.]+, '", texts[-1])
 
 
