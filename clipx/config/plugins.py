@@ -18,7 +18,7 @@ from types import ModuleType
 from clipx.errors import ClipxError, ConfigError
 
 _FOLDERS = "CLIPX_PLUGINS"
-_OURS = ("clipx", "clipx_launch")
+OURS = ("clipx", "clipx_launch")  # packages that are no plug-ins
 _LONGEST = 400  # characters of another author's error
 
 __path__ = [folder for folder in os.environ.get(_FOLDERS, "").split(os.pathsep) if folder]
@@ -66,7 +66,7 @@ def error_of(error: BaseException) -> ConfigError | None:
         module = str(frame.f_globals.get("__name__"))
         if (name := _module_name(module)) is not None:
             return _worded(name, error, f"{frame.f_code.co_filename}:{line}")
-        if module.partition(".")[0] in _OURS and module != __name__:
+        if module.partition(".")[0] in OURS and module != __name__:
             return _lacking(error, frame.f_locals.get("self"), frame.f_code.co_name)
     return None
 
@@ -85,7 +85,7 @@ def _module_name(module: str) -> str | None:
     if module.startswith(f"{__name__}."):
         return module.removeprefix(f"{__name__}.").replace(".", "/")
     other = first == "hydra_plugins" and module != "hydra_plugins.clipx_plugins"
-    return module if other else first if first in installed - set(_OURS) else None
+    return module if other else first if first in installed - set(OURS) else None
 
 
 def _file_name(file: str) -> str | None:
@@ -94,7 +94,7 @@ def _file_name(file: str) -> str | None:
     folder = next((folder for folder in __path__ if path.is_relative_to(folder)), None)
     if folder is not None:
         return path.relative_to(folder).with_suffix("").as_posix()
-    return next((name for name in path.parts if name in installed - set(_OURS) | {"hydra_plugins"}), None)
+    return next((name for name in path.parts if name in installed - set(OURS) | {"hydra_plugins"}), None)
 
 
 def _worded(name: str, error: BaseException, place: str) -> ConfigError:

@@ -171,8 +171,8 @@ def discover_installed() -> tuple[Path, ...]:
     """
     folders = list[Path]()
     # What is found first is listed first: clipx's own, and no order of folders, which differs between machines.
-    found = sorted(importlib.metadata.entry_points(group="clipx.options"), key=lambda entry: entry.value)
-    for entry in sorted(found, key=lambda entry: not entry.value.startswith(("clipx.", "clipx_launch."))):
+    found = importlib.metadata.entry_points(group="clipx.options")
+    for entry in sorted(found, key=lambda entry: (entry.module.partition(".")[0] not in plugins.OURS, entry.value)):
         plugins.installed.add(entry.module.partition(".")[0])
         if (missing := _missing_part(entry.module)) is not None:
             missing_parts.add(missing)
