@@ -158,7 +158,9 @@ def _run(command: _RunningCommand) -> list[ClipxError]:
         hydra = HydraConfig.get()
         sweep = hydra.mode == RunMode.MULTIRUN
         try:
-            if not sweep:
+            if sweep:
+                _refuse_other_launchers(hydra)
+            else:
                 _refuse_options_of_sweeps(hydra)
             for text in task_overrides(hydra):
                 places = text.lstrip("+~").partition("=")[0].split("@")  # of a group, and of the package that it fills
@@ -223,6 +225,15 @@ def _refuse_options_of_sweeps(hydra: Any) -> None:
     for word in [*words, *hydra.overrides.hydra]:
         of_sweeps = re.match(r"[+~]*hydra[./](launcher|sweep|sweeper)\b", word) is not None
         require_effect(not of_sweeps, word, "without -m", "add -m")
+
+
+def _refuse_other_launchers(hydra: Any) -> None:
+    """Raises ConfigError if a point in this process chooses a launcher or sweeper of clipx, which would not run it so:
+    the choice is that of an option that is swept over. Of other points `PointComposer` raises it."""
+    for group in ("hydra/launcher", "hydra/sweeper"):
+        choice, fix = hydra.runtime.choices.get(group), "give it on the command line"
+        ours = str(choice).startswith("clipx_")
+        require_effect(not ours, f"{group}={choice}", f"in an option that is swept over ({command_line(hydra)})", fix)
 
 
 def check_working_directory() -> None:

@@ -10,6 +10,7 @@ tests/unit/test_compat.py checks what clipx expects of each.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from dataclasses import dataclass
 from operator import attrgetter
@@ -291,4 +292,8 @@ def submit_script(folder: Path, text: str) -> str:
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             return command
 
-    return ScriptExecutor(folder)._submit_command(text).job_id
+    umask = os.umask(0o077)  # the script has the job's environment
+    try:
+        return ScriptExecutor(folder)._submit_command(text).job_id
+    finally:
+        os.umask(umask)

@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from clipx.compat import apply_overrides, config_repository, overrides_dirname
 from clipx.config.compose import checked, compose_config, isolated_hydra, misplaced_keys_as_errors, with_run_dir
 from clipx.config.messages import COMPOSITION_ERRORS, one_line
-from clipx.errors import ConfigError
+from clipx.config.saved import flatten
+from clipx.errors import ConfigError, require_effect
 
 _SHARED = 256  # compositions that are cached: 1 MB each
 
@@ -80,8 +81,14 @@ class PointComposer:
 
     def __init__(self, loader: ConfigLoader, config: DictConfig) -> None:
         typed = typing.cast("list[str]", OmegaConf.to_container(config.hydra.overrides.hydra))
+
+        def choose(choices: Sequence[str]) -> DictConfig:
+            composed = loader.load_sweep_config(config, list(choices))
+            _check_controller(config.hydra, composed.hydra, choices)
+            return composed
+
         self._composer = Composer(
-            lambda choices: loader.load_sweep_config(config, list(choices)),
+            choose,
             _groups(loader, config.hydra.job.config_name, typed),
         )
 
@@ -112,6 +119,22 @@ class PointComposer:
             HydraConfig.instance().cfg = typing.cast("Any", cfg)  # for a folder that refers to the job
             hydra.runtime.output_dir = str(Path(hydra.sweep.dir, hydra.sweep.subdir).absolute())
         return cfg
+
+
+def _check_controller(sweep: DictConfig, point: DictConfig, choices: Sequence[str]) -> None:
+    """Raises ConfigError for what an option that is swept over sets of the sweep itself, which has begun without it."""
+    for group in ("launcher", "sweeper"):
+        name = point.runtime.choices[f"hydra/{group}"]
+        _require_same(f"hydra/{group}", sweep.runtime.choices[f"hydra/{group}"], name, choices)
+    for key in ("launcher", "sweeper", "sweep"):
+        before, now = (dict(flatten(OmegaConf.to_container(node[key], resolve=False))) for node in (sweep, point))
+        for name in sorted((before.keys() | now.keys()) - ({"subdir"} if key == "sweep" else set())):
+            _require_same(f"hydra.{key}.{name}", before.get(name), now.get(name), choices)
+
+
+def _require_same(key: str, before: Any, now: Any, choices: Sequence[str]) -> None:
+    reason = f"in an option that is swept over ({' '.join(choices)})"
+    require_effect(before == now, f"{key}={now}", reason, "give it on the command line")
 
 
 def _groups(loader: ConfigLoader, config_name: str, overrides: list[str]) -> Callable[[str], bool]:

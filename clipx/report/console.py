@@ -53,13 +53,17 @@ def text_table(
     title: str | None = None,
     right: Collection[str] = (),
     header: bool = True,
+    sections: Collection[int] = (),
 ) -> Table:
-    """Returns a table of text cells, printed as they are on any console. `right`: right-aligned columns."""
+    """Returns a table of text cells, printed as they are on any console.
+
+    `right`: right-aligned columns. `sections`: numbers of the rows after which a line is drawn.
+    """
     table = Table(title=None if title is None else _plain(title), title_justify="left", show_header=header)
     for column in columns:
         table.add_column(_plain(column), justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(_plain, row))
+    for number, row in enumerate(rows):
+        table.add_row(*map(_plain, row), end_section=number in sections)
     return table
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from clipx.distributed.comm import Comm
 from clipx.errors import Locked
 from clipx.processes import is_running, process_stat
 from clipx.storage.local import ensure_folder
@@ -30,6 +29,7 @@ _GUARD = "run.lock.guard"
 _HEARTBEAT_S = 30.0
 _STALE_S = 600.0  # a lock of another machine without a heartbeat for this time is stale
 _GUARD_S = 10.0  # longest wait for the guard, which a job normally holds for milliseconds
+_ADVICE = "wait until it ends, or give this run another name="
 _NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # from Lustre without -o flock, NFS without lockd, others
 
 
@@ -42,12 +42,12 @@ class Holder:
     pid: int
     born: str  # start time of the process in kernel ticks, because pids are reused
     machine: str  # boot id and pid namespace
-    job: str  # SLURM's job number and restart count, or empty
+    job: str  # SLURM's job as squeue shows it and its restart count: 123_4.0, or empty
     started: str
 
     @classmethod
     def current(cls) -> Holder:
-        job = os.environ.get("SLURM_JOB_ID", "")
+        job = _slurm_job()
         return cls(
             id=uuid.uuid4().hex,
             host=socket.gethostname(),
@@ -68,6 +68,13 @@ class Holder:
         return f"pid {self.pid} on {self.host}{job}, since {self.started}"
 
 
+def _slurm_job() -> str:
+    """Returns the SLURM job of this process as squeue shows it: 123, or 123_4 for a task of an array. Empty: no job."""
+    if task := os.environ.get("SLURM_ARRAY_TASK_ID"):
+        return f"{os.environ.get('SLURM_ARRAY_JOB_ID')}_{task}"
+    return os.environ.get("SLURM_JOB_ID", "")
+
+
 def read_holder(run_dir: Path) -> Holder | None:
     """Returns the holder of a run directory's lock, alive or dead, or None without a complete lock of this version."""
     try:
@@ -77,23 +84,36 @@ def read_holder(run_dir: Path) -> Holder | None:
 
 
 class RunLock:
-    """Lock `run.lock` of a run directory, acquired by rank 0 for all ranks.
+    """Lock `run.lock` of a run directory, which rank 0 acquires for all ranks, or of the launcher's folder of a sweep.
 
-    A stale lock is taken over with `event("lock_taken_over", ...)`: its process is dead on this machine, SLURM has
-    restarted its job as this one, or a job on another machine did not refresh it for 10 minutes.
+    `advice` is the fix that the error of a second job names. A stale lock is taken over with
+    `event("lock_taken_over", ...)`: its process is dead on this machine, SLURM has restarted its job as this one, or a
+    job on another machine did not refresh it for 10 minutes.
     """
 
-    def __init__(self, run_dir: Path, comm: Comm, event: Callable[..., None]) -> None:
-        self.path = run_dir / LOCK
-        self._comm, self._event = comm, event
+    def __init__(self, folder: Path, event: Callable[..., None], advice: str = _ADVICE) -> None:
+        self.path = folder / LOCK
+        self._event, self._advice = event, advice
         self._holder = Holder.current()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = False
 
     def acquire(self) -> None:
-        """Locks the directory until `release`. Raises Locked on all ranks, naming the holder. Collective."""
-        self._comm.run_on_main(self._acquire)
+        """Locks the directory until `release`. Raises Locked, naming the holder."""
+        ensure_folder(self.path.parent, f"run_dir={self.path.parent}", "give")
+        with self._guard():
+            new = self.path.with_name(f"run.lock.{self._holder.id}")
+            try:  # replaced atomically, and its time is the file system's
+                with new.open("x", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(self._holder)) + "\n")
+                if self.path.exists():
+                    self._check_stale(read_holder(self.path.parent), new.stat().st_mtime - self.path.stat().st_mtime)
+                new.replace(self.path)
+            finally:
+                new.unlink(missing_ok=True)
+        self._thread = threading.Thread(target=self._keep_alive, name="run.lock", daemon=True)
+        self._thread.start()
 
     def check(self) -> None:
         """Raises Locked on rank 0 if another job took the lock over, for example after this job was suspended."""
@@ -129,21 +149,6 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _acquire(self) -> None:
-        ensure_folder(self.path.parent, f"run_dir={self.path.parent}", "give")
-        with self._guard():
-            new = self.path.with_name(f"run.lock.{self._holder.id}")
-            try:  # replaced atomically, and its time is the file system's
-                with new.open("x", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(self._holder)) + "\n")
-                if self.path.exists():
-                    self._check_stale(read_holder(self.path.parent), new.stat().st_mtime - self.path.stat().st_mtime)
-                new.replace(self.path)
-            finally:
-                new.unlink(missing_ok=True)
-        self._thread = threading.Thread(target=self._keep_alive, name="run.lock", daemon=True)
-        self._thread.start()
-
     def _check_stale(self, holder: Holder | None, age_s: float) -> None:
         """Raises Locked if the existing lock is not stale."""
         me = self._holder
@@ -151,8 +156,8 @@ class RunLock:
             return  # an earlier trainer of this process
         if not _stale(holder, age_s, me):
             raise Locked(
-                f"{self.path.parent} is in use by {holder or 'an unknown job'}: wait until it ends, or give this run "
-                f"another name=; if that job is certainly dead, delete {self.path}"
+                f"{self.path.parent} is in use by {holder or 'an unknown job'}: {self._advice}; if that job is "
+                f"certainly dead, delete {self.path}"
             )
         log.info("took over the stale run.lock of %s", holder or "an unknown job")
         self._event("lock_taken_over", of=asdict(holder) if holder else None, silent_s=round(age_s))
@@ -171,7 +176,7 @@ class RunLock:
         except Timeout:
             raise Locked(
                 f"{path} is held for more than {_GUARD_S:g} s by a process that was suspended while changing the lock: "
-                "end that process, or give this run another name="
+                "end that process, or use another folder"
             ) from None
         except OSError as error:
             if error.errno not in _NO_FLOCK:

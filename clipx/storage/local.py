@@ -33,6 +33,17 @@ def ensure_folder(folder: Path, named: str, fix: str) -> Path:
     return folder
 
 
+def check_folder(folder: Path, named: str, fix: str) -> None:
+    """Raises the error of `ensure_folder` if a folder cannot be created or written. Creates nothing."""
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        number = errno.ENOTDIR if not nearest.is_dir() else 0 if os.access(nearest, os.W_OK | os.X_OK) else errno.EACCES
+    except OSError as error:
+        number = error.errno or errno.EIO
+    if number:
+        raise ConfigError(f"{named} cannot be created ({os.strerror(number)}): {fix} a writable folder")
+
+
 def check_file(path: Path) -> None:
     """Raises the OSError that reading a file raises if it does not exist, or is a folder. Opens nothing."""
     if stat.S_ISDIR(path.stat().st_mode):
@@ -83,19 +94,19 @@ def write_bytes(path: Path, content: bytes, fix: str = _FIX) -> None:
     write_atomically(path, writing(content), fix)
 
 
-def writing(content: bytes) -> Callable[[str], None]:
-    """Returns a function for `write_atomically` that writes these bytes."""
+def writing(content: bytes, mode: int = 0o666) -> Callable[[str], None]:
+    """Returns a function for `write_atomically` that writes these bytes, to a file of these permissions less umask."""
 
     def write(partial: str) -> None:
-        with Path(partial).open("xb") as file:
+        with open(partial, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
             file.write(content)
 
     return write
 
 
-def write_text(path: Path, text: str, fix: str = _FIX) -> None:
-    """Writes a text as UTF-8 by `write_atomically`. Raises DiskError."""
-    write_bytes(path, text.encode(), fix)
+def write_text(path: Path, text: str, fix: str = _FIX, private: bool = False) -> None:
+    """Writes a text as UTF-8 by `write_atomically`, with `private` for this user alone. Raises DiskError."""
+    write_atomically(path, writing(text.encode(), 0o600 if private else 0o666), fix)
 
 
 def sync(path: Path) -> None:

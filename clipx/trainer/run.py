@@ -65,7 +65,9 @@ class Run:
         spec, comm, resume = self.spec, self.comm, self.spec.resume_point
         if resume.run_dir is not None and spec.checkpoint.remote is None:
             comm.run_on_main(self.dir.must_exist)
-        self.lock = self._open.enter_context(RunLock(self.dir.path, comm, self.dir.event))
+        self.lock = RunLock(self.dir.path, self.dir.event)
+        self._open.callback(self.lock.release)
+        comm.run_on_main(self.lock.acquire)
         comm.follow(lambda: self.step, self._end_for_lost_peer)
         self.checkpoints = CheckpointManager(self.dir.path, spec.checkpoint, length, comm, self.dir.event)
         self._open.callback(self.checkpoints.close)

@@ -37,6 +37,11 @@ class NodeGroup:
     minutes: int | None  # time limit of a job; None: no limit
 
 
+def has_slurm() -> bool:
+    """Returns whether this machine has SLURM's commands."""
+    return shutil.which("squeue") is not None
+
+
 def check_site(spec: SlurmSpec) -> None:
     """Raises ClipxError if no partition of this cluster can ever run the job."""
     require(
@@ -122,6 +127,12 @@ def queued_jobs(user: int | None = None) -> dict[str, Job]:
     user = os.getuid() if user is None else user
     lines = run_slurm("squeue", "--noheader", "--array", f"--user={user}", "--format=%i|%T|%r").splitlines()
     return {name: Job(*words) for name, *words in (line.split("|", 2) for line in lines)}
+
+
+def reason_of(job: str, state: str) -> str:
+    """Returns the reason of a point whose job has ended in this state without a result."""
+    fix = ": raise hydra.launcher.mem_gb, or lower data.workers" if state == "OUT_OF_MEMORY" else ""
+    return f"job {job} is {state.lower().replace('_', ' ')}{fix}"
 
 
 def final_states(ids: Collection[str]) -> dict[str, str]:

@@ -113,5 +113,5 @@ def _is_new(path: Path) -> bool:
         return False
 
 
-def write_json(path: Path, values: Any) -> None:
-    write_text(path, json.dumps(values, indent=1) + "\n", FIX)
+def write_json(path: Path, values: Any, private: bool = False) -> None:
+    write_text(path, json.dumps(values, indent=1) + "\n", FIX, private)

@@ -11,8 +11,11 @@ result() { # STATE CODE ERROR
 has_result() { # STATE: whether a rank has written one of this state
   [[ -e "$files/result.json" && "$(< "$files/result.json")" == '{"state": "'"$1"* ]]
 }
+error_of_result() {
+  if [[ -e "$files/result.json" ]]; then sed -n 's/.*"error": "\(.*\)"}$/\1/p' "$files/result.json"; fi
+}
 note() { # EVENT MESSAGE: in the log of the job, of rank 0 or its node, and in events.jsonl
-  printf '%s\n' "$2" | tee -a "$files/logs/$job.0.log"
+  printf '%s\n' "$2" | tee -a "$logs/$job.0.log"
   printf '{"time": %s, "event": "%s", "job": "%s", "message": "%s"}\n' "$(date +%s)" "$1" "$job" "$(plain "$2")" \
     >> "$point/events.jsonl"
 }
@@ -48,16 +51,28 @@ requeue() { # EVENT MESSAGE NODES: does not return, unless SLURM refuses. The no
   fi
   wait_for_end
 }
-requeue_stopped() { # REASON: requeues a run that a signal stopped, unless that happens again and again
-  local newest=none manifest line same=0
+count() { # CAUSE: number of requeues for it
+  if [[ -e "$files/requeues" ]]; then grep -c "^$1 " "$files/requeues"; else echo 0; fi
+}
+newest_checkpoint() {
+  local newest=none manifest
   for manifest in "$point"/checkpoints/step-????????/MANIFEST.json; do
     if [[ -e "$manifest" ]]; then newest="${manifest%/MANIFEST.json}" newest="${newest##*/}"; fi
   done
-  if [[ -e "$files/requeues" ]]; then
-    while read -r line; do if [[ "$line" == "$newest" ]]; then (( ++same )); else same=0; fi; done < "$files/requeues"
+  echo "$newest"
+}
+requeue_stopped() { # REASON: requeues a run that a signal stopped, unless time limits do that again and again
+  local newest cause=limit key=max_requeue most="$max_requeue" number line same=0 message
+  newest="$(newest_checkpoint)"
+  if is_preempted; then cause=preemption key=max_preemption most="$max_preemption"; fi
+  number=$(( $(count "$cause") + 1 ))
+  if [[ $cause == limit && -e "$files/requeues" ]]; then # preemptions are no stalls
+    while read -r line; do
+      if [[ "$line" == "limit $newest" ]]; then (( ++same )); elif [[ "$line" == limit* ]]; then same=0; fi
+    done < "$files/requeues"
   fi
-  if (( restart >= max_requeue )); then
-    echo "stopped${saved:+ and saved}, but not requeued (hydra.launcher.max_requeue=$max_requeue)" >&2
+  if [[ -n "$most" ]] && (( number > most )); then
+    echo "stopped${saved:+ and saved}, but not requeued (hydra.launcher.$key=$most)" >&2
     code=$stopped
     has_result '' || result stopped "$code" "$1"
   elif (( same >= max_stalled )); then
@@ -66,8 +81,10 @@ requeue_stopped() { # REASON: requeues a run that a signal stopped, unless that 
     note requeue_stopped "not requeued: $same requeues without a newer checkpoint (newest: $newest)"
   else
     has_result '' || result stopped "$stopped" "$1"
-    echo "$newest" >> "$files/requeues"
-    requeue requeued "requeue $((restart + 1)) of at most $max_requeue: $1; newest checkpoint: $newest"
+    echo "$cause $newest" >> "$files/requeues"
+    message="requeue $number${most:+ of at most $most}"
+    if [[ $cause == preemption ]]; then message="preemption $number${most:+ of at most $most}, requeued"; fi
+    requeue requeued "$message: $1; newest checkpoint: $newest"
     code=$stopped
   fi
 }
@@ -82,9 +99,10 @@ retry() { # REASON NODES: requeues a run that lost a rank, at most max_retry tim
   printf '%s\n' "$failed" > "$files/result.json"
 }
 
-reason="" saved="" killed="" lost=""
+reason="" saved="" killed="" lost="" nodes=""
 if [[ -e "$files/requeue" ]]; then reason="$(< "$files/requeue")"; fi
 if [[ "$reason" == saved ]]; then saved=1 reason="a signal stopped the run, which has saved"; fi
+if (( ended )) && [[ -z "$reason" ]] && ! has_result ''; then reason="SIGTERM ended the run before it could save"; fi
 if (( ended )) && ! { [[ -n "$reason" ]] && is_preempted; }; then
   exit "$code" # by scancel, a time limit, or SLURM's own requeue
 fi
@@ -94,12 +112,22 @@ if [[ -e "$files/cancel" ]]; then
   shielded scancel "$SLURM_JOB_ID" && wait_for_end
 fi
 
+if [[ -n "$missing" ]]; then
+  code=2
+  result failed 2 "hydra.launcher.pass_environment:$missing not in the environment of the job: export it before sbatch"
+fi
 # The first task that srun reports is the cause: srun then ends the others.
+touch "$files/srun.log"
 first="$(sed -n 's/^srun: error: \([^ ]*: tasks\{0,1\} [0-9,-]*: .*\)$/\1/p' "$files/srun.log" | head -n 1)"
 case "$first" in
   "" | *": Exited with exit code "* | *": Terminated" | *": User defined signal "*) ;;
-  *) killed="$(plain "$first")" ;;
+  *) killed="$(plain "$first")" nodes="${first%%:*}" ;;
 esac
+if grep -qiE 'oom[-_]kill|out of memory|exceeded memory limit' "$files/srun.log"; then # on any node it would be again
+  error="$(error_of_result)" nodes=""
+  killed="out of memory (${error:-${first:-a task was killed}}): raise hydra.launcher.mem_gb${mem_gb:+=$mem_gb}, or lower data.workers"
+  if [[ -z "$saved" ]] && has_result failed; then rm "$files/result.json"; fi
+fi
 if has_result finished; then
   killed="" reason=""
 elif [[ -z "$saved" ]]; then
@@ -119,14 +147,16 @@ fi
 if [[ -n "$reason" ]]; then
   requeue_stopped "$reason"
 elif [[ -n "$killed" ]]; then
-  retry "$killed" "${first%%:*}"
+  retry "$killed" "$nodes"
 elif [[ -n "$lost" ]] || has_result 'failed", "exit_code": 70,'; then # 70: by the watchdog
-  error="$(sed -n 's/.*"error": "\(.*\)"}$/\1/p' "$files/result.json")"
+  error="$(error_of_result)"
   retry "$error" "$(sed -n 's/^rank [0-9]* (host \([^,)" ]*\), pid [0-9]*) sent no heartbeat.*/\1/p' <<< "$error")"
 fi
 if ! has_result ''; then
   (( code )) || code=1
-  result failed "$code" "no rank reported an error${first:+ ($first)}: see the logs"
+  error="no rank reported an error${first:+ ($first)}: see the logs"
+  unable="$(sed -n 's/^srun: error: \(Unable to .*\)$/\1/p' "$files/srun.log" | tail -n 1)"
+  result failed "$code" "${unable:+srun could not start the run: }${unable:-$error}"
 fi
 # srun may return the code of a rank that was ended after another one failed. The job returns the code of the first.
 (( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${BASH_REMATCH[1]}"

@@ -37,7 +37,14 @@ _PEER_GRACE_S = 10.0  # after the failure of one rank the others have this long 
 
 def launch(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     """Runs the points and returns when all have ended. Raises Stopped if a signal ends the sweep before."""
-    sweep.check(spec)
+    spec.check_environment()
+    with sweep.locked():
+        sweep.check(spec)
+        _launch(sweep, spec)
+    return sweep.job_returns()
+
+
+def _launch(sweep: Sweep, spec: LocalSpec) -> None:
     devices = _devices()
     cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
     wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks_per_node
@@ -53,7 +60,6 @@ def launch(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     sweep.create_points(submitted=time.time())
     sweep.save(spec)
     _Runner(sweep, spec, code, devices if wanted else []).run()
-    return sweep.job_returns()
 
 
 @dataclass(slots=True)

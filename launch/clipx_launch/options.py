@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -25,11 +26,39 @@ declare("sweeper", "clipx_launch.search.spec", "optuna")
 LAUNCHER = "hydra_plugins.clipx_plugins.ClipxLauncher"
 
 
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_SECRET = re.compile(r"SECRET|TOKEN(?!IZER)|KEY|PASSW|CREDENTIAL", re.IGNORECASE)
+
+
 def _check_variables(key: str, variables: Mapping[str, str]) -> None:
     for name in variables:
+        is_name = _VARIABLE.fullmatch(name) is not None
+        require(is_name, f"{key}.{name} is not a variable name: use letters, digits and _")
         require(
-            re.fullmatch(r"[A-Za-z_]\w*", name) is not None,
-            f"{key}.{name} is not a variable name: use letters, digits and _",
+            _SECRET.search(name) is None,
+            f"{key}.{name} would be saved in the job's script: export {name} in the shell, and give its name alone, "
+            f"hydra.launcher.pass_environment=[{name}]",
+        )
+
+
+_ASSIGNED = re.compile(r"(\w+)=(?![\"']?[$`]|\s|$)")
+
+
+def check_lines(key: str, lines: Sequence[str]) -> None:
+    """Raises ConfigError for a line that assigns a literal value to a variable whose name is that of a secret."""
+    for name in (name for line in lines for name in _ASSIGNED.findall(line)):
+        require(
+            _SECRET.search(name) is None,
+            f"{key} sets {name}, which would be saved in the job's script: export it in the shell, and give its name "
+            f"alone, hydra.launcher.pass_environment=[{name}], or read it in the job: {name}=$(cat FILE)",
+        )
+
+
+def _check_names(key: str, names: Sequence[str]) -> None:
+    for name in names:
+        require(
+            _VARIABLE.fullmatch(name) is not None,
+            f"{key} has {name.partition('=')[0]}, which is not a variable name: give names alone, without values",
         )
 
 
@@ -47,6 +76,10 @@ class LaunchSpec:
     """Environment variables of every process, such as those of NCCL: {NCCL_SOCKET_IFNAME: ib0}. Values are taken
     literally: the shell expands nothing in them."""
 
+    pass_environment: list[str] = option([], check=_check_names)
+    """Names of environment variables of this process that the points need, such as secrets: [AWS_SECRET_ACCESS_KEY].
+    Their values are written nowhere. One that is not set is an error."""
+
     python: str | None = None
     """Python command of the points' processes, such as `apptainer exec --nv clipx.sif python` with clipx_slurm.
     null: the interpreter that launches."""
@@ -62,6 +95,14 @@ class LaunchSpec:
 
     def check_sweep(self, points: int, sweeper: str) -> None:
         """Raises ConfigError if this launcher cannot launch so many points, or return results to a sweeper class."""
+
+    def check_environment(self) -> None:
+        """Raises ConfigError if a variable that the points need is not set."""
+        for name in self.pass_environment:
+            require(
+                name in os.environ,
+                f"hydra.launcher.pass_environment has {name}, which is not set: export it in this shell, or remove it",
+            )
 
     def command(self, folder: Path) -> list[str]:
         """Returns the words of a command that runs one process of the point in `folder`, with its variables."""

@@ -1,16 +1,19 @@
 """Files of one point of a sweep: `.launch/` in the run's directory, plain text.
 
-point.json    number of the point, its overrides, hash of its configuration, its job
+point.json    number of the point, its overrides, hash of its configuration, its sweep, its job
 config.yaml   composed configuration that runs
 script.sh     script of the job that runs it
-result.json   how the point ended: {"value", "state": finished, pruned, failed or stopped, "exit_code", "error"}
-requeue       written by a run that a signal stopped: `saved`, or the reason why it stopped before training began
-lost.json     result of a rank that lost another: the job's script makes it the result if no rank reports the cause
-srun.log      messages of srun, which name the tasks that were killed
-requeues      newest checkpoint at each requeue of the job, a line each; `none` without one
-retries       reason of each retry of the job, a line each
-cancel        exists if `clipx-sweep cancel` has signalled the job, which then is not requeued
-logs/         output of each rank: <job>_<task>.<rank>.log
+logs/         output of each rank: <job>.<rank>.log
+<job>/        files of one job, 123 or 123_4; `local/` of clipx_local. Another job of the same point has its own, so
+              that a second start changes nothing of the first. The job that locks the run writes its id to point.json:
+
+  result.json   how the point ended: {"value", "state": finished, pruned, failed or stopped, "exit_code", "error"}
+  requeue       written by a run that a signal stopped: `saved`, or the reason why it stopped before training began
+  lost.json     result of a rank that lost another: the job's script makes it the result if no rank reports the cause
+  srun.log      messages of srun, which name the tasks that were killed
+  requeues      `limit` or `preemption` and the newest checkpoint at each requeue of the job, a line each
+  retries       reason of each retry of the job, a line each
+  cancel        exists if `clipx-sweep cancel` has signalled the job, which then is not requeued
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +61,7 @@ class Point:
     index: Number
     overrides: Overrides
     content: str  # hash of the composed configuration without name, run_dir and resume
+    sweep: str = ""  # folder of the sweep
     job: Job | None = None  # SLURM's job number
     task: Number | None = None  # number of the task in a job array
     submitted: float | None = None  # seconds since 1970
@@ -75,12 +80,16 @@ class Point:
         """Job id in SLURM's form: 123, or 123_4."""
         return self.job if self.task is None else f"{self.job}_{self.task}"
 
+    @property
+    def files(self) -> Path:
+        """Folder of the files of its job."""
+        return self.launch_dir / (self.job_id or "local")
+
     def create(self, spec: RunSpec) -> None:
         """Writes the files of the point, before it is started. Raises ClipxError."""
         ensure_folder(self.logs, f"the folder of logs {self.logs}", "set hydra.sweep.dir to")
         save(spec, self.launch_dir / "config.yaml", FIX)
-        for name in ("result.json", "requeue", "lost.json", "cancel"):
-            (self.launch_dir / name).unlink(missing_ok=True)
+        shutil.rmtree(self.launch_dir / "local", ignore_errors=True)
         self.write()
 
     def write(self) -> None:
@@ -106,7 +115,7 @@ class Point:
     def result(self) -> Result | None:
         """Outcome of the point. None if there is none yet, or if its file is damaged."""
         try:
-            return read_file(self.launch_dir / "result.json", Result)
+            return read_file(self.files / "result.json", Result)
         except ClipxError:
             return None
 
@@ -120,14 +129,15 @@ class Point:
 
     def adopt_lost_peer(self) -> None:
         """Makes the error of a rank that lost another the result, if no rank has reported the cause."""
-        if (result := read_file(self.launch_dir / "lost.json", Result)) is not None:
+        if (result := read_file(self.files / "lost.json", Result)) is not None:
             self.write_result(result)
 
     def _write_once(self, name: str, result: Result) -> None:
-        partial = self.launch_dir / f".{name}.{os.uname().nodename}.{os.getpid()}"
+        ensure_folder(self.files, f"the folder {self.files}", "set hydra.sweep.dir to")
+        partial = self.files / f".{name}.{os.uname().nodename}.{os.getpid()}"
         write_text(partial, json.dumps(dataclasses.asdict(result)) + "\n", FIX)
         try:
-            os.link(partial, self.launch_dir / name)
+            os.link(partial, self.files / name)
         except FileExistsError:
             pass
         finally:

@@ -10,7 +10,7 @@ from rich.live import Live
 
 from clipx.output import lose_output
 from clipx.report.console import stdout_console, text_table
-from clipx_launch.cluster import SlurmError
+from clipx_launch.cluster import SlurmError, reason_of
 from clipx_launch.point import Point, Result
 from clipx_launch.sweep import Sweep
 
@@ -88,11 +88,11 @@ def _ended(point: Point, known: Mapping[str, str], over: set[int], board: Progre
     if result is not None and result.state != "stopped":
         board.show(point.index, summary(result))
         return True
-    if state in _TERMINAL_STATES:
+    if state in _TERMINAL_STATES and point.job_id is not None:
         if point.index not in over:
             over.add(point.index)
             return False
-        point.write_result(Result("failed", 1, error=f"job {point.job_id} is {state.lower()}"))
+        point.write_result(Result("failed", 1, error=reason_of(point.job_id, state)))
         board.show(point.index, summary(point.result or Result("failed", 1)))
         return True
     over.discard(point.index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,42 +15,59 @@ from clipx_launch.files import launch_dir
 from clipx_launch.slurm_spec import SlurmSpec
 
 _SCRIPT = """\
-# Each point's folder holds its configuration, logs and result in .launch.
+# Each point's folder holds its configuration and logs in .launch, and the files of this job in .launch/JOB.
 points=(
 {points}
 )
 point="${{points[${{SLURM_ARRAY_TASK_ID:-0}}]}}"
-files="$point/.launch"
 job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
+files="$point/.launch/$job" logs="$point/.launch/logs"
+max_requeue={max_requeue} max_preemption={max_preemption} max_retry={max_retry} max_stalled={max_stalled}
+stopped={stopped} mem_gb={mem_gb}
+restart="${{SLURM_RESTART_COUNT:-0}}"
+code=0 ended=0
+trap 'ended=1' TERM # SLURM ends the job: this script continues until the run has saved
+(( restart )) || rm -rf "$files"
+mkdir -p "$files" || exit
+rm -f "$files"/{{requeue,result.json,lost.json,srun.log}}
 {setup}
 {environment}
 export PYTHONPATH={code}"${{PYTHONPATH:+:$PYTHONPATH}}"
 export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-}}" # from SLURM 22.05 on srun does not inherit it
-max_requeue={max_requeue} max_retry={max_retry} max_stalled={max_stalled} stopped={stopped}
-restart="${{SLURM_RESTART_COUNT:-0}}"
-rm -f "$files"/{{requeue,result.json,lost.json,srun.log}}
-(( restart )) || rm -f "$files"/{{requeues,retries,cancel}}
-code=0 ended=0
-trap 'ended=1' TERM # SLURM ends the job: this script continues until the run has saved
-
-if [[ ! -e "$files/cancel" ]]; then
-(
-trap : TERM
-srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$files/logs/$job.%t.log" {srun}\\
-  {python} -u -m {module} --requeue "$point" 2>&1 | (trap '' TERM; exec tee "$files/srun.log" >&2)
-exit "${{PIPESTATUS[0]}}"
-) &
-run=$!
-wait "$run"
-code=$?
-while (( ended )) && [[ ! -e "$files/requeue" && ! -e "$files/result.json" ]] && kill -0 "$run" 2> /dev/null; do
-  sleep 0.2
+export SLURM_EXPORT_ENV=ALL # srun passes on these variables, whatever sbatch passed to this script
+missing=""
+for name in {passed}; do
+  [[ -v $name ]] || missing+=" $name"
 done
-fi
+
+tries=0
+until [[ -e "$files/cancel" || -n "$missing" ]] || (( ended )); do
+  (
+  trap : TERM
+  srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$logs/$job.%t.log" {srun}\\
+    {python} -u -m {module} --job "$job" "$point" 2>&1 | (trap '' TERM; exec tee "$files/srun.log" >&2)
+  exit "${{PIPESTATUS[0]}}"
+  ) &
+  run=$!
+  wait "$run"
+  code=$?
+  while (( ended )) && [[ ! -e "$files/requeue" && ! -e "$files/result.json" ]] && kill -0 "$run" 2> /dev/null; do
+    sleep 0.2
+  done
+  # srun could not start a rank, as when the controller is away for a while
+  if (( ! code || ++tries > {srun_retries} )) || [[ -e "$files/requeue" || -e "$files/result.json" ]] ||
+    ! grep -q '^srun: error: Unable to ' "$files/srun.log"; then
+    break
+  fi
+  echo "srun could not start the run: try $tries of {srun_retries} in $((5 * tries)) s" >&2
+  sleep $((5 * tries)) &
+  wait "$!"
+done
 
 """
 _JOB_END = Path(__file__).with_name("job_end.sh")
-_MAX_STALLED = 3  # requeues in a row without a newer checkpoint
+_MAX_STALLED = 3  # time limits in a row without a newer checkpoint
+_SRUN_RETRIES = 10  # in 275 s and the time that srun waits for the controller
 
 
 def sbatch_script(
@@ -76,7 +94,11 @@ def _body(spec: SlurmSpec, points: Sequence[Path], code: Mapping[str, str]) -> s
         python=spec.python or shlex.quote(sys.executable),
         srun="".join(f"{shlex.quote(option)} " for option in spec.srun),
         module=snapshot.MODULE,
+        passed=" ".join(spec.pass_environment),
+        mem_gb="" if spec.mem_gb is None else f"{spec.mem_gb:g}",
+        srun_retries=_SRUN_RETRIES,
         max_requeue=spec.max_requeue,
+        max_preemption="" if spec.max_preemption is None else spec.max_preemption,
         max_retry=spec.max_retry,
         max_stalled=_MAX_STALLED,
         stopped=int(Exit.REQUEUE),
@@ -106,8 +128,16 @@ def _directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) ->
         "requeue": True,
         "signal": f"USR1@{spec.signal_before_s}" if spec.signal_before_s else None,
         **{key.replace("_", "-"): value for key, value in spec.sbatch.items()},
+        **_exported(spec),
     }
     return {key: value for key, value in values.items() if value not in (None, False)}
+
+
+def _exported(spec: SlurmSpec) -> dict[str, str]:
+    """Returns the option of sbatch by which `pass_environment` reaches a job that does not inherit all variables."""
+    others = str(spec.sbatch.get("export", os.environ.get("SBATCH_EXPORT", "ALL"))).split(",")
+    names = [*(name for name in others if name not in ("NONE", "NIL")), *spec.pass_environment]
+    return {"export": ",".join(names)} if spec.pass_environment else {}
 
 
 def exports(values: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from io import StringIO
@@ -32,14 +33,17 @@ _RANK_VARIABLE = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(MASTER)_(
 
 def launch(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
     """Submits the points, and with `wait` waits for them. Raises ClipxError before anything is submitted."""
-    sweep.check(spec, tuple if spec.dry_run else cluster.queued_jobs)
     if spec.dry_run:
+        sweep.check(spec)
         code = snapshot.environment(None) | {"PYTHONPATH": "<a copy of the code>"}
         print(sbatch_script(spec, sweep.folder, _folders(sweep.pending), code), end="")
         return sweep.job_returns(ended=False)
-    cluster.check_site(spec)
-    if sweep.pending:
-        _submit(sweep, spec)
+    spec.check_environment()
+    with sweep.locked():
+        sweep.check(spec)
+        cluster.check_site(spec)
+        if sweep.pending:
+            _submit(sweep, spec)
     _print_summary(sweep)
     if not spec.wait:
         return sweep.job_returns(ended=False)
@@ -51,12 +55,12 @@ def _folders(points: list[Planned]) -> list[Path]:
     return [planned.point.folder for planned in points]
 
 
-def _create_folders(sweep: Sweep, spec: SlurmSpec) -> dict[str, str]:
+def _create_folders(sweep: Sweep, submitted: float | None) -> dict[str, str]:
     """Creates the folders of the sweep and of its points. Returns the environment variables that locate the code."""
     files = launch_dir(sweep.folder)
     ensure_folder(files / "logs", f"the sweep's folder {files}", "set hydra.sweep.dir to")
     code = snapshot.environment(files / "code")
-    sweep.create_points()
+    sweep.create_points(submitted)
     return code
 
 
@@ -70,18 +74,19 @@ def print_script(sweep: Sweep, spec: LaunchSpec, launcher: str) -> list[JobRetur
         f"launcher={launcher} has no script for sbatch: give a launcher that inherits from clipx_slurm",
     )
     assert isinstance(spec, SlurmSpec)
-    sweep.check(spec, cluster.queued_jobs)
-    require(bool(sweep.pending), f"all points of {sweep.folder} are finished or in the queue: nothing to submit")
-    require(
-        len(sweep.pending) <= cluster.DEFAULT_ARRAY_SIZE,
-        f"{len(sweep.pending)} points are more than the {cluster.DEFAULT_ARRAY_SIZE} of a job array: launch them by "
-        "hydra/launcher=clipx_slurm, or fewer at a time",
-    )
-    text = sbatch_script(spec, sweep.folder, _folders(sweep.pending), _create_folders(sweep, spec))
-    written = launch_dir(sweep.folder) / "script.sh"
-    write_text(written, text)
-    _link_script(written, sweep.pending)
-    sweep.save(spec)
+    with sweep.locked():
+        sweep.check(spec)
+        require(bool(sweep.pending), f"all points of {sweep.folder} are finished or in the queue: nothing to submit")
+        require(
+            len(sweep.pending) <= cluster.DEFAULT_ARRAY_SIZE,
+            f"{len(sweep.pending)} points are more than the {cluster.DEFAULT_ARRAY_SIZE} of a job array: launch them "
+            "by hydra/launcher=clipx_slurm, or fewer at a time",
+        )
+        text = sbatch_script(spec, sweep.folder, _folders(sweep.pending), _create_folders(sweep, submitted=None))
+        written = launch_dir(sweep.folder) / "script.sh"
+        write_text(written, text, private=True)
+        _link_script(written, sweep.pending)
+        sweep.save(spec)
     print(text, end="")
     return sweep.job_returns(ended=False)
 
@@ -99,33 +104,37 @@ def _link_script(written: Path, points: list[Planned]) -> None:
 
 def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
     """Submits all points or none: if SLURM refuses an array, cancels the arrays before it."""
-    code = _create_folders(sweep, spec)
+    code = _create_folders(sweep, submitted=time.time())
     limit = cluster.max_array_size()
     points = sweep.pending
     jobs: list[str] = []
-    for start in range(0, len(points), limit):
-        part = points[start : start + limit]
-        # SLURM limits the running tasks of each array separately: arrays in sequence respect the limit together.
-        after = jobs[-1] if jobs and spec.parallelism else None
-        try:
+    try:
+        for start in range(0, len(points), limit):
+            # SLURM limits the running tasks of each array separately: arrays in sequence respect the limit together.
+            after = jobs[-1] if jobs and spec.parallelism else None
+            part = points[start : start + limit]
             jobs.append(_submit_array(sweep.folder, part, spec, code, after))
-        except (FailedJobError, FailedSubmissionError) as error:
-            if jobs:
-                cluster.run_slurm("scancel", *jobs)
-            lines = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or [" ".join(str(error).split())]
-            raise cluster.SlurmError(f"sbatch refused the job, nothing was submitted: {' '.join(lines)}") from error
-    sweep.save(spec)
+            _record_array(sweep.folder, part, jobs[-1])
+        sweep.save(spec)
+    except BaseException as error:
+        if jobs:
+            cluster.run_slurm("scancel", *jobs)
+        if not isinstance(error, FailedJobError | FailedSubmissionError):
+            raise
+        lines = re.findall(r"sbatch: (?:error: )?(.+)", str(error)) or [" ".join(str(error).split())]
+        raise cluster.SlurmError(f"sbatch refused the job, nothing was submitted: {' '.join(lines)}") from error
 
 
 def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: dict[str, str], after: str | None) -> str:
     text = sbatch_script(spec, folder, _folders(points), code, after)
     with redirect_stderr(StringIO()), _outside_job():  # submitit's error repeats the message of sbatch
-        job = submit_script(launch_dir(folder), text)
-    written = launch_dir(folder) / f"{job}_submission.sh"
+        return submit_script(launch_dir(folder), text)
+
+
+def _record_array(folder: Path, points: list[Planned], job: str) -> None:
     for task, planned in enumerate(points):
         planned.point.record_job(job, task if len(points) > 1 else None)
-    _link_script(written, points)
-    return job
+    _link_script(launch_dir(folder) / f"{job}_submission.sh", points)
 
 
 @contextmanager

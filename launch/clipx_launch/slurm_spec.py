@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require
-from clipx_launch.options import NodesSpec
+from clipx_launch.options import NodesSpec, check_lines
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -34,6 +33,7 @@ def _check_sbatch(key: str, options: Mapping[str, Any]) -> None:
         own = _SBATCH.get(name.replace("_", "-"))
         fix = f"set hydra.launcher.{own}" if own else "remove it"
         require(own is None, f"{key}.{name}={value} is set by the launcher: {fix}")
+    check_lines(key, [f"{value}" for value in options.values()])
 
 
 def minutes_of(key: str, time: str) -> int:
@@ -88,10 +88,10 @@ class SlurmSpec(NodesSpec):
     parallelism: int | None = option(None, ge=1)
     """Largest number of points of the sweep that run at the same time. null: no limit."""
 
-    setup: list[str] = field(default_factory=list)
+    setup: list[str] = option([], check=check_lines)
     """Shell lines of the job's script before the run, such as `module load cuda/12.8` or the activation of conda."""
 
-    srun: list[str] = field(default_factory=list)
+    srun: list[str] = option([], check=check_lines)
     """Further options of srun, such as `--container-image=IMAGE`."""
 
     sbatch: dict[str, Any] = option({}, check=_check_sbatch)
@@ -103,8 +103,11 @@ class SlurmSpec(NodesSpec):
     no signal. Raise it if saving takes longer."""
 
     max_requeue: int = option(20, ge=0)
-    """Largest number of times that a job is requeued. A job that was requeued three times without a newer checkpoint
-    fails."""
+    """Largest number of times that a job is requeued at its time limit. A job that reaches it three times without a
+    newer checkpoint fails."""
+
+    max_preemption: int | None = option(None, ge=0)
+    """Largest number of times that a job is requeued after SLURM has preempted it. null: no limit."""
 
     max_retry: int = option(0, ge=0)
     """Largest number of times that a job is requeued after a rank was killed or lost, or ended by the watchdog. The

@@ -40,7 +40,7 @@ def _copy(folders: list[Path], to: Path) -> Path:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     target = to / digest.hexdigest()[:16]
     if not target.is_dir():
-        partial = to / f".{target.name}.{os.getpid()}"
+        partial = to / f".{target.name}.{os.uname().nodename}.{os.getpid()}"
         for folder in folders:
             for path in _files(folder):
                 copy = partial / path.relative_to(folder.parent)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -23,10 +24,11 @@ from clipx.distributed.launch_env import rank_or_none
 from clipx.errors import ClipxError, ConfigError, require
 from clipx.report.console import track
 from clipx.run.directory import RunDir
-from clipx.run.lock import Holder
+from clipx.run.lock import Holder, RunLock
 from clipx.storage.local import ensure_folder
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.start import check_plan
+from clipx_launch.cluster import has_slurm, queued_jobs
 from clipx_launch.files import ListedPoint, SweepFile, launch_dir, read_item, read_sweep, write_json
 from clipx_launch.options import LaunchSpec, LocalSpec
 from clipx_launch.point import Point, Result, config_hash
@@ -37,17 +39,34 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Overrides = Mapping[int, Sequence[str]]  # Hydra overrides of each point, by its number
 
+_ADVICE = "another command launches these points: repeat this one when that has ended, or use another hydra.sweep.dir"
 _SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun and bash all take literally
 
 
 @dataclass(slots=True, eq=False)  # compared by identity: lists of a thousand are searched
 class Planned:
-    """A point and its spec. `previous` is the point of an earlier submission with the same configuration."""
+    """A point and its spec. `previous`: the point of an earlier launch with the same configuration, or, if
+    `clipx-sweep resume` launches it again, with any."""
 
     point: Point
     spec: RunSpec
     previous: Point | None = None
-    finished: bool = False  # the earlier submission has finished it
+    other: Point | None = None  # the point of an earlier launch with another configuration
+    finished: bool = False  # the earlier launch has finished it
+    resumed: bool = False  # by `clipx-sweep resume`
+
+    def find_previous(self) -> None:
+        """Reads what an earlier launch has left in the folder. Raises ClipxError if it is damaged."""
+        before = Point.read(self.point.folder)
+        if before is None:
+            return
+        if not self.resumed and before.content != self.point.content:
+            self.other = before
+            return
+        self.previous = before
+        self.finished = (result := before.result) is not None and result.done
+        if self.spec.resume == "none":
+            self.spec = replace(self.spec, resume="auto")
 
 
 class Watcher(Protocol):
@@ -63,7 +82,7 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class Sweep:
-    """Points of one launch. `folder` is the sweep's. `check` sets `queued` and `pending`."""
+    """Points of one launch. `folder` is the sweep's. `check`, in `locked`, sets `queued` and `pending`."""
 
     folder: Path
     overrides: dict[int, list[str]]  # by number of the point, as `errors`
@@ -92,6 +111,7 @@ class Sweep:
         numbered = {index: list(typed) for index, typed in overrides.items()}
         sweep = cls(Path(config.hydra.sweep.dir).absolute(), numbered, watcher=watcher)
         _check_path(sweep.folder, "hydra.sweep.dir")
+        of_run = not any("hydra.sweep.dir=" in text for text in config.hydra.overrides.hydra)
         folders: dict[Path, int] = {}
         composer = PointComposer(context.config_loader, config)
         for index, typed in _with_progress(numbered.items(), "checking", len(numbered)):
@@ -105,6 +125,10 @@ class Sweep:
                 sweep.planned.append(planned)
             except ClipxError as error:
                 sweep.errors[index] = error
+        if of_run and watcher is None and len(numbered) == 1 and sweep.planned:
+            (planned,) = sweep.planned
+            if sweep.folder not in planned.point.folder.parents:  # by run_dir=
+                sweep.folder = planned.point.folder
         return sweep
 
     @classmethod
@@ -118,17 +142,37 @@ class Sweep:
                 sweep.errors[point.index] = error
         return sweep
 
-    def check(self, spec: LaunchSpec, queued: Callable[[], Collection[str]] = tuple) -> None:
-        """Checks each point against the launcher's options. Raises ConfigError, which lists all points that cannot run.
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Excludes another launch of these points, from the look at what is there to what is written. Raises Locked.
 
-        `queued` returns the ids of pending and running jobs: their points are neither checked nor launched again.
+        A launch that starts nothing leaves no folder.
         """
-        waiting = queued() if any(p.previous and p.previous.job_id for p in self.planned) else ()
+        folders = dict.fromkeys([self.folder, *(p.point.folder for p in self.planned)])
+        outside = [folder for folder in folders if self.folder not in folder.parents]
+        with contextlib.ExitStack() as locks:
+            for files in map(launch_dir, outside):
+                for path in (path for path in (*reversed(files.parents), files) if not path.exists()):
+                    locks.callback(_remove_if_empty, path)
+                locks.enter_context(RunLock(files, lambda *_, **__: None, _ADVICE))
+            yield
+
+    def check(self, spec: LaunchSpec) -> None:
+        """Checks each point against the launcher's options and what its folder holds. Raises ConfigError, which lists
+        all points that cannot run.
+
+        Points whose jobs wait or run in SLURM are neither checked nor launched again.
+        """
+        for planned in self.planned:
+            planned.find_previous()
+        known = [found for p in self.planned for found in (p.previous, p.other) if found]
+        waiting = queued_jobs() if any(point.job_id for point in known) and has_slurm() else {}
         started = [p for p in self.planned if not p.finished]
         self.queued = [p for p in started if p.previous and p.previous.job_id in waiting]
         self.pending = [p for p in started if not (p.previous and p.previous.job_id in waiting)]
         for planned in self.pending:
             try:
+                _check_other(planned.other, waiting)
                 spec.check(planned.spec.distributed)
                 check_plan(planned.spec, spec.world)
                 RunDir(planned.point.folder).claim(planned.spec)
@@ -157,10 +201,10 @@ class Sweep:
         number = "1 point" if len(self.overrides) == 1 else f"{len(self.overrides)} points"
         return [f"{len(rows)} of {number} cannot run, nothing was started:", *lines]
 
-    def create_points(self, submitted: float | None = None) -> None:
-        """Writes the folder of each pending point. `submitted`: time at which they are launched, if it is now."""
+    def create_points(self, submitted: float | None) -> None:
+        """Writes the folder of each pending point. `submitted`: when they are launched; None: later, by hand."""
         for planned in _with_progress(self.pending, "writing", len(self.pending)):
-            planned.point.submitted = submitted
+            planned.point.submitted, planned.point.sweep = submitted, str(self.folder)
             planned.point.create(planned.spec)
 
     def save(self, spec: LaunchSpec) -> None:
@@ -187,7 +231,8 @@ class Sweep:
             }
         jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)
         commands = list(dict.fromkeys([*known.commands, _command()]))
-        write_json(path, {"commands": commands, "launches": launches, "jobs": jobs, "points": list(rows.values())})
+        values = {"commands": commands, "launches": launches, "jobs": jobs, "points": list(rows.values())}
+        write_json(path, values, private=True)  # the settings of a launch have its environment
 
     def job_returns(self, ended: bool = True) -> list[JobReturn]:
         """Returns Hydra's result of each point: its value or an error. ended=False reports all as launched."""
@@ -221,19 +266,33 @@ def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
     folder = Path(spec.run_dir).absolute()
     _check_path(folder, "run_dir")
     spec = replace(spec, run_dir=str(folder))
-    point = Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec))
-    before = Point.read(folder)
-    if before is None or before.content != point.content:
-        return Planned(point, spec)
-    done = (result := before.result) is not None and result.done
-    return Planned(point, replace(spec, resume="auto") if spec.resume == "none" else spec, before, done)
+    return Planned(Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec)), spec)
 
 
 def _replan(point: Point) -> Planned:
     """Plans a point again. It resumes from its checkpoint if it has one."""
     spec = replace(point.spec(), run_dir=str(point.folder))  # the sweep may have been moved
     fresh = Point(folder=point.folder, index=point.index, overrides=point.overrides, content=config_hash(spec))
-    return Planned(fresh, replace(spec, resume="auto") if spec.resume == "none" else spec, point)
+    return Planned(fresh, spec, resumed=True)
+
+
+def _check_other(other: Point | None, waiting: Collection[str]) -> None:
+    """Raises ConfigError if the point of another launch, with other values, still waits in the folder."""
+    if other is None:
+        return
+    by_hand = other.job_id is None and other.submitted is None and other.result is None
+    job = f"its job {other.job_id} is in the queue" if other.job_id else "its script may still be submitted"
+    fix = f"clipx-sweep cancel {shlex.quote(other.sweep)}" if other.job_id else f"delete {other.folder}"
+    require(
+        not (by_hand or other.job_id in waiting),
+        f"{other.folder} holds the waiting point of another sweep ({' '.join(other.overrides)}), {job}: choose another "
+        f"hydra.sweep.dir or run_dir, or first {fix}",
+    )
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def launch_record(spec: LaunchSpec) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _SCRIPT = """\
 # Run on each of {nodes} hosts: bash SCRIPT NUMBER, where {host} has number 0. The same commands again resume the run.
 set -eu
 {environment}
-cd {folder}
+{passed}cd {folder}
 exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the number of this host, from 0}}" \\
   --nproc-per-node={tasks} --master-addr={host} --master-port={port} \\
   --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 \\
@@ -46,6 +46,7 @@ def script(spec: TorchrunSpec, planned: Planned) -> str:
         port=spec.port,
         tasks=spec.tasks_per_node,
         environment=exports({"PYTHONUNBUFFERED": "1", **spec.environment}),
+        passed="".join(f': "${{{name}:?export it on this host}}"\n' for name in spec.pass_environment),
         folder=shlex.quote(str(Path.cwd())),
         python=spec.python or shlex.quote(sys.executable),
         words=" ".join(map(shlex.quote, [*folders, *typed, *added_words])),

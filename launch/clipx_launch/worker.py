@@ -1,7 +1,7 @@
-"""`python -m clipx_launch.worker [--requeue] POINT`: runs one process of a point from the point's folder.
+"""`python -m clipx_launch.worker [--job ID] POINT`: runs one process of a point from the point's folder.
 
-With --requeue, which SLURM jobs use, rank 0 writes the file `requeue` after a signal stopped the run: the job's script
-decides whether to requeue the job. Other packages are imported only after signals are handled, as by `clipx.train`.
+With --job, in a SLURM job, rank 0 writes the file `requeue` after a signal stopped the run: the job's script decides
+whether to requeue the job. Other packages are imported only after signals are handled, as by `clipx.train`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,13 @@ SAVED = "saved"  # content of the file `requeue` if the run has saved; else the 
 def main() -> None:
     """Runs the process, writes its result, and exits with its code."""
     open_output(loses=True)
-    files = Path(sys.argv[-1]) / ".launch"
+    folder, job = Path(sys.argv[-1]), sys.argv[2] if sys.argv[1] == "--job" else None
+    files = folder / ".launch" / (job or "local")
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
-    requeue = "--requeue" in sys.argv
     StartSignals(
-        end=lambda reason: _stopped_at_start(files, reason, rank, requeue),
-        saved=lambda: _request_requeue(files) if requeue else None,
-    ).run(lambda: _work(files.parent, rank, requeue))
+        end=lambda reason: _stopped_at_start(files, reason, rank, job is not None),
+        saved=lambda: _request_requeue(folder, files) if job else None,
+    ).run(lambda: _work(folder, rank, job))
 
 
 def _stopped_at_start(files: Path, reason: str, rank: int, requeue: bool) -> int:
@@ -49,23 +50,24 @@ def _stopped_at_start(files: Path, reason: str, rank: int, requeue: bool) -> int
         write_text(files / "requeue", reason)
     elif rank == 0:
         values = {"state": "stopped", "exit_code": Exit.REQUEUE, "value": None, "error": reason}
+        files.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError), (files / "result.json").open("x", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
     # After another code the launcher would end ranks that have not ended yet.
     return Exit.FINISHED if requeue or rank > 0 else Exit.REQUEUE
 
 
-def _request_requeue(files: Path) -> None:
+def _request_requeue(folder: Path, files: Path) -> None:
     """Requests a requeue on rank 0 after the run has saved."""
     from clipx_launch.point import Point
 
-    point = Point.read(files.parent)
+    point = Point.read(folder)
     # Without checkpoints a requeued run would start from the beginning each time and never finish.
     if point is not None and point.spec().checkpoint.every != "none":
         write_text(files / "requeue", SAVED)
 
 
-def _work(folder: Path, rank: int, requeue: bool) -> None:
+def _work(folder: Path, rank: int, job: str | None) -> None:
     watch_launcher()
     from clipx_launch.point import Point, Result
 
@@ -75,11 +77,14 @@ def _work(folder: Path, rank: int, requeue: bool) -> None:
         sys.exit(f"error: {error}")
     if point is None:
         sys.exit(f"error: {folder} contains no point: give a folder that a launcher wrote")
+    if job:
+        point.job, _, task = job.partition("_")
+        point.task = int(task) if task else None
+    point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     add_reporter(lambda reason, code: _report(point, Result("failed", code, error=reason)))
-    _record_start(point, rank, requeue)
-    result = _run(point)
+    result = _run(point, rank)
     code = result.exit_code
-    if result.state == "stopped" and ((point.launch_dir / "requeue").exists() or rank > 0):
+    if result.state == "stopped" and ((point.files / "requeue").exists() or rank > 0):
         code = Exit.FINISHED  # after another code srun would end the other ranks, which may not have ended yet
     if rank == 0 or result.state == "failed":
         point.write_result(result)
@@ -94,19 +99,29 @@ def _report(point: Point, result: Result) -> None:
     (point.write_result if result.exit_code == Exit.WATCHDOG else point.write_lost_peer)(result)
 
 
-def _record_start(point: Point, rank: int, requeue: bool) -> None:
-    """Writes the number of requeues, and the job of a printed script: its number is known only in the job."""
-    point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    by_hand = point.job is None and requeue
-    if by_hand:
-        point.job = os.environ.get("SLURM_ARRAY_JOB_ID", os.environ.get("SLURM_JOB_ID"))
-        task = os.environ.get("SLURM_ARRAY_TASK_ID")
-        point.task = None if task is None else int(task)
-    if rank == 0 and (by_hand or point.requeues):
-        point.write()
+@contextlib.contextmanager
+def _locked(point: Point, rank: int) -> Iterator[Result | None]:
+    """Locks the run's directory on rank 0 for this job, before torch is imported. The run's own lock follows it.
+
+    Yields the result of an earlier job that has finished the point, else None, and writes that this job runs it: a
+    script may be submitted twice by hand. Raises Locked.
+    """
+    from clipx.run.directory import RunDir
+    from clipx.run.lock import RunLock
+    from clipx_launch.point import Point
+
+    with RunLock(point.folder, RunDir(point.folder).event) if rank == 0 else contextlib.nullcontext():
+        known = Point.read(point.folder)
+        other = known if known is not None and known.job_id != point.job_id else None
+        if other is not None and other.result is not None and other.result.done:
+            yield other.result
+            return
+        if rank == 0 and (other is not None or point.requeues):
+            point.write()
+        yield None
 
 
-def _run(point: Point) -> Result:
+def _run(point: Point, rank: int) -> Result:
     from clipx.cli import print_error, record_command
     from clipx.config import plugins
     from clipx.train import train
@@ -114,13 +129,18 @@ def _run(point: Point) -> Result:
     from clipx_launch.point import Result
 
     record_command("train", point.overrides, plugins.__path__)
+    full = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
-        value = train(_spec(point))
+        with _locked(point, rank) as done:
+            if done is not None:
+                print("an earlier job has finished this run: nothing is trained")
+                return done
+            value = train(_spec(point))
     except Stopped as error:
         print_error(error, full=False)
         return Result("stopped", error.exit_code, error=str(error))
     except ClipxError as error:
-        print_error(error, full=True)
+        print_error(error, full)
         result = Result("failed", error.exit_code, error=str(error))
         if isinstance(error, PeerLost):
             point.write_lost_peer(result)
@@ -133,7 +153,7 @@ def _run(point: Point) -> Result:
         raise
     except BaseException as error:
         if isinstance(error, Exception) and (found := known_failure(error)) is not None:
-            print_error(found, full=True)
+            print_error(found, full)
             return Result("failed", found.exit_code, error=str(found))
         traceback.print_exc()
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
@@ -142,19 +162,21 @@ def _run(point: Point) -> Result:
 
 
 def _spec(point: Point) -> RunSpec:
-    """Reads the point's spec. A requeued point resumes from its checkpoint."""
+    """Reads the point's spec, to resume the run that an earlier start has begun."""
     import dataclasses
 
     from clipx.checkpoint.resume import CHECKPOINTS
     from clipx.config import plugins
     from clipx.config.registry import discover_installed, load_folder
+    from clipx.run.directory import RunDir
 
     discover_installed()
     for folder in reversed(list(plugins.__path__)):
         load_folder(Path(folder))
     spec = point.spec()
-    fresh = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
-    return dataclasses.replace(spec, resume="auto") if point.requeues and fresh else spec
+    replaced = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
+    again = point.requeues > 0 or RunDir(point.folder).has_begun
+    return dataclasses.replace(spec, resume="auto") if again and replaced else spec
 
 
 if __name__ == "__main__":

@@ -32,13 +32,12 @@ class ClipxLauncher(Launcher):
     def __init__(self, **_: Any) -> None: ...
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        from clipx.storage.local import ensure_folder
+        from clipx.storage.local import check_folder
 
         folder = Path(config.hydra.sweep.dir)
+        # Hydra creates this folder, but does not explain a failure.
+        check_folder(folder, f"the sweep's folder {folder}", "set hydra.sweep.dir to")
         self._folder, self._new = folder, [path for path in (folder, *folder.parents) if not path.exists()]
-        # Hydra creates this folder too, but does not explain a failure.
-        ensure_folder(folder, f"the sweep's folder {folder}", "set hydra.sweep.dir to")
-        self._remove_unused()
         self._context, self._config = copy(hydra_context), config
         # clipx_launch composes each point and lists all that fail. The sweeper would stop at the first.
         loader = copy(hydra_context.config_loader)
@@ -54,6 +53,8 @@ class ClipxLauncher(Launcher):
         """Launches points by number. `watcher` reads their state until they have ended."""
         from clipx_launch.sweep import launch
 
+        with suppress(FileNotFoundError):  # a search has none
+            (self._folder / "multirun.yaml").chmod(0o600)  # it has the environment of the points
         try:
             return launch(self._context, self._config, overrides, watcher, self._prints)
         finally:

@@ -165,7 +165,9 @@ def test_queued_points_are_cancelled_and_resumed_individually(
     assert [states(submitted)[name][0] for name in "012"] == ["waiting", "cancelled", "waiting"]
 
     output_of("scancel", f"{job}_2")
-    (submitted / "2/.launch/result.json").write_text('{"state": "failed", "exit_code": 1, "error": "a bug"}')
+    failed = submitted / f"2/.launch/{job}_2/result.json"
+    failed.parent.mkdir()
+    failed.write_text('{"state": "failed", "exit_code": 1, "error": "a bug"}')
     assert main(["resume", str(submitted)]) == 0
     printed = capsys.readouterr().out
     assert f"{submitted}: 2 of 2 points submitted" in printed

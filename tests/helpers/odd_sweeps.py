@@ -20,7 +20,7 @@ TOP = "eval/zeroshot/top1"
 DAMAGED = 1  # number of the point that is damaged: the others are healthy
 TYPED = [[f"objective={kind}", f"seed={seed}"] for kind in ("infonce", "dcl") for seed in (0, 1)]
 LINES = ("metrics.jsonl", "events.jsonl")
-FILES = (*LINES, "config.yaml", "run.lock", ".launch/point.json", ".launch/result.json", ".launch/config.yaml",
+FILES = (*LINES, "config.yaml", "run.lock", ".launch/point.json", ".launch/local/result.json", ".launch/config.yaml",
          ".launch/logs/local.0.log", f"checkpoints/step-00000004/{MANIFEST}")  # fmt: skip
 HOLDER = {"id": "x", "host": "h", "pid": 2**22 + 1, "born": "1", "machine": "m", "job": "", "started": "now"}
 LAUNCHED = ".launch/sweep.json"  # of the whole sweep

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from clipx.config.typed import last_of_each
+from clipx_launch.point import Point
 from helpers import PLUGINS, forks
 from helpers.runs import SMALL
 from helpers.waiting import wait_until
@@ -103,7 +104,13 @@ def losses(point: Path) -> list[float]:
 
 
 def launch_json(point: Path, name: str) -> Any:
-    return json.loads((point / ".launch" / f"{name}.json").read_text())
+    """Returns a JSON file of a launcher. `result` is that of the job that point.json names."""
+    files = point / ".launch"
+    if name == "result":
+        found = Point.read(point)
+        assert found is not None
+        files = found.files
+    return json.loads((files / f"{name}.json").read_text())
 
 
 def logs(point: Path) -> str:

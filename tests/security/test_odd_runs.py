@@ -129,9 +129,9 @@ def terabyte(path: Path) -> None:
 
 
 KINDS: list[tuple[str, Callable[[Path], object], str]] = [
-    (".launch/result.json", lines([1]), "result.json cannot be read (it is [1]: "),
-    (".launch/result.json", changed(state="exploded"), "result.json cannot be read (state is 'exploded': "),
-    (".launch/result.json", changed(value="high", host="h"), "result.json cannot be read (value is 'high': "),
+    (".launch/local/result.json", lines([1]), "result.json cannot be read (it is [1]: "),
+    (".launch/local/result.json", changed(state="exploded"), "result.json cannot be read (state is 'exploded': "),
+    (".launch/local/result.json", changed(value="high", host="h"), "result.json cannot be read (value is 'high': "),
     (".launch/point.json", changed(requeues="1"), "point.json cannot be read (requeues is '1': "),
     (".launch/point.json", changed(index=2**70), "point.json cannot be read (index is 11805"),
     (".launch/point.json", changed(index=0), "point.json has the number 0, and sweep.json 1"),

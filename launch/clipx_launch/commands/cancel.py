@@ -17,6 +17,7 @@ from clipx_launch.cluster import SlurmError, queued_jobs, run_slurm
 from clipx_launch.commands.run import ENDED, RunFiles, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
 from clipx_launch.commands.state import is_running, launcher_of
+from clipx_launch.files import launch_dir
 from clipx_launch.point import Result
 
 _POLL_S = 1.0
@@ -33,7 +34,8 @@ def cancel(folder: Path, names: Sequence[str], wait_s: float) -> None:
         print(f"nothing to cancel: {count_states(select_runs(runs, names))}")
         return
     _cancel_jobs([run for run in active if run.job], wait_s)
-    _cancel_processes([run for run in active if not run.job], all_of_them=not names)
+    of_sweep = not names and (launch_dir(folder) / "sweep.json").is_file()
+    _cancel_processes([run for run in active if not run.job], all_of_them=of_sweep)
 
 
 def count_states(runs: Sequence[RunFiles]) -> str:
@@ -47,7 +49,7 @@ def _cancel_jobs(runs: Sequence[RunFiles], wait_s: float) -> None:
     _end_jobs(waiting)
     for run in waiting:  # no process writes a result, and SLURM drops the job soon
         assert run.point is not None
-        (run.point.launch_dir / "result.json").unlink(missing_ok=True)
+        (run.point.files / "result.json").unlink(missing_ok=True)
         run.point.write_result(Result("stopped", Exit.ABORTED, error="cancelled in the queue"))
         print(f"cancelled point {run.name}, job {run.job}, which was {run.state}")
     running = [run for run in runs if run not in waiting]
@@ -76,7 +78,7 @@ def _wait_for_saves(runs: Sequence[RunFiles], wait_s: float) -> None:
     """Sends SIGTERM to the processes of the jobs, and returns when they have saved. Their scripts do not requeue."""
     for run in runs:
         assert run.point is not None
-        write_text(run.point.launch_dir / "cancel", "")
+        write_text(run.point.files / "cancel", "")
     print(
         f"SIGTERM to {count_states(runs)}: waiting up to {wait_s:g} s (--wait) for them to save; after that scancel "
         "ends their jobs",

@@ -28,9 +28,10 @@ def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follo
         return
     shown: dict[Path, int] = {}
     for run in chosen:
-        paths = logs_of(run, folder, rank)
+        paths = logs_of(run, rank)
         if not paths and not follow:
-            print(f"point {run.name} is {run.state}{f' ({run.reason})' if run.reason else ''} and has no log yet")
+            why = "has no log yet" if run.point else "has no log: it was started without a launcher"
+            print(f"{run.name} is {run.state}{f' ({run.reason})' if run.reason else ''} and {why}")
         for path in paths:
             text, shown[path] = _tail(path, lines)
             print(f"==> {path} <==\n{text}", end="", flush=True)
@@ -38,7 +39,7 @@ def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follo
         _follow(folder, [run.name for run in chosen], rank, shown)
 
 
-def logs_of(run: RunFiles, sweep: Path, rank: int | None) -> list[Path]:
+def logs_of(run: RunFiles, rank: int | None) -> list[Path]:
     """Returns the logs of the point's last start: of each rank or of one, and SLURM's log.
 
     Raises ConfigError if there are logs, but none of that rank.
@@ -51,7 +52,7 @@ def logs_of(run: RunFiles, sweep: Path, rank: int | None) -> list[Path]:
             known = ", ".join(map(str, sorted(ranks)))
             raise ConfigError(f"--rank={rank} has no log at point {run.name}: give one of {known}")
         return [ranks[rank]]
-    batch = launch_dir(sweep) / "logs" / f"{run.job}.log"
+    batch = launch_dir(run.sweep or run.folder) / "logs" / f"{run.job}.log"
     batch_logs = [batch] if rank is None and run.job and batch.is_file() and batch.stat().st_size else []
     return [ranks[number] for number in sorted(ranks)] + batch_logs
 
@@ -64,7 +65,7 @@ def _rank(path: Path) -> int:
 def _list(runs: Sequence[RunFiles]) -> None:
     print("no point has failed; name one of the points with logs:")
     for run in runs:
-        logs = logs_of(run, run.folder, None)
+        logs = logs_of(run, None)
         if logs:
             print(f"  {run.name}  {run.state}  {len(logs)} in {logs[0].parent}")
 
@@ -88,7 +89,7 @@ def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Pa
     while not over:
         runs = select_runs(sweep_runs(folder), names)
         over = all(run.state in ENDED for run in runs)  # read before the logs, so that the last lines are printed
-        for path in (path for run in runs for path in logs_of(run, folder, rank)):
+        for path in (path for run in runs for path in logs_of(run, rank)):
             text, size = _since(path, shown.get(path, 0))
             if text:
                 print(("" if path == last else f"==> {path} <==\n") + text, end="", flush=True)

@@ -27,24 +27,29 @@ def resume(folder: Path) -> None:
     They run the current code, with the settings and in the working directory of their last launch. A search with
     Optuna continues instead with its unfinished trials and the remaining ones.
     """
-    if (command := read_file(launch_dir(folder) / SEARCH, SearchFile)) is not None:
+    runs = sweep_runs(folder)
+    sweep = next((run.sweep for run in runs if run.sweep is not None), folder.absolute())
+    if (command := read_file(launch_dir(sweep) / SEARCH, SearchFile)) is not None:
         # imported late: Optuna, which only a search needs
         from clipx_launch.search.search import resume_search
 
         resume_search(command)
-    runs = sweep_runs(folder)
     again = [run for run in runs if run.state in RESUMABLE]
     if not again:
         print(f"nothing to resume: {count_states(runs)}")
         return
     for launch, points in _by_launch(again):
-        _start(folder.absolute(), launch, points)
+        _start(sweep, launch, points)
 
 
 def _by_launch(runs: Sequence[RunFiles]) -> list[tuple[Launch, list[RunFiles]]]:
     """Groups the points that were launched with the same settings, by any process, for one launch."""
     found: dict[str, tuple[Launch, list[RunFiles]]] = {}
     for run in runs:
+        if run.point is None:
+            raise ClipxError(
+                f"{run.folder} was started without a launcher: python -m clipx.train resume={run.folder} continues it"
+            )
         if run.launch is None:
             raise ClipxError(f"sweep.json has no launch settings of point {run.name}: run its command again")
         _check_removed(run.launch.settings)

@@ -65,6 +65,7 @@ class RunFiles:
     folder: Path
     name: str
     point: Point | None
+    sweep: Path | None  # folder of the sweep that the point is of
     launch: Launch | None  # of the point, from sweep.json
     rows: list[Row] = field(repr=False)
     events: list[dict[str, Any]] = field(repr=False)

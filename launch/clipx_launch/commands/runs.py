@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clipx.checkpoint.records import MANIFEST
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
@@ -26,10 +28,15 @@ _LARGEST = 1 << 28  # bytes of metrics.jsonl or events.jsonl
 
 
 def sweep_runs(folder: Path) -> list[RunFiles]:
-    """Returns the points of a sweep in the order of their numbers. Raises ClipxError if the folder has none."""
-    if not (launch_dir(folder) / "sweep.json").is_file():
+    """Returns the points of a sweep in the order of their numbers, or the run of a run's directory.
+
+    Raises ClipxError if the folder is neither.
+    """
+    if any((launch_dir(folder) / name).is_file() for name in ("sweep.json", "point.json")):
+        return runs_in([folder], points_only=True)
+    if not (folder / "config.yaml").is_file():
         raise ConfigError(_no_sweep(folder))
-    return runs_in([folder], points_only=True)
+    return runs_in([folder])
 
 
 def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[RunFiles]:
@@ -39,23 +46,31 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[RunFiles
     """
     found: dict[Path, RunFiles] = {}
     for folder in folders:
-        for path, (listed, launch) in _run_dirs(folder.resolve(), points_only).items():
+        for path, listed in _run_dirs(folder.resolve(), points_only).items():
             name = os.path.relpath(path, folder.resolve())
             # Of several folders, each has a run 0.
             name = str(folder) if name == "." else name if len(folders) == 1 else str(folder / name)
-            found.setdefault(path, read_run(path, name, listed, launch))
+            found.setdefault(path, read_run(path, name, listed))
     if not found:
         raise ConfigError(f"{', '.join(map(str, folders))} contains no run: give a folder of runs")
-    runs = sorted(found.values(), key=lambda run: (run.point is None, run.point.index if run.point else 0, run.name))
+    runs = sorted(found.values(), key=_place)
     for run in runs:
         for line in run.damaged:
             note(line)
     now = time.time()
     jobs = jobs_of(runs)
-    for run, typed in zip(runs, varied([run.point.overrides if run.point else [] for run in runs]), strict=True):
-        run.varied = typed
-        run.state, run.reason = state_of(run, jobs, now)
+    for _, group in itertools.groupby(runs, lambda run: run.sweep):
+        points = list(group)
+        overrides = varied([run.point.overrides if run.point else [] for run in points])
+        for run, typed in zip(points, overrides, strict=True):
+            run.varied = typed
+            run.state, run.reason = state_of(run, jobs, now)
     return runs
+
+
+def _place(run: RunFiles) -> tuple[bool, str, int, str]:
+    """Returns the place of a run in a list: after the others of its sweep, in the order of their numbers."""
+    return run.point is None, str(run.sweep or ""), run.point.index if run.point else 0, run.name
 
 
 @cache  # runs are read again by --watch and --follow
@@ -90,8 +105,12 @@ def _pair(text: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-_Listed = tuple[Point | None, Launch | None]
-"""Point and launch of a run as sweep.json lists them."""
+class _Listed(NamedTuple):
+    """Facts of a run in a sweep.json."""
+
+    point: Point | None = None
+    launch: Launch | None = None
+    sweep: Path | None = None
 
 
 def _run_dirs(folder: Path, points_only: bool) -> dict[Path, _Listed]:
@@ -103,12 +122,22 @@ def _run_dirs(folder: Path, points_only: bool) -> dict[Path, _Listed]:
         path = Path(at)
         if ".launch" in folders:
             runs |= _sweep_points(path)
-            if (path / ".launch/point.json").is_file():
-                runs.setdefault(path, (None, None))
+            if (path / ".launch/point.json").is_file() and path not in runs:
+                runs[path] = _listed_elsewhere(path)
         if "config.yaml" in files and not points_only:
-            runs.setdefault(path, (None, None))
+            runs.setdefault(path, _Listed())
         folders[:] = [name for name in folders if name not in (".launch", CHECKPOINTS)]
     return runs
+
+
+def _listed_elsewhere(path: Path) -> _Listed:
+    """Returns what the sweep of a point says, which is in another folder or was moved with it."""
+    own = list[Path]()
+    with suppress(ClipxError):  # `read_run` tells
+        own += [Path(point.sweep)] if (point := Point.read(path)) is not None and point.sweep else []
+    sweeps = [folder for folder in (*own, *path.parents) if (launch_dir(folder) / "sweep.json").is_file()]
+    found = next((points[path] for points in map(_sweep_points, sweeps) if path in points), None)
+    return found or _Listed(sweep=next(iter(sweeps), None))  # a damaged one
 
 
 def _sweep_points(folder: Path) -> dict[Path, _Listed]:
@@ -127,7 +156,7 @@ def _sweep_points(folder: Path) -> dict[Path, _Listed]:
             continue
         point = Point(folder=at, index=row.index, overrides=row.overrides, content="", job=row.job, task=row.task)
         launches = known.launches[row.launch : row.launch + 1] if row.launch is not None else []
-        found[at] = point, read_item(Launch, launches[0]) if launches else None
+        found[at] = _Listed(point, read_item(Launch, launches[0]) if launches else None, folder)
     return found
 
 
@@ -146,34 +175,35 @@ def _no_sweep(folder: Path) -> str:
     sweeps = [str(path.parent.parent) for path in folder.glob("*/.launch/sweep.json")]
     sweeps += [str(parent) for parent in folder.absolute().parents if (parent / ".launch/sweep.json").is_file()]
     example = f", such as {sorted(sweeps)[-1]}" if sweeps else ""
-    return f"{folder} contains no sweep (no .launch/sweep.json): give the hydra.sweep.dir of a sweep{example}"
+    return f"{folder} is no sweep and no run: give the hydra.sweep.dir of a sweep, or a run_dir{example}"
 
 
 # ------------------------------------------------------------------------------------------- files of a run
 
 
-def read_run(folder: Path, name: str, listed: Point | None, launch: Launch | None) -> RunFiles:
+def read_run(folder: Path, name: str, listed: _Listed) -> RunFiles:
     """Returns the run of a folder. What cannot be read is left out, and a line of `damaged` says so.
 
-    `listed`: the point as the sweep lists it. It takes the place of a point.json that is missing or damaged.
+    The point that the sweep lists takes the place of a point.json that is missing or damaged.
     """
     damaged: list[str] = []
-    point, result = listed, None
+    point, result = listed.point, None
     try:
         found = Point.read(folder)
-        if found is not None and listed is not None and found.index != listed.index:
-            raise ClipxError(f"{folder}: point.json has the number {found.index}, and sweep.json {listed.index}")
-        point = found or listed
+        if found is not None and point is not None and found.index != point.index:
+            raise ClipxError(f"{folder}: point.json has the number {found.index}, and sweep.json {point.index}")
+        point = found or point
     except ClipxError as error:
         damaged.append(str(error))
     if point is not None:
         try:
-            result = read_file(point.launch_dir / "result.json", Result)
+            result = read_file(point.files / "result.json", Result)
         except ClipxError as error:
             damaged.append(str(error))
     rows = _objects(folder / "metrics.jsonl", is_row, damaged)
     events = _objects(folder / "events.jsonl", is_event, damaged)
-    return RunFiles(folder, name, point, launch, rows, events, result, _checkpoints(folder), damaged)
+    checkpoints = _checkpoints(folder)
+    return RunFiles(folder, name, point, listed.sweep, listed.launch, rows, events, result, checkpoints, damaged)
 
 
 def _objects(path: Path, is_sound: Callable[[Any], bool], damaged: list[str]) -> list[dict[str, Any]]:

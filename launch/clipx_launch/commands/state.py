@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from clipx.errors import Exit
 from clipx.run.lock import LOCK, Holder, read_holder
-from clipx_launch.cluster import Job, SlurmError, final_states, queued_jobs
+from clipx_launch.cluster import Job, SlurmError, final_states, queued_jobs, reason_of
 from clipx_launch.commands.run import RunFiles, State
 from clipx_launch.point import Result
 
@@ -38,6 +39,8 @@ def _has_ended(result: Result | None) -> bool:
 def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[State, str]:
     """Returns the state of a run and its reason. `jobs` is the result of `jobs_of`, `now` seconds since 1970."""
     result = run.result
+    if result is not None and result.exit_code == Exit.IN_USE and is_running(run, now):  # by another process
+        return _active(run, now), _first_line(result.error)
     if result is not None and _has_ended(result):
         return State(result.state), _first_line(result.error)
     job = None if jobs is None or run.job is None else jobs.get(run.job)
@@ -46,8 +49,12 @@ def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[St
     if job is not None and job.state in _RUNNING:
         if result is None:
             return _active(run, now), ""
-        if _stopped(_first_line(result.error)) is State.stopped:  # its script is about to requeue it
+        by = _first_line(result.error)
+        if _stopped(by) is State.stopped:  # its script is about to requeue it
             return State.requeued, ""
+        # Its script asks SLURM what has ended it.
+        if run.point is not None and not (run.point.files / "cancel").exists():
+            return _active(run, now), by
     if result is not None:
         preempted = job is not None and job.state == "PREEMPTED"
         state = State.preempted if preempted else _stopped(_first_line(result.error))
@@ -66,7 +73,7 @@ def _without_result(name: str, job: Job | None) -> tuple[State, str]:
     if job is None or job.state == "COMPLETED":
         return State.lost, f"job {name} is gone and left no result"
     states = {"CANCELLED": State.cancelled, "PREEMPTED": State.preempted}
-    return states.get(job.state.partition(" ")[0], State.failed), f"job {name} is {job.state.lower()}"
+    return states.get(job.state.partition(" ")[0], State.failed), reason_of(name, job.state)
 
 
 def _stopped(by: str) -> State:
@@ -93,6 +100,8 @@ def _without_job(run: RunFiles, now: float) -> tuple[State, str]:
     if is_running(run, now):
         return _active(run, now), ""
     launcher = launcher_of(run)
+    if launcher is None and run.point.submitted is not None:
+        return State.lost, "it was not submitted"
     if launcher is None:
         return State.waiting, "its script has not been submitted"
     started = any(time_of(path) >= (run.point.submitted or 0) for path in run.point.logs.glob("local.*.log"))

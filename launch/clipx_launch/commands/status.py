@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def facts(run: RunFiles) -> dict[str, Any]:
     return {
         "run": run.name,
         "folder": str(run.folder),
+        "sweep": str(run.sweep) if run.sweep else None,
         "index": run.point.index if run.point else None,
         "job": run.job,
         "requeues": run.point.requeues if run.point else None,
@@ -73,7 +75,9 @@ def table(runs: Sequence[RunFiles]) -> Table:
     now, metric = time.time(), metric_of(runs, None)
     rows = [_row(run, metric, now) for run in runs]
     columns = [name for name in rows[0] if name == "state" or any(row[name] for row in rows)]
-    return text_table(columns, [[row[name] for name in columns] for row in rows], right=_NUMBERS)
+    cells = [[row[name] for name in columns] for row in rows]
+    last = [n for n, (run, after) in enumerate(itertools.pairwise(runs)) if run.sweep != after.sweep]  # of its sweep
+    return text_table(columns, cells, right=_NUMBERS, sections=last)
 
 
 _NUMBERS = ("step", "loss", "samples/s")

@@ -10,6 +10,7 @@ error; `stuck`, rank 1 blocks for ever.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -44,13 +45,16 @@ class Loop:
             clock = SimpleNamespace(monotonic=lambda: 2 * signals._DUPLICATE_S * later.exists(), sleep=time.sleep)
             signals.time = clock  # type: ignore[assignment, attr-defined]
         comm, run = self.comm, self.folder
+        lock = RunLock(run, self.rundir.event)
         comm.follow(lambda: self.step, lambda reason: abort(reason, Exit.FAILED, rank=comm.rank))
+        comm.run_on_main(lock.acquire)
         with (
-            RunLock(run, comm, self.rundir.event) as lock,
+            contextlib.ExitStack() as at_end,
             StopSignals(verbose=comm.is_main) as stop,
             Watchdog(self.spec.distributed.watchdog_s, run, comm.rank, self.rundir.event) as watchdog,
             comm.naming_lost_peers(),
         ):
+            at_end.callback(lock.release)
             (run / f"pid.{comm.rank}").write_text(str(os.getpid()))
             while True:
                 lock.check()

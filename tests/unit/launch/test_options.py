@@ -38,21 +38,22 @@ def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
         name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
         gpus_per_node=4, cpus_per_task=6, mem_gb=1.5, time="1-00:00:00", parallelism=1, signal_before_s=60,
         setup=["module load cuda"], srun=["--container-image=a b"], sbatch={"mail_type": "END", "exclusive": True},
-        environment={"WORDS": "two $words"}, max_requeue=3, max_retry=2,
+        environment={"WORDS": "two $words"}, pass_environment=["A", "B"], max_requeue=3, max_preemption=4, max_retry=2,
     )  # fmt: skip
     folders = [tmp_path / "a b", tmp_path / "c"]
     text = sbatch_script(spec, tmp_path, folders, snapshot.environment(None))
     assert parsed(text) == {
         "array": "0-1%1", "job-name": "mine", "partition": "a,b", "account": "me", "qos": "high", "constraint": "h200&ib",
         "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "cpus-per-task": "6", "mem": "1536M", "time": "1440",
-        "signal": "USR1@60", "mail-type": "END", "exclusive": "", "requeue": "", "open-mode": "append",
+        "signal": "USR1@60", "mail-type": "END", "exclusive": "", "export": "ALL,A,B", "requeue": "", "open-mode": "append",
         "chdir": str(Path.cwd()), "output": f"{tmp_path}/.launch/logs/%A_%a.log",
     }  # fmt: skip
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert "\nmodule load cuda\n" in text
     assert "'--container-image=a b'" in text
     assert "WORDS='two $words'" in text
-    assert "max_requeue=3 max_retry=2 " in text
+    assert "max_requeue=3 max_preemption=4 max_retry=2 " in text
+    assert " mem_gb=1.5\n" in text and "for name in A B; do" in text
     assert f"\n'{tmp_path}/a b'\n{tmp_path}/c\n" in text
 
 
@@ -87,8 +88,8 @@ def test_the_first_failed_rank_sets_the_result_of_a_point(tmp_path: Path) -> Non
     point.write_result(Result("failed", 1, error="the cause"))
     point.write_result(Result("failed", 1, error="what came of it"))
     assert point.result == Result("failed", 1, error="the cause")
-    files = sorted(path.name for path in point.launch_dir.iterdir())
-    assert files == ["config.yaml", "logs", "point.json", "result.json"]
+    files = sorted(f"{path.relative_to(point.launch_dir)}" for path in point.launch_dir.rglob("*"))
+    assert files == ["config.yaml", "local", "local/result.json", "logs", "point.json"]
 
 
 def test_the_hash_of_a_point_ignores_its_name_and_folder() -> None:

@@ -51,6 +51,7 @@ def test_the_printed_script_equals_the_submitted_script(
     code = snapshot.environment(None)
     printed = sbatch_script(spec, sweep.folder, [planned.point.folder for planned in sweep.planned], code)
     assert slurm._submit_array(sweep.folder, sweep.planned, spec, code, None) == "7"
+    slurm._record_array(sweep.folder, sweep.planned, "7")
     assert (tmp_path / "submitted").read_text() == printed
     assert "LOCAL_RANK=" not in (tmp_path / "env").read_text() and os.environ["LOCAL_RANK"] == "3"
     assert [planned.point.job_id for planned in sweep.planned] == (["7"] if points == 1 else ["7_0", "7_1", "7_2"])

@@ -21,6 +21,8 @@ def test_a_point_is_finished_only_with_the_same_configuration(tmp_path: Path) ->
     (before,) = make_sweep(tmp_path, ["seed=0"]).planned
     before.point.write_result(Result("finished", value=0.5))
     same, other = (sweep._plan(replace(before.spec, seed=seed), [f"seed={seed}"], 0) for seed in (0, 1))
+    same.find_previous()
+    other.find_previous()
     assert (same.finished, same.spec.resume) == (True, "auto")
     assert (other.finished, other.previous, other.spec.resume) == (False, None, "none")
 
@@ -37,7 +39,7 @@ def test_a_job_without_a_result_has_failed_at_the_second_poll_after_its_end(tmp_
     assert progress._ended(late, {"7_0": "COMPLETED"}, over, board)
     assert late.result == Result("finished", value=0.5)
     assert progress._ended(lost, {"7_1": "NODE_FAIL"}, over, board)
-    assert lost.result == Result("failed", 1, error="job 7_1 is node_fail")
+    assert lost.result == Result("failed", 1, error="job 7_1 is node fail")
 
 
 def test_a_stopped_point_has_not_ended_while_its_job_is_requeued(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def write_sweep(folder: Path, *typed: list[str]) -> list[Point]:
         point = Point(folder=folder / f"{index}", index=index, overrides=overrides, content="x")
         sweep.planned.append(Planned(point, spec))
     sweep.pending = list(sweep.planned)
-    sweep.create_points()
+    sweep.create_points(submitted=None)
     (folder / ".launch").mkdir(exist_ok=True)
     sweep.save(LocalSpec())
     return [planned.point for planned in sweep.planned]
@@ -80,8 +80,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
         gamma = {"train/gamma": 0.6, "train/log_u": -2.0} if typed["objective"] == "sogclr" else {}
         write_run(point, value_of(typed), **gamma)
     write_run(points[35], math.nan)
-    (points[34].launch_dir / "result.json").unlink()
-    (points[33].launch_dir / "result.json").unlink()
+    (points[34].files / "result.json").unlink()
+    (points[33].files / "result.json").unlink()
     points[33].write_result(Result("failed", 1, error="RuntimeError: <b>a bug</b>\nof line 2"))
     return folder
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers.savers import run_in_processes
 from helpers.waiting import wait_until
 
@@ -22,8 +21,6 @@ from clipx.errors import Exit, Locked
 from clipx.processes import process_stat
 from clipx.run import lock as module
 from clipx.run.lock import Holder, RunLock
-
-COMM = Comm(0, 1, 0, torch.device("cpu"))
 
 
 class Events(list[dict[str, Any]]):
@@ -64,7 +61,7 @@ def compete(comm: Comm, folder: Path, stale: bool) -> list[str]:
         run = folder / str(len(found))
         if stale and comm.is_main:
             write_lock(run, dead_holder())
-        lock = RunLock(run, COMM, lambda kind, run=run, **facts: (run / "events").write_text(kind))  # type: ignore[misc]
+        lock = RunLock(run, lambda kind, run=run, **facts: (run / "events").write_text(kind))  # type: ignore[misc]
         comm.barrier()
         time.sleep(random.uniform(0, 1e-3))
         try:
@@ -97,6 +94,8 @@ HOLDERS = {
     "refreshed 500 s ago elsewhere": (ELSEWHERE, 500, "", False),
     "not for 700 s": (ELSEWHERE, 700, "", True),
     "this job, started anew": (ELSEWHERE, 0, "77.1", True),
+    "this task of an array, started anew": (replace(ELSEWHERE, job="77_3.0"), 0, "77_3.1", True),
+    "another task of the array": (replace(ELSEWHERE, job="77_3.0"), 0, "77_4.1", False),
     "another node of this job": (ELSEWHERE, 0, "77.0", False),
     "another job": (ELSEWHERE, 0, "78.1", False),
     "no job": (replace(ELSEWHERE, job=""), 0, "", False),
@@ -108,12 +107,16 @@ def test_stale_locks_are_taken_over_and_live_locks_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: Events, holder: Holder, age_s: float, job: str, taken: bool
 ) -> None:
     if job:
-        monkeypatch.setenv("SLURM_JOB_ID", job.partition(".")[0])
-        monkeypatch.setenv("SLURM_RESTART_COUNT", job.partition(".")[2])
+        number, _, restart = job.partition(".")
+        array, _, task = number.partition("_")
+        own = {"SLURM_JOB_ID": "99" if task else number, "SLURM_RESTART_COUNT": restart}
+        own |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task} if task else {}
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
     assert module._STALE_S == 600
     monkeypatch.setattr(module, "_STALE_S", 600 * SLOW)
     path = write_lock(tmp_path, holder, SLOW * age_s)
-    lock = RunLock(tmp_path, COMM, events)
+    lock = RunLock(tmp_path, events)
     if taken:
         lock.acquire()
         assert events[0]["of"] == asdict(holder)
@@ -125,7 +128,7 @@ def test_stale_locks_are_taken_over_and_live_locks_are_not(
         lock.acquire()
     assert error.value.exit_code == 3
     assert f"pid {holder.pid} on {holder.host}" in str(error.value)
-    assert ("SLURM job 77" in str(error.value)) == bool(holder.job)
+    assert (f"SLURM job {holder.job.partition('.')[0]}," in str(error.value)) == bool(holder.job)
     lock.release()
     assert json.loads(path.read_text()) == asdict(holder)
 
@@ -135,9 +138,9 @@ def test_an_unreadable_lock_is_stale_by_its_age(tmp_path: Path, events: Events) 
         path = write_lock(tmp_path, ELSEWHERE)
         path.write_text(content)
         with pytest.raises(Locked, match=f"an unknown job.*delete {re.escape(str(path))}"):
-            RunLock(tmp_path, COMM, events).acquire()
+            RunLock(tmp_path, events).acquire()
         os.utime(path, (0, 0))
-        with RunLock(tmp_path, COMM, events):
+        with RunLock(tmp_path, events):
             assert events.pop()["of"] is None, content
 
 
@@ -146,7 +149,7 @@ def test_a_holder_refreshes_its_lock_and_detects_a_takeover(
 ) -> None:
     monkeypatch.setattr(module, "_HEARTBEAT_S", 0.02)
     path = tmp_path / "run.lock"
-    with RunLock(tmp_path, COMM, events) as lock:
+    with RunLock(tmp_path, events) as lock:
         os.utime(path, (0, 0))
         wait_until(lambda: path.stat().st_mtime > time.time() - 60)
         lock.check()
