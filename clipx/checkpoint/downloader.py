@@ -60,6 +60,14 @@ def remote_checkpoints(url: str, retry_s: float = RETRY_S) -> list[tuple[int, st
     return sorted([(step_of(Path(name)), f"{root}/{CHECKPOINTS}/{name}") for name in complete], reverse=True)
 
 
+def check_new(url: str, retry_s: float = RETRY_S) -> None:
+    """Raises CheckpointError if a new run would overwrite a run at its URL; StorageError as `remote_checkpoints`."""
+    if remote_checkpoints(url, retry_s):
+        raise CheckpointError(
+            f"{url} already holds a run: continue it with resume=auto, or give this run another name="
+        )
+
+
 def fetch(url: str, into: Path, retry_s: float = RETRY_S) -> Path:
     """Downloads a checkpoint into the folder `into`, where it appears after every hash has been verified.
 

@@ -69,13 +69,17 @@ class CheckpointManager:
             self._comm.run_on_main(lambda: self._fetch(resume, source))
 
     def _fetch(self, resume: Resume, source: str) -> None:
-        from clipx.checkpoint.downloader import RETRY_S, fetch, fetch_history, fetch_newest, remote_checkpoints
+        from clipx.checkpoint.downloader import (
+            RETRY_S,
+            check_new,
+            fetch,
+            fetch_history,
+            fetch_newest,
+            remote_checkpoints,
+        )
 
         if not resume.enabled:
-            if remote_checkpoints(source, RETRY_S):
-                raise CheckpointError(
-                    f"{source} already holds a run: continue it with resume=auto, or give this run another name="
-                )
+            check_new(source, RETRY_S)
             return
         here = self._newest_local()
         try:
@@ -265,7 +269,10 @@ def _check_state(found: Checkpoint) -> None:
 
 
 def run_url(remote: str, run_dir: Path) -> str:
-    """Returns the URL of a run's copy: `remote` plus the run directory below the working directory, or its name."""
+    """Returns the URL of a run's copy: `remote` plus the run directory, without the working directory if it is below.
+
+    So runs of several sweeps have different URLs: their folders all end in 0, 1, 2.
+    """
     path, here = run_dir.resolve(), Path.cwd()
-    name = path.relative_to(here).as_posix() if path.is_relative_to(here) and path != here else path.name
-    return f"{remote.rstrip('/')}/{name}"
+    below = path.is_relative_to(here) and path != here
+    return f"{remote.rstrip('/')}/{path.relative_to(here if below else '/').as_posix()}"

@@ -42,7 +42,7 @@ class CheckpointSpec:
 
     remote: str | None = option(None, when="every != none", check=check_folder_url)
     """URL of a folder of any fsspec file system, such as s3://bucket/runs. Checkpoints and the run's small files are
-    uploaded to <remote>/<run_dir> (with the last part of a run_dir outside the working directory). null: no upload."""
+    uploaded to <remote>/<run_dir> (the whole path of a run_dir outside the working directory). null: no upload."""
 
     delete_previous: bool = option(False, when="remote")
     """Keeps only the newest of the local checkpoints whose upload is verified, regardless of keep_last, keep_every and

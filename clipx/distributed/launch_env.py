@@ -106,6 +106,12 @@ def read_launch_env(env: Mapping[str, str] = os.environ) -> LaunchEnv:
     )
 
 
+def allocated_gpus(env: Mapping[str, str] = os.environ) -> int:
+    """Returns the number of GPUs on this node that SLURM has given to the job. 0: none, or no job."""
+    text = env.get("SLURM_GPUS_ON_NODE", "")
+    return int(text) if text.isdecimal() else 0
+
+
 def rank_or_none(env: Mapping[str, str] = os.environ) -> int | None:
     """Returns this process's rank for log lines, or None for a single process or an invalid environment."""
     return rank_and_world(env)[0]

@@ -15,7 +15,7 @@ from clipx.config.options import option, typed
 from clipx.config.registry import MISSING, frozen
 from clipx.distributed.comm import Comm
 from clipx.distributed.consistency import code_version
-from clipx.distributed.launch_env import LaunchEnv, cores, node_name, read_launch_env, warn_of_few_cores
+from clipx.distributed.launch_env import LaunchEnv, allocated_gpus, cores, node_name, read_launch_env, warn_of_few_cores
 from clipx.errors import ConfigError, PeerLost, require, require_effect
 
 if TYPE_CHECKING:
@@ -160,6 +160,12 @@ class DistributedSpec:
         """Returns the device of a local rank. A process may see all devices of its host, or only one."""
         found = torch.accelerator.current_accelerator(check_available=True)
         if self.device == "cpu" or (self.device == "auto" and found is None):
+            gpus = 0 if self.device == "cpu" else allocated_gpus()
+            require(
+                not gpus,
+                f"the job has {gpus} GPUs on {node_name()} (SLURM_GPUS_ON_NODE), but torch {torch.__version__} finds "
+                "no accelerator: check nvidia-smi and torch's build there, or train on the CPU by distributed=cpu",
+            )
             return torch.device("cpu")
         if found is None or self.device not in ("auto", found.type):
             name = {"cuda": "CUDA"}.get(self.device, self.device)

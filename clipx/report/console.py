@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 import time
 from collections import deque
@@ -28,6 +29,8 @@ from clipx.output import lose_output
 
 Item = TypeVar("Item")
 _REPORT_EVERY_S = 60.0
+# Open MPI gives each rank a terminal, whose output it writes to where mpirun's goes: a file, as a rule.
+_OPEN_MPI = "OMPI_COMM_WORLD_RANK"
 _RECENT_S = 30.0  # of which a rate is measured
 
 
@@ -36,12 +39,24 @@ def stdout_console(quiet: bool = False) -> Console:
 
     In a file or a pipe, lines are not wrapped at 80 columns.
     """
-    width = None if sys.stdout.isatty() else 200
-    return _Plain(markup=False, emoji=False, highlight=False, soft_wrap=True, quiet=quiet, width=width)
+    return _Plain(quiet=quiet)
 
 
 class _Plain(Console):
     """Console that prints strings, also those of tables, as they are: escaped, without markup and emoji codes."""
+
+    def __init__(self, stderr: bool = False, quiet: bool = False) -> None:
+        by_mpi = _OPEN_MPI in os.environ
+        super().__init__(
+            stderr=stderr,
+            quiet=quiet,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            soft_wrap=True,
+            force_terminal=False if by_mpi else None,
+            width=200 if by_mpi or not (sys.stderr if stderr else sys.stdout).isatty() else None,
+        )
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(escaped(text), **options)
@@ -73,8 +88,7 @@ def _plain(text: str) -> Text:
 
 def stderr_console() -> Console:
     """Returns a console on standard error like `stdout_console`: for progress, where standard output is the result."""
-    width = None if sys.stderr.isatty() else 200
-    return _Plain(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True, width=width)
+    return _Plain(stderr=True)
 
 
 class _Rate:

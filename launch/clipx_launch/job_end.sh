@@ -29,6 +29,7 @@ is_preempted() {
   [[ "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]]
 }
 wait_for_end() { # until SLURM ends this script, which must not end as completed before
+  if (( ended )); then exit "$code"; fi # SLURM has ended the job, and kills this script only after KillWait
   sleep 3600 &
   wait "$!" # a signal interrupts it
   exit "$code"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -21,7 +23,7 @@ from clipx.config.compose import checked
 from clipx.config.composer import PointComposer
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, require
+from clipx.errors import ClipxError, ConfigError, StorageError, require
 from clipx.report.console import track
 from clipx.run.directory import RunDir
 from clipx.run.lock import Holder, RunLock
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 Overrides = Mapping[int, Sequence[str]]  # Hydra overrides of each point, by its number
+
+log = logging.getLogger(__name__)
 
 _ADVICE = "another command launches these points: repeat this one when that has ended, or use another hydra.sweep.dir"
 _SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun and bash all take literally
@@ -178,8 +182,31 @@ class Sweep:
                 RunDir(planned.point.folder).claim(planned.spec)
             except ClipxError as error:
                 self.errors[planned.point.index] = error
+        if not self.errors:
+            self._check_remote()
         if self.errors:
             raise ConfigError(*self._table())
+
+    def _check_remote(self) -> None:
+        """Finds new points whose URL below `checkpoint.remote` already has a run. An outage is none: jobs wait for its
+        end."""
+        if all(planned.spec.checkpoint.remote is None for planned in self.pending):
+            return
+        from clipx.checkpoint.downloader import check_new
+        from clipx.checkpoint.manager import run_url
+
+        def check(planned: Planned) -> None:
+            remote = planned.spec.checkpoint.remote
+            if remote is not None and not planned.spec.resume_point.enabled:
+                try:
+                    check_new(run_url(remote, planned.point.folder), retry_s=0)
+                except StorageError as error:
+                    log.warning("%s is checked when the points start: %s", remote, error)
+                except ClipxError as error:
+                    self.errors[planned.point.index] = error
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(check, self.pending))
 
     def watch(self) -> None:
         """Lets the watcher, if there is one, read the state of the points."""

@@ -196,7 +196,7 @@ def test_a_second_job_of_a_point_leaves_the_files_of_the_first(job: Job) -> None
         (job.files / name).write_text("of the first")
     job.point.write_result(Result("finished", value=0.5))
     in_use = Result("failed", 3, error="in use by pid 5 on n1, SLURM job 7")
-    done = job.run(f'{job.fail("result", in_use)}; exit 3', job="8")
+    done = job.run(f"{job.fail('result', in_use)}; exit 3", job="8")
     assert done.returncode == 3
     assert job.result == Result("finished", value=0.5)
     assert {(job.files / name).read_text() for name in names} == {"of the first"}
