@@ -10,7 +10,6 @@ tests/unit/test_compat.py checks what clipx expects of each.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from dataclasses import dataclass
 from operator import attrgetter
@@ -292,8 +291,4 @@ def submit_script(folder: Path, text: str) -> str:
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             return command
 
-    umask = os.umask(0o077)  # the script has the job's environment
-    try:
-        return ScriptExecutor(folder)._submit_command(text).job_id
-    finally:
-        os.umask(umask)
+    return ScriptExecutor(folder)._submit_command(text).job_id

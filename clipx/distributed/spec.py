@@ -163,7 +163,7 @@ class DistributedSpec:
             gpus = 0 if self.device == "cpu" else allocated_gpus()
             require(
                 not gpus,
-                f"the job has {gpus} GPUs on {node_name()} (SLURM_GPUS_ON_NODE), but torch {torch.__version__} finds "
+                f"the job has GPUs on {node_name()} (SLURM_GPUS_ON_NODE={gpus}), but torch {torch.__version__} finds "
                 "no accelerator: check nvidia-smi and torch's build there, or train on the CPU by distributed=cpu",
             )
             return torch.device("cpu")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from clipx.errors import Locked
+from clipx.errors import Locked, disk_error
 from clipx.processes import is_running, process_stat
 from clipx.storage.local import ensure_folder
 from clipx.storage.safe_json import read_as, read_regular
@@ -110,6 +110,8 @@ class RunLock:
                 if self.path.exists():
                     self._check_stale(read_holder(self.path.parent), new.stat().st_mtime - self.path.stat().st_mtime)
                 new.replace(self.path)
+            except OSError as error:
+                raise disk_error(error, self.path, "make room, or use another folder") from None
             finally:
                 new.unlink(missing_ok=True)
         self._thread = threading.Thread(target=self._keep_alive, name="run.lock", daemon=True)

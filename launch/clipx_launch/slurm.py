@@ -15,11 +15,11 @@ from hydra.core.utils import JobReturn
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from clipx.compat import submit_script
-from clipx.errors import require
+from clipx.errors import disk_error, require
 from clipx.output import lose_output
 from clipx.storage.local import ensure_folder, write_text
 from clipx_launch import cluster, snapshot
-from clipx_launch.files import launch_dir
+from clipx_launch.files import FIX, launch_dir
 from clipx_launch.options import LaunchSpec
 from clipx_launch.progress import wait_for
 from clipx_launch.sbatch_script import sbatch_script
@@ -128,13 +128,18 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
 def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: dict[str, str], after: str | None) -> str:
     text = sbatch_script(spec, folder, _folders(points), code, after)
     with redirect_stderr(StringIO()), _outside_job():  # submitit's error repeats the message of sbatch
-        return submit_script(launch_dir(folder), text)
+        try:
+            return submit_script(launch_dir(folder), text)
+        except OSError as error:
+            raise disk_error(error, launch_dir(folder), FIX) from None
 
 
 def _record_array(folder: Path, points: list[Planned], job: str) -> None:
     for task, planned in enumerate(points):
         planned.point.record_job(job, task if len(points) > 1 else None)
-    _link_script(launch_dir(folder) / f"{job}_submission.sh", points)
+    written = launch_dir(folder) / f"{job}_submission.sh"
+    written.chmod(0o600)  # it has the points' environment; a umask at its submission would be the job's, too
+    _link_script(written, points)
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from clipx.config import plugins
 from clipx.config.registry import CONF_DIR, PACKAGE
+from clipx.errors import disk_error
 from clipx.storage.local import ensure_folder
+from clipx_launch.files import FIX
 
 _HERE = Path(__file__).parent
 _SOURCES = [PACKAGE, _HERE, *([] if CONF_DIR.parent == PACKAGE else [CONF_DIR])]  # a wheel's package holds conf/
@@ -39,14 +41,19 @@ def _copy(folders: list[Path], to: Path) -> Path:
             digest.update(f"{path.relative_to(folder.parent)}\0".encode())
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     target = to / digest.hexdigest()[:16]
-    if not target.is_dir():
-        partial = to / f".{target.name}.{os.uname().nodename}.{os.getpid()}"
-        for folder in folders:
-            for path in _files(folder):
-                copy = partial / path.relative_to(folder.parent)
-                ensure_folder(copy.parent, f"the copy of the code {copy.parent}", "set hydra.sweep.dir to")
-                shutil.copyfile(path, copy)
+    if target.is_dir():
+        return target
+    partial = to / f".{target.name}.{os.uname().nodename}.{os.getpid()}"
+    try:
+        for path, root in ((path, folder.parent) for folder in folders for path in _files(folder)):
+            copy = partial / path.relative_to(root)
+            ensure_folder(copy.parent, f"the copy of the code {copy.parent}", "set hydra.sweep.dir to")
+            shutil.copyfile(path, copy)
         partial.replace(target)
+    except OSError as error:
+        raise disk_error(error, target, FIX) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
     return target
 
 

@@ -129,7 +129,6 @@ def _run(point: Point, rank: int) -> Result:
     from clipx_launch.point import Result
 
     record_command("train", point.overrides, plugins.__path__)
-    full = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
         with _locked(point, rank) as done:
             if done is not None:
@@ -140,7 +139,7 @@ def _run(point: Point, rank: int) -> Result:
         print_error(error, full=False)
         return Result("stopped", error.exit_code, error=str(error))
     except ClipxError as error:
-        print_error(error, full)
+        print_error(error, full=False)
         result = Result("failed", error.exit_code, error=str(error))
         if isinstance(error, PeerLost):
             point.write_lost_peer(result)
@@ -153,7 +152,7 @@ def _run(point: Point, rank: int) -> Result:
         raise
     except BaseException as error:
         if isinstance(error, Exception) and (found := known_failure(error)) is not None:
-            print_error(found, full)
+            print_error(found, full=False)
             return Result("failed", found.exit_code, error=str(found))
         traceback.print_exc()
         return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")

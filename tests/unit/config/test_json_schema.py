@@ -31,12 +31,12 @@ def schema_of(path: Path) -> str:
     return f"schema/{name}.json"
 
 
-# The keys of bench.yaml are the group's, those of hydra_logging are Python's logging.
+# The keys of bench.yaml are the group's, those of hydra_logging are Python's logging, and default_launcher has none.
 FILES = sorted(
     path
     for root in ROOTS[1:]
     for path in root.rglob("*.yaml")
-    if path.name != "bench.yaml" and path.parent.name != "hydra_logging"
+    if path.name != "bench.yaml" and path.parent.name not in ("hydra_logging", "hydra")
 )
 FILES += sorted(path for path in SITES.rglob("hydra/**/*.yaml"))
 

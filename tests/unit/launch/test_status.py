@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
 
 import pytest
-from helpers.sweeps import idle_process, make_sweep, set_launcher, states, write_lock
+from helpers.sweeps import idle_process, make_sweep, refused, set_launcher, states, write_lock
 
-from clipx_launch.commands.runs import runs_in
+from clipx.run.lock import Holder
+from clipx_launch.__main__ import main
+from clipx_launch.cluster import Job
+from clipx_launch.commands.run import State
+from clipx_launch.commands.runs import runs_in, sweep_runs
+from clipx_launch.commands.state import state_of
+from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result
 
 
@@ -68,3 +75,80 @@ def test_states_of_local_points_follow_their_files_and_processes(tmp_path: Path)
         child.kill()
         child.wait()
         assert states(tmp_path)["0"][0] == "lost"
+
+
+def test_a_stopped_run_is_not_called_cancelled_while_its_job_is(tmp_path: Path) -> None:
+    """Its script asks SLURM what has ended the run, and then requeues it."""
+    (planned,) = make_sweep(tmp_path, ["seed=0"]).planned
+    point = planned.point
+    point.record_job("7", None)
+    point.write_result(Result("stopped", 75, error="SIGTERM: stopped after step 3, saved"))
+    (run,) = runs_in([tmp_path])
+    for state, expected in (("RUNNING", State.starting), ("COMPLETING", State.starting), ("PENDING", State.requeued)):
+        assert state_of(run, {"7": Job(state)}, time.time())[0] is expected, state
+    (point.files / "cancel").touch()
+    for jobs in ({"7": Job("COMPLETING")}, {"7": Job("CANCELLED")}, {}):
+        assert state_of(run, jobs, time.time()) == (State.cancelled, "SIGTERM: stopped after step 3, saved")
+
+
+def test_a_job_that_ran_out_of_memory_is_named(tmp_path: Path) -> None:
+    (planned,) = make_sweep(tmp_path, ["seed=0"]).planned
+    planned.point.record_job("7", None)
+    (run,) = runs_in([tmp_path])
+    reason = "job 7 is out of memory: raise hydra.launcher.mem_gb, or lower data.workers"
+    assert state_of(run, {"7": Job("OUT_OF_MEMORY")}, time.time()) == (State.failed, reason)
+
+
+def test_a_point_in_use_by_another_process_is_running(tmp_path: Path) -> None:
+    (planned,) = make_sweep(tmp_path, ["seed=0"]).planned
+    planned.point.write_result(Result("failed", 3, error="in use by pid 5"))
+    assert states(tmp_path)["0"] == ("failed", "in use by pid 5")
+    with idle_process() as (_, holder):
+        write_lock(planned.point.folder, holder)
+        assert states(tmp_path)["0"] == ("starting", "in use by pid 5")
+
+
+def test_runs_are_listed_by_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Overrides that differ are those of the points of the same sweep."""
+    for name, key in (("b", "seed"), ("a", "data.workers")):
+        make_sweep(tmp_path / name, [f"{key}=0"], [f"{key}=1"])
+    run_with(tmp_path / "alone", 5000, START)
+    found = runs_in([tmp_path])
+    assert [run.name for run in found] == ["a/0", "a/1", "b/0", "b/1", "alone"]
+    assert [run.varied for run in found[:4]] == [
+        {"data.workers": "0"}, {"data.workers": "1"}, {"seed": "0"}, {"seed": "1"},
+    ]  # fmt: skip
+    assert main(["status", str(tmp_path)]) == 0
+    rules = [line for line in capsys.readouterr().out.splitlines() if line.startswith("├")]
+    assert len(rules) == 2
+
+
+def test_commands_take_the_directory_of_a_run_wherever_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A point inside the folder of its sweep, one outside, and a run that no launcher has started."""
+    made = make_sweep(tmp_path / "sweep", ["seed=0"], ["seed=1"])
+    outside = made.planned[1].point
+    outside.folder = tmp_path / "elsewhere"
+    made.pending = made.planned
+    made.create_points(submitted=time.time())
+    (tmp_path / "sweep/.launch/sweep.json").unlink()
+    made.save(LocalSpec())
+    for planned in made.planned:
+        planned.point.write_result(Result("failed", 1, error="a bug"))
+        (planned.point.logs / "local.0.log").write_text(f"log of {planned.point.index}\n")
+    for point in (made.planned[0].point, outside):
+        (run,) = sweep_runs(point.folder)
+        assert (run.sweep, run.state, run.launch is not None) == (tmp_path / "sweep", State.failed, True)
+        assert main(["logs", str(point.folder)]) == 0
+        assert f"log of {point.index}\n" in capsys.readouterr().out
+        assert main(["cancel", str(point.folder)]) == 0
+        assert capsys.readouterr().out == "nothing to cancel: 1 failed\n"
+    run_with(tmp_path / "alone", 5000, START)
+    assert f"python -m clipx.train resume={tmp_path}/alone continues it" in refused_without(capsys, tmp_path / "alone")
+
+
+def refused_without(capsys: pytest.CaptureFixture[str], run_dir: Path) -> str:
+    """Returns what `resume` prints for a run that has ended without a launcher."""
+    write_lock(run_dir, dataclasses.replace(Holder.current(), born="1"))
+    return refused(capsys, "resume", run_dir, code=1)

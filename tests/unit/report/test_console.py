@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from clipx.report.console import Progress, format_score, is_headline
+from clipx.report.console import Progress, format_score, is_headline, stdout_console
 
 NUMBERS = {
     "eval/zeroshot/top1": 0.925,
@@ -60,6 +60,16 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def test_a_rank_of_open_mpi_writes_no_control_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a terminal of its own, whose output ends in a file."""
+    monkeypatch.setattr("sys.stdout", Terminal())
+    assert stdout_console().is_terminal
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert not stdout_console().is_terminal
+    assert stdout_console().width == 200
+    assert not Progress(stdout_console()).live
 
 
 def shown_of(seconds: Sequence[float], capsys: pytest.CaptureFixture[str], **options: Any) -> list[str]:
