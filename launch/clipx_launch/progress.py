@@ -67,7 +67,7 @@ def wait_for(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]
 
     A job counts as ended after two polls: a shared file system may deliver the result later than SLURM the job's end.
     """
-    points = [p.point if p in sweep.pending or p.previous is None else p.previous for p in sweep.planned]
+    points = [planned.point for planned in sweep.planned]
     over: set[int] = set()
     start = time.monotonic()
     with ProgressDisplay(sweep) as board:

@@ -49,15 +49,13 @@ _SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun an
 
 @dataclass(slots=True, eq=False)  # compared by identity: lists of a thousand are searched
 class Planned:
-    """A point and its spec. `previous`: the point of an earlier launch with the same configuration, or, if
-    `clipx-sweep resume` launches it again, with any."""
+    """A point and its spec. Until it is launched, the point has the job of an earlier launch."""
 
     point: Point
     spec: RunSpec
-    previous: Point | None = None
     other: Point | None = None  # the point of an earlier launch with another configuration
     finished: bool = False  # the earlier launch has finished it
-    resumed: bool = False  # by `clipx-sweep resume`
+    resumed: bool = False  # by `clipx-sweep resume`, whatever its configuration
 
     def find_previous(self) -> None:
         """Reads what an earlier launch has left in the folder. Raises ClipxError if it is damaged."""
@@ -67,7 +65,7 @@ class Planned:
         if not self.resumed and before.content != self.point.content:
             self.other = before
             return
-        self.previous = before
+        self.point.job, self.point.task = before.job, before.task
         self.finished = (result := before.result) is not None and result.done
         if self.spec.resume == "none":
             self.spec = replace(self.spec, resume="auto")
@@ -169,11 +167,11 @@ class Sweep:
         """
         for planned in self.planned:
             planned.find_previous()
-        known = [found for p in self.planned for found in (p.previous, p.other) if found]
-        waiting = queued_jobs() if any(point.job_id for point in known) and has_slurm() else {}
+        known = [point for p in self.planned for point in (p.point, p.other) if point and point.job_id]
+        waiting = queued_jobs() if known and has_slurm() else {}
         started = [p for p in self.planned if not p.finished]
-        self.queued = [p for p in started if p.previous and p.previous.job_id in waiting]
-        self.pending = [p for p in started if not (p.previous and p.previous.job_id in waiting)]
+        self.queued = [p for p in started if p.point.job_id in waiting]
+        self.pending = [p for p in started if p.point.job_id not in waiting]
         for planned in self.pending:
             try:
                 _check_other(planned.other, waiting)
@@ -231,8 +229,9 @@ class Sweep:
     def create_points(self, submitted: float | None) -> None:
         """Writes the folder of each pending point. `submitted`: when they are launched; None: later, by hand."""
         for planned in _with_progress(self.pending, "writing", len(self.pending)):
-            planned.point.submitted, planned.point.sweep = submitted, str(self.folder)
-            planned.point.create(planned.spec)
+            point = planned.point
+            point.job, point.task, point.submitted, point.sweep = None, None, submitted, str(self.folder)
+            point.create(planned.spec)
 
     def save(self, spec: LaunchSpec) -> None:
         """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
@@ -246,14 +245,13 @@ class Sweep:
         for planned in self.planned:
             point = planned.point
             again = planned in self.pending
-            job = point if again or planned.previous is None else planned.previous
             before = rows.get(str(point.folder))
             rows[str(point.folder)] = {
                 "index": point.index,
                 "folder": str(point.folder),
                 "overrides": point.overrides,
-                "job": job.job,
-                "task": job.task,
+                "job": point.job,
+                "task": point.task,
                 "launch": launches.index(launch) if again or before is None else before.get("launch"),
             }
         jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)

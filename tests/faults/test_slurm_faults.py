@@ -117,10 +117,17 @@ def check_preemption(uninterrupted: Path, sweep: Path, signal: str) -> None:
     # A batch job: a signal to srun is lost while it starts its step.
     options = ("--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "--output=/dev/null")
     other = output_of("sbatch", "--parsable", *options, "--wrap=sleep infinity")
+    shown = []
+
+    def is_requeued() -> bool:
+        shown.append(states(sweep)["0"][0])
+        return shown[-1] == "requeued"
+
     try:
-        wait_until(lambda: states(sweep)["0"][0] == "requeued", lambda: f"not preempted: {logs(sweep / '0')}")
+        wait_until(is_requeued, lambda: f"not preempted: {logs(sweep / '0')}")
     finally:
         output_of("scancel", other)
+    assert set(shown) <= {"running", "requeued"}, "a requeue under way was shown as an end"
     assert restarts_of_identical_run(uninterrupted, sweep, job) == 1
     assert f"{signal}: stopped after step" in logs(sweep / "0")
 
@@ -138,6 +145,23 @@ def test_a_run_preempted_with_preemptmode_cancel_is_requeued_by_its_script(tmp_p
     """SLURM has cancelled the job when the script requeues it, because there is no GraceTime."""
     output_of("scontrol", "update", "partitionname=low", "PreemptMode=CANCEL", "GraceTime=0")
     check_preemption(uninterrupted, tmp_path, "SIGTERM")
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_run_preempted_three_times_while_it_starts_is_no_stall(tmp_path: Path) -> None:
+    """It waits in its setup, and is cancelled there without a GraceTime."""
+    output_of("scontrol", "update", "partitionname=low", "PreemptMode=CANCEL", "GraceTime=0")
+    wait = "(( restart > 2 )) || { touch $files/waits$restart; sleep 3600 & wait $!; }"
+    options = (*SLURM, *SMALL, "checkpoint=none", f"hydra.launcher.setup=['{wait}']", "hydra.launcher.partition=low")
+    job = job_of(launch(*options, f"run_dir={tmp_path}/run").stdout)
+    for number in range(3):
+        wait_until((tmp_path / f"run/.launch/{job}/waits{number}").exists)
+        other = output_of("sbatch", "--parsable", "--partition=main", f"--nodes={len(slurm_cluster.NODES)}",
+                          "--exclusive", "--output=/dev/null", "--wrap=sleep infinity")  # fmt: skip
+        wait_until(lambda n=number: slurm_tasks(job)[0]["Restarts"] == str(n + 1), "the job is not requeued")  # type: ignore[misc]
+        output_of("scancel", other)
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "run")
+    assert (tmp_path / f"run/.launch/{job}/requeues").read_text() == "preemption none\n" * 3
 
 
 @pytest.mark.usefixtures("accounted")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers import PLUGINS
-from helpers.runs import SMALL, VIT, small
+from helpers.runs import SMALL, VIT, small, start
 from helpers.slurm_jobs import (
     QUICK,
     SLURM,
@@ -27,6 +29,7 @@ from helpers.slurm_jobs import (
 )
 from helpers.sweeps import make_sweep, run_named, states
 
+from clipx.config.typed import last_of_each
 from clipx.trainer.trainer import Trainer
 from clipx_launch import slurm as of_slurm
 from clipx_launch.__main__ import main
@@ -130,6 +133,60 @@ def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_p
     log = (point / f".launch/logs/{job}.2.log").read_text()
     assert "Traceback" in log
     assert 'raise RuntimeError(f"a bug of rank' in log
+
+
+def test_a_second_job_of_the_same_script_changes_nothing_of_the_first(tmp_path: Path) -> None:
+    """The script is submitted while the run trains, and again when it has finished."""
+    point, script = tmp_path / "run", tmp_path / "job.sh"
+    words = last_of_each([*LONG, *held(tmp_path), f"run_dir={point}"])
+    print_script = (sys.executable, "-m", "clipx_launch", "script", "gpus_per_node=0", "cpus_per_task=1", "--")
+    script.write_text(output_of(*print_script, *words))
+
+    def submit() -> str:
+        return output_of("sbatch", "--parsable", str(script))
+
+    first = submit()
+    wait_for_steps(point)
+    second = submit()
+    assert wait_for_job(second) == ["FAILED"]
+    assert slurm_tasks(second)[0]["ExitCode"] == "3:0"
+    assert f"is in use by pid {json.loads((point / 'run.lock').read_text())['pid']} on " in logs(point)
+    assert (states(point)[str(point)][0], run_named(point, str(point)).job) == ("running", first)
+    release(tmp_path)
+    assert wait_for_job(first) == ["COMPLETED"], logs(point)
+    files = {path: path.read_bytes() for path in point.rglob("*") if path.is_file()}
+    assert launch_json(point, "result")["state"] == "finished"
+    third = submit()
+    assert wait_for_job(third) == ["COMPLETED"], logs(point)
+    assert "an earlier job has finished this run: nothing is trained" in logs(point)
+    assert {path: path.read_bytes() for path in files} == files
+    assert run_named(point, str(point)).job == first
+
+
+@pytest.mark.parametrize("where", ["hydra.sweep.dir", "run_dir"])
+def test_two_launches_at_once_submit_each_point_once(tmp_path: Path, where: str) -> None:
+    for number in range(3):
+        words = (*SLURM, *QUICK, "+hydra.launcher.sbatch={hold: true}", "seed=1", f"{where}={tmp_path}/{number}")
+        both = [start(tmp_path / f"{number}{name}", "-m", "clipx.train", *words) for name in "ab"]
+        said = [process.communicate(timeout=600) for process in both]
+        codes = sorted(int(process.returncode) for process in both)
+        jobs = launch_json(tmp_path / str(number), "sweep")["jobs"]
+        assert codes in ([0, 0], [0, 3]) and len(jobs) == 1, said
+        output_of("scancel", *jobs)
+        for process, (out, errors) in zip(both, said, strict=True):
+            refused = process.returncode == 3 and errors.count("\n") == 1 and " is in use by pid " in errors
+            assert refused or "1 of 1 points submitted" in out or "0 of 1 points submitted (1 in the queue)" in out, (
+                said
+            )
+
+
+def test_a_job_that_asked_for_gpus_and_sees_none_fails(tmp_path: Path) -> None:
+    """SLURM gives it a device that torch does not find."""
+    words = (*SLURM[:-2], "hydra.launcher.cpus_per_task=1", "hydra.launcher.gpus_per_node=1")
+    job = job_of(launch(*words, *QUICK, f"run_dir={tmp_path}/run").stdout)
+    assert wait_for_job(job) == ["FAILED"]
+    result = launch_json(tmp_path / "run", "result")
+    assert result["exit_code"] == 2 and "(SLURM_GPUS_ON_NODE=1), but torch " in result["error"]
 
 
 def test_the_stock_slurm_launcher_works(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_point_is_finished_only_with_the_same_configuration(tmp_path: Path) ->
     same.find_previous()
     other.find_previous()
     assert (same.finished, same.spec.resume) == (True, "auto")
-    assert (other.finished, other.previous, other.spec.resume) == (False, None, "none")
+    assert (other.finished, other.other, other.spec.resume) == (False, before.point, "none")
 
 
 def test_a_job_without_a_result_has_failed_at_the_second_poll_after_its_end(tmp_path: Path) -> None:
