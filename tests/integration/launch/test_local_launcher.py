@@ -88,8 +88,8 @@ def test_cancelling_a_point_sends_sigterm_only_to_its_process(
         set_launcher(tmp_path, keeper)
         write_lock(sweep.planned[0].point.folder, first)
         write_lock(sweep.planned[1].point.folder, second)
-        assert main(["cancel", str(tmp_path), "1"]) == 0
-        assert capsys.readouterr().out == f"cancelled point 1: SIGTERM to {second}\n"
+        assert main(["cancel", str(tmp_path / "1")]) == 0
+        assert capsys.readouterr().out == f"cancelled point {tmp_path / '1'}: SIGTERM to {second}\n"
         assert other.wait(600) == -signal.SIGTERM
         assert (one.poll(), launcher.poll()) == (None, None)
 
