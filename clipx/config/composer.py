@@ -123,18 +123,16 @@ class PointComposer:
 
 def _check_controller(sweep: DictConfig, point: DictConfig, choices: Sequence[str]) -> None:
     """Raises ConfigError for what an option that is swept over sets of the sweep itself, which has begun without it."""
-    for group in ("launcher", "sweeper"):
-        name = point.runtime.choices[f"hydra/{group}"]
-        _require_same(f"hydra/{group}", sweep.runtime.choices[f"hydra/{group}"], name, choices)
-    for key in ("launcher", "sweeper", "sweep"):
-        before, now = (dict(flatten(OmegaConf.to_container(node[key], resolve=False))) for node in (sweep, point))
-        for name in sorted((before.keys() | now.keys()) - ({"subdir"} if key == "sweep" else set())):
-            _require_same(f"hydra.{key}.{name}", before.get(name), now.get(name), choices)
 
+    def values(hydra: DictConfig) -> dict[str, Any]:
+        chosen = {f"hydra/{group}": hydra.runtime.choices[f"hydra/{group}"] for group in ("launcher", "sweeper")}
+        keys = {name: OmegaConf.to_container(hydra[name], resolve=False) for name in ("launcher", "sweeper", "sweep")}
+        return chosen | dict(flatten(keys, "hydra"))
 
-def _require_same(key: str, before: Any, now: Any, choices: Sequence[str]) -> None:
-    reason = f"in an option that is swept over ({' '.join(choices)})"
-    require_effect(before == now, f"{key}={now}", reason, "give it on the command line")
+    before, reason = values(sweep), f"in an option that is swept over ({' '.join(choices)})"
+    for key, value in values(point).items():
+        same = key == "hydra.sweep.subdir" or value == before.get(key)
+        require_effect(same, f"{key}={value}", reason, "give it on the command line")
 
 
 def _groups(loader: ConfigLoader, config_name: str, overrides: list[str]) -> Callable[[str], bool]:

@@ -91,9 +91,9 @@ def read_file(path: Path, kind: type[T]) -> T | None:
         except (OSError, ValueError) as error:
             if not (tries_left and _is_new(path)):
                 reason = error.strerror if isinstance(error, OSError) else str(error)
-                raise ClipxError(
-                    f"{path} cannot be read ({reason}): restore it, or delete it and launch again"
-                ) from None
+                denied = isinstance(error, PermissionError)
+                fix = "its owner alone can" if denied else "restore it, or delete it and launch again"
+                raise ClipxError(f"{path} cannot be read ({reason}): {fix}") from None
             time.sleep(0.2)
     raise AssertionError
 

@@ -89,7 +89,8 @@ class _Runner:
                 board.print(f"sweep    {points} points: clipx-sweep status {shlex.quote(str(folder))}")
             for planned in self._sweep.planned:
                 if planned not in waiting:
-                    board.show(planned.point.index, "finished before")
+                    before = "finished before" if planned.finished else f"in the queue as job {planned.point.job_id}"
+                    board.show(planned.point.index, before)
             while self._running or (waiting and self._signal is None):
                 while waiting and self._signal is None and len(self._running) < self._spec.parallelism:
                     self._start(waiting.pop(0), board)

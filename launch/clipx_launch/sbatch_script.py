@@ -19,15 +19,13 @@ _SCRIPT = """\
 points=(
 {points}
 )
+: "${{SLURM_JOB_ID:?submit this script by sbatch}}"
 point="${{points[${{SLURM_ARRAY_TASK_ID:-0}}]}}"
 job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
 files="$point/.launch/$job" logs="$point/.launch/logs"
-max_requeue={max_requeue} max_preemption={max_preemption} max_retry={max_retry} max_stalled={max_stalled}
-stopped={stopped} mem_gb={mem_gb}
-restart="${{SLURM_RESTART_COUNT:-0}}"
-code=0 ended=0
+ended=0
 trap 'ended=1' TERM # SLURM ends the job: this script continues until the run has saved
-(( restart )) || rm -rf "$files"
+(( ${{SLURM_RESTART_COUNT:-0}} )) || rm -rf "$files"
 mkdir -p "$files" || exit
 rm -f "$files"/{{requeue,result.json,lost.json,srun.log}}
 {setup}
@@ -35,12 +33,13 @@ rm -f "$files"/{{requeue,result.json,lost.json,srun.log}}
 export PYTHONPATH={code}"${{PYTHONPATH:+:$PYTHONPATH}}"
 export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-}}" # from SLURM 22.05 on srun does not inherit it
 export SLURM_EXPORT_ENV=ALL # srun passes on these variables, whatever sbatch passed to this script
-missing=""
+max_requeue={max_requeue} max_preemption={max_preemption} max_retry={max_retry} max_stalled={max_stalled}
+stopped={stopped} mem_gb={mem_gb}
+code=0 tries=0 missing=""
 for name in {passed}; do
   [[ -v $name ]] || missing+=" $name"
 done
 
-tries=0
 until [[ -e "$files/cancel" || -n "$missing" ]] || (( ended )); do
   (
   trap : TERM

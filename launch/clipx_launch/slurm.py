@@ -127,7 +127,7 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
 
 def _submit_array(folder: Path, points: list[Planned], spec: SlurmSpec, code: dict[str, str], after: str | None) -> str:
     text = sbatch_script(spec, folder, _folders(points), code, after)
-    with redirect_stderr(StringIO()), _outside_job():  # submitit's error repeats the message of sbatch
+    with redirect_stderr(StringIO()), _outside_job(spec):  # submitit's error repeats the message of sbatch
         try:
             return submit_script(launch_dir(folder), text)
         except OSError as error:
@@ -143,9 +143,13 @@ def _record_array(folder: Path, points: list[Planned], job: str) -> None:
 
 
 @contextmanager
-def _outside_job() -> Iterator[None]:
-    """Removes the variables of this process's job and rank, for sbatch passes its environment to the job."""
-    hidden = {name: os.environ.pop(name) for name in job_variables(os.environ)}
+def _outside_job(spec: SlurmSpec) -> Iterator[None]:
+    """Removes the variables of this process's job and rank, for sbatch passes its environment to the job.
+
+    Also the site's SBATCH_EXPORT, which would take precedence over the script's option, if that follows from it.
+    """
+    own = [*job_variables(os.environ), *(["SBATCH_EXPORT"] if spec.pass_environment else [])]
+    hidden = {name: os.environ.pop(name) for name in own if name in os.environ}
     try:
         yield
     finally:

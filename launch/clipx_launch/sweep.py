@@ -307,7 +307,11 @@ def _check_other(other: Point | None, waiting: Collection[str]) -> None:
         return
     by_hand = other.job_id is None and other.submitted is None and other.result is None
     job = f"its job {other.job_id} is in the queue" if other.job_id else "its script may still be submitted"
-    fix = f"clipx-sweep cancel {shlex.quote(other.sweep)}" if other.job_id else f"delete {other.folder}"
+    fix = (
+        f"clipx-sweep cancel {shlex.quote(other.sweep or str(other.folder))}"
+        if other.job_id
+        else f"delete {other.folder}"
+    )
     require(
         not (by_hand or other.job_id in waiting),
         f"{other.folder} holds the waiting point of another sweep ({' '.join(other.overrides)}), {job}: choose another "

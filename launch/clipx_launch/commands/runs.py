@@ -32,7 +32,7 @@ def sweep_runs(folder: Path) -> list[RunFiles]:
 
     Raises ClipxError if the folder is neither.
     """
-    if any((launch_dir(folder) / name).is_file() for name in ("sweep.json", "point.json")):
+    if _has_sweep(folder) or (launch_dir(folder) / "point.json").is_file():
         return runs_in([folder], points_only=True)
     if not (folder / "config.yaml").is_file():
         raise ConfigError(_no_sweep(folder))
@@ -135,9 +135,16 @@ def _listed_elsewhere(path: Path) -> _Listed:
     own = list[Path]()
     with suppress(ClipxError):  # `read_run` tells
         own += [Path(point.sweep)] if (point := Point.read(path)) is not None and point.sweep else []
-    sweeps = [folder for folder in (*own, *path.parents) if (launch_dir(folder) / "sweep.json").is_file()]
+    sweeps = [folder for folder in (*own, *path.parents) if _has_sweep(folder)]
     found = next((points[path] for points in map(_sweep_points, sweeps) if path in points), None)
     return found or _Listed(sweep=next(iter(sweeps), None))  # a damaged one
+
+
+def _has_sweep(folder: Path) -> bool:
+    try:
+        return (launch_dir(folder) / "sweep.json").is_file()
+    except (OSError, ValueError):  # an impossible name
+        return False
 
 
 def _sweep_points(folder: Path) -> dict[Path, _Listed]:
