@@ -22,6 +22,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -84,6 +85,19 @@ class Point:
     def files(self) -> Path:
         """Folder of the files of its job."""
         return self.launch_dir / (self.job_id or "local")
+
+    def set_job(self, name: str) -> None:
+        """Sets the job by its id in SLURM's form."""
+        self.job, _, task = name.partition("_")
+        self.task = int(task) if task else None
+
+    def find_job(self) -> None:
+        """Sets the job of a script that was submitted by hand and has begun. Until it locks the run, only its folder
+        names it."""
+        if self.job is None and self.submitted is None:
+            begun = [path for path in self.launch_dir.glob("[0-9]*") if re.fullmatch(r"\d{1,18}(_\d{1,9})?", path.name)]
+            if begun:
+                self.set_job(max(begun, key=lambda path: path.stat().st_mtime).name)
 
     def create(self, spec: RunSpec) -> None:
         """Writes the files of the point, before it is started. Raises ClipxError."""

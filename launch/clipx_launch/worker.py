@@ -78,8 +78,7 @@ def _work(folder: Path, rank: int, job: str | None) -> None:
     if point is None:
         sys.exit(f"error: {folder} contains no point: give a folder that a launcher wrote")
     if job:
-        point.job, _, task = job.partition("_")
-        point.task = int(task) if task else None
+        point.set_job(job)
     point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
     add_reporter(lambda reason, code: _report(point, Result("failed", code, error=reason)))
     result = _run(point, rank)

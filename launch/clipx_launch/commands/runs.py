@@ -203,6 +203,7 @@ def read_run(folder: Path, name: str, listed: _Listed) -> RunFiles:
     except ClipxError as error:
         damaged.append(str(error))
     if point is not None:
+        point.find_job()
         try:
             result = read_file(point.files / "result.json", Result)
         except ClipxError as error:

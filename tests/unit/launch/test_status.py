@@ -18,6 +18,7 @@ from clipx_launch.commands.runs import runs_in, sweep_runs
 from clipx_launch.commands.state import state_of
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result
+from clipx_launch.slurm_spec import SlurmSpec
 
 
 def run_with(folder: Path, age: float, *events: dict[str, object], now: float | None = None) -> None:
@@ -89,6 +90,17 @@ def test_a_stopped_run_is_not_called_cancelled_while_its_job_is(tmp_path: Path) 
     (point.files / "cancel").touch()
     for jobs in ({"7": Job("COMPLETING")}, {"7": Job("CANCELLED")}, {}):
         assert state_of(run, jobs, time.time()) == (State.cancelled, "SIGTERM: stopped after step 3, saved")
+
+
+def test_a_job_submitted_by_hand_is_known_before_it_locks_the_run(tmp_path: Path) -> None:
+    """Its script has failed in its setup."""
+    (planned,) = make_sweep(tmp_path, ["seed=0"], spec=SlurmSpec()).planned
+    assert states(tmp_path)["0"] == ("waiting", "its script has not been submitted")
+    files = planned.point.launch_dir / "7_3"
+    files.mkdir()
+    (files / "result.json").write_text('{"state": "failed", "exit_code": 1, "error": "no module cuda"}')
+    (run,) = runs_in([tmp_path / "0"])
+    assert (run.job, run.state, run.reason) == ("7_3", State.failed, "no module cuda")
 
 
 def test_a_job_that_ran_out_of_memory_is_named(tmp_path: Path) -> None:
