@@ -166,7 +166,10 @@ class Sweep:
         Points whose jobs wait or run in SLURM are neither checked nor launched again.
         """
         for planned in self.planned:
-            planned.find_previous()
+            try:
+                planned.find_previous()
+            except ClipxError as error:
+                self.errors[planned.point.index] = error
         known = [point for p in self.planned for point in (p.point, p.other) if point and point.job_id]
         waiting = queued_jobs() if known and has_slurm() else {}
         started = [p for p in self.planned if not p.finished]
@@ -307,11 +310,7 @@ def _check_other(other: Point | None, waiting: Collection[str]) -> None:
         return
     by_hand = other.job_id is None and other.submitted is None and other.result is None
     job = f"its job {other.job_id} is in the queue" if other.job_id else "its script may still be submitted"
-    fix = (
-        f"clipx-sweep cancel {shlex.quote(other.sweep or str(other.folder))}"
-        if other.job_id
-        else f"delete {other.folder}"
-    )
+    fix = f"clipx-sweep cancel {shlex.quote(str(other.folder))}" if other.job_id else f"delete {other.folder}"
     require(
         not (by_hand or other.job_id in waiting),
         f"{other.folder} holds the waiting point of another sweep ({' '.join(other.overrides)}), {job}: choose another "

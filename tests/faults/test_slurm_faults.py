@@ -151,11 +151,11 @@ def test_a_run_preempted_with_preemptmode_cancel_is_requeued_by_its_script(tmp_p
 def test_a_run_preempted_three_times_while_it_starts_is_no_stall(tmp_path: Path) -> None:
     """It waits in its setup, and is cancelled there without a GraceTime."""
     output_of("scontrol", "update", "partitionname=low", "PreemptMode=CANCEL", "GraceTime=0")
-    wait = "(( restart > 2 )) || { touch $files/waits$restart; sleep 3600 & wait $!; }"
+    wait = "(( SLURM_RESTART_COUNT > 2 )) || { touch $files/waits$SLURM_RESTART_COUNT; sleep 3600 & wait $!; }"
     options = (*SLURM, *SMALL, "checkpoint=none", f"hydra.launcher.setup=['{wait}']", "hydra.launcher.partition=low")
     job = job_of(launch(*options, f"run_dir={tmp_path}/run").stdout)
     for number in range(3):
-        wait_until((tmp_path / f"run/.launch/{job}/waits{number}").exists)
+        wait_until((tmp_path / f"run/.launch/{job}/waits{number or ''}").exists)
         other = output_of("sbatch", "--parsable", "--partition=main", f"--nodes={len(slurm_cluster.NODES)}",
                           "--exclusive", "--output=/dev/null", "--wrap=sleep infinity")  # fmt: skip
         wait_until(lambda n=number: slurm_tasks(job)[0]["Restarts"] == str(n + 1), "the job is not requeued")  # type: ignore[misc]

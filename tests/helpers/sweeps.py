@@ -36,7 +36,8 @@ def make_sweep(
     sweep = Sweep(folder, dict(enumerate(typed)))
     for index, own in sweep.overrides.items():
         run = small(folder / f"{index}", *common, *own)
-        point = Point(folder=folder / f"{index}", index=index, overrides=[*common, *own], content=config_hash(run))
+        at, content = folder / f"{index}", config_hash(run)
+        point = Point(folder=at, index=index, overrides=[*common, *own], content=content, sweep=str(folder))
         sweep.planned.append(Planned(point, run))
     sweep.check(LocalSpec())
     for planned in sweep.planned:

@@ -135,9 +135,11 @@ def _listed_elsewhere(path: Path) -> _Listed:
     own = list[Path]()
     with suppress(ClipxError):  # `read_run` tells
         own += [Path(point.sweep)] if (point := Point.read(path)) is not None and point.sweep else []
-    sweeps = [folder for folder in (*own, *path.parents) if _has_sweep(folder)]
-    found = next((points[path] for points in map(_sweep_points, sweeps) if path in points), None)
-    return found or _Listed(sweep=next(iter(sweeps), None))  # a damaged one
+    places = [*path.parents, *own]
+    found = (points[path] for points in map(_sweep_points, filter(_has_sweep, places)) if path in points)
+    damaged = [folder for folder in places if os.path.lexists(launch_dir(folder) / "sweep.json")]
+    missing = [folder for folder in own if os.path.isdir(folder)]  # noqa: PTH112  # never raises
+    return next(found, _Listed(sweep=next(iter(damaged + missing), None)))
 
 
 def _has_sweep(folder: Path) -> bool:

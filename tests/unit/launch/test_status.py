@@ -156,6 +156,10 @@ def test_commands_take_the_directory_of_a_run_wherever_it_is(
         assert f"log of {point.index}\n" in capsys.readouterr().out
         assert main(["cancel", str(point.folder)]) == 0
         assert capsys.readouterr().out == "nothing to cancel: 1 failed\n"
+    (tmp_path / "sweep/.launch/sweep.json").unlink()
+    assert {run.sweep for run in (*sweep_runs(outside.folder), *sweep_runs(tmp_path / "sweep/0"))} == {
+        tmp_path / "sweep"
+    }
     run_with(tmp_path / "alone", 5000, START)
     assert f"python -m clipx.train resume={tmp_path}/alone continues it" in refused_without(capsys, tmp_path / "alone")
 

@@ -141,7 +141,7 @@ def test_a_point_of_another_sweep_that_waits_is_not_overwritten(
     monkeypatch.setattr(sweep, "queued_jobs", lambda: {"7_0": None})
     kept = first.point.launch_dir / "config.yaml"
     before = kept.read_bytes()
-    for job, fix in ((None, f"or first delete {tmp_path}/0"), ("7", f"or first clipx-sweep cancel {tmp_path}")):
+    for job, fix in ((None, f"or first delete {tmp_path}/0"), ("7", f"or first clipx-sweep cancel {tmp_path}/0")):
         first.point.job, first.point.task, first.point.sweep = job, 0 if job else None, str(tmp_path)
         first.point.write()
         with pytest.raises(ConfigError) as error:
