@@ -19,8 +19,8 @@ note() { # EVENT MESSAGE: in the log of the job, of rank 0 or its node, and in e
   printf '{"time": %s, "event": "%s", "job": "%s", "message": "%s"}\n' "$(date +%s)" "$1" "$job" "$(plain "$2")" \
     >> "$point/events.jsonl"
 }
-lines() { # FILE
-  if [[ -e "$1" ]]; then wc -l < "$1"; else echo 0; fi
+lines() { # FILE START: number of lines, of those that start so
+  if [[ -e "$1" ]]; then grep -c "^${2:-}" "$1"; else echo 0; fi
 }
 shielded() { # COMMAND: SLURM's SIGTERM, which may come before SLURM's answer, does not end it
   (trap '' TERM; exec "$@")
@@ -52,9 +52,6 @@ requeue() { # EVENT MESSAGE NODES: does not return, unless SLURM refuses. The no
   fi
   wait_for_end
 }
-count() { # CAUSE: number of requeues for it
-  if [[ -e "$files/requeues" ]]; then grep -c "^$1 " "$files/requeues"; else echo 0; fi
-}
 newest_checkpoint() {
   local newest=none manifest
   for manifest in "$point"/checkpoints/step-????????/MANIFEST.json; do
@@ -65,8 +62,8 @@ newest_checkpoint() {
 requeue_stopped() { # REASON: requeues a run that a signal stopped, unless time limits do that again and again
   local newest cause=limit key=max_requeue most="$max_requeue" number line same=0 message
   newest="$(newest_checkpoint)"
-  if is_preempted; then cause=preemption key=max_preemption most="$max_preemption"; fi
-  number=$(( $(count "$cause") + 1 ))
+  if (( ended )) || is_preempted; then cause=preemption key=max_preemption most="$max_preemption"; fi
+  number=$(( $(lines "$files/requeues" "$cause ") + 1 ))
   if [[ $cause == limit && -e "$files/requeues" ]]; then # preemptions are no stalls
     while read -r line; do
       if [[ "$line" == "limit $newest" ]]; then (( ++same )); elif [[ "$line" == limit* ]]; then same=0; fi
@@ -105,7 +102,7 @@ if [[ -e "$files/requeue" ]]; then reason="$(< "$files/requeue")"; fi
 if [[ "$reason" == saved ]]; then saved=1 reason="a signal stopped the run, which has saved"; fi
 if (( ended )) && [[ -z "$reason" ]] && ! has_result ''; then reason="SIGTERM ended the run before it could save"; fi
 if (( ended )) && ! { [[ -n "$reason" ]] && is_preempted; }; then
-  exit "$code" # by scancel, a time limit, or SLURM's own requeue
+  exit "$code" # by scancel, a time limit, or SLURM's own requeue: from here on, `ended` is by a preemption
 fi
 
 if [[ -e "$files/cancel" ]]; then

@@ -154,8 +154,9 @@ class Sweep:
         outside = [folder for folder in folders if self.folder not in folder.parents]
         with contextlib.ExitStack() as locks:
             for files in map(launch_dir, outside):
-                for path in (path for path in (*reversed(files.parents), files) if not path.exists()):
-                    locks.callback(_remove_if_empty, path)
+                for path in (*reversed(files.parents), files):
+                    if not path.exists():
+                        locks.callback(_remove_if_empty, path)
                 locks.enter_context(RunLock(files, lambda *_, **__: None, _ADVICE))
             yield
 

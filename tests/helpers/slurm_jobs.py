@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from clipx.commands import implementation
 from clipx.config.typed import last_of_each
 from clipx_launch.point import Point
 from helpers import PLUGINS, forks
@@ -33,11 +34,13 @@ def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.Comple
     return done
 
 
-def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str, command: str = TRAIN[2]
+) -> str:
     """Returns what a command that must end with exit code 2 prints to stderr, from this process."""
-    monkeypatch.setattr("sys.argv", last_of_each([TRAIN[2], *arguments]))
+    monkeypatch.setattr("sys.argv", last_of_each([command, *arguments]))
     with pytest.raises(SystemExit) as ended:
-        import_module("clipx.train").main()
+        import_module(implementation(command)).main()
     errors = capsys.readouterr().err
     assert ended.value.code == 2, errors
     return errors

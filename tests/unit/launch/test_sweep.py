@@ -104,6 +104,20 @@ def test_an_option_that_is_swept_over_cannot_set_the_sweep(
     assert not Path("outputs").exists() or master == ["hydra/launcher=basic"]
 
 
+def test_a_command_that_is_no_training_refuses_the_launcher_of_a_swept_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its points run in this process."""
+    (tmp_path / "data").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / f"data/{name}.yaml").write_text(
+            OWN.format(group="launcher", choice="clipx_slurm", seed=5).rpartition("seed")[0]
+        )
+    words = ("--config-dir", f"{tmp_path}", "-m", "run=nowhere", "data=one,two", f"hydra.sweep.dir={tmp_path}/sweep")
+    error = refused(monkeypatch, capsys, *words, command="clipx.evaluate")
+    assert "hydra/launcher=clipx_slurm has no effect in an option that is swept over (run=nowhere data=one)" in error
+
+
 def test_an_experiment_chooses_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
