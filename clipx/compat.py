@@ -16,8 +16,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for base classes and annotations; all other names are Any
-    from pathlib import Path
-
     from hydra._internal.core_plugins.file_config_source import FileConfigSource as FileConfigSource
     from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource as StructuredConfigSource
     from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
@@ -238,14 +236,14 @@ PRIVATE = {
     "submit_command": Private(
         "submitit 1.5.4",
         "submitit.slurm.slurm:SlurmExecutor._submit_command",
-        "submits a script: see submit_script",
+        "submits a script: the public submit pickles a Python function, whose error leaves its job COMPLETED",
         "sbatch by clipx_launch.cluster.run_slurm",
     ),
     "submission_text": Private(
         "submitit 1.5.4",
         "submitit.slurm.slurm:SlurmExecutor._make_submission_file_text",
-        "text of a script: see submit_script",
-        "as of submit_command",
+        "text of a script, to print it or to test it by sbatch --test-only",
+        "#SBATCH lines of the parameters of SlurmExecutor.update_parameters",
     ),
     "trial_id": Private(
         "optuna 5.0.0",
@@ -273,22 +271,3 @@ def __getattr__(name: str) -> Any:
 def is_loaded(name: str) -> bool:
     """Returns whether this process has imported the module of a name."""
     return PRIVATE[name].place.partition(":")[0] in sys.modules
-
-
-def submit_script(folder: Path, text: str) -> str:
-    """Writes, submits and stores a complete SLURM script by submitit's executor. Returns the id of its job.
-
-    submitit's public `submit` accepts only a Python function, pickles it, and runs it in one of its modules, whose job
-    is COMPLETED even if the function raises. It has no public method to submit a script.
-    """
-    from submitit.slurm.slurm import SlurmExecutor
-
-    class ScriptExecutor(SlurmExecutor):
-        @classmethod
-        def affinity(cls) -> int:
-            return 1  # clipx_launch.cluster.check_site verifies that SLURM is available
-
-        def _make_submission_file_text(self, command: str, uid: str) -> str:
-            return command
-
-    return ScriptExecutor(folder)._submit_command(text).job_id

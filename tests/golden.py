@@ -79,7 +79,7 @@ EMBED = f"python -m clipx.embed run=stages out=views views=2 data=shapes data.sa
 STUDENT = f"{SMALL} {VIEWS} objective=distillation teacher.embeddings=views duration=4st run_dir=distillation"
 LORA = "model.weights=stages model.image.lora={rank:3,dropout:0.2,dora:true} model.text.lora.rank=2 duration=4st"
 SLURM = (
-    "hydra/launcher=clipx_slurm hydra.launcher={dry_run:true,partition:gpu,nodes:2,tasks_per_node:8,time:2d} "
+    "hydra/launcher=clipx_slurm hydra.launcher={dry_run:true,partition:gpu,nodes:2,tasks_per_node:8,timeout_min:2880} "
     "hydra.sweep.dir=sweep seed=0,1 optimizer.lr=1e-3,5e-4"
 )
 ROWS = {  # a row comes after those that it needs

@@ -73,7 +73,7 @@ class ScalingSpec(BenchSpec):
     """Further overrides of clipx.train: "train=['model=vit_b32','data=cc12m']". They take precedence."""
 
     launch: list[str] = option([], check=_check_words)
-    """Further options of hydra.launcher: "launch=['partition=gpu','time=1h']". They take precedence."""
+    """Further options of hydra.launcher: "launch=['partition=gpu','timeout_min=60']". They take precedence."""
 
     def __post_init__(self) -> None:
         require(

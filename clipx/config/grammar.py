@@ -19,7 +19,7 @@ FREE_KEYS = (
     "model.image.options",
     "model.text.options",
     "hydra.launcher.environment",
-    "hydra.launcher.sbatch",
+    "hydra.launcher.additional_parameters",
     "hydra.sweeper.sampler_args",
     "hydra.sweeper.pruner_args",
 )

@@ -24,6 +24,11 @@ RENAMED = {
     "samples_per_part": "samples_per_shard",  # of clipx.score
     "train_run": "of",  # of clipx.bench loader
     "launcher.tasks": "launcher.tasks_per_node",
+    "launcher.parallelism": "launcher.array_parallelism",  # of clipx_slurm, as the next four
+    "launcher.signal_before_s": "launcher.signal_delay_s",
+    "launcher.max_requeue": "launcher.max_num_timeout",
+    "launcher.sbatch": "launcher.additional_parameters",
+    "launcher.srun": "launcher.srun_args",
 }
 
 
@@ -101,9 +106,18 @@ REMOVED = {
         "NCCL_DEBUG, TORCH_NCCL_ASYNC_ERROR_HANDLING, TORCH_FR_BUFFER_SIZE",
     ),
     "launcher.snapshot": Removed("environment", True, "the launchers always copy the code"),
-    "launcher.style": Removed("srun", "srun", "srun starts the ranks; clipx-sweep script torchrun prints a script"),
+    "launcher.style": Removed(
+        "srun_args", "srun", "srun starts the ranks; clipx-sweep script torchrun prints a script"
+    ),
+    "launcher.time": Removed(
+        "timeout_min", None, "hydra.launcher.timeout_min has the time limit in minutes: 1440 is 24h"
+    ),
     "launcher.submit": Removed("dry_run", True, "clipx-sweep script prints the script for sbatch"),
-    "sweeper.jobs": Removed("sampler_args", None, "hydra.launcher.parallelism trials are launched together"),
+    "sweeper.jobs": Removed(
+        "sampler_args",
+        None,
+        "the launcher runs parallelism (clipx_slurm: array_parallelism) trials together",
+    ),
     "sweeper.storage": Removed("sampler_args", "journal", "the study is study.journal in the sweep's folder"),
     "sweeper.seed": Removed("sampler_args", 0, f"{_SAMPLER}={{seed:0}}"),
     "sweeper.startup_trials": Removed("sampler_args", 10, f"{_SAMPLER}={{n_startup_trials:10}}"),

@@ -1,5 +1,4 @@
-"""Limits of the cluster and states of its jobs, from sinfo, squeue and scontrol, and from sacct for jobs that these no
-longer list."""
+"""Limits of the cluster and states of its jobs, from SLURM's commands. submitit parses the lists of jobs."""
 
 from __future__ import annotations
 
@@ -7,34 +6,41 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from clipx.errors import ClipxError, require
+from clipx.errors import ClipxError
 from clipx_launch.slurm_spec import SlurmSpec
 
 DEFAULT_ARRAY_SIZE = 1001  # SLURM's default of MaxArraySize
-# States in which the accounting leaves a job whose end it missed.
-_ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED")
-_GPUS = re.compile(r"gpu(?::[^:,()]+)?:(\d+)")
+_ENDED = frozenset(  # GONE: of a job that SLURM no longer lists
+    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED GONE NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
+)
+
+# Variables of the submitting process if it runs in a job itself: the submitted job must not inherit them.
+_JOB_VARIABLE = re.compile(r"(SLURM|SBATCH|SRUN|PMI|PMIX|OMPI)_(?!CONF$).*")
+_RANK_VARIABLE = re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|(MASTER)_(ADDR|PORT)|TORCHELASTIC_.*")
 
 
 class SlurmError(ClipxError):
     """A SLURM command failed or does not respond."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGroup:
-    """Identical nodes of one partition."""
+class Job(NamedTuple):
+    """State of a job as SLURM names it, and the reason why it waits."""
 
-    partition: str
-    default: bool
-    count: int
-    cpus: int
-    memory_gb: float
-    gpus: int
-    minutes: int | None  # time limit of a job; None: no limit
+    state: str
+    reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.state in _ENDED
+
+    def failure(self, name: str) -> str:
+        """Returns the reason of a point whose job, of this name, has ended in this state without a result."""
+        fix = ": raise hydra.launcher.mem_gb, or lower data.workers" if self.state == "OUT_OF_MEMORY" else ""
+        return f"job {name} is {self.state.lower().replace('_', ' ')}{fix}"
 
 
 def has_slurm() -> bool:
@@ -42,64 +48,67 @@ def has_slurm() -> bool:
     return shutil.which("squeue") is not None
 
 
-def check_site(spec: SlurmSpec) -> None:
-    """Raises ClipxError if no partition of this cluster can ever run the job."""
-    require(
-        shutil.which("sbatch") is not None,
-        "hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local",
-    )
-    names = (spec.partition or "").split(",")
-    nodes = _nodes()
-    known = sorted({group.partition for group in nodes})
-    for name in filter(None, names):
-        require(name in known, f"hydra.launcher.partition={name} does not exist: choose one of {', '.join(known)}")
-    able = [group for group in nodes if (group.partition in names if spec.partition else group.default)]
-    where = f"partition {spec.partition or next((group.partition for group in able), '(default)')}"
-    cpus = spec.tasks_per_node * spec.cpus_per_task
-    limits = (
-        ("gpus_per_node", spec.gpus_per_node, "gpus", "GPUs"),
-        ("tasks_per_node x cpus_per_task", cpus, "cpus", "CPUs"),
-        ("mem_gb", spec.mem_gb or 0, "memory_gb", "GB"),
-    )
-    for key, wanted, have, unit in limits:
-        maximum = max((getattr(group, have) for group in able), default=0)
-        require(
-            wanted <= maximum,
-            f"hydra.launcher.{key}={wanted} is more than a node of {where} has: lower it to at most {maximum:g} {unit}",
-        )
-        able = [group for group in able if getattr(group, have) >= wanted]
-    maximum = sum(group.count for group in able)
-    require(
-        spec.nodes <= maximum,
-        f"hydra.launcher.nodes={spec.nodes} is more than {where} has: lower it to at most {maximum}",
-    )
-    limits_m = [group.minutes for group in able]
-    longest = max(filter(None, limits_m), default=0)
-    require(
-        None in limits_m or spec.minutes <= longest,
-        f"hydra.launcher.time={spec.time} is more than {where} allows: lower it to at most {longest}m",
-    )
+def queued_jobs(user: int | None = None) -> dict[str, Job]:
+    """Returns the waiting and running jobs of a user, by default of this one, by id: 123 or 123_4."""
+    return {name: job for name, job in _listed_jobs(user).items() if not job.ended}
 
 
-def _nodes() -> list[NodeGroup]:
-    found = []
-    for line in run_slurm("sinfo", "--noheader", "--exact", "--format=%P|%D|%c|%m|%G|%l").splitlines():
-        partition, count, cpus, memory, gres, limit = line.split("|")
-        found.append(
-            NodeGroup(
-                partition.removesuffix("*"),
-                partition.endswith("*"),
-                int(count),
-                int(cpus),
-                int(memory) / 1024,
-                sum(map(int, _GPUS.findall(gres))),
-                _minutes(limit),
-            )
-        )
-    return found
+def find_jobs(ids: Collection[str], user: int | None = None) -> dict[str, Job]:
+    """Returns the waiting and running jobs of a user, and those of `ids` that have ended, as far as SLURM or its
+    accounting still lists them."""
+    jobs = _listed_jobs(user)
+    forgotten = [name for name in ids if name not in jobs]
+    return jobs | {name: job for name, job in _accounted_jobs(forgotten).items() if name in forgotten}
 
 
-def _minutes(text: str) -> int | None:
+def _listed_jobs(user: int | None) -> dict[str, Job]:
+    """Returns the jobs of a user that SLURM lists: also those that ended in the last minutes (MinJobAge)."""
+    of_user = f"--user={os.getuid() if user is None else user}"
+    return parse_jobs(run_slurm("squeue", "--noheader", "--array", "--states=all", of_user, "--format=%i|%T|%r"))
+
+
+def _accounted_jobs(ids: Iterable[str]) -> dict[str, Job]:
+    """Returns jobs that have ended from sacct. Empty on a cluster without accounting."""
+    jobs = ",".join(sorted({name.partition("_")[0] for name in ids}))
+    if not jobs:
+        return {}
+    try:
+        text = run_slurm("sacct", "--allusers", "--noheader", "--parsable2", "--format=JobID,State", f"--jobs={jobs}")
+    except SlurmError:
+        return {}
+    # A job whose end the accounting missed remains in another state.
+    return {name: job for name, job in parse_jobs(text).items() if job.ended}
+
+
+def parse_jobs(text: str) -> dict[str, Job]:
+    """Parses lines `123_4|RUNNING|reason`.
+
+    A line of an array, `123_[0-4]|CANCELLED by 0`, is of those tasks alone that have no line: sacct may still list
+    tasks in it that have ended by themselves.
+    """
+    from submitit.slurm.slurm import SlurmInfoWatcher  # imported late: 80 ms
+
+    arrays_first = sorted(text.splitlines(), key=lambda line: "[" not in line)
+    rows = SlurmInfoWatcher().read_info("\n".join(["JobID|State|Reason", *arrays_first]))
+    # Drops the user of "CANCELLED by 0".
+    return {name: Job(row["State"].partition(" ")[0], row.get("Reason", "")) for name, row in rows.items()}
+
+
+def max_array_size() -> int:
+    """Returns the largest number of tasks of a job array on this cluster (MaxArraySize)."""
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm("scontrol", "show", "config"), re.M)
+    return int(found[1]) if found else DEFAULT_ARRAY_SIZE
+
+
+def time_limit(partitions: str | None) -> int | None:
+    """Returns the longest time limit of some partitions, or of the default one, in minutes. None: no limit."""
+    lines = [line.split("|") for line in run_slurm("sinfo", "--noheader", "--format=%P|%l").splitlines()]
+    chosen = partitions.split(",") if partitions else [name for name, _ in lines if name.endswith("*")]
+    limits = [minutes_of(limit) for name, limit in lines if name in chosen or name.removesuffix("*") in chosen]
+    return None if None in limits else max(filter(None, limits), default=None)
+
+
+def minutes_of(text: str) -> int | None:
     """Parses SLURM's days-hours:minutes:seconds. Returns minutes, or None for no limit."""
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")
@@ -109,91 +118,38 @@ def _minutes(text: str) -> int | None:
     return 1440 * int(days or 0) + 60 * hours + minutes
 
 
-def max_array_size() -> int:
-    """Returns the largest number of tasks of a job array on this cluster (MaxArraySize)."""
-    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm("scontrol", "show", "config"), re.M)
-    return int(found[1]) if found else DEFAULT_ARRAY_SIZE
-
-
-class Job(NamedTuple):
-    """State of a job as SLURM names it, and the reason why it waits."""
-
-    state: str
-    reason: str = ""
-
-
-def queued_jobs(user: int | None = None) -> dict[str, Job]:
-    """Returns the pending and running jobs of a user, by default of this one, by id: 123 or 123_4."""
-    user = os.getuid() if user is None else user
-    lines = run_slurm("squeue", "--noheader", "--array", f"--user={user}", "--format=%i|%T|%r").splitlines()
-    return {name: Job(*words) for name, *words in (line.split("|", 2) for line in lines)}
-
-
-def reason_of(job: str, state: str) -> str:
-    """Returns the reason of a point whose job has ended in this state without a result."""
-    fix = ": raise hydra.launcher.mem_gb, or lower data.workers" if state == "OUT_OF_MEMORY" else ""
-    return f"job {job} is {state.lower().replace('_', ' ')}{fix}"
-
-
-def final_states(ids: Collection[str]) -> dict[str, str]:
-    """Returns the final states of jobs that left the queue, of those that SLURM or its accounting still lists."""
-    found: dict[str, str] = {}
-    for job in {name.partition("_")[0] for name in ids}:
-        try:
-            lines = run_slurm("scontrol", "--oneliner", "show", "job", job).splitlines()
-        except SlurmError:
-            continue  # SLURM no longer lists it
-        for line in lines:
-            values = dict(part.split("=", 1) for part in line.split() if "=" in part)
-            tasks = _task_ids(values.get("ArrayTaskId", ""))
-            names = [f"{values['ArrayJobId']}_{task}" for task in tasks] or [values["JobId"]]
-            found |= dict.fromkeys(names, values["JobState"])
-    forgotten = [name for name in ids if name not in found]
-    return {name: state for name, state in (found | _accounting_states(forgotten)).items() if name in ids}
-
-
-def _accounting_states(ids: Collection[str]) -> dict[str, str]:
-    """Returns the states of ended jobs from sacct. Empty on a cluster without accounting."""
-    if not ids:
-        return {}
-    jobs = ",".join(sorted({name.partition("_")[0] for name in ids}))
-    options = ("--allusers", "--allocations", "--noheader", "--parsable2", "--format=JobID,State")
-    try:
-        lines = run_slurm("sacct", *options, f"--jobs={jobs}").splitlines()
-    except SlurmError:
-        return {}
-    return ended_states(lines)
-
-
-def ended_states(lines: Collection[str]) -> dict[str, str]:
-    """Returns the states of ended jobs by lines of sacct, `123_4|FAILED`.
-
-    A line of an array, `123_[0-4]|CANCELLED by 0`, is of those tasks alone that have no line: it may still list tasks
-    that have ended by themselves.
-    """
-    own, shared = dict[str, str](), dict[str, str]()
-    for name, text in (line.split("|") for line in lines):
-        job, _, tasks = name.partition("_")
-        state = text.partition(" ")[0]  # drops the user of "CANCELLED by 0"
-        if state not in _ACTIVE:
-            names = [f"{job}_{task}" for task in _task_ids(tasks.strip("[]"))] or [name]
-            (shared if "[" in tasks else own).update(dict.fromkeys(names, state))
-    return shared | own
-
-
-def _task_ids(text: str) -> list[int]:
-    """Parses the array task ids of a job: `3`, or `0,2-4%2` for tasks that have not been split into separate jobs."""
-    spans = re.findall(r"(\d+)(?:-(\d+))?", text.partition("%")[0])
-    return [task for first, last in spans for task in range(int(first), int(last or first) + 1)]
-
-
 def run_slurm(*command: str) -> str:
-    """Runs a SLURM command with a timeout of 60 s. Returns its stdout. Raises SlurmError."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmError(f"{command[0]} does not respond ({error}): ask the administrators of the cluster") from None
+    """Runs a SLURM command for at most 60 s. Returns its stdout. Raises SlurmError."""
+    done = slurm_process(*command)
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split())
         raise SlurmError(f"{' '.join(command[:3])} failed: {output}")
     return done.stdout.strip()
+
+
+def slurm_process(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a SLURM command, with `text` as its input, for at most 60 s. Raises SlurmError if it does not respond."""
+    try:
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(f"{command[0]} does not respond ({error}): ask the administrators of the cluster") from None
+
+
+@contextmanager
+def outside_job(spec: SlurmSpec) -> Iterator[None]:
+    """Removes the variables of this process's job and rank, for sbatch passes its environment to the job.
+
+    Also the site's SBATCH_EXPORT, which would take precedence over the script's option, if that follows from it.
+    """
+    own = [*job_variables(os.environ), *(["SBATCH_EXPORT"] if spec.pass_environment else [])]
+    hidden = {name: os.environ.pop(name) for name in own if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def job_variables(names: Collection[str]) -> list[str]:
+    """Returns the variables among `names` that describe the job or the rank of a process."""
+    in_job = "SLURM_JOB_ID" in names
+    return [name for name in names if _RANK_VARIABLE.fullmatch(name) or (in_job and _JOB_VARIABLE.fullmatch(name))]

@@ -60,7 +60,7 @@ newest_checkpoint() {
   echo "$newest"
 }
 requeue_stopped() { # REASON: requeues a run that a signal stopped, unless time limits do that again and again
-  local newest cause=limit key=max_requeue most="$max_requeue" number line same=0 message
+  local newest cause=limit key=max_num_timeout most="$max_num_timeout" number line same=0 message
   newest="$(newest_checkpoint)"
   if (( ended )) || is_preempted; then cause=preemption key=max_preemption most="$max_preemption"; fi
   number=$(( $(lines "$files/requeues" "$cause ") + 1 ))
@@ -75,7 +75,7 @@ requeue_stopped() { # REASON: requeues a run that a signal stopped, unless time 
     has_result '' || result stopped "$code" "$1"
   elif (( same >= max_stalled )); then
     code=1
-    result failed 1 "requeued $same times without a newer checkpoint (newest: $newest; $1): if starting takes longer than hydra.launcher.time less hydra.launcher.signal_before_s, raise the time"
+    result failed 1 "requeued $same times without a newer checkpoint (newest: $newest; $1): if starting takes longer than hydra.launcher.timeout_min less hydra.launcher.signal_delay_s, raise the time limit"
     note requeue_stopped "not requeued: $same requeues without a newer checkpoint (newest: $newest)"
   else
     has_result '' || result stopped "$stopped" "$1"
@@ -137,7 +137,7 @@ elif [[ -z "$saved" ]]; then
   elif ! has_result '' && [[ -e "$files/lost.json" ]]; then
     reason="" lost=1
     mv "$files/lost.json" "$files/result.json"
-  elif [[ -z "$reason" ]] && (( code == 138 || code == 143 )); then # SIGUSR1, SIGTERM
+  elif [[ -z "$reason" ]] && (( code == 138 || code == 140 || code == 143 )); then # SIGUSR1, SIGUSR2, SIGTERM
     reason="a signal stopped the run before Python could handle it"
   fi
 fi

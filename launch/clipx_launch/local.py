@@ -24,11 +24,11 @@ from clipx.processes import how_ended
 from clipx.run.watchdog import LAUNCHER_PID
 from clipx.storage.local import ensure_folder, open_own
 from clipx_launch import snapshot
+from clipx_launch.cluster import job_variables
 from clipx_launch.files import launch_dir
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result
 from clipx_launch.progress import ProgressDisplay, summary
-from clipx_launch.slurm import job_variables
 from clipx_launch.sweep import Planned, Sweep
 
 _POLL_S = 0.1

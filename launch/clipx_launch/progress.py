@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from types import TracebackType
 
 from rich.live import Live
 
 from clipx.output import lose_output
 from clipx.report.console import stdout_console, text_table
-from clipx_launch.cluster import SlurmError, reason_of
+from clipx_launch.cluster import Job, SlurmError, find_jobs
 from clipx_launch.point import Point, Result
 from clipx_launch.sweep import Sweep
 
-_TERMINAL_STATES = frozenset(
-    "GONE COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL OUT_OF_MEMORY PREEMPTED DEADLINE BOOT_FAIL REVOKED".split()
-)
 _POLL_S, _MAX_POLL_S = 1.0, 15.0
 
 
@@ -62,8 +59,8 @@ def summary(result: Result) -> str:
     return f"{result.state}{value}" + ("" if result.error is None else f": {result.error.splitlines()[0]}")
 
 
-def wait_for(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]]) -> None:
-    """Returns when each point or its job has ended. `states` returns the states of jobs, by id.
+def wait_for(sweep: Sweep) -> None:
+    """Returns when each point or its job has ended.
 
     A job counts as ended after two polls: a shared file system may deliver the result later than SLURM the job's end.
     """
@@ -72,30 +69,28 @@ def wait_for(sweep: Sweep, states: Callable[[Collection[str]], Mapping[str, str]
     start = time.monotonic()
     with ProgressDisplay(sweep) as board:
         while points:
-            try:
-                known = states({point.job_id for point in points if point.job_id})
-            except SlurmError:  # SLURM is busy: the next poll asks again
-                known = {}
-            points = [point for point in points if not _ended(point, known, over, board)]
+            with suppress(SlurmError):  # SLURM is busy: the next poll asks again
+                jobs = find_jobs({point.job_id for point in points if point.job_id})
+                points = [point for point in points if not _ended(point, jobs, over, board)]
             sweep.watch()
             if points:  # the interval grows from 1 s to 15 s, for runs take days
                 time.sleep(min(_POLL_S + 0.01 * (time.monotonic() - start), _MAX_POLL_S))
 
 
-def _ended(point: Point, known: Mapping[str, str], over: set[int], board: ProgressDisplay) -> bool:
+def _ended(point: Point, jobs: dict[str, Job], over: set[int], board: ProgressDisplay) -> bool:
     result = point.result
-    state = known.get(point.job_id or "")
     if result is not None and result.state != "stopped":
         board.show(point.index, summary(result))
         return True
-    if state in _TERMINAL_STATES and point.job_id is not None:
-        if point.index not in over:
-            over.add(point.index)
-            return False
-        point.write_result(Result("failed", 1, error=reason_of(point.job_id, state)))
-        board.show(point.index, summary(point.result or Result("failed", 1)))
-        return True
-    over.discard(point.index)
-    if state is not None:
-        board.show(point.index, f"{state.lower()}, job {point.job_id}")
-    return False
+    name = str(point.job_id)
+    job = jobs.get(name, Job("GONE"))
+    if not job.ended:
+        over.discard(point.index)
+        board.show(point.index, f"{job.state.lower()}, job {name}")
+        return False
+    if point.index not in over:
+        over.add(point.index)
+        return False
+    point.write_result(Result("failed", 1, error=job.failure(name)))
+    board.show(point.index, summary(point.result or Result("failed", 1)))
+    return True

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import PLUGINS
@@ -30,9 +33,11 @@ from helpers.slurm_jobs import (
 from helpers.sweeps import make_sweep, run_named, states
 
 from clipx.config.typed import last_of_each
+from clipx.errors import ConfigError
 from clipx.trainer.trainer import Trainer
 from clipx_launch import slurm as of_slurm
 from clipx_launch.__main__ import main
+from clipx_launch.site_check import expected_start
 from clipx_launch.slurm_spec import SlurmSpec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slurm")]
@@ -42,7 +47,13 @@ FOUR = ("hydra.launcher.nodes=2", "hydra.launcher.tasks_per_node=2", "hydra.laun
 
 def test_a_sweep_is_an_array_that_returns_values_and_skips_finished_points(tmp_path: Path) -> None:
     sweep = tmp_path / "a sweep, lr=1"
-    options = (*SLURM, f"hydra.sweep.dir='{sweep}'", "hydra.launcher.parallelism=2", *QUICK, "evaluator=[retrieval]")
+    options = (
+        *SLURM,
+        f"hydra.sweep.dir='{sweep}'",
+        "hydra.launcher.array_parallelism=2",
+        *QUICK,
+        "evaluator=[retrieval]",
+    )
     done = launch(*options, "hydra.launcher.wait=true", "seed=0,1,2")
     job = job_of(done.stdout)
     assert f"{sweep}: 3 of 3 points submitted" in done.stdout
@@ -85,7 +96,7 @@ def test_a_stopped_run_saves_and_resumes_by_the_same_command(
     The job is not requeued after it; its SIGTERM reaches the loader process as well.
     """
     point = tmp_path / "0"
-    own = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.max_requeue=0")
+    own = (f"hydra.sweep.dir={tmp_path}", "hydra.launcher.max_num_timeout=0")
     options = (*SLURM, *LONG, *held(tmp_path), *own)
     job = job_of(launch(*options).stdout)
     wait_for_steps(point)
@@ -94,7 +105,7 @@ def test_a_stopped_run_saves_and_resumes_by_the_same_command(
     assert wait_for_job(job) == ["FAILED"]
     assert launch_json(point, "result")["state"] == "stopped"
     batch = (tmp_path / f".launch/logs/{job}.log").read_text()
-    assert "stopped and saved, but not requeued (hydra.launcher.max_requeue=0)" in batch
+    assert "stopped and saved, but not requeued (hydra.launcher.max_num_timeout=0)" in batch
     done = len(rows(point))
     assert [path.name for path in (point / "checkpoints").glob("step-*")] == [f"step-{done:08d}"]
 
@@ -122,7 +133,9 @@ def test_a_failed_rank_fails_its_job_which_runs_the_code_of_the_submission(tmp_p
     shutil.copytree(PLUGINS / "faults", mine)
     faulty = mine / "objective" / "faulty.py"
     options = (*SLURM, *FOUR, "objective=faulty", "objective.rank=2", *QUICK, f"hydra.sweep.dir={tmp_path}/s")
-    job = job_of(launch("--config-dir", str(mine), *options, "+hydra.launcher.sbatch={hold: true}").stdout)
+    job = job_of(
+        launch("--config-dir", str(mine), *options, "+hydra.launcher.additional_parameters={hold: true}").stdout
+    )
     faulty.write_text("raise RuntimeError('edited since')")
     output_of("scontrol", "release", job)
     point = tmp_path / "s" / "0"
@@ -166,7 +179,13 @@ def test_a_second_job_of_the_same_script_changes_nothing_of_the_first(tmp_path: 
 @pytest.mark.parametrize("where", ["hydra.sweep.dir", "run_dir"])
 def test_two_launches_at_once_submit_each_point_once(tmp_path: Path, where: str) -> None:
     for number in range(3):
-        words = (*SLURM, *QUICK, "+hydra.launcher.sbatch={hold: true}", "seed=1", f"{where}={tmp_path}/{number}")
+        words = (
+            *SLURM,
+            *QUICK,
+            "+hydra.launcher.additional_parameters={hold: true}",
+            "seed=1",
+            f"{where}={tmp_path}/{number}",
+        )
         both = [start(tmp_path / f"{number}{name}", "-m", "clipx.train", *words) for name in "ab"]
         said = [process.communicate(timeout=600) for process in both]
         codes = sorted(int(process.returncode) for process in both)
@@ -189,13 +208,97 @@ def test_a_job_that_asked_for_gpus_and_sees_none_fails(tmp_path: Path) -> None:
     assert result["exit_code"] == 2 and "(SLURM_GPUS_ON_NODE=1), but torch " in result["error"]
 
 
+SITE = """\
+defaults: [submitit_slurm]
+submitit_folder: ${hydra.sweep.dir}/.submitit/%j
+name: ${hydra.job.name}
+partition: main
+timeout_min: 30
+cpus_per_task: 1
+gpus_per_node: 0
+tasks_per_node: 2
+mem_gb: 4
+nodes: 1
+comment: of-site
+signal_delay_s: 60
+max_num_timeout: 3
+additional_parameters: {nice: 5}
+array_parallelism: 1
+setup: ["export OF_SITE=1"]
+stderr_to_stdout: true
+"""
+
+
+def test_a_file_for_submitit_slurm_works_with_one_changed_line(tmp_path: Path) -> None:
+    files = tmp_path / "site/hydra/launcher"
+    files.mkdir(parents=True)
+    (files / "site.yaml").write_text(SITE.replace("[submitit_slurm]", "[clipx_slurm]"))
+    words = ("-m", "--config-dir", str(tmp_path / "site"), "hydra/launcher=site", *QUICK, "seed=0,1")
+    done = launch(*words, f"hydra.sweep.dir={tmp_path}/s", "hydra.launcher.wait=true")
+    job = job_of(done.stdout)
+    assert re.search(r"^  start   \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d on n[12], as SLURM expects$", done.stdout, re.M)
+    assert wait_for_job(job) == ["COMPLETED"] * 2
+    told = {(task["TimeLimit"], task["NumTasks"], task["Comment"]) for task in slurm_tasks(job)}
+    assert told == {("00:30:00", "2", "of-site")}
+    assert {task["ArrayTaskThrottle"] for task in slurm_tasks(job)} == {"1"}
+    script = (tmp_path / f"s/.submitit/{job}/{job}_submission.sh").read_text()
+    for line in ("--mem=4096M", "--nice=5", "--signal=USR2@60"):
+        assert f"#SBATCH {line}\n" in script
+    assert script == (tmp_path / "s/1/.launch/script.sh").read_text() and "\nexport OF_SITE=1\n" in script
+    assert "on 2 x cpu" in logs(tmp_path / "s/0")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"partition": "none"}, "SLURM can never start this job (Invalid partition name specified) with "
+         "hydra.launcher.partition=none: choose one of low, main"),
+        ({"nodes": 3}, "configuration is not available) with hydra.launcher.nodes=3: lower "),
+        ({"cpus_per_task": 99}, "configuration is not available) with hydra.launcher.cpus_per_task=99: lower "),
+        ({"mem_gb": 64.0}, "configuration is not available) with hydra.launcher.mem_gb=64.0: lower "),
+        ({"tasks_per_node": 4, "cpus_per_task": 4}, "configuration is not available) with "
+         "hydra.launcher.tasks_per_node=4 or hydra.launcher.cpus_per_task=4: lower "),
+        ({"tasks_per_node": 4, "gpus_per_node": "fake:4"}, "is not available) with hydra.launcher.gpus_per_node=fake:4: "),
+        ({"gpus_per_node": "a100:1"}, "is not available) with hydra.launcher.gpus_per_node=a100:1: lower "),
+        ({"constraint": "h200"}, "(Invalid feature specification) with hydra.launcher.constraint=h200: lower "),
+        ({"additional_parameters": {"reservation": "mine"}}, "(Requested reservation is invalid) with "
+         "hydra.launcher.additional_parameters.reservation=mine: lower "),
+    ],
+)  # fmt: skip
+def test_an_option_that_no_node_can_fulfil_is_named(tmp_path: Path, options: dict[str, Any], says: str) -> None:
+    spec = SlurmSpec(**{"gpus_per_node": "0", "cpus_per_task": 1, **options})
+    with pytest.raises(ConfigError) as raised:
+        expected_start(spec, tmp_path, tmp_path / "0")
+    assert says in str(raised.value)
+
+
+def test_a_job_waits_for_nodes_that_are_down_and_not_for_a_time_limit_above_the_partitions(tmp_path: Path) -> None:
+    spec = SlurmSpec(gpus_per_node="0", cpus_per_task=1, nodes=2, timeout_min=61, partition="low")
+    output_of("scontrol", "update", "PartitionName=low", "MaxTime=60")
+    try:
+        with pytest.raises(
+            ConfigError, match=r"timeout_min=61 is more than partition low allows: lower it to at most 60"
+        ):
+            expected_start(spec, tmp_path, tmp_path / "0")
+        spec = replace(spec, timeout_min=60)
+        assert expected_start(spec, tmp_path, tmp_path / "0").endswith(" on n[1-2], as SLURM expects")
+        output_of("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=test")
+        says = "unknown, for nodes are down or drained (Requested node configuration is not available)"
+        assert expected_start(spec, tmp_path, tmp_path / "0") == says
+    finally:
+        output_of("scontrol", "update", "PartitionName=low", "MaxTime=UNLIMITED")
+        output_of("scontrol", "update", "NodeName=n1", "State=RESUME")
+
+
 def test_the_stock_slurm_launcher_works(tmp_path: Path) -> None:
     stock = ("-m", "hydra/launcher=submitit_slurm", f"hydra.sweep.dir={tmp_path}", "hydra.launcher.timeout_min=5")
     launch(*stock, *QUICK, "seed=0,1")
     assert losses(tmp_path / "0") != losses(tmp_path / "1")
 
 
-HELD = SlurmSpec(gpus_per_node=0, cpus_per_task=2, name="mine", parallelism=2, sbatch={"hold": True})
+HELD = SlurmSpec(
+    gpus_per_node="0", cpus_per_task=2, name="mine", array_parallelism=2, additional_parameters={"hold": True}
+)
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ JobAcctGatherType=jobacct_gather/none
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 GresTypes=gpu
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port={port + 1}-{port + 2} CPUs=8 Gres=gpu:fake:{GPUS}
+NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port={port + 1}-{port + 2} CPUs=8 RealMemory=16000 Gres=gpu:fake:{GPUS}
 PartitionName=main Nodes=ALL Default=YES PriorityTier=10 State=UP
 PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=20 State=UP
 """)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from submitit.slurm.slurm import SlurmExecutor
 
 from clipx import compat
 
@@ -248,9 +249,13 @@ def test_submitit_submits_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (sbatch := tmp_path / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 7 >&1\n")
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    text = "#!/bin/bash\nhostname\n"
-    assert compat.submit_script(tmp_path, text) == "7"
-    assert (tmp_path / "7_submission.sh").read_text() == text
+    (tmp_path / "srun").symlink_to(sbatch)  # without one, submitit refuses
+    executor = SlurmExecutor(tmp_path)
+    executor.update_parameters(time=5, use_srun=False)
+    text = compat.submission_text(executor, "hostname", "")
+    assert "\n#SBATCH --time=5\n" in text and "\nhostname\n" in text
+    job = compat.submit_command(executor, "hostname")
+    assert (job.job_id, job.paths.submission_file.read_text()) == ("7", text)
 
 
 @private("trial_id")

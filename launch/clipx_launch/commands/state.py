@@ -8,13 +8,12 @@ from typing import Any
 
 from clipx.errors import Exit
 from clipx.run.lock import LOCK, Holder, read_holder
-from clipx_launch.cluster import Job, SlurmError, final_states, queued_jobs, reason_of
+from clipx_launch.cluster import Job, SlurmError, find_jobs
 from clipx_launch.commands.run import RunFiles, State
 from clipx_launch.point import Result
 
 _SILENT_S = 600.0  # a run that has not ended is silent after writing nothing for this time
 _LONGEST = 1000  # characters of a reason
-_PENDING = {"PENDING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "STOPPED"}
 _RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT"}
 
 
@@ -25,9 +24,7 @@ def jobs_of(runs: Sequence[RunFiles]) -> dict[str, Job] | None:
         return {}
     try:
         user = points[0].launch_dir.stat().st_uid  # the user who launched it
-        found = queued_jobs(user)
-        gone = {str(point.job_id) for point in points} - found.keys()
-        return found | {name: Job(state) for name, state in final_states(gone).items()}
+        return find_jobs({str(point.job_id) for point in points}, user)
     except (SlurmError, OSError):
         return None
 
@@ -44,7 +41,7 @@ def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[St
     if result is not None and _has_ended(result):
         return State(result.state), _first_line(result.error)
     job = None if jobs is None or run.job is None else jobs.get(run.job)
-    if job is not None and job.state in _PENDING:
+    if job is not None and not job.ended and job.state not in _RUNNING:
         return (State.waiting if result is None else State.requeued), job.reason
     if job is not None and job.state in _RUNNING:
         if result is None:
@@ -73,11 +70,11 @@ def _without_result(name: str, job: Job | None) -> tuple[State, str]:
     if job is None or job.state == "COMPLETED":
         return State.lost, f"job {name} is gone and left no result"
     states = {"CANCELLED": State.cancelled, "PREEMPTED": State.preempted}
-    return states.get(job.state.partition(" ")[0], State.failed), reason_of(name, job.state)
+    return states.get(job.state, State.failed), job.failure(name)
 
 
 def _stopped(by: str) -> State:
-    """Returns the state after a signal: SLURM sends SIGUSR1 before the time limit, SIGTERM to end the job."""
+    """Returns the state after a signal: SLURM sends SIGUSR2 before the time limit, SIGTERM to end the job."""
     return State.stopped if by.startswith("SIGUSR") else State.cancelled
 
 

@@ -123,7 +123,7 @@ def test_three_requeues_without_a_newer_checkpoint_fail_the_job(job: Job) -> Non
         "state": "failed",
         "exit_code": 1,
         "error": "requeued 3 times without a newer checkpoint (newest: none; SIGUSR1 before training began): if starting "
-        "takes longer than hydra.launcher.time less hydra.launcher.signal_before_s, raise the time",
+        "takes longer than hydra.launcher.timeout_min less hydra.launcher.signal_delay_s, raise the time limit",
     }
     assert [event["event"] for event in job.events] == ["requeued"] * 3 + ["requeue_stopped"]
     assert "not requeued: 3 requeues without a newer checkpoint" in (job.point.logs / "7.0.log").read_text()
@@ -132,14 +132,14 @@ def test_three_requeues_without_a_newer_checkpoint_fail_the_job(job: Job) -> Non
 def test_preemptions_are_no_stalls_and_have_a_budget_of_their_own(job: Job) -> None:
     """SLURM preempts the job while it starts, again and again, and between that its time ends twice."""
     for restart in range(6):
-        job.run(job.stop(), restart, preempted=restart not in (1, 3), max_requeue=2, max_preemption=4)
+        job.run(job.stop(), restart, preempted=restart not in (1, 3), max_num_timeout=2, max_preemption=4)
         assert job.requeued, restart
     assert [line.split()[0] for line in (job.files / "requeues").read_text().splitlines()] == [
         "preemption", "limit", "preemption", "limit", "preemption", "preemption",
     ]  # fmt: skip
     assert job.events[4]["message"].startswith("preemption 3 of at most 4, requeued: SIGUSR1 before training began; ")
-    for preempted, key in ((True, "max_preemption=4"), (False, "max_requeue=2")):
-        done = job.run(job.stop("saved"), 6, preempted, max_requeue=2, max_preemption=4)
+    for preempted, key in ((True, "max_preemption=4"), (False, "max_num_timeout=2")):
+        done = job.run(job.stop("saved"), 6, preempted, max_num_timeout=2, max_preemption=4)
         assert not job.requeued
         assert f"stopped and saved, but not requeued (hydra.launcher.{key})" in done.stderr
         assert job.result is not None and job.result.state == "stopped"

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.runs import small
 from helpers.slurm_jobs import LOCAL, QUICK, refused
+from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
+from omegaconf import OmegaConf
 
 from clipx.trainer.spec import compose
 from clipx_launch import cluster, snapshot
@@ -17,11 +20,40 @@ from clipx_launch.sbatch_script import sbatch_script
 from clipx_launch.slurm_spec import SlurmSpec
 
 
-def test_times_are_converted_to_minutes() -> None:
-    given = {"90m": 90, "24h": 1440, "2d": 2880, "24:00:00": 1440, "1-12:00:00": 2160, "00:10:01": 11}
-    assert {time: SlurmSpec(time=time).minutes for time in given} == given
+def test_time_limits_of_partitions_are_converted_to_minutes() -> None:
     printed = {"infinite": None, "1-00:00:00": 1440, "2:30:00": 150, "30:00": 30}
-    assert {text: cluster._minutes(text) for text in printed} == printed
+    assert {text: cluster.minutes_of(text) for text in printed} == printed
+
+
+def test_a_file_for_submitit_slurm_has_only_keys_of_clipx_slurm() -> None:
+    """Also with their types: the defaults of all keys are values of the same keys here."""
+    theirs = {key: value for key, value in vars(SlurmQueueConf()).items() if key != "_target_"}
+    merged: Any = OmegaConf.merge(OmegaConf.structured(SlurmSpec), theirs)
+    assert OmegaConf.to_container(merged, resolve=False).items() >= theirs.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "lines"),
+    [
+        ({"tasks_per_node": 4}, 4, {"gpus-per-node": "4"}),
+        ({"tasks_per_node": 4, "gpus_per_node": "0"}, 0, {}),
+        ({"tasks_per_node": 4, "gpus_per_node": "a100:3,v100:1"}, 4, {"gpus-per-node": "a100:3,v100:1"}),
+        ({"tasks_per_node": 2, "gpus_per_task": "a100:1", "cpus_per_gpu": 6}, 2,
+         {"gpus-per-task": "a100:1", "cpus-per-gpu": "6"}),
+        ({"tasks_per_node": 2, "gpus_per_task": "0"}, 0, {}),
+        ({"tasks_per_node": 2, "gres": "gpu:a100:2,nvme:1"}, 2, {"gres": "gpu:a100:2,nvme:1"}),
+        ({"gres": "gpu"}, 1, {"gres": "gpu"}),
+        ({"gres": "nvme:1"}, 1, {"gpus-per-node": "1", "gres": "nvme:1"}),
+    ],
+)  # fmt: skip
+def test_each_rank_has_a_gpu_by_one_of_the_keys(
+    tmp_path: Path, options: dict[str, Any], gpus: int, lines: dict[str, str]
+) -> None:
+    spec = SlurmSpec(**options)
+    found = parsed(sbatch_script(spec, tmp_path, [tmp_path / "0"], snapshot.environment(None)))
+    assert spec.gpus == gpus
+    assert {key: value for key, value in found.items() if "gpu" in key or key == "gres"} == lines
+    assert found.get("cpus-per-task") == (None if spec.cpus_per_gpu else "8")
 
 
 # ------------------------------------------------------------------------------------------------------ the script
@@ -36,23 +68,23 @@ def parsed(text: str) -> dict[str, str]:
 def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
     spec = SlurmSpec(
         name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
-        gpus_per_node=4, cpus_per_task=6, mem_gb=1.5, time="1-00:00:00", parallelism=1, signal_before_s=60,
-        setup=["module load cuda"], srun=["--container-image=a b"], sbatch={"mail_type": "END", "exclusive": True},
-        environment={"WORDS": "two $words"}, pass_environment=["A", "B"], max_requeue=3, max_preemption=4, max_retry=2,
+        gpus_per_node="a100:4", cpus_per_task=6, mem_gb=1.5, timeout_min=1440, array_parallelism=1, signal_delay_s=60,
+        setup=["module load cuda"], srun_args=["--container-image=a b"], additional_parameters={"mail_type": "END", "exclusive": True},
+        environment={"WORDS": "two $words"}, pass_environment=["A", "B"], max_num_timeout=3, max_preemption=4, max_retry=2,
     )  # fmt: skip
     folders = [tmp_path / "a b", tmp_path / "c"]
     text = sbatch_script(spec, tmp_path, folders, snapshot.environment(None))
     assert parsed(text) == {
         "array": "0-1%1", "job-name": "mine", "partition": "a,b", "account": "me", "qos": "high", "constraint": "h200&ib",
-        "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "cpus-per-task": "6", "mem": "1536M", "time": "1440",
-        "signal": "USR1@60", "mail-type": "END", "exclusive": "", "export": "ALL,A,B", "requeue": "", "open-mode": "append",
+        "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "a100:4", "cpus-per-task": "6", "mem": "1536M", "time": "1440",
+        "signal": "USR2@60", "mail-type": "END", "exclusive": "", "export": "ALL,A,B", "requeue": "", "open-mode": "append",
         "chdir": str(Path.cwd()), "output": f"{tmp_path}/.launch/logs/%A_%a.log",
     }  # fmt: skip
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert "\nmodule load cuda\n" in text
     assert "'--container-image=a b'" in text
     assert "WORDS='two $words'" in text
-    assert "max_requeue=3 max_preemption=4 max_retry=2 " in text
+    assert "max_num_timeout=3 max_preemption=4 max_retry=2 " in text
     assert " mem_gb=1.5\n" in text and "for name in A B; do" in text
     assert f"\n'{tmp_path}/a b'\n{tmp_path}/c\n" in text
 

@@ -29,10 +29,10 @@ def directives(text: str) -> set[str]:
 @pytest.mark.parametrize(
     ("points", "spec"),
     [
-        (1, SlurmSpec(signal_before_s=0)),
+        (1, SlurmSpec(signal_delay_s=9)),
         (3, SlurmSpec(
             name="mine", partition="a,b", account="me", qos="high", constraint="h200&ib", nodes=2, tasks_per_node=4,
-            gpus_per_node=4, mem_gb=1.5, parallelism=2, sbatch={"mail_type": "END", "exclusive": True, "hint": None},
+            gpus_per_node="4", mem_gb=1.5, array_parallelism=2, additional_parameters={"mail_type": "END", "exclusive": True, "hint": None},
             environment={"WORDS": "two $words", "NCCL_SOCKET_IFNAME": "ib0"},
         )),
     ],
@@ -50,13 +50,13 @@ def test_the_printed_script_equals_the_submitted_script(
     sweep = make_sweep(tmp_path / "s", *([f"seed={k}"] for k in range(points)), spec=spec)
     code = snapshot.environment(None)
     printed = sbatch_script(spec, sweep.folder, [planned.point.folder for planned in sweep.planned], code)
-    assert slurm._submit_array(sweep.folder, sweep.planned, spec, code, None) == "7"
-    slurm._record_array(sweep.folder, sweep.planned, "7")
+    job = slurm._submit_array(sweep.folder, sweep.planned, spec, code, None)
+    slurm._record_array(sweep.planned, job)
     assert (tmp_path / "submitted").read_text() == printed
     assert "LOCAL_RANK=" not in (tmp_path / "env").read_text() and os.environ["LOCAL_RANK"] == "3"
     assert [planned.point.job_id for planned in sweep.planned] == (["7"] if points == 1 else ["7_0", "7_1", "7_2"])
     assert (sweep.folder / "0/.launch/script.sh").read_text() == printed
-    assert any(line.startswith("--signal") for line in directives(printed)) == (spec.signal_before_s > 0)
+    assert f"--signal=USR2@{spec.signal_delay_s}" in directives(printed)
     assert subprocess.run(["bash", "-n"], input=printed, text=True, check=False).returncode == 0
     exported = dict(re.findall(r"^export (\w+)=(.*)$", printed, re.M))
     assert points == 1 or (exported["NCCL_SOCKET_IFNAME"], exported["WORDS"]) == ("ib0", "'two $words'")
@@ -68,7 +68,7 @@ def test_the_printed_script_equals_the_submitted_script(
         (["nodes=2", "--", "seed=1"], ["seed=1", *IN_RUN_DIR, "hydra/launcher=clipx_slurm", "hydra.launcher.nodes=2", PRINTED]),
         (["--", "seed=1,2"], ["seed=1,2", "hydra/launcher=clipx_slurm", PRINTED]),
         (["--", "hydra.sweep.dir=a", "s={"], ["hydra.sweep.dir=a", "s={", "hydra/launcher=clipx_slurm", PRINTED]),
-        (["sbatch", "+sbatch={a: 1}"], [*IN_RUN_DIR, "hydra/launcher=clipx_slurm", "+hydra.launcher.sbatch={a: 1}", PRINTED]),
+        (["sbatch", "+additional_parameters={a: 1}"], [*IN_RUN_DIR, "hydra/launcher=clipx_slurm", "+hydra.launcher.additional_parameters={a: 1}", PRINTED]),
         (["torchrun", "host=a", "--"], [*IN_RUN_DIR, "hydra/launcher=clipx_torchrun", "hydra.launcher.host=a"]),
         (["launcher=site", "--", "--config-dir", "m"], ["--config-dir", "m", *IN_RUN_DIR, "hydra/launcher=site", PRINTED]),
     ],

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from helpers.slurm_jobs import refused
 from helpers.sweeps import QUICK, make_sweep
+from submitit.slurm.slurm import SlurmJob
 
 from clipx.checkpoint.manager import run_url
 from clipx.errors import ConfigError, Locked
 from clipx_launch import cluster, progress, slurm, sweep
 from clipx_launch.__main__ import main
+from clipx_launch.cluster import Job
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result
 from clipx_launch.progress import ProgressDisplay
@@ -42,11 +44,11 @@ def test_a_job_without_a_result_has_failed_at_the_second_poll_after_its_end(tmp_
     board, over = ProgressDisplay(made), set[int]()
     for number, point in enumerate((late, lost)):
         point.record_job("7", number)
-        assert not progress._ended(point, {point.job_id or "": "COMPLETED"}, over, board)
+        assert not progress._ended(point, {str(point.job_id): Job("COMPLETED")}, over, board)
     late.write_result(Result("finished", value=0.5))
-    assert progress._ended(late, {"7_0": "COMPLETED"}, over, board)
+    assert progress._ended(late, {"7_0": Job("COMPLETED")}, over, board)
     assert late.result == Result("finished", value=0.5)
-    assert progress._ended(lost, {"7_1": "NODE_FAIL"}, over, board)
+    assert progress._ended(lost, {"7_1": Job("NODE_FAIL")}, over, board)
     assert lost.result == Result("failed", 1, error="job 7_1 is node fail")
 
 
@@ -55,7 +57,7 @@ def test_a_stopped_point_has_not_ended_while_its_job_is_requeued(tmp_path: Path)
     point, board = made.planned[0].point, ProgressDisplay(made)
     point.record_job("7", None)
     point.write_result(Result("stopped", 75, error="SIGUSR1: stopped after step 3"))
-    assert not progress._ended(point, {"7": "PENDING"}, set(), board)
+    assert not progress._ended(point, {"7": Job("PENDING")}, set(), board)
 
 
 def test_ranks_do_not_start_a_sweep_each(
@@ -193,8 +195,8 @@ def test_a_failure_after_the_submission_cancels_the_jobs(tmp_path: Path, monkeyp
     numbers = iter("789")
     monkeypatch.setattr(cluster, "max_array_size", lambda: 2)
     monkeypatch.setattr(cluster, "run_slurm", lambda *words: cancelled.extend(words))
-    monkeypatch.setattr(slurm, "_submit_array", lambda *_: next(numbers))
-    monkeypatch.setattr(slurm, "_record_array", lambda folder, points, job: full_disk() if job == "8" else None)
+    monkeypatch.setattr(slurm, "_submit_array", lambda *_: SlurmJob(tmp_path, next(numbers)))
+    monkeypatch.setattr(slurm, "_record_array", lambda points, job: full_disk() if job.job_id == "8" else None)
     with pytest.raises(OSError, match="No space"):
         slurm._submit(made, SlurmSpec())
     assert cancelled == ["scancel", "7", "8"]

@@ -1,0 +1,99 @@
+"""Asks SLURM whether it can run a job, by `sbatch --test-only`, and names the options for which it cannot."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from submitit.slurm.slurm import SlurmExecutor
+
+from clipx.compat import submission_text
+from clipx.errors import ConfigError, require
+from clipx_launch import cluster
+from clipx_launch.sbatch_script import executor_of
+from clipx_launch.slurm_spec import SlurmSpec
+
+# Keys of submitit's parameters.
+_KEYS = {
+    "nodes": "nodes", "ntasks_per_node": "tasks_per_node", "cpus_per_task": "cpus_per_task",
+    "cpus_per_gpu": "cpus_per_gpu", "mem": "mem_gb", "mem_per_cpu": "mem_per_cpu", "mem_per_gpu": "mem_per_gpu",
+    "gpus_per_node": "gpus_per_node", "gpus_per_task": "gpus_per_task", "gres": "gres", "constraint": "constraint",
+    "exclude": "exclude", "qos": "qos", "account": "account", "time": "timeout_min", "partition": "partition",
+}  # fmt: skip
+_START = re.compile(r"to start at (\S+) using .* on nodes? (\S+) in partition (\S+)")
+
+
+def expected_start(spec: SlurmSpec, sweep: Path, point: Path) -> str:
+    """Returns when and where SLURM expects a point to start. Raises ConfigError if no node can ever run it."""
+    require(
+        shutil.which("sbatch") is not None,
+        "hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local",
+    )
+    executor = executor_of(spec, sweep, [point])
+    with cluster.outside_job(spec):
+        ok, answer = _test(executor)
+        if not ok and not _may_be_temporary(spec, answer):
+            raise ConfigError(_refusal(spec, executor, answer))
+    limit = cluster.time_limit(spec.partition)
+    require(  # --test-only accepts it, and the job would wait for ever
+        limit is None or spec.timeout_min <= limit,
+        f"hydra.launcher.timeout_min={spec.timeout_min} is more than partition {spec.partition or '(default)'} allows: "
+        f"lower it to at most {limit}",
+    )
+    found = _START.search(answer)
+    return (
+        f"{found[1]} on {found[2]}, as SLURM expects" if found else f"unknown, for nodes are down or drained ({answer})"
+    )
+
+
+def _test(executor: SlurmExecutor) -> tuple[bool, str]:
+    """Returns whether SLURM accepts a job, and its answer, of which the last line has the reason."""
+    done = cluster.slurm_process("sbatch", "--test-only", text=submission_text(executor, "exit", ""))
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no answer"]
+    return done.returncode == 0, re.sub(r"^(sbatch|allocation failure|error|fatal): ", "", lines[-1])
+
+
+def _may_be_temporary(spec: SlurmSpec, answer: str) -> bool:
+    """Returns whether SLURM may refuse a job for nodes that are down or drained: sbatch would queue it."""
+    of_partition = [f"--partition={spec.partition}"] if spec.partition else []
+    return "node configuration" in answer and bool(
+        cluster.run_slurm("sinfo", "--noheader", "--list-reasons", *of_partition)
+    )
+
+
+def _refusal(spec: SlurmSpec, executor: SlurmExecutor, answer: str) -> str:
+    """Returns the error of a refused job: it names the options without one of which SLURM accepts the job."""
+    causes = {key: value for key, value, other in _variants(spec, executor) if _test(other)[0]}
+    if len(causes) > 1:
+        causes.pop("partition", None)
+    named = " or ".join(f"hydra.launcher.{key}={value}" for key, value in causes.items())
+    fix = "lower or correct it, or choose another partition: sinfo --Node --long lists what each node has"
+    if list(causes) == ["partition"]:
+        known = cluster.run_slurm("sinfo", "--noheader", "--format=%R").splitlines()
+        fix = f"choose one of {', '.join(sorted(known))}"
+    return f"SLURM can never start this job ({answer}) with {named or 'these options of hydra.launcher'}: {fix}"
+
+
+def _variants(spec: SlurmSpec, executor: SlurmExecutor) -> Iterator[tuple[str, Any, SlurmExecutor]]:
+    """Yields each option of a job: its key, its value and the job without it."""
+    given = executor.parameters
+    for name, key in _KEYS.items():
+        if name in given:
+            yield key, getattr(spec, key) or given[name], _with(executor, _without(given, name))
+    for name, value in spec.additional_parameters.items():
+        others = _without(given["additional_parameters"], name)
+        yield f"additional_parameters.{name}", value, _with(executor, {**given, "additional_parameters": others})
+
+
+def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != name}
+
+
+def _with(executor: SlurmExecutor, parameters: dict[str, Any]) -> SlurmExecutor:
+    other = copy.copy(executor)
+    other.parameters = parameters
+    return other
