@@ -110,7 +110,7 @@ REMOVED = {
         "srun_args", "srun", "srun starts the ranks; clipx-sweep script torchrun prints a script"
     ),
     "launcher.time": Removed(
-        "timeout_min", None, "hydra.launcher.timeout_min has the time limit in minutes: 1440 is 24h"
+        "timeout_min", None, "hydra.launcher.timeout_min is the time limit in minutes: 1440 for 24h"
     ),
     "launcher.submit": Removed("dry_run", True, "clipx-sweep script prints the script for sbatch"),
     "sweeper.jobs": Removed(

@@ -42,7 +42,7 @@ def _check_sbatch(key: str, options: Mapping[str, Any]) -> None:
 def _check_gpus(key: str, value: str) -> None:
     for part in value.split(","):
         require(
-            _GPUS.fullmatch(part) is not None, f"{key}={value} is not a number of GPUs: write 4, or a100:4 of a type"
+            _GPUS.fullmatch(part) is not None, f"{key}={value} is not a number of GPUs: write 4, or a100:4 for a type"
         )
 
 
