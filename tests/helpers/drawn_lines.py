@@ -61,7 +61,7 @@ _DEFAULTS = {
 """Options whose keys are drawn if no other option is."""
 _BENCHMARKS = ("checkpoint", "gpu", "loader", "loss", "scaling", "step")
 _SWEEP = (
-    *(("status",), ("status", "set", "--json"), ("results", "set"), ("best", "set"), ("logs", "set", "0")),
+    *(("status",), ("status", "set", "--json"), ("results", "set"), ("status", "set", "--best"), ("logs", "set", "0")),
     *(("cancel", "set"), ("resume", "set"), ("report", "set"), ("script", "--help")),
 )
 MODULES = (*(command.module for command in commands()), "clipx_launch", "clipx")

@@ -83,7 +83,7 @@ def test_an_error_of_rank_0_reaches_all_ranks(tmp_path: Path) -> None:
 def test_clipx_sweep_reports_it_as_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(*arguments: object) -> None:
+    def failing(**options: object) -> None:
         raise of(errno.EIO, "/d/sweep.json")
 
     monkeypatch.setattr("clipx_launch.commands.status.show", failing)

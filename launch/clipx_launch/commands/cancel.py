@@ -3,15 +3,17 @@ not ended after some time: it would kill the run after SLURM's KillWait, by defa
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from clipx.errors import ClipxError, Exit
-from clipx.run.lock import read_holder
+from clipx.errors import ClipxError, Exit, require
+from clipx.run.lock import Holder, read_holder
 from clipx.storage.local import write_text
 from clipx_launch.cluster import SlurmError, queued_jobs, run_slurm
 from clipx_launch.commands.run import ENDED, RunFiles, State
@@ -23,47 +25,44 @@ from clipx_launch.point import Result
 _POLL_S = 1.0
 
 
-def cancel(folder: Path, names: Sequence[str], wait_s: float) -> None:
-    """Cancels the named points, by default all, and prints their names. Raises ClipxError for those that it cannot.
+def cancel(sweep: Path, points: Sequence[str], wait: float) -> None:
+    """Stops the named points that wait or run, by default all; running points save a checkpoint. Prints their names.
 
-    Waits up to `wait_s` seconds until running jobs have saved.
+    Waits up to `wait` seconds until running jobs have saved. Raises ClipxError for points that it cannot stop.
     """
-    runs = sweep_runs(folder)
-    active = [run for run in select_runs(runs, names) if run.state not in ENDED]
+    require(0 <= wait < math.inf, f"--wait={wait} must be 0 s or more: the default is 120")
+    runs = select_runs(sweep_runs(sweep), points)
+    active = [run for run in runs if run.state not in ENDED]
     if not active:
-        print(f"nothing to cancel: {count_states(select_runs(runs, names))}")
+        print(f"nothing to cancel: {count_states(runs)}")
         return
-    _cancel_jobs([run for run in active if run.job], wait_s)
-    of_sweep = not names and (launch_dir(folder) / "sweep.json").is_file()
+    _cancel_jobs([run for run in active if run.job], wait)
+    of_sweep = not points and (launch_dir(sweep) / "sweep.json").is_file()
     _cancel_processes([run for run in active if not run.job], all_of_them=of_sweep)
 
 
 def count_states(runs: Sequence[RunFiles]) -> str:
     """Returns the number of runs in each state, as text."""
-    counts = {state: sum(run.state is state for run in runs) for state in State}
-    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    counts = Counter(run.state for run in runs)
+    return ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
 
 
 def _cancel_jobs(runs: Sequence[RunFiles], wait_s: float) -> None:
     waiting = [run for run in runs if run.state in (State.waiting, State.requeued)]
+    running = [run for run in runs if run not in waiting]
     _end_jobs(waiting)
     for run in waiting:  # no process writes a result, and SLURM drops the job soon
         assert run.point is not None
         (run.point.files / "result.json").unlink(missing_ok=True)
         run.point.write_result(Result("stopped", Exit.ABORTED, error="cancelled in the queue"))
         print(f"cancelled point {run.name}, job {run.job}, which was {run.state}")
-    running = [run for run in runs if run not in waiting]
-    if not running:
-        return
-    if wait_s:
+    if running and wait_s:
         _wait_for_saves(running, wait_s)
     _end_jobs(running)
     for run in running:
         assert run.point is not None
         result = run.point.result
-        newest = (
-            f"its newest checkpoint is {run.checkpoints[0].folder.name}" if run.checkpoints else "it has no checkpoint"
-        )
+        newest = f"newest checkpoint: {run.checkpoints[0].folder.name}" if run.checkpoints else "it has no checkpoint"
         how = str(result.error or result.state) if result else f"it did not save within {wait_s:g} s, {newest}"
         print(f"cancelled point {run.name}, job {run.job}, which was {run.state}: {how}")
 
@@ -79,11 +78,8 @@ def _wait_for_saves(runs: Sequence[RunFiles], wait_s: float) -> None:
     for run in runs:
         assert run.point is not None
         write_text(run.point.files / "cancel", "")
-    print(
-        f"SIGTERM to {count_states(runs)}: waiting up to {wait_s:g} s (--wait) for them to save; after that scancel "
-        "ends their jobs",
-        flush=True,
-    )
+    waiting = f"waiting up to {wait_s:g} s (--wait) for them to save; after that scancel ends their jobs"
+    print(f"SIGTERM to {count_states(runs)}: {waiting}", flush=True)
     with suppress(SlurmError):  # a job that has just ended
         run_slurm("scancel", "--quiet", "--signal=TERM", *(str(run.job) for run in runs))
     remaining, end = list(runs), time.monotonic() + wait_s
@@ -96,32 +92,31 @@ def _wait_for_saves(runs: Sequence[RunFiles], wait_s: float) -> None:
 def _cancel_processes(runs: Sequence[RunFiles], all_of_them: bool) -> None:
     """Sends SIGTERM to the points. To cancel all, signals their launcher, which forwards it and starts no more."""
     remaining = list(runs)
-    if all_of_them:
-        for launcher in dict.fromkeys(map(launcher_of, runs)):
-            if launcher is None or not launcher.alive:
-                continue
-            with suppress(ProcessLookupError):  # it has ended meanwhile
-                os.kill(launcher.pid, signal.SIGTERM)
+    for launcher in dict.fromkeys(map(launcher_of, runs)) if all_of_them else ():
+        if launcher is not None and launcher.alive:
+            _terminate(launcher)
             stopping = [run for run in remaining if launcher_of(run) == launcher]
             remaining = [run for run in remaining if run not in stopping]
             print(f"cancelled {count_states(stopping)}: SIGTERM to their launcher, {launcher}")
-    problems = [problem for run in remaining if (problem := _cancel_process(run))]
-    if problems:
+    if problems := list(filter(None, map(_cancel_process, remaining))):
         raise ClipxError("; ".join(problems))
 
 
 def _cancel_process(run: RunFiles) -> str | None:
     """Sends SIGTERM to a process of a point; its ranks agree on a step to stop at. Returns the reason if it cannot."""
-    holder = read_holder(run.folder)
+    holder, launcher = read_holder(run.folder), launcher_of(run)
     if holder is not None and holder.alive:
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(holder.pid, signal.SIGTERM)
+        _terminate(holder)
         print(f"cancelled point {run.name}: SIGTERM to {holder}")
         return None
     if holder is not None and is_running(run, time.time()):
         return f"point {run.name} is running as {holder}: cancel it there"
-    launcher = launcher_of(run)
     if launcher is None:
         return f"point {run.name} was submitted by hand: cancel its job with scancel"
     where = "" if launcher.alive else f" on {launcher.host}"
     return f"point {run.name} has not started and cannot be cancelled alone: cancel the whole sweep{where}, {launcher}"
+
+
+def _terminate(process: Holder) -> None:
+    with suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(process.pid, signal.SIGTERM)

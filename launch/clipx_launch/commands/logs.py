@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from clipx.errors import ConfigError
+from clipx.errors import ConfigError, require
 from clipx.storage.local import open_own
 from clipx_launch.commands.run import ENDED, RunFiles, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
@@ -19,27 +19,38 @@ _POLL_S = 1.0
 _TAIL = 1 << 24  # last bytes of a log among which its last lines are searched
 
 
-def show(folder: Path, names: Sequence[str], rank: int | None, lines: int, follow: bool) -> None:
-    """Prints the last lines of each log of the named points, by default of the failed ones. Raises ClipxError."""
-    runs = sweep_runs(folder)
-    chosen = select_runs(runs, names) if names else [run for run in runs if run.state is State.failed]
+def show(sweep: Path, points: Sequence[str], rank: int | None, lines: int, follow: bool) -> None:
+    """Prints the last lines of the logs of the named points, by default of all failed ones. Raises ClipxError.
+
+    With `follow` prints new lines, also of new files, until all points have ended.
+    """
+    require(lines >= 0, f"--lines={lines} must be 0 (all) or more")
+    runs = sweep_runs(sweep)
+    chosen = select_runs(runs, points) if points else [run for run in runs if run.state is State.failed]
     if not chosen:
         _list(runs)
         return
-    shown: dict[Path, int] = {}
-    for run in chosen:
-        paths = logs_of(run, rank)
-        if not paths and not follow:
-            why = "has no log yet" if run.point else "has no log: it was started without a launcher"
-            print(f"{run.name} is {run.state}{f' ({run.reason})' if run.reason else ''} and {why}")
-        for path in paths:
-            text, shown[path] = _tail(path, lines)
-            print(f"==> {path} <==\n{text}", end="", flush=True)
-    if follow:
-        _follow(folder, [run.name for run in chosen], rank, shown)
+    names, shown, last = [run.name for run in chosen], dict[Path, int](), None
+    while True:
+        over = not follow or all(run.state in ENDED for run in chosen)  # before the logs are read to their last lines
+        for run in chosen:
+            paths = _logs_of(run, rank)
+            if not paths and not follow:
+                why = "has no log yet" if run.point else "has no log: it was started without a launcher"
+                print(f"{run.name} is {run.state}{f' ({run.reason})' if run.reason else ''} and {why}")
+            for path in paths:
+                new = path not in shown
+                text, shown[path] = _read(path, shown.get(path), lines)
+                if new or text:
+                    print(("" if path == last else f"==> {path} <==\n") + text, end="", flush=True)
+                    last = path
+        if over:
+            return
+        time.sleep(_POLL_S)
+        chosen, lines = select_runs(sweep_runs(sweep), names), 0
 
 
-def logs_of(run: RunFiles, rank: int | None) -> list[Path]:
+def _logs_of(run: RunFiles, rank: int | None) -> list[Path]:
     """Returns the logs of the point's last start: of each rank or of one, and SLURM's log.
 
     Raises ConfigError if there are logs, but none of that rank.
@@ -65,46 +76,21 @@ def _rank(path: Path) -> int:
 def _list(runs: Sequence[RunFiles]) -> None:
     print("no point has failed; name one of the points with logs:")
     for run in runs:
-        logs = logs_of(run, None)
+        logs = _logs_of(run, None)
         if logs:
             print(f"  {run.name}  {run.state}  {len(logs)} in {logs[0].parent}")
 
 
-def _tail(path: Path, lines: int) -> tuple[str, int]:
-    """Returns the last lines, all for lines=0, and the offset in bytes after them."""
+def _read(path: Path, start: int | None, lines: int) -> tuple[str, int]:
+    """Returns the text of a log from an offset in bytes on, and the offset after it.
+
+    Of a log that is read first, with start=None, this is its last lines, or all for lines=0.
+    """
     try:
         with open_own(path, "rb") as file:
-            if lines:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            tail = os.fstat(file.fileno()).st_size - _TAIL if lines else 0
+            file.seek(max(0, tail) if start is None else start)
             text = b"".join(deque(file, maxlen=lines or None)).decode("utf-8", errors="replace")
-            return text + ("" if not text or text.endswith("\n") else "\n"), file.tell()
+            return text + ("\n" if start is None and text and not text.endswith("\n") else ""), file.tell()
     except OSError as error:
-        return f"(cannot be read: {error.strerror})\n", 0
-
-
-def _follow(folder: Path, names: Sequence[str], rank: int | None, shown: dict[Path, int]) -> None:
-    """Prints new lines, also of new files, until all points have ended."""
-    last: Path | None = next(reversed(shown), None)
-    over = False
-    while not over:
-        runs = select_runs(sweep_runs(folder), names)
-        over = all(run.state in ENDED for run in runs)  # read before the logs, so that the last lines are printed
-        for path in (path for run in runs for path in logs_of(run, rank)):
-            text, size = _since(path, shown.get(path, 0))
-            if text:
-                print(("" if path == last else f"==> {path} <==\n") + text, end="", flush=True)
-                last = path
-            shown[path] = size
-        if not over:
-            time.sleep(_POLL_S)
-
-
-def _since(path: Path, at: int) -> tuple[str, int]:
-    """Returns the text from an offset in bytes on, and the new offset."""
-    try:
-        with open_own(path, "rb") as file:
-            file.seek(at)
-            found = file.read()
-    except OSError:
-        return "", at
-    return found.decode("utf-8", errors="replace"), at + len(found)
+        return f"(cannot be read: {error.strerror})\n" if start is None else "", start or 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import flatten
@@ -16,7 +16,6 @@ from clipx.report.console import is_share
 from clipx.report.sweep import SweepReport
 from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
 from clipx.storage.local import write_text
-from clipx_launch.commands.results import lower_is_better
 from clipx_launch.commands.run import RunFiles, State, metric_of
 from clipx_launch.commands.runs import note, runs_in, sweep_runs, varied
 from clipx_launch.files import launch_dir, read_sweep
@@ -30,28 +29,26 @@ _NOT_COMPARED = re.compile(  # keys of a configuration that do not change what a
 
 
 def write(
-    folders: Sequence[Path], metric: str | None = None, lowest: bool = False, by: str | None = None,
-    x: str | None = None, baseline: str | None = None, out: Path | None = None,
+    folders: Sequence[Path], metric: str | None, lowest: bool, by: str | None, x: str | None, baseline: str | None,
+    out: Path | None,
 ) -> None:  # fmt: skip
-    """Writes the page and the document, by default into the first folder. Raises ClipxError."""
+    """Writes a page that compares the points of sweeps, or several runs, and its numbers as JSON. Raises ClipxError."""
     sweeps = [folder for folder in folders if (launch_dir(folder) / "sweep.json").is_file()]
     single = [folder for folder in folders if folder not in sweeps and (folder / "config.yaml").is_file()]
-    alone = bool(single) and not sweeps
-    page = out or folders[0] / ("comparison.html" if alone else "report.html")  # a run has a report.html of its own
+    others = [folder for folder in folders if folder not in single]
+    page = out or folders[0] / ("report.html" if others else "comparison.html")  # a run has a report.html of its own
     require(page.suffix == ".html", f"--out={page} must end in .html: the numbers have the same name with .json")
     require(page.parent.is_dir(), f"--out={page}: {page.parent} is not a folder: create it, or choose another")
     different = {folder.resolve() for folder in folders}
     require(len(different) == len(folders), f"a folder is given twice: {', '.join(map(str, folders))}: remove one")
-    for folder in folders if single else ():
-        is_run = "is a run, no sweep" if folder in single else "is no run (no config.yaml)"
-        require((folder in single) is alone, f"{folder} {is_run}: give two or more runs, or sweeps alone")
-    runs = _runs(folders) if alone else _points(folders)
+    if single and others:
+        raise ConfigError(f"{single[0]} is a run, {others[0]} is not: give two or more runs, or sweeps alone")
+    runs = _points(folders) if others else _runs(folders)
     plain = [_plain(run) for run in runs]
-    commands = [run.command for run in plain if run.command]
-    if not alone:
-        commands = [text for folder in folders for text in _commands(folder)]
+    commands = [text for folder in folders for text in _commands(folder)] if others else [run.command for run in plain]
+    commands = list(dict.fromkeys(filter(None, commands)))
     title = ", ".join(folder.absolute().name for folder in folders)
-    report = SweepReport(title, list(dict.fromkeys(commands)), plain, _metric(runs, metric, lowest), by, x, baseline)
+    report = SweepReport(title, commands, plain, _metric(runs, metric, lowest), by, x, baseline)
     html, numbers = report.page(), json_text(report.document(), indent=1) + "\n"
     write_text(page, html, _FIX)
     write_text(page.with_suffix(".json"), numbers, _FIX)
@@ -59,25 +56,26 @@ def write(
     print(f"written to {page.parent}: {page.name}, {page.with_suffix('.json').name}")
 
 
-def _commands(folder: Path) -> list[str]:
+def _commands(sweep: Path) -> list[str]:
     """Returns the commands that launched a sweep. Empty if its sweep.json is damaged, of which `sweep_runs` tells."""
-    try:
-        known = read_sweep(folder)
-    except ClipxError:
-        return []
-    return known.commands if known else []
+    with suppress(ClipxError):
+        if (known := read_sweep(sweep)) is not None:
+            return known.commands
+    return []
 
 
 def _points(folders: Sequence[Path]) -> list[RunFiles]:
     """Returns the points of all sweeps, in the order of the folders. Several folders name their points."""
-    found = {run.folder: (folder, run) for folder in reversed(folders) for run in sweep_runs(folder)}
-    ordered = sorted(found.values(), key=lambda item: folders.index(item[0]))  # stable: by number in each folder
-    runs = [run for _, run in ordered]
-    if len(folders) > 1:
-        names = _names(folders)
-        typed = varied([run.point.overrides if run.point else [] for run in runs])
-        for (folder, run), overrides in zip(ordered, typed, strict=True):
-            run.name, run.varied = f"{names[folder]}/{run.name}", overrides
+    names = _names(folders)
+    found: dict[Path, RunFiles] = {}
+    for folder in folders:
+        for run in sweep_runs(folder):
+            run.name = f"{names[folder]}/{run.name}" if len(folders) > 1 else run.name
+            found.setdefault(run.folder, run)
+    runs = list(found.values())
+    typed = varied([run.point.overrides if run.point else [] for run in runs])
+    for run, overrides in zip(runs, typed, strict=True):
+        run.varied = overrides
     return runs
 
 
@@ -85,15 +83,16 @@ def _runs(folders: Sequence[Path]) -> list[RunFiles]:
     """Returns runs outside a sweep. The keys of their configurations that differ take the place of overrides."""
     own = folders[0] / "report.html"
     require(len(folders) > 1, f"{folders[0]} is one run, whose report is {own}: give two or more runs, or a sweep")
-    names = _names(folders)
     read = {folder: config for folder in folders if (config := _config(folder)) is not None}
     require(len(read) > 1, "fewer than two runs have a config.yaml that can be read: restore it, or give other runs")
-    runs = [next(run for run in runs_in([folder]) if run.folder == folder.resolve()) for folder in read]
-    configs = list(read.values())
+    names, configs = _names(folders), list(read.values())
     keys = [key for key in configs[0] if all(key in config for config in configs)]  # not those of another `kind`
     keys = [key for key in keys if len({config[key] for config in configs}) > 1]
-    for folder, run, config in zip(read, runs, configs, strict=True):
+    runs = []
+    for folder, config in read.items():
+        run = next(run for run in runs_in([folder]) if run.folder == folder.resolve())
         run.name, run.varied = names[folder], {key: config[key] for key in keys}
+        runs.append(run)
     groups = [tuple(config[key] for key in keys if key != SEED) for config in configs]
     seeds = {(*group, config.get(SEED)) for group, config in zip(groups, configs, strict=True)}
     if len(set(groups)) == len(runs) or len(seeds) < len(runs):  # no groups of seeds: each run is a contender
@@ -103,17 +102,16 @@ def _runs(folders: Sequence[Path]) -> list[RunFiles]:
 
 
 def _config(folder: Path) -> dict[str, str] | None:
-    """Returns the configuration of a run for comparison. Prints a line, and returns None, for a damaged one."""
+    """Returns the compared keys of a run's configuration and their values as they are typed: `optimizer.lr`, `0.001`.
+
+    Prints a line, and returns None, for a damaged configuration.
+    """
     try:
-        return _compared(read_saved(folder / "config.yaml"))
+        values = flatten(read_saved(folder / "config.yaml"))
     except ConfigError as error:
         note(f"{error}: {folder} is left out")
         return None
-
-
-def _compared(config: dict[str, Any]) -> dict[str, str]:
-    """Returns the compared keys of a configuration and their values as they are typed: `optimizer.lr`, `0.001`."""
-    found = {key.removesuffix(".kind"): value for key, value in flatten(config)}
+    found = {key.removesuffix(".kind"): value for key, value in values}
     typed = {key: value if isinstance(value, str) else json_text(value) for key, value in found.items()}
     return {key: value for key, value in typed.items() if not _NOT_COMPARED.fullmatch(key)}
 
@@ -127,19 +125,18 @@ def _names(folders: Sequence[Path]) -> dict[Path, str]:
 def _plain(run: RunFiles) -> SweepRun:
     """Returns what the report reads of a run."""
     typed = run.point.overrides if run.point else []
-    seeds = [text.partition("=")[2] for text in typed if text.lstrip("+").startswith(f"{SEED}=")]
-    started = [str(event["command"]) for event in run.events if "command" in event]
-    seed = run.varied.get(SEED) or (seeds or [NOT_GIVEN])[-1]
+    seeds = [NOT_GIVEN, *(text.partition("=")[2] for text in typed if text.lstrip("+").startswith(f"{SEED}="))]
+    started = ["", *(str(event["command"]) for event in run.events if "command" in event)]
     of = f" of {run.steps:,}" if run.state is not State.finished and run.steps else ""  # steps: slow to read
     step = f" at step {run.last['step']:,.0f}{of}" if run.last else ""
     reason = f": {run.reason}" if run.state is State.failed and run.reason else ""  # those of other states name hosts
     return SweepRun(
         name=run.name,
-        overrides={**run.varied, **({SEED: seed} if SEED in run.varied else {})},
-        seed=seed,
+        overrides=run.varied,
+        seed=run.varied.get(SEED, seeds[-1]),
         state=run.state.value,
         progress=f"{run.state.value}{step}{reason}",
-        command=shlex.join(["python", "-m", "clipx.train", *typed]) if run.point else (started or [""])[-1],
+        command=shlex.join(["python", "-m", "clipx.train", *typed]) if run.point else started[-1],
         rows=run.rows,
         events=run.events,
         values={name: number.value for name, number in run.newest.items()},
@@ -162,4 +159,4 @@ def _metric(runs: Sequence[RunFiles], asked: str | None, lowest: bool) -> Metric
     kinds = {(name.endswith("loss"), is_share(name)) for name in names}
     mixed = f"--metric={asked} mixes losses, shares or other numbers, which have no mean: give one kind"
     require(len(kinds) == 1, mixed)
-    return Metric(names, lower_is_better(names[0], lowest))
+    return Metric(names, lowest or names[0].endswith("loss"))

@@ -21,15 +21,15 @@ from clipx_launch.slurm_spec import SlurmSpec
 from clipx_launch.sweep import Sweep
 
 
-def resume(folder: Path) -> None:
-    """Resumes points that ended without finishing from their checkpoints. Raises ClipxError.
+def resume(sweep: Path) -> None:
+    """Launches again the points that ended without finishing, from their checkpoints. Raises ClipxError.
 
     They run the current code, with the settings and in the working directory of their last launch. A search with
     Optuna continues instead with its unfinished trials and the remaining ones.
     """
-    runs = sweep_runs(folder)
-    sweep = next((run.sweep for run in runs if run.sweep is not None), folder.absolute())
-    if (command := read_file(launch_dir(sweep) / SEARCH, SearchFile)) is not None:
+    runs = sweep_runs(sweep)
+    folder = next((run.sweep for run in runs if run.sweep is not None), sweep.absolute())
+    if (command := read_file(launch_dir(folder) / SEARCH, SearchFile)) is not None:
         # imported late: Optuna, which only a search needs
         from clipx_launch.search.search import resume_search
 
@@ -39,7 +39,7 @@ def resume(folder: Path) -> None:
         print(f"nothing to resume: {count_states(runs)}")
         return
     for launch, points in _by_launch(again):
-        _start(sweep, launch, points)
+        _start(folder, launch, points)
 
 
 def _by_launch(runs: Sequence[RunFiles]) -> list[tuple[Launch, list[RunFiles]]]:

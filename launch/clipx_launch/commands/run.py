@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from clipx.report.console import format_score, is_headline
 from clipx.trainer.spec import parse_duration
 from clipx_launch.files import Launch
 from clipx_launch.point import Point, Result
+
+_MOST = 2**53  # samples, of which float64 represents all integers
 
 
 class State(StrEnum):
@@ -100,15 +103,21 @@ class RunFiles:
                     found[name] = MetricValue(row[name], int(row["step"]))
         return found
 
-    def score(self, metric: str, number: MetricValue) -> str:
-        """Formats a value of a metric, a share with the number of its samples."""
-        counts = {name: found.value for name, found in self.newest.items()}
-        return format_score(metric, counts | {metric: number.value})
+    def score(self, metric: str) -> str:
+        """Formats the last value of a metric, a share with the number of its samples."""
+        return format_score(metric, {name: number.value for name, number in self.newest.items()})
 
     @property
     def steps(self) -> int | None:
         """Number of steps of the whole run. None if unknown: samples per epoch are counted when the data is opened."""
-        return _steps(self.folder / "config.yaml", self.rows[-1] if self.rows else {})
+        row = self.rows[-1] if self.rows else {}
+        try:
+            duration, batch = _length(self.folder / "config.yaml")
+            epoch = round(row["samples"] / row["epoch"]) if duration.unit == "ep" else 0
+            steps = duration.samples(Length(epoch, batch)) // batch
+        except (ConfigError, KeyError, TypeError, ValueError, ArithmeticError):  # not started, damaged, another version
+            return None
+        return steps if steps < _MOST else None
 
     @property
     def samples_per_second(self) -> float | None:
@@ -121,39 +130,17 @@ class RunFiles:
         """Seconds that the run was active, over all its starts, without the time between them."""
         marks = [(row["seconds"], False) for row in self.rows]
         marks += [(event["time"], event["event"] == "start") for event in self.events]
-        spans: list[list[float]] = []  # the first and the last mark of each start
-        for now, start in sorted(marks):
-            if start or not spans:
-                spans.append([now, now])
-            spans[-1][1] = now
-        return sum((last - first for first, last in spans), 0.0)
-
-
-_MOST = 2**53  # samples, of which float64 represents all integers
+        return sum((now - before for (before, _), (now, start) in pairwise(sorted(marks)) if not start), 0.0)
 
 
 @cache
 def _length(config: Path) -> tuple[Duration, int]:
+    """Returns the duration of a run and its batch size. Raises an error for values of other types."""
     values = read_saved(config)
     duration, batch = values["duration"], values["data"]["batch_size"]
     if not isinstance(duration, str) or type(batch) is not int or not 0 < batch < _MOST:
         raise TypeError
     return parse_duration(duration), batch
-
-
-def _steps(config: Path, row: Row) -> int | None:
-    try:
-        duration, batch = _length(config)
-    except (ConfigError, KeyError, TypeError, ValueError):  # not started, or written by a version with other keys
-        return None
-    if duration.unit == "ep" and not row.get("epoch"):
-        return None
-    try:
-        epoch = round(row["samples"] / row["epoch"]) if duration.unit == "ep" else 0
-        steps = duration.samples(Length(epoch, batch)) // batch
-    except OverflowError:  # a damaged row
-        return None
-    return steps if steps < _MOST else None
 
 
 def metric_of(runs: Collection[RunFiles], asked: str | None) -> str:

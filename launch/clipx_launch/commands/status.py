@@ -1,9 +1,10 @@
-"""Prints the state of each run under some folders, as a table or as JSON."""
+"""Prints the state of each run under some folders, or the best point of a sweep, as text or as JSON."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,21 +12,31 @@ from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 
+from clipx.errors import ConfigError, require, require_effect
 from clipx.report.console import format_clock, format_value, stdout_console, text_table
 from clipx_launch.commands.run import ENDED, RunFiles, metric_of, value_of
-from clipx_launch.commands.runs import runs_in
+from clipx_launch.commands.runs import runs_in, sweep_runs
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _POLL_S = 3.0  # limits the queries to SLURM
+_NUMBERS = ("step", "loss", "samples/s")
 
 
-def show(folders: Sequence[Path], watch: bool = False, as_json: bool = False) -> None:
-    """Prints the table once, or with `watch` until all runs have ended, or JSON. Raises ClipxError."""
+def show(folders: Sequence[Path], watch: bool, best: bool, metric: str | None, lowest: bool, as_json: bool) -> None:
+    """Prints a table of all runs under some folders, or the best point of a sweep. Raises ClipxError."""
+    require_effect(best or metric is None, f"--metric={metric}", "without --best", "add --best")
+    require_effect(best or not lowest, "--lowest", "without --best", "add --best")
+    require_effect(not watch or not (best or as_json), "--watch", "with --best or --json")
+    if best:
+        several = f"--best takes one sweep, not {len(folders)}: give one of {', '.join(map(str, folders))}"
+        require(len(folders) == 1, several)
+        _print_best(folders[0], metric, lowest, as_json)
+        return
     runs = runs_in(folders)
     if as_json:
-        print(json.dumps({"time": time.time(), "runs": [facts(run) for run in runs]}, indent=1))
+        print(json.dumps({"time": time.time(), "runs": [_facts(run) for run in runs]}, indent=1))
     elif watch:
         _watch(folders, runs)
     else:
@@ -44,7 +55,7 @@ def _watch(folders: Sequence[Path], runs: list[RunFiles]) -> None:
         console.line()  # rich ends the last line on a terminal alone
 
 
-def facts(run: RunFiles) -> dict[str, Any]:
+def _facts(run: RunFiles) -> dict[str, Any]:
     """Returns a run for JSON. All runs have the same keys; null means no value yet."""
     newest = run.checkpoints[:1]
     return {
@@ -70,9 +81,9 @@ def facts(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def table(runs: Sequence[RunFiles]) -> Table:
-    """Returns the table with a row for each run, without empty columns."""
-    now, metric = time.time(), metric_of(runs, None)
+def table(runs: Sequence[RunFiles], metric: str | None = None) -> Table:
+    """Returns the table with a row for each run, without empty columns. `metric`: see `metric_of`."""
+    now, metric = time.time(), metric_of(runs, metric)
     rows = [_row(run, metric, now) for run in runs]
     columns = [name for name in rows[0] if name == "state" or any(row[name] for row in rows)]
     cells = [[row[name] for name in columns] for row in rows]
@@ -80,19 +91,16 @@ def table(runs: Sequence[RunFiles]) -> Table:
     return text_table(columns, cells, right=_NUMBERS, sections=last)
 
 
-_NUMBERS = ("step", "loss", "samples/s")
-
-
 def _row(run: RunFiles, metric: str, now: float) -> dict[str, str]:
-    last, step = run.last, f"{run.last['step']:,.0f}" if run.last else ""
+    step = f"{run.last['step']:,.0f}" if run.last else ""
     newest = run.checkpoints[:1]
     return {
         "run": run.name,
-        "overrides": " ".join(f"{key}={value}" for key, value in run.varied.items()),
+        "overrides": _typed(run),
         "job": (run.job or "") + (f", requeued {run.point.requeues}x" if run.point and run.point.requeues else ""),
         "state": run.state,
         "step": step + (f" / {run.steps:,}" if step and run.steps else ""),
-        "loss": f"{last['train/loss']:.4f}" if last else "",
+        "loss": f"{run.last['train/loss']:.4f}" if run.last else "",
         **({metric.removeprefix("eval/"): _metric(run, metric)} if metric != "train/loss" else {}),
         "samples/s": "" if run.samples_per_second is None else f"{run.samples_per_second:,.0f}",
         "checkpoint": f"step {newest[0].step:,}, {_age(now - newest[0].time)}" if newest else "",
@@ -101,14 +109,54 @@ def _row(run: RunFiles, metric: str, now: float) -> dict[str, str]:
     }
 
 
+def _typed(run: RunFiles) -> str:
+    return " ".join(f"{key}={value}" for key, value in run.varied.items())
+
+
 def _metric(run: RunFiles, metric: str) -> str:
     """Formats the newest value of a metric, and the highest if it is another."""
     number, best = value_of(run, metric), run.best.get(metric)
     if number is None:
         return ""
     higher = "" if best is None or best.value <= number.value else f" (best {format_value(metric, best.value)})"
-    return run.score(metric, number) + higher
+    return run.score(metric) + higher
 
 
 def _age(seconds: float) -> str:
     return f"{format_clock(seconds)} ago"
+
+
+def _print_best(sweep: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
+    """Prints the point whose last value of the metric is the best. Raises ConfigError if no point has a value."""
+    runs = sweep_runs(sweep)
+    metric = metric_of(runs, metric)
+    valued = [(run, number) for run in runs if (number := value_of(run, metric))]
+    if not valued:
+        raise ConfigError(f"metric={metric} has no value yet in {sweep}: wait until a point has logged one")
+    sign = -1 if lowest or metric.endswith("loss") else 1
+    run, number = max(valued, key=lambda found: sign * found[1].value)
+    of_step = [one for one in run.checkpoints if one.step == number.step]
+    checkpoint = next((str(one.folder) for one in of_step + run.checkpoints), None)  # of the value's step, else newest
+    if as_json:
+        found = {
+            "metric": metric,
+            **number._asdict(),
+            "point": run.point.index if run.point else None,
+            "state": run.state,
+            "overrides": run.varied,
+            "run": str(run.folder),
+            "checkpoint": checkpoint,
+            "points": len(runs),
+            "points_with_value": len(valued),
+        }
+        print(json.dumps(found, indent=1))
+        return
+    lines = {
+        metric: f"{run.score(metric)} at step {number.step:,}",
+        "point": f"{run.name}, {run.state}; of {len(runs)} points {len(valued)} have a value",
+        "overrides": _typed(run) or "(the same for all points)",
+        "run": shlex.quote(str(run.folder)),
+        "checkpoint": shlex.quote(checkpoint) if checkpoint else "(none)",
+    }
+    width = max(map(len, lines))
+    print("\n".join(f"{name:{width}}  {text}" for name, text in lines.items()))

@@ -77,7 +77,7 @@ def test_a_sweep_without_a_launcher_trains_a_point_after_the_other_and_resumes(t
     )
     specs = [yaml.safe_load((tmp_path / point / "config.yaml").read_text()) for point in "01"]
     assert [(spec["seed"], spec["run_dir"]) for spec in specs] == [(0, f"{tmp_path}/0"), (1, f"{tmp_path}/1")]
-    assert main(["best", str(tmp_path)]) == 0
+    assert main(["status", str(tmp_path), "--best"]) == 0
 
 
 def test_cancelling_a_point_sends_sigterm_only_to_its_process(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 from helpers.runs import rows
-from helpers.sweeps import make_sweep, train
+from helpers.sweeps import make_sweep, refused, train
 
 from clipx_launch.__main__ import main
 from clipx_launch.point import Result
@@ -50,7 +49,7 @@ def number(sweep: Path, point: str, name: str) -> float:
 def test_the_best_point_has_the_best_last_value(
     sweep: Path, capsys: pytest.CaptureFixture[str], metric: str, lowest: bool
 ) -> None:
-    assert main(["best", str(sweep), "--metric", metric, "--json", *(["--lowest"] if lowest else [])]) == 0
+    assert main(["status", str(sweep), "--best", "--metric", metric, "--json", *(["--lowest"] if lowest else [])]) == 0
     found = json.loads(capsys.readouterr().out)
     numbers = [number(sweep, point, metric) for point in "01"]
     assert found["value"] == (min(numbers) if lowest or metric == "train/loss" else max(numbers))
@@ -59,6 +58,22 @@ def test_the_best_point_has_the_best_last_value(
     assert found["run"] == str(sweep / str(found["point"]))
     assert found["checkpoint"] == f"{found['run']}/checkpoints/step-00000004"
     assert (found["points"], found["points_with_value"], found["step"]) == (4, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("status s --metric train/loss", "--metric=train/loss has no effect without --best: add --best"),
+        ("status s --lowest", "--lowest has no effect without --best: add --best"),
+        ("status s --best --watch", "--watch has no effect with --best or --json: remove it"),
+        ("status s t --best", "--best takes one sweep, not 2: give one of s, t"),
+        ("best s --json", "clipx-sweep best is now clipx-sweep status s --json --best"),
+    ],
+)
+def test_options_of_the_best_point_are_refused_elsewhere(
+    capsys: pytest.CaptureFixture[str], words: str, says: str
+) -> None:
+    assert refused(capsys, *words.split()) == f"error: {says}\n"
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +93,26 @@ def test_results_have_a_row_per_point_in_both_files(sweep: Path, written: list[d
     assert [row[MEDIAN] for row in written] == [number(sweep, "0", MEDIAN), number(sweep, "1", MEDIAN), None, None]
     assert all(row[f"best/{METRIC}"] >= row[METRIC] for row in written[:2])
     assert all(row["samples_per_second"] > 0 and row["seconds"] > 0 for row in written[:2])
-    text = (sweep / "results.csv").read_text()
-    for row, other in zip(written, csv.DictReader(io.StringIO(text)), strict=True):
-        assert {name: "" if value is None else str(value) for name, value in row.items()} == other
+    options = pyarrow.csv.ConvertOptions(column_types={"run": pyarrow.string()}, strings_can_be_null=True)
+    assert pyarrow.csv.read_csv(sweep / "results.csv", convert_options=options).to_pylist() == written
 
 
 # --------------------------------------------------------------------------------------------------------- logs
+
+
+def test_follow_prints_the_new_lines_of_known_and_new_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (planned,) = make_sweep(tmp_path, ["seed=0"]).planned
+    first, second = (planned.point.logs / f"local.{rank}.log" for rank in range(2))
+    first.write_text("a\nb\n")
+
+    def end(_: float) -> None:
+        with first.open("a") as file:
+            file.write("c\n")
+        second.write_text("d\ne\n")
+        planned.point.write_result(Result("finished"))
+
+    monkeypatch.setattr("time.sleep", end)
+    assert main(["logs", str(tmp_path), "0", "--lines", "1", "--follow"]) == 0
+    assert capsys.readouterr().out == f"==> {first} <==\nb\nc\n==> {second} <==\nd\ne\n"
