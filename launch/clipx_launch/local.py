@@ -5,24 +5,23 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import IO
 
 from hydra.core.utils import JobReturn
 
-from clipx.errors import ConfigError, Exit, Stopped
+from clipx.errors import Exit, Stopped, require
 from clipx.processes import how_ended
 from clipx.run.watchdog import LAUNCHER_PID
-from clipx.storage.local import ensure_folder, open_own
+from clipx.storage.local import open_own
 from clipx_launch import snapshot
 from clipx_launch.cluster import job_variables
 from clipx_launch.files import launch_dir
@@ -40,26 +39,36 @@ def launch(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
     spec.check_environment()
     with sweep.locked():
         sweep.check(spec)
-        _launch(sweep, spec)
+        devices = _devices(sweep, spec)
+        code = snapshot.environment(launch_dir(sweep.folder) / "code")
+        sweep.create_points(submitted=time.time())
+        sweep.save(spec)
+        _Runner(sweep, spec, code, devices).run()
     return sweep.job_returns()
 
 
-def _launch(sweep: Sweep, spec: LocalSpec) -> None:
-    devices = _devices()
-    cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
-    wanted = 0 if cpu or not devices else spec.parallelism * spec.tasks_per_node
-    if wanted > len(devices):
-        raise ConfigError(
-            f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks_per_node="
-            f"{spec.tasks_per_node} is more than the "
-            f"{len(devices)} visible GPUs: lower one of them, or use distributed=cpu"
-        )
-    files = launch_dir(sweep.folder)
-    ensure_folder(files, f"the sweep's folder {files}", "set hydra.sweep.dir to")
-    code = snapshot.environment(files / "code")
-    sweep.create_points(submitted=time.time())
-    sweep.save(spec)
-    _Runner(sweep, spec, code, devices if wanted else []).run()
+def _devices(sweep: Sweep, spec: LocalSpec) -> list[str]:
+    """Returns the GPUs to assign, none for runs on the CPU. Raises ConfigError if there are too few."""
+    devices = _visible_devices()
+    if not devices or all(planned.spec.distributed.device == "cpu" for planned in sweep.pending):
+        return []
+    require(
+        spec.parallelism * spec.tasks_per_node <= len(devices),
+        f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks_per_node={spec.tasks_per_node} is more "
+        f"than the {len(devices)} visible GPUs: lower one of them, or use distributed=cpu",
+    )
+    return devices
+
+
+def _visible_devices() -> list[str]:
+    """Returns the GPUs as CUDA_VISIBLE_DEVICES names them. Does not initialize CUDA in this process."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
+    listed = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        return subprocess.run(listed, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):  # no driver
+        return []
 
 
 @dataclass(slots=True)
@@ -77,7 +86,7 @@ class _Runner:
 
     def __init__(self, sweep: Sweep, spec: LocalSpec, code: dict[str, str], devices: list[str]) -> None:
         self._sweep, self._spec, self._code = sweep, spec, code
-        self._free, self._assigns_devices = list(devices), bool(devices)
+        self._free = devices
         self._running: list[_Running] = []
         self._signal: signal.Signals | None = None
 
@@ -105,36 +114,34 @@ class _Runner:
 
     def _start(self, planned: Planned, board: ProgressDisplay) -> None:
         point, tasks = planned.point, self._spec.tasks_per_node
-        devices = [self._free.pop(0) for _ in range(tasks)] if self._assigns_devices else []
-        env = {name: value for name, value in os.environ.items() if name not in job_variables(os.environ)}
+        devices, self._free = self._free[:tasks], self._free[tasks:]
+        inherited = job_variables(os.environ)
+        env = {name: value for name, value in os.environ.items() if name not in inherited}
         path = [self._code["PYTHONPATH"], env.get("PYTHONPATH", "")]
         env |= {**self._code, **self._spec.environment, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         env |= {"PYTHONUNBUFFERED": "1", LAUNCHER_PID: str(os.getpid())}
         if devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         port = _reserved_port()
+        if tasks > 1:
+            address, number = port.getsockname()
+            env |= {"WORLD_SIZE": str(tasks), "MASTER_ADDR": address, "MASTER_PORT": str(number)}
+        output = open_own(point.logs / "local.0.log", "a+b")  # reads after the lines of an earlier start
         processes = []
-        with open_own(point.logs / "local.0.log", "ab"):
-            output = open_own(point.logs / "local.0.log", "rb")
-            output.seek(0, os.SEEK_END)  # after the lines of an earlier start
-        with ExitStack() as logs:
-            for rank in range(tasks):
-                log: IO[bytes] = logs.enter_context(open_own(point.logs / f"local.{rank}.log", "ab"))
-                numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": tasks, "MASTER_PORT": port.getsockname()[1]}
-                ranks = {name: str(value) for name, value in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
-                processes.append(
-                    subprocess.Popen(
-                        [self._spec.python or sys.executable, "-u", "-m", snapshot.MODULE, str(point.folder)],
-                        env=env | (ranks if tasks > 1 else {}),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,  # a terminal's signals reach the processes through this one, once
-                    )
+        for rank in range(tasks):
+            with open_own(point.logs / f"local.{rank}.log", "ab") as log:
+                process = subprocess.Popen(
+                    [self._spec.python or sys.executable, "-u", "-m", snapshot.MODULE, str(point.folder)],
+                    env=env | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if tasks > 1 else {}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,  # a terminal's signals reach the processes through this one, once
                 )
-        self._running.append(_Running(planned, devices, processes, port, output))
-        if self._signal is not None:  # it arrived while they were started
-            _forward(self._signal, processes)
+            processes.append(process)
+        running = _Running(planned, devices, processes, port, output)
+        self._running.append(running)
+        self._forward(running)  # a signal that arrived while they were started
         board.show(point.index, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
 
     def _print_output(self, running: _Running, board: ProgressDisplay) -> None:
@@ -177,7 +184,7 @@ class _Runner:
         def handle(number: int, frame: FrameType | None) -> None:
             self._signal = signal.Signals(number)
             for running in self._running:
-                _forward(number, running.processes)
+                self._forward(running)
 
         caught = [signal.SIGINT, signal.SIGTERM]
         caught += [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
@@ -188,23 +195,11 @@ class _Runner:
             for number, before in previous.items():
                 signal.signal(number, before)
 
-
-def _forward(number: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
-
-
-def _devices() -> list[str]:
-    """Returns the GPUs to assign, as CUDA_VISIBLE_DEVICES names them. Does not initialize CUDA in this process."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in visible.split(",") if name.strip()]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    listed = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(listed, capture_output=True, text=True, timeout=60, check=True).stdout.split()
-    return []
+    def _forward(self, running: _Running) -> None:
+        """Sends the signal that this process has received to the processes of a point."""
+        if self._signal is not None:
+            for process in running.processes:
+                process.send_signal(signal.SIGTERM if self._signal == signal.SIGHUP else self._signal)
 
 
 def _reserved_port() -> socket.socket:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from clipx.config import plugins
 from clipx.config.registry import CONF_DIR, PACKAGE
 from clipx.errors import disk_error
-from clipx.storage.local import ensure_folder
 from clipx_launch.files import FIX
 
 _HERE = Path(__file__).parent
@@ -35,27 +33,23 @@ def environment(folder: Path | None) -> dict[str, str]:
 
 def _copy(folders: list[Path], to: Path) -> Path:
     """Copies folders into a folder named by their hash, unless it exists already. Returns it."""
+    found = [(path, path.relative_to(folder.parent)) for folder in folders for path in sorted(folder.rglob("*"))]
+    files = {name: path.read_bytes() for path, name in found if path.is_file() and "__pycache__" not in path.parts}
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in _files(folder):
-            digest.update(f"{path.relative_to(folder.parent)}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for name, content in files.items():
+        digest.update(f"{name}\0".encode() + hashlib.sha256(content).digest())
     target = to / digest.hexdigest()[:16]
     if target.is_dir():
         return target
     partial = to / f".{target.name}.{os.uname().nodename}.{os.getpid()}"
     try:
-        for path, root in ((path, folder.parent) for folder in folders for path in _files(folder)):
-            copy = partial / path.relative_to(root)
-            ensure_folder(copy.parent, f"the copy of the code {copy.parent}", "set hydra.sweep.dir to")
-            shutil.copyfile(path, copy)
+        for name, content in files.items():
+            copy = partial / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
         partial.replace(target)
     except OSError as error:
         raise disk_error(error, target, FIX) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)

@@ -11,7 +11,7 @@ from hydra.core.utils import JobReturn
 from clipx.config import plugins
 from clipx_launch.options import TorchrunSpec
 from clipx_launch.sbatch_script import exports
-from clipx_launch.sweep import Planned, Sweep
+from clipx_launch.sweep import Sweep
 
 _SCRIPT = """\
 #!/bin/bash
@@ -27,20 +27,17 @@ exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the n
 
 
 def launch(sweep: Sweep, spec: TorchrunSpec) -> list[JobReturn]:
-    """Prints the script and writes nothing. Raises ConfigError if the run is not valid."""
+    """Prints the script and writes nothing. Raises ConfigError if the run is not valid.
+
+    All hosts use the same run directory, and a second start resumes the run there.
+    """
     sweep.check(spec)
-    print(script(spec, sweep.planned[0]), end="")
-    return sweep.job_returns(ended=False)
-
-
-def script(spec: TorchrunSpec, planned: Planned) -> str:
-    """Returns the script. All hosts use the same run directory, and a second start resumes the run there."""
-    typed = planned.point.overrides
-    added = {"run_dir": str(planned.point.folder), "resume": "auto"}
-    typed_keys = {word.partition("=")[0] for word in typed}
-    added_words = [f"{key}={value}" for key, value in added.items() if key not in typed_keys]
-    folders = [word for folder in plugins.__path__ for word in ("--config-dir", str(folder))]
-    return _SCRIPT.format(
+    point = sweep.planned[0].point
+    typed_keys = {word.partition("=")[0] for word in point.overrides}
+    added = {"run_dir": str(point.folder), "resume": "auto"}
+    words = [word for folder in plugins.__path__ for word in ("--config-dir", str(folder))]
+    words += [*point.overrides, *(f"{key}={value}" for key, value in added.items() if key not in typed_keys)]
+    script = _SCRIPT.format(
         nodes=spec.nodes,
         host=spec.host,
         port=spec.port,
@@ -49,5 +46,7 @@ def script(spec: TorchrunSpec, planned: Planned) -> str:
         passed="".join(f': "${{{name}:?export it on this host}}"\n' for name in spec.pass_environment),
         folder=shlex.quote(str(Path.cwd())),
         python=spec.python or shlex.quote(sys.executable),
-        words=" ".join(map(shlex.quote, [*folders, *typed, *added_words])),
+        words=shlex.join(words),
     )
+    print(script, end="")
+    return sweep.job_returns(ended=False)

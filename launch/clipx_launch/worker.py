@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,13 @@ def _work(folder: Path, rank: int, job: str | None) -> None:
     if job:
         point.set_job(job)
     point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-    add_reporter(lambda reason, code: _report(point, Result("failed", code, error=reason)))
+
+    def report(reason: str, code: int) -> None:
+        """Writes the result of a process that is aborted. The job's script knows why a launcher has ended."""
+        write = point.write_result if code == Exit.WATCHDOG else point.write_lost_peer
+        write(Result("failed", code, error=reason))
+
+    add_reporter(report)
     result = _run(point, rank)
     code = result.exit_code
     if result.state == "stopped" and ((point.files / "requeue").exists() or rank > 0):
@@ -93,76 +99,57 @@ def _work(folder: Path, rank: int, job: str | None) -> None:
     sys.exit(code)
 
 
-def _report(point: Point, result: Result) -> None:
-    """Writes the result of a process that is aborted. The job's script knows why a launcher has ended."""
-    (point.write_result if result.exit_code == Exit.WATCHDOG else point.write_lost_peer)(result)
-
-
-@contextlib.contextmanager
-def _locked(point: Point, rank: int) -> Iterator[Result | None]:
-    """Locks the run's directory on rank 0 for this job, before torch is imported. The run's own lock follows it.
-
-    Yields the result of an earlier job that has finished the point, else None, and writes that this job runs it: a
-    script may be submitted twice by hand. Raises Locked.
-    """
-    from clipx.run.directory import RunDir
-    from clipx.run.lock import RunLock
-    from clipx_launch.point import Point
-
-    with RunLock(point.folder, RunDir(point.folder).event) if rank == 0 else contextlib.nullcontext():
-        known = Point.read(point.folder)
-        other = known if known is not None and known.job_id != point.job_id else None
-        if other is not None and other.result is not None and other.result.done:
-            yield other.result
-            return
-        if rank == 0 and (other is not None or point.requeues):
-            point.write()
-        yield None
-
-
 def _run(point: Point, rank: int) -> Result:
+    """Trains the run, and returns its result for every error. Rank 0 locks the run's directory for this job before
+    torch is imported; the run's own lock follows it."""
     from clipx.cli import print_error, record_command
     from clipx.config import plugins
+    from clipx.run.directory import RunDir
+    from clipx.run.lock import RunLock
     from clipx.train import train
     from clipx.trainer.early_stopping import Ending, early_end
     from clipx_launch.point import Result
 
     record_command("train", point.overrides, plugins.__path__)
     try:
-        with _locked(point, rank) as done:
-            if done is not None:
+        with RunLock(point.folder, RunDir(point.folder).event) if rank == 0 else contextlib.nullcontext():
+            if (done := _earlier_result(point)) is not None:
                 print("an earlier job has finished this run: nothing is trained")
                 return done
+            if rank == 0:
+                point.write()  # this job runs it: a script may be submitted twice by hand
             value = train(_spec(point))
-    except Stopped as error:
-        print_error(error, full=False)
-        return Result("stopped", error.exit_code, error=str(error))
-    except ClipxError as error:
-        print_error(error, full=False)
-        result = Result("failed", error.exit_code, error=str(error))
-        if isinstance(error, PeerLost):
-            point.write_lost_peer(result)
-            flush_output()
-            os._exit(error.exit_code)
-        return result
-    except KeyboardInterrupt:
-        return Result("stopped", Exit.ABORTED, error="SIGINT before training began")
     except StoppedAtStart:
         raise
+    except KeyboardInterrupt:
+        return Result("stopped", Exit.ABORTED, error="SIGINT before training began")
     except BaseException as error:
-        if isinstance(error, Exception) and (found := known_failure(error)) is not None:
-            print_error(found, full=False)
-            return Result("failed", found.exit_code, error=str(found))
-        traceback.print_exc()
-        return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
+        known = known_failure(error) if isinstance(error, Exception) else None
+        if known is None:
+            traceback.print_exc()
+            return Result("failed", Exit.FAILED, error=f"{type(error).__name__}: {error}")
+        print_error(known, full=False)
+        result = Result("stopped" if isinstance(known, Stopped) else "failed", known.exit_code, error=str(known))
+        if isinstance(known, PeerLost):
+            point.write_lost_peer(result)
+            flush_output()
+            os._exit(known.exit_code)
+        return result
     ending, message = early_end(point.folder)
     return Result("pruned" if ending is Ending.pruned else "finished", value=value, error=message or None)
 
 
+def _earlier_result(point: Point) -> Result | None:
+    """Returns the result of another job that has finished the point, else None."""
+    from clipx_launch.point import Point
+
+    known = Point.read(point.folder)
+    result = known.result if known is not None and known.job_id != point.job_id else None
+    return result if result is not None and result.done else None
+
+
 def _spec(point: Point) -> RunSpec:
     """Reads the point's spec, to resume the run that an earlier start has begun."""
-    import dataclasses
-
     from clipx.checkpoint.resume import CHECKPOINTS
     from clipx.config import plugins
     from clipx.config.registry import discover_installed, load_folder
@@ -174,7 +161,7 @@ def _spec(point: Point) -> RunSpec:
     spec = point.spec()
     replaced = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
     again = point.requeues > 0 or RunDir(point.folder).has_begun
-    return dataclasses.replace(spec, resume="auto") if again and replaced else spec
+    return replace(spec, resume="auto") if again and replaced else spec
 
 
 if __name__ == "__main__":

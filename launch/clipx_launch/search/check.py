@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from clipx.config.compose import checked
 from clipx.config.duration import Length
-from clipx.errors import require
+from clipx.errors import ConfigError, require
 from clipx.evaluator.metric_names import check_metric, evaluations_before_end, full_name
 from clipx.report.console import is_headline
 from clipx_launch.options import LAUNCHER
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
 
 LOSS = "train/loss"
+_REASON = 300  # characters of another library's error
 
 
 def check_packages(config: DictConfig) -> None:
@@ -35,26 +36,30 @@ def check_packages(config: DictConfig) -> None:
         )
 
 
-def is_whole(cfg: DictConfig, key: str) -> bool:
-    """Returns whether a key takes whole numbers only."""
-    parent, _, leaf = key.lstrip("+").rpartition(".")
-    node = OmegaConf.select(cfg, parent) if parent else cfg
-    cls = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
-    return dataclasses.is_dataclass(cls) and typing.get_type_hints(cls).get(leaf) in (int, int | None)
+def reason_of(error: Exception) -> str:
+    """Returns an error of another library as a part of a line."""
+    return " ".join(str(error).split())[:_REASON].rstrip(".")
+
+
+@contextmanager
+def optuna_errors(given: str) -> Iterator[None]:
+    """Converts the errors of Optuna for values that the user gives, as KEY=VALUE, to a ConfigError."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{given} is refused by Optuna ({reason_of(error)}): correct it") from error
 
 
 def metric_of(spec: OptunaSpec, run: RunSpec) -> str:
     """Returns the metric to optimize. Raises ConfigError if the runs do not give it, or too late to prune by it."""
-    head = run.objective.has_head
     metric = spec.metric or _first_headline(run)
-    if metric != LOSS:
-        metric = full_name(metric)
-        check_metric("hydra.sweeper.metric", metric, run.evaluator, head)
-    most = None
-    if spec.pruner is not Pruner.none and metric != LOSS:
-        most = evaluations_before_end(metric, run.evaluator, run.whole, Length(0, run.data.batch_size))
+    if metric == LOSS:
+        return metric
+    metric = full_name(metric)
+    check_metric("hydra.sweeper.metric", metric, run.evaluator, run.objective.has_head)
+    count = evaluations_before_end(metric, run.evaluator, run.whole, Length(0, run.data.batch_size))
     require(
-        most != 0,
+        spec.pruner is Pruner.none or count != 0,
         f"hydra.sweeper.pruner={spec.pruner} needs evaluations before the end of a run, and {metric} has none in "
         f"duration={run.duration}: evaluate more often by evaluator.NAME.every, or use pruner=none",
     )
@@ -77,17 +82,15 @@ def direction_of(metric: str) -> Direction:
 
 def jobs_of(config: DictConfig) -> int:
     """Returns the number of trials of a batch. Raises ConfigError for a launcher that cannot run them."""
-    launcher = config.hydra.runtime.choices.get("hydra/launcher")
-    target, kind = config.hydra.launcher._target_, config.hydra.launcher.get("kind")
+    chosen, launcher = config.hydra.runtime.choices.get("hydra/launcher"), config.hydra.launcher
     require(
-        target == LAUNCHER and kind in ("local", "slurm"),
-        f"hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher={launcher}: use "
+        launcher._target_ == LAUNCHER and launcher.get("kind") in ("local", "slurm"),
+        f"hydra/sweeper=clipx_optuna cannot prune or resume runs of hydra/launcher={chosen}: use "
         "hydra/launcher=clipx_local or clipx_slurm",
     )
-    jobs = config.hydra.launcher.parallelism
+    key = "array_parallelism" if "array_parallelism" in launcher else "parallelism"
     require(
-        jobs is not None,
-        "hydra/sweeper=clipx_optuna needs the number of trials that are launched together: give "
-        "hydra.launcher.parallelism",
+        launcher[key] is not None,
+        f"hydra/sweeper=clipx_optuna needs the number of trials that are launched together: give hydra.launcher.{key}",
     )
-    return int(jobs)
+    return int(launcher[key])

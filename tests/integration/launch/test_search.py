@@ -89,4 +89,4 @@ def test_a_killed_search_continues_and_prunes_the_worse_learning_rate(
     assert "best    trial 0  train/loss" in again.stdout
     other = launch(*words, "seed=3", check=False)
     assert (other.returncode, other.stderr.partition(":")[0]) == (2, "error")
-    assert "has the study of another search (overrides: nothing -> seed=3)" in other.stderr
+    assert "has the study of another search (nothing -> seed=3)" in other.stderr

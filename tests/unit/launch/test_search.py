@@ -10,13 +10,18 @@ from typing import Any, cast
 import optuna
 import pytest
 from helpers.sweeps import make_sweep, states
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import Trial, TrialState
 
+from clipx.config.compose import compose_config, isolated_hydra
 from clipx.errors import ClipxError, ConfigError
+from clipx_launch.options import LAUNCHER
 from clipx_launch.point import Result
+from clipx_launch.search.check import jobs_of
 from clipx_launch.search.search import _OptunaSearch, require_progress
-from clipx_launch.search.space import distribution, example, parse, suggest
+from clipx_launch.search.space import combinations, distribution, example, parse, space_of, suggest
 from clipx_launch.search.spec import Direction, OptunaSpec, Pruner, Sampler
 from clipx_launch.search.study import check_arguments, open_study, study_file
 from hydra_plugins.clipx_plugins import ClipxLauncher
@@ -39,9 +44,51 @@ LR = {"optimizer.lr": FloatDistribution(1e-4, 1e-2, log=True)}
 )
 def test_hydras_sweep_syntax_spans_the_space(typed: str, whole: bool, found: object) -> None:
     (override,), fixed = parse([typed, "seed=1"], {})
-    assert distribution(override, lambda key: whole) == found
+    assert distribution(override, whole) == found
     assert fixed == ["seed=1"]
     assert example(override).startswith(typed.partition("=")[0] + "=")
+
+
+def test_the_key_decides_whether_an_interval_has_whole_numbers() -> None:
+    swept, _ = parse(["data.batch_size=interval(16,64)", "optimizer.weight_decay=interval(0,1)"], {})
+    cfg = compose_config("train", ["data=digits", *map(example, swept)], ())
+    assert space_of(swept, cfg) == {
+        "data.batch_size": IntDistribution(16, 64),
+        "optimizer.weight_decay": FloatDistribution(0, 1),
+    }
+
+
+def test_values_of_a_yaml_file_are_read_as_typed_ones() -> None:
+    written = {"seed": [1, 2], "resume": None, "report": True, "optimizer.lr": "interval(0,1)", "objective": "a,b"}
+    swept, fixed = parse(["optimizer.lr=1,2"], written)
+    assert [override.input_line for override in swept] == ["objective=a,b", "optimizer.lr=1,2"]
+    assert fixed == ["seed=[1, 2]", "resume=null", "report=true"]
+
+
+def test_a_pattern_selects_options_of_a_group() -> None:
+    with isolated_hydra():
+        loader = GlobalHydra.instance().config_loader()
+    (override,), _ = parse(["objective=glob(fastclip_*)"], {}, loader)
+    found = distribution(override, whole=False)
+    assert isinstance(found, CategoricalDistribution) and {"fastclip_v1", "fastclip_v3"} < set(found.choices)
+
+
+def test_a_grid_has_all_combinations_in_order() -> None:
+    swept, _ = parse(["a=range(0.0,0.3,0.1)", "b=y,x"], {})
+    expected = [{"a": a, "b": b} for a in (0.0, 0.1, 0.2) for b in ("y", "x")]
+    assert combinations(swept) == expected
+    swept, _ = parse(["a=range(0.0,1,0.1)"], {})
+    assert [found["a"] for found in combinations(swept)] == [step / 10 for step in range(10)]
+
+
+@pytest.mark.parametrize("key", ["parallelism", "array_parallelism"])
+def test_a_batch_has_as_many_trials_as_the_launcher_runs_at_a_time(key: str) -> None:
+    launcher = {"_target_": LAUNCHER, "kind": "slurm", key: 3}
+    config = OmegaConf.create({"hydra": {"launcher": launcher, "runtime": {"choices": {"hydra/launcher": "site"}}}})
+    assert jobs_of(config) == 3
+    config.hydra.launcher[key] = None
+    with pytest.raises(ConfigError, match=rf"trials that are launched together: give hydra\.launcher\.{key}$"):
+        jobs_of(config)
 
 
 # ------------------------------------------------------------------------------------------------------ the study
@@ -74,6 +121,20 @@ def test_a_study_continues_with_other_proposals(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fixed", "space", "says"),
+    [
+        (["seed=3"], LR, r"\(nothing -> seed=3\)"),
+        ([], {"optimizer.lr": FloatDistribution(1e-4, 1)}, r"\(optimizer\.lr=\{.*\} -> optimizer\.lr=\{.*\}\)"),
+    ],
+)
+def test_another_search_does_not_continue_the_study(tmp_path: Path, fixed: list[str], space: Any, says: str) -> None:
+    opened(tmp_path, OptunaSpec())
+    with pytest.raises(ConfigError, match=rf" has the study of another search {says}: repeat its command, or set "):
+        opened(tmp_path, OptunaSpec(), *fixed, space=space)
+    opened(tmp_path, OptunaSpec(sampler=Sampler.random))
+
+
+@pytest.mark.parametrize(
     ("spec", "says"),
     [
         (OptunaSpec(sampler_args={"seeds": 1}), r"sampler_args=\{'seeds': 1\} is refused by Optuna \(TPESampler.* 'seeds'\)"),
@@ -99,14 +160,14 @@ class Recorded:
         self.folder = folder
         self.sweep = make_sweep(folder, *([f"seed={number}"] for number in range(trials)))
         self.start(spec)
-        self.search._active = {trial.number: trial for trial in (self.study.ask() for _ in range(trials))}
+        self.search.active = {trial.number: trial for trial in (self.study.ask() for _ in range(trials))}
 
     def start(self, spec: OptunaSpec) -> None:
         """Starts a search; a second call repeats it, with the trials that it has not finished."""
         self.study = opened(self.folder, spec)
         # No test of this class launches anything.
         self.search = _OptunaSearch(cast("ClipxLauncher", None), self.study, spec, cast("Any", LR), [], METRIC)
-        self.search._active = {trial.number: Trial(self.study, trial._trial_id) for trial in self.study.trials}
+        self.search.active = {trial.number: Trial(self.study, trial._trial_id) for trial in self.study.trials}
 
     def log(self, number: int, *values: float) -> None:
         with (self.folder / str(number) / "metrics.jsonl").open("a") as file:
@@ -116,14 +177,14 @@ class Recorded:
 
     def poll(self) -> list[int]:
         """Returns the points that are marked to be pruned."""
-        self.search._polled = -math.inf
+        self.search.polled = -math.inf
         self.search.watch(self.sweep.planned)
         return [int(path.parent.name) for path in sorted(self.folder.glob("*/prune"))]
 
     def end(self, number: int, state: str) -> None:
         planned = self.sweep.planned[number]
         planned.point.write_result(Result(state, error="a bug" if state == "failed" else None))
-        self.search._record(planned)
+        self.search.record(planned)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +252,7 @@ def test_results_are_recorded_and_stopped_trials_stay_unfinished(
         ("FAIL", None, {}),
     ]
     assert [states(tmp_path)[number][0] for number in "0123"] == ["pruned", "finished", "failed", "cancelled"]
-    require_progress(recorded.search._failures, 3)
+    require_progress(recorded.search.failures, 3)
     said = r"^2 trials in a row have failed, .*=2 ends the search; trial 4: eval/zeroshot"
     with pytest.raises(ClipxError, match=said):
-        require_progress(recorded.search._failures, 2)
+        require_progress(recorded.search.failures, 2)
