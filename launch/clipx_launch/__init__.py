@@ -5,6 +5,7 @@
     snapshot.py               copies the code that the points run
     cluster.py                limits of the cluster and states of jobs, from SLURM's commands
     sbatch_script.py          script of a job: directives by submitit's executor, and what runs in the job
+    job_start.sh, job_run.sh  its start, and the ranks by srun
     job_end.sh                its end: requeues the job, retries it, or ends it with a result
     site_check.py             asks SLURM whether it can run a job, and names the options for which it cannot
     slurm.py                  submits job arrays through submitit's executor

@@ -17,62 +17,9 @@ from clipx_launch import snapshot
 from clipx_launch.files import launch_dir
 from clipx_launch.slurm_spec import SlurmSpec
 
-_START = """\
-# Each point's folder holds its configuration and logs in .launch, and the files of this job in .launch/JOB.
-points=(
-{points}
-)
-: "${{SLURM_JOB_ID:?submit this script by sbatch}}"
-point="${{points[${{SLURM_ARRAY_TASK_ID:-0}}]}}"
-job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
-files="$point/.launch/$job" logs="$point/.launch/logs"
-ended=0
-trap 'ended=1' TERM # SLURM ends the job: this script continues until the run has saved
-(( ${{SLURM_RESTART_COUNT:-0}} )) || rm -rf "$files"
-mkdir -p "$files" || exit
-rm -f "$files"/{{requeue,result.json,lost.json,srun.log}}
-"""
-_RUN = """\
-{environment}
-export PYTHONPATH={code}"${{PYTHONPATH:+:$PYTHONPATH}}"
-# from SLURM 22.05 on srun does not inherit it
-if [[ -n "${{SLURM_CPUS_PER_TASK:-}}" ]]; then export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"; fi
-export SLURM_EXPORT_ENV=ALL # srun passes on these variables, whatever sbatch passed to this script
-max_num_timeout={max_num_timeout} max_preemption={max_preemption} max_retry={max_retry} max_stalled={max_stalled}
-stopped={stopped} mem_gb={mem_gb}
-code=0 tries=0 missing=""
-for name in {passed}; do
-  [[ -v $name ]] || missing+=" $name"
-done
-
-until [[ -e "$files/cancel" || -n "$missing" ]] || (( ended )); do
-  (
-  trap : TERM
-  srun --kill-on-bad-exit=1 --unbuffered --open-mode=append --output="$logs/$job.%t.log" {srun_args}\\
-    {python} -u -m {module} --job "$job" "$point" 2>&1 | (trap '' TERM; exec tee "$files/srun.log" >&2)
-  exit "${{PIPESTATUS[0]}}"
-  ) &
-  run=$!
-  wait "$run"
-  code=$?
-  while (( ended )) && [[ ! -e "$files/requeue" && ! -e "$files/result.json" ]] && kill -0 "$run" 2> /dev/null; do
-    sleep 0.2
-  done
-  # srun could not start a rank, as when the controller is away for a while
-  if (( ! code || ++tries > {srun_retries} )) || [[ -e "$files/requeue" || -e "$files/result.json" ]] ||
-    ! grep -q '^srun: error: Unable to ' "$files/srun.log"; then
-    break
-  fi
-  echo "srun could not start the run: try $tries of {srun_retries} in $((5 * tries)) s" >&2
-  sleep $((5 * tries)) &
-  wait "$!"
-done
-
-"""
-_JOB_END = Path(__file__).with_name("job_end.sh")
+_HERE = Path(__file__).parent
 _MAX_STALLED = 3  # time limits in a row without a newer checkpoint
 _CPUS = 8  # of a rank
-_SRUN_RETRIES = 10  # in 275 s and the time that srun waits for the controller
 
 
 class _Executor(SlurmExecutor):
@@ -97,12 +44,12 @@ def executor_of(spec: SlurmSpec, sweep: Path, points: Sequence[Path], after: str
     `sweep` and `points` are folders, `after` is the job that must end before this one starts.
     """
     executor = _Executor(spec.submitit_folder or launch_dir(sweep))
-    lines = "\n".join(shlex.quote(str(folder)) for folder in points)
+    start = ["points=(", *(shlex.quote(str(folder)) for folder in points), ")", _bash("job_start")]
     executor.update_parameters(
         **parameters(spec),
         additional_parameters=_other_directives(spec, sweep, len(points), after),
-        setup=[_START.format(points=lines), *(spec.setup or [])],
-        teardown=[_JOB_END.read_text(encoding="utf-8")],
+        setup=[*start, *(spec.setup or [])],
+        teardown=[_bash("job_end")],
         stderr_to_stdout=True,
         use_srun=False,  # run_command starts it again if it cannot start
         wckey=None,  # submitit's default, which a site with such keys would refuse
@@ -154,21 +101,30 @@ def _exported(spec: SlurmSpec) -> dict[str, str]:
 def run_command(spec: SlurmSpec, code: Mapping[str, str]) -> str:
     """Returns the lines that start a run by srun. `code`: environment variables that locate the code."""
     variables = {name: value for name, value in code.items() if name != "PYTHONPATH"}
-    return _RUN.format(
-        environment=exports({"PYTHONUNBUFFERED": "1", **variables, **spec.environment}),
-        code=shlex.quote(code["PYTHONPATH"]),
-        python=spec.python or shlex.quote(sys.executable),
-        srun_args="".join(f"{shlex.quote(option)} " for option in spec.srun_args),
-        module=snapshot.MODULE,
-        passed=" ".join(spec.pass_environment),
-        mem_gb="" if spec.mem_gb is None else f"{spec.mem_gb:g}",
-        srun_retries=_SRUN_RETRIES,
-        max_num_timeout=spec.max_num_timeout,
-        max_preemption="" if spec.max_preemption is None else spec.max_preemption,
-        max_retry=spec.max_retry,
-        max_stalled=_MAX_STALLED,
-        stopped=int(Exit.REQUEUE),
-    )
+    python = spec.python or shlex.quote(sys.executable)  # as it is: a command with words of the shell
+    limits = {
+        "max_num_timeout": spec.max_num_timeout,
+        "max_preemption": "" if spec.max_preemption is None else spec.max_preemption,
+        "max_retry": spec.max_retry,
+        "max_stalled": _MAX_STALLED,
+        "stopped": int(Exit.REQUEUE),
+        "mem_gb": "" if spec.mem_gb is None else f"{spec.mem_gb:g}",
+    }
+    lines = [
+        exports({"PYTHONUNBUFFERED": "1", **variables, **spec.environment}),
+        f'export PYTHONPATH={shlex.quote(code["PYTHONPATH"])}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        " ".join(f"{name}={value}" for name, value in limits.items()),
+        f"pass_environment=({' '.join(spec.pass_environment)})",
+        f"srun_args=({shlex.join(spec.srun_args)})",
+        f"worker=({python} -u -m {snapshot.MODULE})",
+        _bash("job_run"),
+    ]
+    return "\n".join(lines)
+
+
+def _bash(part: str) -> str:
+    """Returns the part of the script that is the same for all jobs."""
+    return (_HERE / f"{part}.sh").read_text(encoding="utf-8")
 
 
 def exports(values: Mapping[str, str]) -> str:

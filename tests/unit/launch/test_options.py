@@ -85,7 +85,7 @@ def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
     assert "'--container-image=a b'" in text
     assert "WORDS='two $words'" in text
     assert "max_num_timeout=3 max_preemption=4 max_retry=2 " in text
-    assert " mem_gb=1.5\n" in text and "for name in A B; do" in text
+    assert " mem_gb=1.5\npass_environment=(A B)\n" in text
     assert f"\n'{tmp_path}/a b'\n{tmp_path}/c\n" in text
 
 

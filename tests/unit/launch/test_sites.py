@@ -29,7 +29,7 @@ def test_the_options_of_a_site_generate_a_script(tmp_path: Path, name: str) -> N
         assert f"#SBATCH {line}\n" in text
     assert "export HF_HOME=/scratch/huggingface\n" in text
     assert ("apptainer exec --nv" in text) == name.endswith("_apptainer")
-    assert ("  python -u -m clipx_launch.worker" in text) == name.endswith("_pyxis")
+    assert ("worker=(python -u -m clipx_launch.worker)" in text) == name.endswith("_pyxis")
     assert ("--container-image=" in text) == name.endswith("_pyxis")
     assert ("module load" in text) == (name == "my_cluster")
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
