@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -31,7 +31,7 @@ from clipx.storage.local import ensure_folder
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.start import check_plan
 from clipx_launch.cluster import has_slurm, queued_jobs
-from clipx_launch.files import ListedPoint, SweepFile, launch_dir, read_item, read_sweep, write_json
+from clipx_launch.files import Launch, SweepFile, launch_dir, read_sweep, write_json
 from clipx_launch.options import LaunchSpec, LocalSpec
 from clipx_launch.point import Point, Result, config_hash
 
@@ -238,29 +238,21 @@ class Sweep:
             point.create(planned.spec)
 
     def save(self, spec: LaunchSpec) -> None:
-        """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
+        """Writes `sweep.json`: the folders of the points of this and of earlier launches, and the settings for
+        `resume`."""
         path = launch_dir(self.folder) / "sweep.json"
         ensure_folder(path.parent, f"the sweep's folder {path.parent}", "set hydra.sweep.dir to")
         known = read_sweep(self.folder) or SweepFile()
-        listed = [row for values in known.points if (row := read_item(ListedPoint, values))]
-        launches, rows = list(known.launches), {row.folder: dataclasses.asdict(row) for row in listed}
-        if (launch := launch_record(spec)) not in launches:
-            launches.append(launch)
+        launch = _launch_record(spec)
+        launches = known.launches if launch in known.launches else [*known.launches, launch]
+        points = dict(known.points)
         for planned in self.planned:
-            point = planned.point
-            again = planned in self.pending
-            before = rows.get(str(point.folder))
-            rows[str(point.folder)] = {
-                "index": point.index,
-                "folder": str(point.folder),
-                "overrides": point.overrides,
-                "job": point.job,
-                "task": point.task,
-                "launch": launches.index(launch) if again or before is None else before.get("launch"),
-            }
-        jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)
+            folder = planned.point.folder
+            name = str(folder.relative_to(self.folder) if folder.is_relative_to(self.folder) else folder)
+            if name not in points or planned in self.pending:
+                points[name] = launches.index(launch)
         commands = list(dict.fromkeys([*known.commands, _command()]))
-        values = {"commands": commands, "launches": launches, "jobs": jobs, "points": list(rows.values())}
+        values = dataclasses.asdict(SweepFile(commands, launches, points))
         write_json(path, values, private=True)  # the settings of a launch have its environment
 
     def job_returns(self, ended: bool = True) -> list[JobReturn]:
@@ -324,11 +316,11 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def launch_record(spec: LaunchSpec) -> dict[str, Any]:
+def _launch_record(spec: LaunchSpec) -> Launch:
     """Returns the settings with which `clipx-sweep resume` launches points again, and the process that launched
     them."""
-    process = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # SLURM jobs need no launcher
-    return {"settings": to_dict(spec), "plugins": list(plugins.__path__), "cwd": str(Path.cwd()), "process": process}
+    process = _me() if isinstance(spec, LocalSpec) else None  # SLURM jobs need no launcher
+    return Launch(to_dict(spec), list(plugins.__path__), str(Path.cwd()), process)
 
 
 _me = functools.cache(Holder.current)
