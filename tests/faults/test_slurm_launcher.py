@@ -64,7 +64,7 @@ def test_a_sweep_is_an_array_that_returns_values_and_skips_finished_points(tmp_p
     again = launch(*options, "hydra.launcher.wait=true", "seed=0,1,2,3")
     assert f"{sweep}: 1 of 4 points submitted (3 finished before)" in again.stdout
     assert launch_json(sweep / "3", "point")["job"] == job_of(again.stdout)
-    assert [point["job"] for point in launch_json(sweep, "sweep")["points"]] == [job] * 3 + [job_of(again.stdout)]
+    assert sweep_jobs(sweep) == [job] * 3 + [job_of(again.stdout)]
 
 
 def test_two_nodes_of_two_tasks_match_a_single_process(tmp_path: Path) -> None:
