@@ -1,6 +1,6 @@
 """JSON files of launchers: `.launch/` in the folders of sweeps and of their points, which other users may have written.
 
-sweep.json    points of all launches of the sweep, with the settings of each launch
+sweep.json    settings of each launch of the sweep, and the folders of its points
 search.json   command of a search with Optuna
 """
 
@@ -40,24 +40,13 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class ListedPoint:
-    """Point of a sweep as sweep.json lists it. `launch`: number of its latest launch."""
-
-    index: Number
-    folder: str
-    overrides: Overrides
-    job: Job | None = None
-    task: Number | None = None
-    launch: Number | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class SweepFile:
-    """Contents of sweep.json. `read_item` reads an item: a damaged one does not cost the others."""
+    """Contents of sweep.json. `points`: the number of the latest launch of each run directory, whose path is relative
+    to the sweep's folder if it is inside: the sweep may be moved."""
 
-    points: list[Any] = field(default_factory=list)
-    launches: list[Any] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    points: dict[str, Number] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +87,10 @@ def read_file(path: Path, kind: type[T]) -> T | None:
     raise AssertionError
 
 
-def read_item(kind: type[T], values: Any) -> T | None:
-    """Returns an item of `SweepFile`, None if it is damaged."""
-    try:
-        return read_as(kind, json.dumps(values))
-    except ValueError:
-        return None
-
-
 def _is_new(path: Path) -> bool:
     try:
         return abs(time.time() - path.stat().st_mtime) < _NEW_S
-    except OSError:
+    except (OSError, ValueError):  # it is gone, or has an impossible name
         return False
 
 

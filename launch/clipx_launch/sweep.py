@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -31,7 +31,7 @@ from clipx.storage.local import ensure_folder
 from clipx.trainer.spec import RunSpec
 from clipx.trainer.start import check_plan
 from clipx_launch.cluster import has_slurm, queued_jobs
-from clipx_launch.files import ListedPoint, SweepFile, launch_dir, read_item, read_sweep, write_json
+from clipx_launch.files import Launch, SweepFile, launch_dir, read_sweep, write_json
 from clipx_launch.options import LaunchSpec, LocalSpec
 from clipx_launch.point import Point, Result, config_hash
 
@@ -116,8 +116,8 @@ class Sweep:
         of_run = not any("hydra.sweep.dir=" in text for text in config.hydra.overrides.hydra)
         folders: dict[Path, int] = {}
         composer = PointComposer(context.config_loader, config)
-        for index, typed in _with_progress(numbered.items(), "checking", len(numbered)):
-            try:
+        for index, typed in _with_progress(numbered.items(), "checking"):
+            with sweep._collect_error(index):
                 planned = _plan(composer.compose(typed, index), typed, index)
                 other = folders.setdefault(planned.point.folder, index)
                 require(
@@ -125,8 +125,6 @@ class Sweep:
                     f"run_dir={planned.spec.run_dir} is the folder of point {other} too: remove run_dir= from a sweep",
                 )
                 sweep.planned.append(planned)
-            except ClipxError as error:
-                sweep.errors[index] = error
         if of_run and watcher is None and len(numbered) == 1 and sweep.planned:
             (planned,) = sweep.planned
             if sweep.folder not in planned.point.folder.parents:  # by run_dir=
@@ -138,11 +136,18 @@ class Sweep:
         """Reads points from the folders of an earlier launch, to launch them again. Composes nothing."""
         sweep = cls(folder, {point.index: point.overrides for point in points})
         for point in points:
-            try:
-                sweep.planned.append(_replan(point))
-            except ClipxError as error:
-                sweep.errors[point.index] = error
+            with sweep._collect_error(point.index):
+                spec = replace(point.spec(), run_dir=str(point.folder))  # the sweep may have been moved
+                sweep.planned.append(_plan(spec, point.overrides, point.index, resumed=True))
         return sweep
+
+    @contextlib.contextmanager
+    def _collect_error(self, index: int) -> Iterator[None]:
+        """Adds an error of point `index` to those that `check` raises."""
+        try:
+            yield
+        except ClipxError as error:
+            self.errors[index] = error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -167,23 +172,19 @@ class Sweep:
         Points whose jobs wait or run in SLURM are neither checked nor launched again.
         """
         for planned in self.planned:
-            try:
+            with self._collect_error(planned.point.index):
                 planned.find_previous()
-            except ClipxError as error:
-                self.errors[planned.point.index] = error
         known = [point for p in self.planned for point in (p.point, p.other) if point and point.job_id]
         waiting = queued_jobs() if known and has_slurm() else {}
         started = [p for p in self.planned if not p.finished]
         self.queued = [p for p in started if p.point.job_id in waiting]
         self.pending = [p for p in started if p.point.job_id not in waiting]
         for planned in self.pending:
-            try:
+            with self._collect_error(planned.point.index):
                 _check_other(planned.other, waiting)
                 spec.check(planned.spec.distributed)
                 check_plan(planned.spec, spec.world)
                 RunDir(planned.point.folder).claim(planned.spec)
-            except ClipxError as error:
-                self.errors[planned.point.index] = error
         if not self.errors:
             self._check_remote()
         if self.errors:
@@ -192,23 +193,23 @@ class Sweep:
     def _check_remote(self) -> None:
         """Finds new points whose URL below `checkpoint.remote` already has a run. An outage is none: jobs wait for its
         end."""
-        if all(planned.spec.checkpoint.remote is None for planned in self.pending):
+        new = [p for p in self.pending if p.spec.checkpoint.remote is not None and not p.spec.resume_point.enabled]
+        if not new:
             return
         from clipx.checkpoint.downloader import check_new
         from clipx.checkpoint.manager import run_url
 
         def check(planned: Planned) -> None:
             remote = planned.spec.checkpoint.remote
-            if remote is not None and not planned.spec.resume_point.enabled:
+            assert remote is not None
+            with self._collect_error(planned.point.index):
                 try:
                     check_new(run_url(remote, planned.point.folder), retry_s=0)
                 except StorageError as error:
                     log.warning("%s is checked when the points start: %s", remote, error)
-                except ClipxError as error:
-                    self.errors[planned.point.index] = error
 
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(check, self.pending))
+            list(pool.map(check, new))
 
     def watch(self) -> None:
         """Lets the watcher, if there is one, read the state of the points."""
@@ -232,35 +233,27 @@ class Sweep:
 
     def create_points(self, submitted: float | None) -> None:
         """Writes the folder of each pending point. `submitted`: when they are launched; None: later, by hand."""
-        for planned in _with_progress(self.pending, "writing", len(self.pending)):
+        for planned in _with_progress(self.pending, "writing"):
             point = planned.point
             point.job, point.task, point.submitted, point.sweep = None, None, submitted, str(self.folder)
             point.create(planned.spec)
 
     def save(self, spec: LaunchSpec) -> None:
-        """Writes `sweep.json`: points of this and of earlier launches, their jobs, and the settings for `resume`."""
+        """Writes `sweep.json`: the folders of the points of this and of earlier launches, and the settings for
+        `resume`."""
         path = launch_dir(self.folder) / "sweep.json"
         ensure_folder(path.parent, f"the sweep's folder {path.parent}", "set hydra.sweep.dir to")
         known = read_sweep(self.folder) or SweepFile()
-        listed = [row for values in known.points if (row := read_item(ListedPoint, values))]
-        launches, rows = list(known.launches), {row.folder: dataclasses.asdict(row) for row in listed}
-        if (launch := launch_record(spec)) not in launches:
-            launches.append(launch)
+        launch = _launch_record(spec)
+        launches = known.launches if launch in known.launches else [*known.launches, launch]
+        points = dict(known.points)
         for planned in self.planned:
-            point = planned.point
-            again = planned in self.pending
-            before = rows.get(str(point.folder))
-            rows[str(point.folder)] = {
-                "index": point.index,
-                "folder": str(point.folder),
-                "overrides": point.overrides,
-                "job": point.job,
-                "task": point.task,
-                "launch": launches.index(launch) if again or before is None else before.get("launch"),
-            }
-        jobs = sorted({row["job"] for row in rows.values() if row["job"]}, key=int)
+            folder = planned.point.folder
+            name = str(folder.relative_to(self.folder) if folder.is_relative_to(self.folder) else folder)
+            if name not in points or planned in self.pending:
+                points[name] = launches.index(launch)
         commands = list(dict.fromkeys([*known.commands, _command()]))
-        values = {"commands": commands, "launches": launches, "jobs": jobs, "points": list(rows.values())}
+        values = dataclasses.asdict(SweepFile(commands, launches, points))
         write_json(path, values, private=True)  # the settings of a launch have its environment
 
     def job_returns(self, ended: bool = True) -> list[JobReturn]:
@@ -285,24 +278,18 @@ def _error_of(point: Point, typed: str, result: Result | None) -> ClipxError:
     return ClipxError(f"{name} {how}; its logs are in {point.logs}")
 
 
-def _with_progress(items: Iterable[Item], what: str, total: int) -> Iterable[Item]:
+def _with_progress(items: Collection[Item], what: str) -> Iterable[Item]:
     """Shows the progress of a large sweep on stderr. A few points take less than a second."""
-    return track(items, what, total, "points") if total >= 20 else items
+    return track(items, what, len(items), "points") if len(items) >= 20 else items
 
 
-def _plan(spec: RunSpec, overrides: list[str], index: int) -> Planned:
+def _plan(spec: RunSpec, overrides: list[str], index: int, resumed: bool = False) -> Planned:
     require(isinstance(spec, RunSpec), f"hydra/launcher launches only clipx.train, not {spec.kind}: remove it")
     folder = Path(spec.run_dir).absolute()
     _check_path(folder, "run_dir")
     spec = replace(spec, run_dir=str(folder))
-    return Planned(Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec)), spec)
-
-
-def _replan(point: Point) -> Planned:
-    """Plans a point again. It resumes from its checkpoint if it has one."""
-    spec = replace(point.spec(), run_dir=str(point.folder))  # the sweep may have been moved
-    fresh = Point(folder=point.folder, index=point.index, overrides=point.overrides, content=config_hash(spec))
-    return Planned(fresh, spec, resumed=True)
+    point = Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec))
+    return Planned(point, spec, resumed=resumed)
 
 
 def _check_other(other: Point | None, waiting: Collection[str]) -> None:
@@ -324,11 +311,11 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def launch_record(spec: LaunchSpec) -> dict[str, Any]:
+def _launch_record(spec: LaunchSpec) -> Launch:
     """Returns the settings with which `clipx-sweep resume` launches points again, and the process that launched
     them."""
-    process = dataclasses.asdict(_me()) if isinstance(spec, LocalSpec) else None  # SLURM jobs need no launcher
-    return {"settings": to_dict(spec), "plugins": list(plugins.__path__), "cwd": str(Path.cwd()), "process": process}
+    process = _me() if isinstance(spec, LocalSpec) else None  # SLURM jobs need no launcher
+    return Launch(to_dict(spec), list(plugins.__path__), str(Path.cwd()), process)
 
 
 _me = functools.cache(Holder.current)

@@ -53,22 +53,18 @@ class ClipxLauncher(Launcher):
         """Launches points by number. `watcher` reads their state until they have ended."""
         from clipx_launch.sweep import launch
 
+        hydra_file = self._folder / "multirun.yaml"
         with suppress(FileNotFoundError):  # a search has none
-            (self._folder / "multirun.yaml").chmod(0o600)  # it has the environment of the points
+            hydra_file.chmod(0o600)  # it has the environment of the points
         try:
             return launch(self._context, self._config, overrides, watcher, self._prints)
         finally:
-            self._remove_unused()
-
-    def _remove_unused(self) -> None:
-        """Removes the new folder of a sweep, with Hydra's file, if no point was prepared: after an error, dry_run or a
-        printed torchrun script."""
-        if self._folder not in self._new or (self._folder / ".launch").exists():
-            return
-        (self._folder / "multirun.yaml").unlink(missing_ok=True)
-        with suppress(OSError):  # it holds other files
-            for path in self._new:
-                path.rmdir()
+            # No point was prepared: after an error, dry_run or a printed torchrun script.
+            if self._folder in self._new and not (self._folder / ".launch").exists():
+                hydra_file.unlink(missing_ok=True)
+                with suppress(OSError):  # it holds other files
+                    for path in self._new:
+                        path.rmdir()
 
 
 class SlurmScriptPrinter(ClipxLauncher):

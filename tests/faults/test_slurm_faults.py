@@ -32,6 +32,7 @@ from helpers.slurm_jobs import (
     release,
     rows,
     slurm_tasks,
+    sweep_jobs,
     wait_for_job,
     wait_for_steps,
 )
@@ -239,7 +240,7 @@ def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
 def test_the_state_of_an_old_job_is_read_from_accounting(tmp_path: Path) -> None:
     spec = SlurmSpec(gpus_per_node="0", cpus_per_task=1, setup=["exit 3"], additional_parameters={"hold": True})
     launcher.launch(make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=spec), spec)
-    (job,) = launch_json(tmp_path, "sweep")["jobs"]
+    (job,) = set(sweep_jobs(tmp_path))
     output_of("scontrol", "release", f"{job}_0")
     wait_until(lambda: f"{job}_0" not in cluster.queued_jobs(), "point 0 does not end")
     output_of("scancel", job)

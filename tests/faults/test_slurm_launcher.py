@@ -27,6 +27,7 @@ from helpers.slurm_jobs import (
     release,
     rows,
     slurm_tasks,
+    sweep_jobs,
     wait_for_job,
     wait_for_steps,
 )
@@ -74,7 +75,7 @@ def test_a_sweep_is_an_array_that_returns_values_and_skips_finished_points(tmp_p
     again = launch(*options, "hydra.launcher.wait=true", "seed=0,1,2,3")
     assert f"{sweep}: 1 of 4 points submitted (3 finished before)" in again.stdout
     assert launch_json(sweep / "3", "point")["job"] == job_of(again.stdout)
-    assert [point["job"] for point in launch_json(sweep, "sweep")["points"]] == [job] * 3 + [job_of(again.stdout)]
+    assert sweep_jobs(sweep) == [job] * 3 + [job_of(again.stdout)]
 
 
 def test_two_nodes_of_two_tasks_match_a_single_process(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_two_launches_at_once_submit_each_point_once(tmp_path: Path, where: str)
         both = [start(tmp_path / f"{number}{name}", "-m", "clipx.train", *words) for name in "ab"]
         said = [process.communicate(timeout=600) for process in both]
         codes = sorted(int(process.returncode) for process in both)
-        jobs = launch_json(tmp_path / str(number), "sweep")["jobs"]
+        jobs = sweep_jobs(tmp_path / str(number))
         assert codes in ([0, 0], [0, 3]) and len(jobs) == 1, said
         output_of("scancel", *jobs)
         for process, (out, errors) in zip(both, said, strict=True):
@@ -309,13 +310,13 @@ def submitted(slurm: Path, tmp_path: Path) -> Iterator[Path]:
     try:
         yield tmp_path
     finally:
-        output_of("scancel", *launch_json(tmp_path, "sweep")["jobs"])
+        output_of("scancel", *set(sweep_jobs(tmp_path)))
 
 
 def test_queued_points_are_cancelled_and_resumed_individually(
     submitted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = launch_json(submitted, "sweep")["jobs"][0]
+    job = sweep_jobs(submitted)[0]
     assert {name: state for name, (state, _) in states(submitted).items()} == dict.fromkeys("012", "waiting")
     assert states(submitted)["0"][1] == "JobHeldUser"
     assert [run_named(submitted, name).job for name in "012"] == [f"{job}_{task}" for task in range(3)]
@@ -333,8 +334,8 @@ def test_queued_points_are_cancelled_and_resumed_individually(
     assert f"{submitted}: 2 of 2 points submitted" in printed
     for verb in ("status", "logs", "cancel"):
         assert f"  {verb:7} clipx-sweep {verb} {submitted}\n" in printed
-    first, again = launch_json(submitted, "sweep")["jobs"]
-    assert [point["job"] for point in launch_json(submitted, "sweep")["points"]] == [first, again, again]
+    first, again, other = sweep_jobs(submitted)
+    assert first == job and again == other != job
     assert [states(submitted)[name][0] for name in "012"] == ["waiting"] * 3
     assert {
         (task["JobName"], task["NumCPUs"], task["ArrayTaskThrottle"], task["JobState"]) for task in slurm_tasks(again)

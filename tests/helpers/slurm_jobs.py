@@ -116,5 +116,11 @@ def launch_json(point: Path, name: str) -> Any:
     return json.loads((files / f"{name}.json").read_text())
 
 
+def sweep_jobs(sweep: Path) -> list[str]:
+    """Returns the newest job of each point in a sweep's folder, in the order of the points' numbers."""
+    points = [json.loads(path.read_text()) for path in sweep.glob("**/.launch/point.json")]
+    return [point["job"] for point in sorted(points, key=lambda point: int(point["index"]))]
+
+
 def logs(point: Path) -> str:
     return "".join(f"{path.name}: {path.read_text()}" for path in sorted((point / ".launch" / "logs").glob("*")))

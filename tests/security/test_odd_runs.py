@@ -134,7 +134,8 @@ KINDS: list[tuple[str, Callable[[Path], object], str]] = [
     (".launch/local/result.json", changed(value="high", host="h"), "result.json cannot be read (value is 'high': "),
     (".launch/point.json", changed(requeues="1"), "point.json cannot be read (requeues is '1': "),
     (".launch/point.json", changed(index=2**70), "point.json cannot be read (index is 11805"),
-    (".launch/point.json", changed(index=0), "point.json has the number 0, and sweep.json 1"),
+    (".launch/point.json", changed(index=0), ""),
+    (".launch/point.json", Path.unlink, "point.json does not exist: "),
     (".launch/point.json", changed(job="--user=a"), "point.json cannot be read (job is '--user=a': "),
     (".launch/point.json", changed(overrides=["seed=\ud800"]), "point.json cannot be read (it is not UTF-8"),
     (".launch/point.json", changed(folder="\0"), ""),
@@ -160,8 +161,11 @@ KINDS: list[tuple[str, Callable[[Path], object], str]] = [
     ("config.yaml", lambda path: path.write_text("duration: 5\ndata: {batch_size: 0}\n"), ""),
     ("config.yaml", lambda path: path.write_text("duration: 1ep\ndata: {batch_size: " + "9" * 5000 + "}\n"), "config.yaml"),
     (f"../{LAUNCHED}", lambda path: path.write_text("[]"), "sweep.json cannot be read (it is []: "),
-    (f"../{LAUNCHED}", changed(points=[{"folder": "x" * 300, "index": 1, "overrides": []}]), "sweep.json: point 0 cannot"),
-    (f"../{LAUNCHED}", changed(launches=[{"process": {"pid": "1"}}], commands=[]), ""),
+    (f"../{LAUNCHED}", changed(points={"x" * 300: 0}), "does not exist: it is left out"),
+    (f"../{LAUNCHED}", changed(points={"\0": 0}), "does not exist: it is left out"),
+    (f"../{LAUNCHED}", changed(points={"1": -1}), "sweep.json cannot be read (points.1 is -1: "),
+    (f"../{LAUNCHED}", changed(launches=[]), ""),
+    (f"../{LAUNCHED}", changed(launches=[{"process": {"pid": "1"}}]), "sweep.json cannot be read (launches.0.settings: "),
 ]  # fmt: skip
 
 
@@ -174,3 +178,23 @@ def test_each_kind_of_damage_has_its_note(reader: Reader) -> None:
             raise AssertionError(f"{name}: {note}") from error
         assert len(found) == bool(note), (name, note, found)
         assert note in "".join(found)
+
+
+def test_the_number_of_a_damaged_point_does_not_replace_that_of_another(reader: Reader) -> None:
+    point = reader.copy()
+    changed(index=0)(point / ".launch/point.json")
+    (found,) = runs.select_runs(runs.sweep_runs(reader.folder), ["0"])
+    assert found.folder == reader.folder / "0"
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_text("[]")])
+def test_a_damaged_point_does_not_prevent_that_others_are_resumed(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], object]
+) -> None:
+    started: list[int] = []
+    monkeypatch.setattr(resume, "_start", lambda folder, launch, runs: started.extend(run.point.index for run in runs))
+    point = reader.copy()
+    damage(point / ".launch/point.json")
+    lines({**EVENT, "event": "stopped", "signal": "SIGTERM", "step": 4})(point / "events.jsonl")
+    resume.resume(reader.folder)
+    assert started == [3]

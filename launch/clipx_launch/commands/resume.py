@@ -34,7 +34,7 @@ def resume(sweep: Path) -> None:
         from clipx_launch.search.search import resume_search
 
         resume_search(command)
-    again = [run for run in runs if run.state in RESUMABLE]
+    again = [run for run in runs if run.state in RESUMABLE and (run.point or run.sweep is None)]
     if not again:
         print(f"nothing to resume: {count_states(runs)}")
         return

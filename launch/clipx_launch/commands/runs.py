@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clipx.checkpoint.records import MANIFEST
 from clipx.checkpoint.resume import CHECKPOINTS, is_checkpoint, step_of
@@ -21,7 +20,7 @@ from clipx.storage.jsonl import parse_line
 from clipx.storage.safe_json import read_regular
 from clipx_launch.commands.run import RunFiles, SavedStep
 from clipx_launch.commands.state import jobs_of, state_of
-from clipx_launch.files import Launch, ListedPoint, launch_dir, read_file, read_item, read_sweep
+from clipx_launch.files import Launch, SweepFile, launch_dir, read_file, read_sweep
 from clipx_launch.point import Point, Result
 
 _LARGEST = 1 << 28  # bytes of metrics.jsonl or events.jsonl
@@ -32,11 +31,10 @@ def sweep_runs(folder: Path) -> list[RunFiles]:
 
     Raises ClipxError if the folder is neither.
     """
-    if _has_sweep(folder) or (launch_dir(folder) / "point.json").is_file():
-        return runs_in([folder], points_only=True)
-    if not (folder / "config.yaml").is_file():
+    launched = any((launch_dir(folder) / name).is_file() for name in ("sweep.json", "point.json"))
+    if folder.is_dir() and not (launched or (folder / "config.yaml").is_file()):
         raise ConfigError(_no_sweep(folder))
-    return runs_in([folder])
+    return runs_in([folder], points_only=launched)
 
 
 def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[RunFiles]:
@@ -45,12 +43,14 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[RunFiles
     Raises ClipxError if there is none.
     """
     found: dict[Path, RunFiles] = {}
+    points_of = cache(_points_of)  # each sweep.json is read once
     for folder in folders:
-        for path, listed in _run_dirs(folder.resolve(), points_only).items():
+        for path, listed_in in _run_dirs(folder.resolve(), points_of, points_only).items():
             name = os.path.relpath(path, folder.resolve())
             # Of several folders, each has a run 0.
             name = str(folder) if name == "." else name if len(folders) == 1 else str(folder / name)
-            found.setdefault(path, read_run(path, name, listed))
+            if path not in found:
+                found[path] = _read_run(path, name, listed_in, points_of)
     if not found:
         raise ConfigError(f"{', '.join(map(str, folders))} contains no run: give a folder of runs")
     runs = sorted(found.values(), key=_place)
@@ -60,17 +60,17 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[RunFiles
     now = time.time()
     jobs = jobs_of(runs)
     for _, group in itertools.groupby(runs, lambda run: run.sweep):
-        points = list(group)
-        overrides = varied([run.point.overrides if run.point else [] for run in points])
-        for run, typed in zip(points, overrides, strict=True):
+        launched = [(run, run.point.overrides) for run in group if run.point is not None]
+        for (run, _), typed in zip(launched, varied([typed for _, typed in launched]), strict=True):
             run.varied = typed
-            run.state, run.reason = state_of(run, jobs, now)
+    for run in runs:
+        run.state, run.reason = state_of(run, jobs, now)
     return runs
 
 
-def _place(run: RunFiles) -> tuple[bool, str, int, str]:
-    """Returns the place of a run in a list: after the others of its sweep, in the order of their numbers."""
-    return run.point is None, str(run.sweep or ""), run.point.index if run.point else 0, run.name
+def _place(run: RunFiles) -> tuple[bool, str, bool, int, str]:
+    """Returns the place of a run in a list: those of a sweep together, in the order of their numbers."""
+    return run.sweep is None, str(run.sweep), run.point is None, run.point.index if run.point else 0, run.name
 
 
 @cache  # runs are read again by --watch and --follow
@@ -105,82 +105,60 @@ def _pair(text: str) -> tuple[str, str]:
     return key.lstrip("+~"), value
 
 
-class _Listed(NamedTuple):
-    """Facts of a run in a sweep.json."""
-
-    point: Point | None = None
-    launch: Launch | None = None
-    sweep: Path | None = None
+# The launch of each point of a sweep by its run directory. Empty for a folder without a sweep.json that can be read.
+_PointsOf = Callable[[Path], Mapping[Path, Launch | None]]
 
 
-def _run_dirs(folder: Path, points_only: bool) -> dict[Path, _Listed]:
-    """Returns the run directories, with what a sweep.json says of them."""
+def _run_dirs(folder: Path, points_of: _PointsOf, points_only: bool) -> dict[Path, Path | None]:
+    """Returns the run directories in a folder, and those that a sweep in it lists, with that sweep."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} does not exist: check the path")
-    runs: dict[Path, _Listed] = {}
+    found: dict[Path, Path | None] = {}
     for at, folders, files in os.walk(folder):
         path = Path(at)
         if ".launch" in folders:
-            runs |= _sweep_points(path)
-            if (path / ".launch/point.json").is_file() and path not in runs:
-                runs[path] = _listed_elsewhere(path)
-        if "config.yaml" in files and not points_only:
-            runs.setdefault(path, _Listed())
+            found |= dict.fromkeys(points_of(path), path)
+        if (path / ".launch/point.json").is_file() or ("config.yaml" in files and not points_only):
+            found.setdefault(path, None)
         folders[:] = [name for name in folders if name not in (".launch", CHECKPOINTS)]
-    return runs
-
-
-def _listed_elsewhere(path: Path) -> _Listed:
-    """Returns what the sweep of a point says, which is in another folder or was moved with it."""
-    own = list[Path]()
-    with suppress(ClipxError):  # `read_run` tells
-        own += [Path(point.sweep)] if (point := Point.read(path)) is not None and point.sweep else []
-    places = [*path.parents, *own]
-    found = (points[path] for points in map(_sweep_points, filter(_has_sweep, places)) if path in points)
-    damaged = [folder for folder in places if os.path.lexists(launch_dir(folder) / "sweep.json")]
-    missing = [folder for folder in own if os.path.isdir(folder)]  # noqa: PTH112  # never raises
-    return next(found, _Listed(sweep=next(iter(damaged + missing), None)))
-
-
-def _has_sweep(folder: Path) -> bool:
-    try:
-        return (launch_dir(folder) / "sweep.json").is_file()
-    except (OSError, ValueError):  # an impossible name
-        return False
-
-
-def _sweep_points(folder: Path) -> dict[Path, _Listed]:
-    """Returns the points of a sweep; of a damaged sweep.json those that can be read."""
-    try:
-        known = read_sweep(folder)
-    except ClipxError as error:
-        note(str(error))
-        return {}
-    found: dict[Path, _Listed] = {}
-    for number, values in enumerate(known.points if known else ()):
-        row = read_item(ListedPoint, values)
-        at = None if row is None else _present(folder, row.folder)
-        if known is None or row is None or at is None:
-            note(f"{launch_dir(folder) / 'sweep.json'}: point {number} cannot be read: left out")
-            continue
-        point = Point(folder=at, index=row.index, overrides=row.overrides, content="", job=row.job, task=row.task)
-        launches = known.launches[row.launch : row.launch + 1] if row.launch is not None else []
-        found[at] = _Listed(point, read_item(Launch, launches[0]) if launches else None, folder)
     return found
 
 
-def _present(sweep: Path, folder: str) -> Path | None:
-    """Returns the folder of a point: in the present folder of a sweep that was moved. None for an impossible name."""
+def _points_of(sweep: Path) -> dict[Path, Launch | None]:
+    """Reads the points that a sweep.json lists. Prints a line if it is damaged, and for each point that is gone."""
     try:
-        path = Path(folder)
-        return (path if path.is_dir() else sweep / path.name).resolve()
-    except (OSError, ValueError, RuntimeError):  # too long, with NUL, a loop of links
-        return None
+        known = read_sweep(sweep) or SweepFile()
+    except ClipxError as error:
+        note(str(error))
+        return {}
+    found: dict[Path, Launch | None] = {}
+    for name, number in known.points.items():
+        path = sweep / name
+        if os.path.isdir(path):  # noqa: PTH112  # never raises
+            found[path.resolve()] = known.launches[number] if number < len(known.launches) else None
+        else:
+            note(f"{path}, a point of the sweep {sweep}, does not exist: it is left out")
+    return found
+
+
+def _sweep_of(
+    folder: Path, point: Point | None, listed_in: Path | None, points_of: _PointsOf
+) -> tuple[Path | None, Launch | None]:
+    """Returns the sweep of a run, and the launch that its sweep.json names.
+
+    The sweep is above the run, which may have been moved with it, or where the point says, or lists the run.
+    """
+    own = Path(point.sweep) if point is not None and point.sweep else listed_in
+    named = [] if own is None else [own]
+    for sweep in (folder, *folder.parents, *named):
+        if folder in points_of(sweep):
+            return sweep, points_of(sweep)[folder]
+    # Its sweep.json is gone or damaged, or another user's.
+    places = (sweep for sweep in (*named, *folder.parents) if point is not None)
+    return next((sweep for sweep in places if os.path.isdir(launch_dir(sweep))), None), None  # noqa: PTH112
 
 
 def _no_sweep(folder: Path) -> str:
-    if not folder.is_dir():
-        return f"{folder} does not exist: check the path"
     sweeps = [str(path.parent.parent) for path in folder.glob("*/.launch/sweep.json")]
     sweeps += [str(parent) for parent in folder.absolute().parents if (parent / ".launch/sweep.json").is_file()]
     example = f", such as {sorted(sweeps)[-1]}" if sweeps else ""
@@ -190,30 +168,27 @@ def _no_sweep(folder: Path) -> str:
 # ------------------------------------------------------------------------------------------- files of a run
 
 
-def read_run(folder: Path, name: str, listed: _Listed) -> RunFiles:
-    """Returns the run of a folder. What cannot be read is left out, and a line of `damaged` says so.
-
-    The point that the sweep lists takes the place of a point.json that is missing or damaged.
-    """
+def _read_run(folder: Path, name: str, listed_in: Path | None, points_of: _PointsOf) -> RunFiles:
+    """Returns the run of a folder. What cannot be read is left out, and a line of `damaged` says so."""
     damaged: list[str] = []
-    point, result = listed.point, None
+    point = result = None
     try:
-        found = Point.read(folder)
-        if found is not None and point is not None and found.index != point.index:
-            raise ClipxError(f"{folder}: point.json has the number {found.index}, and sweep.json {point.index}")
-        point = found or point
+        point = Point.read(folder)
     except ClipxError as error:
         damaged.append(str(error))
+    sweep, launch = _sweep_of(folder, point, listed_in, points_of)
     if point is not None:
         point.find_job()
         try:
             result = read_file(point.files / "result.json", Result)
         except ClipxError as error:
             damaged.append(str(error))
+    elif sweep is not None and not damaged:
+        damaged.append(f"{launch_dir(folder) / 'point.json'} does not exist: restore it, or launch the point again")
     rows = _objects(folder / "metrics.jsonl", is_row, damaged)
     events = _objects(folder / "events.jsonl", is_event, damaged)
     checkpoints = _checkpoints(folder)
-    return RunFiles(folder, name, point, listed.sweep, listed.launch, rows, events, result, checkpoints, damaged)
+    return RunFiles(folder, name, point, sweep, launch, rows, events, result, checkpoints, damaged)
 
 
 def _objects(path: Path, is_sound: Callable[[Any], bool], damaged: list[str]) -> list[dict[str, Any]]:

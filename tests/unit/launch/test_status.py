@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 from helpers.sweeps import idle_process, make_sweep, refused, set_launcher, states, write_lock
 
 from clipx.run.lock import Holder
+from clipx.storage import safe_json
+from clipx_launch import files
 from clipx_launch.__main__ import main
 from clipx_launch.cluster import Job
 from clipx_launch.commands.run import State
@@ -19,6 +23,7 @@ from clipx_launch.commands.state import state_of
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Result
 from clipx_launch.slurm_spec import SlurmSpec
+from clipx_launch.sweep import Sweep
 
 
 def run_with(folder: Path, age: float, *events: dict[str, object], now: float | None = None) -> None:
@@ -156,12 +161,65 @@ def test_commands_take_the_directory_of_a_run_wherever_it_is(
         assert f"log of {point.index}\n" in capsys.readouterr().out
         assert main(["cancel", str(point.folder)]) == 0
         assert capsys.readouterr().out == "nothing to cancel: 1 failed\n"
+    point_file = outside.launch_dir / "point.json"
+    point_file.rename(tmp_path / "kept")
+    (damaged,) = (run for run in sweep_runs(tmp_path / "sweep") if run.folder == outside.folder)
+    assert (damaged.sweep, damaged.point, damaged.launch is not None) == (tmp_path / "sweep", None, True)
+    (tmp_path / "kept").rename(point_file)
     (tmp_path / "sweep/.launch/sweep.json").unlink()
     assert {run.sweep for run in (*sweep_runs(outside.folder), *sweep_runs(tmp_path / "sweep/0"))} == {
         tmp_path / "sweep"
     }
     run_with(tmp_path / "alone", 5000, START)
     assert f"python -m clipx.train resume={tmp_path}/alone continues it" in refused_without(capsys, tmp_path / "alone")
+
+
+def test_a_sweep_that_was_moved_or_copied_lists_its_own_points(tmp_path: Path) -> None:
+    made = make_sweep(tmp_path / "a", ["seed=0"], ["seed=1"])
+    for planned in made.planned:
+        planned.point.write_result(Result("failed", 1, error="a bug"))
+    shutil.copytree(tmp_path / "a", tmp_path / "copied")
+    (tmp_path / "a").rename(tmp_path / "moved")
+    (tmp_path / "moved/1").rename(tmp_path / "gone")
+    for name, points in (("copied", "01"), ("moved", "0")):
+        folder = tmp_path / name
+        runs = sweep_runs(folder)
+        assert [run.folder for run in runs] == [folder / number for number in points]
+        for run in (*runs, *sweep_runs(folder / "0")):
+            assert (run.sweep, run.launch is not None, run.state) == (folder, True, State.failed)
+
+
+def test_a_point_keeps_the_settings_of_its_latest_launch(tmp_path: Path) -> None:
+    make_sweep(tmp_path, ["seed=0"], ["seed=1"], spec=LocalSpec(parallelism=3))
+    (again,) = runs_in([tmp_path / "0"])
+    assert again.point is not None
+    relaunched = Sweep.from_points(tmp_path, [again.point])
+    relaunched.pending = relaunched.planned
+    relaunched.save(LocalSpec(parallelism=5))
+    Sweep(tmp_path, {0: []}, planned=relaunched.planned).save(LocalSpec(parallelism=7))  # launches nothing
+    launches = [run.launch.settings["parallelism"] for run in sweep_runs(tmp_path) if run.launch]
+    assert launches == [5, 3]
+
+
+def test_a_sweep_file_of_another_user_costs_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is for its owner alone; the points' own files are for all."""
+    make_sweep(tmp_path / "sweep", ["seed=0"], ["seed=1"])
+
+    def read(path: Path, *limit: int) -> bytes:
+        if path.name == "sweep.json" and path.exists():
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return safe_json.read_regular(path, *limit)
+
+    monkeypatch.setattr(files, "read_regular", read)
+    monkeypatch.setattr(files, "_NEW_S", 0.0)
+    for folder, names in (("sweep", "01"), ("sweep/0", "0")):
+        runs = sweep_runs(tmp_path / folder)
+        assert [run.folder.name for run in runs] == list(names)
+        assert {(run.sweep, run.launch) for run in runs} == {(tmp_path / "sweep", None)}
+    reason = "cannot be read (Permission denied): its owner alone can"
+    assert capsys.readouterr().err == f"note: {tmp_path}/sweep/.launch/sweep.json {reason}\n"
 
 
 def refused_without(capsys: pytest.CaptureFixture[str], run_dir: Path) -> str:
