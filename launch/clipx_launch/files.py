@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from clipx.errors import ClipxError
 from clipx.run.lock import Holder
@@ -39,6 +39,13 @@ class Launch:
     process: Holder | None = None
 
 
+def _by_folder(points: Any) -> Any:
+    """Converts the points of a sweep.json that an earlier version wrote: a list of their facts."""
+    if isinstance(points, list) and all(isinstance(row, dict) for row in points):
+        return {row.get("folder"): row.get("launch") for row in points}
+    return points
+
+
 @dataclass(frozen=True, slots=True)
 class SweepFile:
     """Contents of sweep.json. `points`: the number of the latest launch of each run directory, whose path is relative
@@ -46,7 +53,7 @@ class SweepFile:
 
     commands: list[str] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
-    points: dict[str, Number] = field(default_factory=dict)
+    points: Annotated[dict[str, Number], BeforeValidator(_by_folder)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class OptunaSpec:
 
     trials: int | None = option(None, ge=1)
     """Number of trials of the study, including those of earlier starts; hydra.launcher.parallelism of them are proposed
-    and launched together. null: 20, and with sampler=grid all combinations."""
+    and launched together (array_parallelism of clipx_slurm). null: 20, and with sampler=grid all combinations."""
 
     sampler: Sampler = Sampler.tpe
     """Algorithm that proposes values: tpe, random, grid or cmaes."""

@@ -56,6 +56,7 @@ def test_the_printed_script_equals_the_submitted_script(
     assert "LOCAL_RANK=" not in (tmp_path / "env").read_text() and os.environ["LOCAL_RANK"] == "3"
     assert [planned.point.job_id for planned in sweep.planned] == (["7"] if points == 1 else ["7_0", "7_1", "7_2"])
     assert (sweep.folder / "0/.launch/script.sh").read_text() == printed
+    assert (sweep.folder / ".launch/7_submission.sh").stat().st_mode & 0o777 == 0o600
     assert f"--signal=USR2@{spec.signal_delay_s}" in directives(printed)
     assert subprocess.run(["bash", "-n"], input=printed, text=True, check=False).returncode == 0
     exported = dict(re.findall(r"^export (\w+)=(.*)$", printed, re.M))

@@ -235,6 +235,8 @@ NETWORK = {"interface": "ib0", "gloo_interface": None, "ib": None, "algo": None}
          "(NCCL, gloo and torch read environment variables, hydra.launcher.environment.NAME=…: NCCL_SOCKET_IFNAME "),
         ("style", "torchrun", "hydra.launcher.style=torchrun of the sweep's launch has no effect in this version (srun "
          "starts the ranks; clipx-sweep script torchrun prints a script): repeat the sweep's command with "),
+        ("time", "24h", "hydra.launcher.time=24h of the sweep's launch has no effect in this version "
+         "(hydra.launcher.timeout_min is the time limit in minutes: 1440 for 24h): repeat the sweep's command with "),
         ("network", dict.fromkeys(NETWORK), None), ("style", "srun", None),
     ],
 )  # fmt: skip
@@ -252,3 +254,28 @@ def test_resume_refuses_a_launch_whose_removed_settings_had_an_effect(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {says}" if says else f"error: {tmp_path}/gone, which the sweep was launched with")
     assert error.count("\n") == 1
+
+
+def test_a_sweep_of_an_earlier_version_is_resumed_under_the_new_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_sweep(tmp_path, ["seed=0"], spec=SlurmSpec())
+    made.planned[0].point.write_result(Result("failed", 1, error="a bug"))
+    old = {
+        "parallelism": 2, "srun": ["--a"], "sbatch": {"hold": True}, "signal_before_s": 60, "max_requeue": 3,
+        "gpus_per_node": 0, "cpus_per_task": 4, "mem_gb": None, "setup": [],
+    }  # fmt: skip
+    launch = {"settings": {"kind": "slurm", **old}, "plugins": [], "cwd": str(tmp_path), "process": None}
+    row = {"index": 0, "folder": str(tmp_path / "0"), "overrides": ["seed=0"], "job": "7", "task": None, "launch": 0}
+    file = tmp_path / ".launch/sweep.json"
+    file.write_text(json.dumps({"commands": [], "launches": [launch], "jobs": ["7"], "points": [row]}))
+    launched: list[tuple[list[int], SlurmSpec]] = []
+    monkeypatch.setattr(
+        slurm, "launch", lambda sweep, spec: launched.append(([p.point.index for p in sweep.planned], spec)) or []
+    )
+    assert main(["resume", str(tmp_path)]) == 0
+    expected = SlurmSpec(
+        array_parallelism=2, srun_args=["--a"], additional_parameters={"hold": True}, signal_delay_s=60,
+        max_num_timeout=3, gpus_per_node="0", cpus_per_task=4, setup=[],
+    )  # fmt: skip
+    assert launched == [([0], expected)]
