@@ -33,8 +33,10 @@ class _Executor(SlurmExecutor):
 def sbatch_script(
     spec: SlurmSpec, sweep: Path, points: Sequence[Path], code: Mapping[str, str], after: str | None = None
 ) -> str:
-    """Returns the script of a job, or of a job array whose task k runs point k. Arguments: those of `executor_of`,
-    `points` and `code` of `run_command`."""
+    """Returns the script of a job, or of a job array whose task k runs point k.
+
+    The arguments are those of `executor_of` and `run_command`.
+    """
     return str(submission_text(executor_of(spec, sweep, points, after), run_command(spec, code), ""))
 
 
@@ -46,7 +48,7 @@ def executor_of(spec: SlurmSpec, sweep: Path, points: Sequence[Path], after: str
     executor = _Executor(spec.submitit_folder or launch_dir(sweep))
     start = ["points=(", *(shlex.quote(str(folder)) for folder in points), ")", _bash("job_start")]
     executor.update_parameters(
-        **parameters(spec),
+        **_parameters(spec),
         additional_parameters=_other_directives(spec, sweep, len(points), after),
         setup=[*start, *(spec.setup or [])],
         teardown=[_bash("job_end")],
@@ -57,7 +59,7 @@ def executor_of(spec: SlurmSpec, sweep: Path, points: Sequence[Path], after: str
     return executor
 
 
-def parameters(spec: SlurmSpec) -> dict[str, Any]:
+def _parameters(spec: SlurmSpec) -> dict[str, Any]:
     """Returns the options of a job under submitit's names, without those that are not given."""
     of_spec = (
         "partition", "account", "qos", "constraint", "exclude", "comment", "nodes", "gres", "cpus_per_gpu",

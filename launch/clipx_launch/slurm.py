@@ -69,7 +69,9 @@ def print_script(sweep: Sweep, spec: LaunchSpec, launcher: str, ready: bool = Tr
             f"{len(sweep.pending)} points are more than the {cluster.DEFAULT_ARRAY_SIZE} of a job array: launch them "
             "by hydra/launcher=clipx_slurm, or fewer at a time",
         )
-        code = _create_folders(sweep, submitted=None) if ready else _CODE
+        code = {**snapshot.environment(None), "PYTHONPATH": "<a copy of the code>"}
+        if ready:
+            code = _create_folders(sweep, submitted=None)
         text = sbatch_script(spec, sweep.folder, _folders(sweep.pending), code)
         if ready:
             written = launch_dir(sweep.folder) / "script.sh"
@@ -78,9 +80,6 @@ def print_script(sweep: Sweep, spec: LaunchSpec, launcher: str, ready: bool = Tr
             sweep.save(spec)
     print(text, end="")
     return sweep.job_returns(ended=False)
-
-
-_CODE = {**snapshot.environment(None), "PYTHONPATH": "<a copy of the code>"}
 
 
 def _without_gpus(spec: SlurmSpec, sweep: Sweep) -> SlurmSpec:
