@@ -1,19 +1,7 @@
-"""Files of one point of a sweep: `.launch/` in the run's directory, plain text.
+"""One point of a sweep, and its files in `.launch/` of the run's directory, which docs/reference/files.md lists.
 
-point.json    number of the point, its overrides, hash of its configuration, its sweep, its job
-config.yaml   composed configuration that runs
-script.sh     script of the job that runs it
-logs/         output of each rank: <job>.<rank>.log
-<job>/        files of one job, 123 or 123_4; `local/` of clipx_local. Another job of the same point has its own, so
-              that a second start changes nothing of the first. The job that locks the run writes its id to point.json:
-
-  result.json   how the point ended: {"value", "state": finished, pruned, failed or stopped, "exit_code", "error"}
-  requeue       written by a run that a signal stopped: `saved`, or the reason why it stopped before training began
-  lost.json     result of a rank that lost another: the job's script makes it the result if no rank reports the cause
-  srun.log      messages of srun, which name the tasks that were killed
-  requeues      `limit` or `preemption` and the newest checkpoint at each requeue of the job, a line each
-  retries       reason of each retry of the job, a line each
-  cancel        exists if `clipx-sweep cancel` has signalled the job, which then is not requeued
+Each job of a point has a folder of its own, so that a second job changes nothing of the first. The job that locks the
+run writes its id to point.json.
 """
 
 from __future__ import annotations
