@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from clipx.report.console import is_headline, stdout_console
 from clipx.storage.local import write_atomically
-from clipx_launch.commands.run import MetricValue, RunFiles, metric_of
+from clipx_launch.commands.run import MetricValue, RunFiles
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.commands.status import table
 
@@ -25,7 +25,7 @@ def write(sweep: Path, metric: str | None) -> None:
     import pyarrow.parquet
 
     runs = sweep_runs(sweep)
-    shown = table(runs, metric_of(runs, metric))
+    shown = table(runs, metric)
     rows = _rows(runs)
     write_atomically(sweep / "results.csv", lambda path: pyarrow.csv.write_csv(rows, path), _FIX)
     write_atomically(sweep / "results.parquet", lambda path: pyarrow.parquet.write_table(rows, path), _FIX)

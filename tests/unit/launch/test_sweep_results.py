@@ -116,3 +116,13 @@ def test_follow_prints_the_new_lines_of_known_and_new_logs(
     monkeypatch.setattr("time.sleep", end)
     assert main(["logs", str(tmp_path), "0", "--lines", "1", "--follow"]) == 0
     assert capsys.readouterr().out == f"==> {first} <==\nb\nc\n==> {second} <==\nd\ne\n"
+
+
+def test_the_results_of_a_sweep_without_metrics_are_its_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_sweep(tmp_path, ["seed=0"], ["seed=1"])
+    assert main(["results", str(tmp_path)]) == 0, capsys.readouterr().err
+    table = pyarrow.parquet.read_table(tmp_path / "results.parquet")
+    assert table.column("seed").to_pylist() == [0, 1]
+    assert table.column("train/loss").to_pylist() == [None, None]
