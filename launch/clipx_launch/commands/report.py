@@ -17,7 +17,7 @@ from clipx.report.sweep import SweepReport
 from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
 from clipx.storage.local import write_text
 from clipx_launch.commands.run import RunFiles, State, metric_of
-from clipx_launch.commands.runs import note, runs_in, sweep_runs, varied
+from clipx_launch.commands.runs import compare_overrides, note, runs_in, sweep_runs
 from clipx_launch.files import launch_dir, read_sweep
 
 _FIX = "make room, or write it elsewhere by --out"
@@ -73,9 +73,8 @@ def _points(folders: Sequence[Path]) -> list[RunFiles]:
             run.name = f"{names[folder]}/{run.name}" if len(folders) > 1 else run.name
             found.setdefault(run.folder, run)
     runs = list(found.values())
-    typed = varied([run.point.overrides if run.point else [] for run in runs])
-    for run, overrides in zip(runs, typed, strict=True):
-        run.varied = overrides
+    if len(folders) > 1:
+        compare_overrides(runs)
     return runs
 
 

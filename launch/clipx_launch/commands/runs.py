@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,9 +60,7 @@ def runs_in(folders: Sequence[Path], points_only: bool = False) -> list[RunFiles
     now = time.time()
     jobs = jobs_of(runs)
     for _, group in itertools.groupby(runs, lambda run: run.sweep):
-        launched = [(run, run.point.overrides) for run in group if run.point is not None]
-        for (run, _), typed in zip(launched, varied([typed for _, typed in launched]), strict=True):
-            run.varied = typed
+        compare_overrides(group)
     for run in runs:
         run.state, run.reason = state_of(run, jobs, now)
     return runs
@@ -92,12 +90,13 @@ def select_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[RunFiles
     return [known.get(name) or by_folder[Path(name).resolve()] for name in names] or list(runs)
 
 
-def varied(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Returns for each run the overrides that not all runs have, by key."""
-    pairs = [dict(_pair(text) for text in typed) for typed in overrides]
-    keys = {key: None for values in pairs for key in values}  # in their order
-    differ = [key for key in keys if any(values.get(key) != pairs[0].get(key) for values in pairs)]
-    return [{key: values[key] for key in differ if key in values} for values in pairs]
+def compare_overrides(runs: Iterable[RunFiles]) -> None:
+    """Sets `varied` of the points among `runs`: the overrides that not all of them have, by key."""
+    typed = [(run, dict(map(_pair, run.point.overrides))) for run in runs if run.point is not None]
+    keys = {key: None for _, values in typed for key in values}  # in their order
+    differ = [key for key in keys if any(values.get(key) != typed[0][1].get(key) for _, values in typed)]
+    for run, values in typed:
+        run.varied = {key: values[key] for key in differ if key in values}
 
 
 def _pair(text: str) -> tuple[str, str]:
