@@ -15,16 +15,10 @@ from clipx.compat import submission_text
 from clipx.errors import ConfigError, require
 from clipx_launch import cluster
 from clipx_launch.sbatch_script import executor_of
-from clipx_launch.slurm_spec import SlurmSpec
+from clipx_launch.slurm_spec import KEYS, SlurmSpec
 
-# Keys of submitit's parameters.
-_KEYS = {
-    "nodes": "nodes", "ntasks_per_node": "tasks_per_node", "cpus_per_task": "cpus_per_task",
-    "cpus_per_gpu": "cpus_per_gpu", "mem": "mem_gb", "mem_per_cpu": "mem_per_cpu", "mem_per_gpu": "mem_per_gpu",
-    "gpus_per_node": "gpus_per_node", "gpus_per_task": "gpus_per_task", "gres": "gres", "constraint": "constraint",
-    "exclude": "exclude", "qos": "qos", "account": "account", "time": "timeout_min", "partition": "partition",
-}  # fmt: skip
-_START = re.compile(r"to start at (\S+) using .* on nodes? (\S+) in partition (\S+)")
+_START = re.compile(r"to start at (\S+) using .* on nodes? (\S+) in partition")
+_PREFIXES = re.compile(r"^(?:(?:sbatch|allocation failure|error|fatal): )+")
 
 
 def expected_start(spec: SlurmSpec, sweep: Path, point: Path) -> str:
@@ -54,7 +48,7 @@ def _test(executor: SlurmExecutor) -> tuple[bool, str]:
     """Returns whether SLURM accepts a job, and its answer, of which the last line has the reason."""
     done = cluster.slurm_process("sbatch", "--test-only", text=submission_text(executor, "exit", ""))
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no answer"]
-    return done.returncode == 0, re.sub(r"^(sbatch|allocation failure|error|fatal): ", "", lines[-1])
+    return done.returncode == 0, _PREFIXES.sub("", lines[-1])
 
 
 def _may_be_temporary(spec: SlurmSpec, answer: str) -> bool:
@@ -81,8 +75,8 @@ def _refusal(spec: SlurmSpec, executor: SlurmExecutor, answer: str) -> str:
 def _variants(spec: SlurmSpec, executor: SlurmExecutor) -> Iterator[tuple[str, Any, SlurmExecutor]]:
     """Yields each option of a job: its key, its value and the job without it."""
     given = executor.parameters
-    for name, key in _KEYS.items():
-        if name in given:
+    for option, key in KEYS.items():
+        if key and (name := option.replace("-", "_")) in given:
             yield key, getattr(spec, key) or given[name], _with(executor, _without(given, name))
     for name, value in spec.additional_parameters.items():
         others = _without(given["additional_parameters"], name)

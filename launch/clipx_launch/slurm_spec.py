@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from clipx_launch.sweep import Sweep
 
-# Options of sbatch that have a key here, or that the launcher sets itself (empty value).
-_SBATCH = {
+KEYS = {
     "job-name": "name", "time": "timeout_min", "ntasks-per-node": "tasks_per_node", "mem": "mem_gb",
     "signal": "signal_delay_s",
     **{name.replace("_", "-"): name for name in (
@@ -28,12 +27,14 @@ _SBATCH = {
     )},
     **dict.fromkeys(("array", "chdir", "dependency", "error", "open-mode", "output", "requeue", "no-requeue"), ""),
 }  # fmt: skip
+"""Keys by the options of sbatch, which submitit's parameters are named after. Empty: the launcher sets it itself."""
+
 _GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d+")
 
 
 def _check_sbatch(key: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
-        own = _SBATCH.get(name.replace("_", "-"))
+        own = KEYS.get(name.replace("_", "-"))
         fix = f"set hydra.launcher.{own}" if own else "remove it"
         require(own is None, f"{key}.{name}={value} is set by the launcher: {fix}")
     check_lines(key, [f"{value}" for value in options.values()])

@@ -19,6 +19,10 @@ if [[ $(wanted partition) == none ]]; then
   echo "allocation failure: Invalid partition name specified" >&2
   exit 1
 fi
+if [[ $(wanted gres) == nosuch:1 ]]; then
+  echo "sbatch: error: Invalid generic resource (gres) specification" >&2
+  exit 1
+fi
 nodes=$(wanted nodes) cpus=$(wanted cpus-per-task)
 if (( ${nodes:-1} > 2 || ${cpus:-1} > 4 )) || [[ "$script" == *--licenses=* ]]; then
   echo "allocation failure: Requested node configuration is not available" >&2
@@ -67,6 +71,9 @@ def test_the_refused_option_is_named(tmp_path: Path) -> None:
     assert added == f"{never}hydra.launcher.additional_parameters.licenses=a: {lower}"
     both = start(tmp_path, nodes=3, cpus_per_task=5)
     assert both == f"{never}these options of hydra.launcher: {lower}"
+    gres = start(tmp_path, gres="nosuch:1")
+    never = "refused: SLURM can never start this job (Invalid generic resource (gres) specification) with "
+    assert gres == f"{never}hydra.launcher.gres=nosuch:1: {lower}"
     partition = start(tmp_path, partition="none")
     assert partition == (
         "refused: SLURM can never start this job (Invalid partition name specified) with hydra.launcher.partition=none: choose "
