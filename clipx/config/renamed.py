@@ -114,9 +114,7 @@ REMOVED = {
     ),
     "launcher.submit": Removed("dry_run", True, "clipx-sweep script prints the script for sbatch"),
     "sweeper.jobs": Removed(
-        "sampler_args",
-        None,
-        "the launcher runs parallelism (clipx_slurm: array_parallelism) trials together",
+        "sampler_args", None, "the launcher runs parallelism (clipx_slurm: array_parallelism) trials together"
     ),
     "sweeper.storage": Removed("sampler_args", "journal", "the study is study.journal in the sweep's folder"),
     "sweeper.seed": Removed("sampler_args", 0, f"{_SAMPLER}={{seed:0}}"),

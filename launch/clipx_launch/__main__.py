@@ -95,7 +95,13 @@ def parser() -> _Parser:
     add("results", results.write, [sweep, metric], "results outputs/sweep --metric train/loss")
 
     compared = "report outputs/RUN outputs/BASE --metric train/loss --out compared.html"
-    command = add("report", report.write, [lowest], "report outputs/sweep", compared)
+    _add_report_options(add("report", report.write, [lowest], "report outputs/sweep", compared))
+
+    commands.add_parser("script", help="Prints the script of a run, to submit or start by hand: script --help")
+    return parser
+
+
+def _add_report_options(command: _Parser) -> None:
     text = "sweeps, compared together; or two or more runs, compared by the options that differ"
     command.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help=text)
     text = "such as eval/zeroshot/top1; several: their mean (default: the first headline metric)"
@@ -107,9 +113,6 @@ def parser() -> _Parser:
     text = "group that the others are compared with (default: the first contender)"
     command.add_argument("--baseline", metavar="KEY=VALUE[,KEY=VALUE…]", help=text)
     command.add_argument("--out", type=Path, metavar="FILE", help="the page (default: in the first FOLDER)")
-
-    commands.add_parser("script", help="Prints the script of a run, to submit or start by hand: script --help")
-    return parser
 
 
 def _examples(*lines: str) -> str:

@@ -69,9 +69,8 @@ def print_script(sweep: Sweep, spec: LaunchSpec, launcher: str, ready: bool = Tr
             f"{len(sweep.pending)} points are more than the {cluster.DEFAULT_ARRAY_SIZE} of a job array: launch them "
             "by hydra/launcher=clipx_slurm, or fewer at a time",
         )
-        code = {**snapshot.environment(None), "PYTHONPATH": "<a copy of the code>"}
-        if ready:
-            code = _create_folders(sweep, submitted=None)
+        located = {**snapshot.environment(None), "PYTHONPATH": "<a copy of the code>"}
+        code = _create_folders(sweep, submitted=None) if ready else located
         text = sbatch_script(spec, sweep.folder, _folders(sweep.pending), code)
         if ready:
             written = launch_dir(sweep.folder) / "script.sh"

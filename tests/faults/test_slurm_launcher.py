@@ -239,8 +239,8 @@ def test_a_file_for_submitit_slurm_works_with_one_changed_line(tmp_path: Path) -
     job = job_of(done.stdout)
     assert re.search(r"^  start   \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d on n[12], as SLURM expects$", done.stdout, re.M)
     assert wait_for_job(job) == ["COMPLETED"] * 2
-    told = {(task["TimeLimit"], task["NumTasks"], task["Comment"]) for task in slurm_tasks(job)}
-    assert told == {("00:30:00", "2", "of-site")}
+    jobs = {(task["TimeLimit"], task["NumTasks"], task["Comment"]) for task in slurm_tasks(job)}
+    assert jobs == {("00:30:00", "2", "of-site")}
     assert {task["ArrayTaskThrottle"] for task in slurm_tasks(job)} == {"1"}
     script = (tmp_path / f"s/.submitit/{job}/{job}_submission.sh").read_text()
     for line in ("--mem=4096M", "--nice=5", "--signal=USR2@60"):
