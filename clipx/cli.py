@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hydra import main as hydra_main
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
 
 from clipx.commands import module_of
@@ -76,44 +77,24 @@ def imports() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _RunningCommand:
-    """A command: its function, and how its overrides are read. See `cli`."""
+class Command:
+    """Command, which runs when it is called: composes, checks, calls `task`. See `cli`."""
 
-    task: Callable[..., Any]
+    task: Callable[[Any], Any]
     name: str
     unused: Sequence[str]
     base: Callable[[str, Sequence[str], Sequence[Path]], str]
     of_run: Sequence[str]
     prints: bool
+    check: Callable[[Any], Any]
+    continues: bool
 
-
-def cli(
-    task: Callable[..., Any],
-    config_name: str,
-    unused: Sequence[str] = (),
-    base: Callable[[str, Sequence[str], Sequence[Path]], str] = lambda name, *_: name,
-    of_run: Sequence[str] = (),
-    prints: bool = False,
-) -> Callable[[], None]:
-    """Returns the entry point of a command: compose, check, run. An error of the user is one line and an exit code.
-
-    Args:
-        task: receives the spec; with `of_run` also the overrides of the run.
-        config_name: name of the primary configuration in conf/.
-        unused: groups that other options select and the command does not use. An override of one is an error.
-        base: returns the primary configuration for the overrides, e.g. that of a run that continues.
-        of_run: groups that are those of a run unless the command line chooses an option. Overrides of their keys
-            without a choice are those of the run's configuration.
-        prints: the result of the command is what it prints, rather than a run or files.
-    """
-    command = _RunningCommand(task, config_name, unused, base, of_run, prints)
-
-    def main() -> None:
+    def __call__(self) -> None:
         full_error = os.environ.get("HYDRA_FULL_ERROR")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, which are formatted here
         try:
             with with_output():
-                errors = _run(command)
+                errors = _run(self)
         except KeyboardInterrupt:
             print_stderr("interrupted")
             sys.exit(Exit.ABORTED)
@@ -126,7 +107,50 @@ def cli(
         if errors:
             exit_with(errors[0])
 
-    return main
+    def check_overrides(self, overrides: Sequence[str], name: str) -> None:
+        """Raises ConfigError for an override of a group that the command, of this name in errors, does not use."""
+        for text in overrides:
+            places = text.lstrip("+~").partition("=")[0].split("@")  # of a group, and of the package that it fills
+            unused = any(place.partition(".")[0] in self.unused for place in places)
+            require_effect(not unused, text, f"on {name}")
+
+    def split(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Returns overrides for the composition of the command, and those of the configuration of a run, which it has
+        as the value of `changes`. Raises ConfigError."""
+        changes = _changes_of_run(words, self.of_run)
+        others = [word for word in words if word not in changes]
+        if not changes:
+            return others, []
+        given = [word for word in others if word.lstrip("+~").startswith("changes")]
+        require(not given, f"{' '.join(given)} is of the command itself: give the keys of the run alone")
+        quoted = ",".join(QuotedString(word, Quote.single).with_quotes() for word in changes)
+        return [*others, f"changes=[{quoted}]"], changes
+
+
+def cli(
+    task: Callable[[Any], Any],
+    config_name: str,
+    unused: Sequence[str] = (),
+    base: Callable[[str, Sequence[str], Sequence[Path]], str] = lambda name, *_: name,
+    of_run: Sequence[str] = (),
+    prints: bool = False,
+    check: Callable[[Any], Any] = lambda spec: None,
+    continues: bool = False,
+) -> Command:
+    """Returns the entry point of a command: compose, check, run. An error of the user is one line and an exit code.
+
+    Args:
+        task: receives the spec.
+        config_name: name of the primary configuration in conf/.
+        unused: groups that other options select and the command does not use. An override of one is an error.
+        base: returns the primary configuration for the overrides, e.g. that of a run that continues.
+        of_run: groups that are those of a run unless the command line chooses an option. Overrides of their keys
+            without a choice are those of the run's configuration: the value of the spec's field `changes`.
+        prints: the result of the command is what it prints, rather than a run or files.
+        check: raises ClipxError for a spec that cannot run, without torch; a launcher calls it before it submits.
+        continues: a command that was stopped continues when it is started again.
+    """
+    return Command(task, config_name, unused, base, of_run, prints, check, continues)
 
 
 @contextlib.contextmanager
@@ -145,7 +169,7 @@ def with_output() -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _run(command: _RunningCommand) -> list[ClipxError]:
+def _run(command: Command) -> list[ClipxError]:
     """Runs a command, or each point of a sweep. Returns the errors that the user can correct; raises others."""
     failed: list[ClipxError] = []
     started = False
@@ -162,15 +186,12 @@ def _run(command: _RunningCommand) -> list[ClipxError]:
                 _refuse_other_launchers(hydra)
             else:
                 _refuse_options_of_sweeps(hydra)
-            for text in task_overrides(hydra):
-                places = text.lstrip("+~").partition("=")[0].split("@")  # of a group, and of the package that it fills
-                unused = any(place.partition(".")[0] in command.unused for place in places)
-                require_effect(not unused, text, f"on {hydra.job.name}")
-            record_command(command.name, [*task_overrides(hydra), *changes], folders)
+            command.check_overrides(task_overrides(hydra), hydra.job.name)
+            typed = [text for text in task_overrides(hydra) if not (changes and text.startswith("changes="))]
+            record_command(command.name, [*typed, *changes], folders)
             if not command.prints:
                 lose_output()
-            spec = checked(with_run_dir(cfg, hydra) if sweep else cfg)
-            return command.task(spec, changes) if command.of_run else command.task(spec)
+            return command.task(checked(with_run_dir(cfg, hydra) if sweep else cfg))
         except BaseException as raised:
             if (error := _correctable(raised)) is None:
                 raise
@@ -193,9 +214,11 @@ def _run(command: _RunningCommand) -> list[ClipxError]:
             print(_help(command, words, folders))
             return []
         prepare(words, folders)
-        changes += _changes_of_run(words, command.of_run)
-        sys.argv[1:] = [word for word in sys.argv[1:] if word not in changes]
         base = command.base(command.name, words, folders)
+        words, own = command.split(words)
+        changes += own
+        if changes:
+            sys.argv[1:] = [*(word for word in sys.argv[1:] if word not in arguments.overrides), *words]
         chosen = arguments.config_name
         of_conf, reason = base == command.name or chosen is None, "with resume=…, whose configuration is the base"
         require_effect(of_conf, f"--config-name={chosen}", reason)
@@ -286,7 +309,7 @@ def _changes_of_run(words: Sequence[str], groups: Sequence[str]) -> list[str]:
     return [text for text, (group, *rest) in place.items() if group in groups and rest and group not in chosen]
 
 
-def _help(command: _RunningCommand, words: Sequence[str], folders: Sequence[Path]) -> str:
+def _help(command: Command, words: Sequence[str], folders: Sequence[Path]) -> str:
     """Returns what `--help` prints: with keys these, with choices of groups their keys, else the groups of the command.
 
     Raises ConfigError.

@@ -6,11 +6,13 @@ Imports no other module of clipx: `clipx.train` handles signals before.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -91,16 +93,25 @@ def run(name: str, module: str) -> None:
 
 def start(name: str) -> None:
     """Runs a command outside the core, by its name. Ends the process with an error if its package is not there."""
+    load(name)()
+
+
+def load(name: str) -> Callable[[], None]:
+    """Returns the function that runs a command, by its name. Ends the process with an error if its package is not
+    there."""
+    if (module := f"clipx.{name}") in _CORE:
+        found: Callable[[], None] = importlib.import_module(module).main
+        return found
     entry = entry_points().get(name)
     if entry is None:
         refuse(f"the command {name} is not registered: install clipx again (in a checkout: pip install -e .)")
     try:
-        main = entry.load()
+        main: Callable[[], None] = entry.load()
+        return main
     except ModuleNotFoundError as error:
         if error.name is None or not f"{entry.module}.".startswith(f"{error.name}."):
             raise
         refuse(f"the command {name} needs {error.name}, which is not installed: install clipx again")
-    main()
 
 
 def refuse(message: str) -> NoReturn:

@@ -8,7 +8,8 @@ from clipx.cli import cli, imports
 from clipx.command_spec import UNUSED, WeightsModelSpec
 from clipx.config.registry import MISSING, frozen, option, register
 from clipx.config.suggestions import did_you_mean
-from clipx.errors import CheckpointError, require
+from clipx.errors import CheckpointError, ConfigError, require
+from clipx.storage.files import is_local
 from clipx.trainer.saved_run import SavedRun, check_only_of_runs, find_run
 from clipx.weights.formats import WeightsFormat, writers
 from clipx.weights.spec import WeightsChoice
@@ -42,21 +43,22 @@ class ExportSpec(WeightsModelSpec):
     average). format=open_clip_checkpoint exports the trained weights, to which the optimizer's moments belong. Only for
     runs."""
 
-    format: str = option(MISSING, check=_check_format)
+    format: str = option("open_clip", check=_check_format)
     """Format of the output, one of these or of a plug-in. `open_clip`: a folder for
     open_clip.create_model_and_transforms("local-dir:FOLDER"). `hf`: a folder for transformers'
     CLIPModel.from_pretrained. `safetensors`: a file with clipx's parameter names and the model's configuration.
     `open_clip_checkpoint`: a .pt file from which open_clip's trainer resumes, of a run only."""
 
-    out: str = MISSING
+    out: str | None = None
     """Path of the output. A folder, or a file: *.safetensors for format=safetensors, *.pt for
-    format=open_clip_checkpoint. It must not exist, or be an empty folder."""
+    format=open_clip_checkpoint. It must not exist, or be an empty folder. null: in exports/ of the run directory, the
+    folder of the format or model.*; required for other weights and for a run at a URL."""
 
     def __post_init__(self) -> None:
         WeightsModelSpec.__post_init__(self)
         suffix = self.writer.suffix
         require(
-            self.out.endswith(suffix),
+            self.out is None or self.out.endswith(suffix),
             f"out={self.out} must be a file name with format={self.format}: give one that ends in {suffix}",
         )
         require(
@@ -70,14 +72,32 @@ class ExportSpec(WeightsModelSpec):
         return writers()[self.format]
 
 
-def export(spec: ExportSpec) -> None:
-    """Writes the weights and prints how to load them. Raises ClipxError."""
-    run = find_run(spec.run)  # before torch is loaded
-    step = None if run is None else run.the_step(spec.step)
+def check(spec: ExportSpec) -> SavedRun | None:
+    """Returns the run, None for other weights. Raises ClipxError for an export that is not possible."""
+    run = find_run(spec.run)
+    if run is not None:
+        run.the_step(spec.step)
     _check_effect(spec, run)
-    out = Path(spec.out)
+    out = _output(spec, run)
     if out.exists() and (spec.writer.suffix or not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"out={out} exists already: give another name, or remove it")
+    return run
+
+
+def _output(spec: ExportSpec, run: SavedRun | None) -> Path:
+    if spec.out is not None:
+        return Path(spec.out)
+    if run is None or not is_local(run.location):
+        raise ConfigError(f"out has no value, and run={spec.run} is no run on this machine: give a path")
+    suffix = spec.writer.suffix
+    return run.folder / "exports" / (f"model{suffix}" if suffix else spec.format)
+
+
+def export(spec: ExportSpec) -> None:
+    """Writes the weights and prints how to load them. Raises ClipxError."""
+    run = check(spec)  # before torch is loaded
+    out = _output(spec, run)
+    out.parent.mkdir(parents=True, exist_ok=True)
     with imports():
         from clipx.report.console import Screen
         from clipx.weights.export import Exported, write_export
@@ -86,7 +106,7 @@ def export(spec: ExportSpec) -> None:
     if run is None:
         what, exported = spec.run, Exported.of_weights(spec.run, spec)
     else:
-        checkpoint = run.load(step)
+        checkpoint = run.load(run.the_step(spec.step))
         if checkpoint is None:
             raise CheckpointError(f"run={spec.run} has no checkpoint yet: train it first")
         choice = WeightsChoice.trained if spec.writer.of_run else spec.weights
@@ -96,7 +116,7 @@ def export(spec: ExportSpec) -> None:
     screen = Screen(True)
     for note in write_export(spec.writer, out, exported):
         screen.print(f"note     {note}")
-    screen.print(f"written  {what} to {out}: {spec.writer.usage.format(out=spec.out)}")
+    screen.print(f"written  {what} to {out}: {spec.writer.usage.format(out=out)}")
 
 
 def _check_effect(spec: ExportSpec, run: SavedRun | None) -> None:
@@ -112,7 +132,7 @@ def _check_effect(spec: ExportSpec, run: SavedRun | None) -> None:
     )
 
 
-main = cli(export, "export", unused=UNUSED)
+main = cli(export, "export", unused=UNUSED, check=check)
 
 if __name__ == "__main__":
     main()

@@ -92,8 +92,8 @@ class PointComposer:
             _groups(loader, config.hydra.job.config_name, typed),
         )
 
-    def compose(self, overrides: Sequence[str], index: int) -> Any:
-        """Returns the checked spec of point `index`. Raises ConfigError."""
+    def compose(self, overrides: Sequence[str], index: int) -> tuple[Any, Path]:
+        """Returns the checked spec of point `index` and its folder, the run directory of a run. Raises ConfigError."""
         outer = HydraConfig.instance().cfg
         try:
             cfg = self.configuration(overrides, index)
@@ -101,7 +101,8 @@ class PointComposer:
             hydra = HydraConfig.get()
             with open_dict(cfg):
                 del cfg["hydra"]
-            return checked(with_run_dir(cfg, hydra))
+            spec = checked(with_run_dir(cfg, hydra))
+            return spec, Path(getattr(spec, "run_dir", hydra.runtime.output_dir))
         except COMPOSITION_ERRORS as error:
             raise ConfigError(one_line(error)) from error
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from pathlib import Path
 
 from clipx.checkpoint.resume import CHECKPOINTS
@@ -39,6 +40,9 @@ class EvaluateSpec(DataCommandSpec):
     """Output folder for the JSON file and the plot. null: the run directory or the folder of the runs, and
     outputs/evaluations/NAME for a URL and for other weights."""
 
+    changes: list[str] = field(default_factory=list)
+    """Overrides of the configurations of the runs. The command line sets it: give the keys themselves."""
+
     def __post_init__(self) -> None:
         DataCommandSpec.__post_init__(self)
         if self.data is not None:
@@ -47,12 +51,9 @@ class EvaluateSpec(DataCommandSpec):
             require_effect(held_out, f"data={self.data.kind}", "with held_out=false of all evaluators", "remove one")
 
 
-def evaluate(spec: EvaluateSpec, changes: Sequence[str] = ()) -> None:
-    """Evaluates models, prints tables, and writes JSON and, for several results, a plot. Collective.
-
-    `changes`: overrides of the configurations of the runs.
-    """
-    runs, steps = runs_and_steps(spec, changes)  # before torch is loaded, so that a mistyped path fails immediately
+def evaluate(spec: EvaluateSpec) -> None:
+    """Evaluates models, prints tables, and writes JSON and, for several results, a plot. Collective."""
+    runs, steps = runs_and_steps(spec)  # before torch is loaded, so that a mistyped path fails immediately
     check_data(spec.data, spec.evaluator, files=spec.distributed.check_launch().world == 1)
     with imports():
         from clipx.distributed.launch_env import warn_of_few_cores
@@ -79,7 +80,7 @@ def evaluate(spec: EvaluateSpec, changes: Sequence[str] = ()) -> None:
             report_results(Path(spec.out) if spec.out else folder, models, suite, several, screen)
 
 
-def runs_and_steps(spec: EvaluateSpec, changes: Sequence[str] = ()) -> tuple[list[SavedRun], str | None]:
+def runs_and_steps(spec: EvaluateSpec) -> tuple[list[SavedRun], str | None]:
     """Returns the runs at `spec.run`, empty if it is not a run, and the steps to evaluate.
 
     Raises ConfigError for options without effect, CheckpointError if nothing is there.
@@ -88,19 +89,19 @@ def runs_and_steps(spec: EvaluateSpec, changes: Sequence[str] = ()) -> tuple[lis
     parent, _, name = location.rstrip("/").rpartition("/")
     if name == CHECKPOINTS and holds_run(parent or "."):
         location, steps = parent or ".", steps or ALL_STEPS
-    runs = find_runs(location, changes)
+    runs = find_runs(location, spec.changes)
     if runs and runs[0].step is not None:
         steps = str(runs[0].the_step(steps))
-    _check_effect(spec, runs, changes)
+    _check_effect(spec, runs)
     return runs, steps
 
 
-def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun], changes: Sequence[str]) -> None:
+def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun]) -> None:
     if runs:
         spec.check_unused(f"run={spec.run}")
         return
     check_only_of_runs(spec.run, step=spec.step, weights=spec.weights)
-    check_no_changes(spec.run, changes)
+    check_no_changes(spec.run, spec.changes)
     require(
         bool(spec.evaluator),
         f"run={spec.run} is not a run and has no evaluators and data: give evaluator=[…], and data=… or data sets by "
@@ -108,4 +109,10 @@ def _check_effect(spec: EvaluateSpec, runs: Sequence[SavedRun], changes: Sequenc
     )
 
 
-main = cli(evaluate, "evaluate", unused=UNUSED_WITH_EVALUATOR, of_run=("precision", "data", "evaluator"))
+main = cli(
+    evaluate,
+    "evaluate",
+    unused=UNUSED_WITH_EVALUATOR,
+    of_run=("precision", "data", "evaluator"),
+    check=runs_and_steps,
+)

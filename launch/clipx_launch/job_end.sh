@@ -28,6 +28,14 @@ shielded() { # COMMAND: SLURM's SIGTERM, which may come before SLURM's answer, d
 is_preempted() {
   [[ "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]]
 }
+alert() { # STATE REASON: runs the user's command at the end of a point
+  if [[ -z "$on_end" ]]; then return; fi
+  CLIPX_STATE="$1" CLIPX_REASON="$2" CLIPX_FOLDER="$point" shielded timeout 60 bash -c "$on_end" ||
+    echo "hydra.launcher.on_end has failed (exit code $?)" >&2
+}
+alert_result() {
+  alert "$(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$files/result.json")" "$(error_of_result)"
+}
 wait_for_end() { # until SLURM ends this script, which must not end as completed before
   if (( ended )); then exit "$code"; fi # SLURM has ended the job, and kills this script only after KillWait
   sleep 3600 &
@@ -102,11 +110,15 @@ if [[ -e "$files/requeue" ]]; then reason="$(< "$files/requeue")"; fi
 if [[ "$reason" == saved ]]; then saved=1 reason="a signal stopped the run, which has saved"; fi
 if (( ended )) && [[ -z "$reason" ]] && ! has_result ''; then reason="SIGTERM ended the run before it could save"; fi
 if (( ended )) && ! { [[ -n "$reason" ]] && is_preempted; }; then
+  if [[ -n "$on_end" && "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ JobState=(CANCELLED|TIMEOUT) ]]; then
+    alert stopped "${BASH_REMATCH[1]}${reason:+: $reason}"
+  fi
   exit "$code" # by scancel, a time limit, or SLURM's own requeue: from here on, `ended` is by a preemption
 fi
 
 if [[ -e "$files/cancel" ]]; then
   has_result '' || result stopped 130 "cancelled before training began"
+  alert_result
   shielded scancel "$SLURM_JOB_ID" && wait_for_end
 fi
 
@@ -157,5 +169,6 @@ if ! has_result ''; then
   result failed "$code" "${unable:+srun could not start the run: }${unable:-$error}"
 fi
 # srun may return the code of a rank that was ended after another one failed. The job returns the code of the first.
+alert_result
 (( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${BASH_REMATCH[1]}"
 exit "$code"

@@ -26,7 +26,7 @@ from clipx_launch import snapshot
 from clipx_launch.cluster import job_variables
 from clipx_launch.files import launch_dir
 from clipx_launch.options import LocalSpec
-from clipx_launch.point import Result
+from clipx_launch.point import Point, Result
 from clipx_launch.progress import ProgressDisplay, summary
 from clipx_launch.sweep import Planned, Sweep
 
@@ -99,10 +99,12 @@ class _Runner:
             for planned in self._sweep.planned:
                 if planned not in waiting:
                     before = "finished before" if planned.finished else f"in the queue as job {planned.point.job_id}"
-                    board.show(planned.point.index, before)
+                    board.show(planned.point.label, before)
             while self._running or (waiting and self._signal is None):
-                while waiting and self._signal is None and len(self._running) < self._spec.parallelism:
-                    self._start(waiting.pop(0), board)
+                while self._signal is None and len(self._running) < self._spec.parallelism:
+                    if (ready := self._next(waiting, board)) is None:
+                        break
+                    self._start(ready, board)
                 time.sleep(_POLL_S)
                 for running in list(self._running):
                     self._poll(running, board)
@@ -112,8 +114,21 @@ class _Runner:
             done = sum((result := p.point.result) is not None and result.done for p in self._sweep.planned)
             raise Stopped(f"{self._signal.name}: {done} of {points} points are finished; {again}, continues")
 
+    def _next(self, waiting: list[Planned], board: ProgressDisplay) -> Planned | None:
+        """Takes the next point that can start from those that wait. Ends those that follow one that did not finish."""
+        active = [*(planned.point for planned in waiting), *(running.planned.point for running in self._running)]
+        for planned in [planned for planned in waiting if planned.after not in active]:
+            waiting.remove(planned)
+            if planned.ready:
+                return planned
+            assert planned.after is not None
+            result = Result("stopped", Exit.ABORTED, error=f"not started: {planned.after.label} has not finished")
+            planned.point.write_result(result)
+            board.show(planned.point.label, summary(result))
+        return None
+
     def _start(self, planned: Planned, board: ProgressDisplay) -> None:
-        point, tasks = planned.point, self._spec.tasks_per_node
+        point, tasks = planned.point, planned.options(self._spec).tasks_per_node
         devices, self._free = self._free[:tasks], self._free[tasks:]
         inherited = job_variables(os.environ)
         env = {name: value for name, value in os.environ.items() if name not in inherited}
@@ -142,7 +157,7 @@ class _Runner:
         running = _Running(planned, devices, processes, port, output)
         self._running.append(running)
         self._forward(running)  # a signal that arrived while they were started
-        board.show(point.index, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
+        board.show(point.label, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
 
     def _print_output(self, running: _Running, board: ProgressDisplay) -> None:
         """Prints the new lines of rank 0, unless they would mix with those of other points."""
@@ -168,11 +183,28 @@ class _Runner:
             code = next((code for code in codes if code), 1)
             how = f"a process ended ({how_ended(code)})"
             point.write_result(Result("failed", code, error=f"{how} without reporting an error: see {point.logs}"))
-        board.show(point.index, summary(point.result or Result("failed", Exit.FAILED)))
+        result = point.result or Result("failed", Exit.FAILED)
+        board.show(point.label, summary(result))
+        self._alert(point, result)
         running.port.close()
         running.output.close()
         self._free += running.devices
         self._running.remove(running)
+
+    def _alert(self, point: Point, result: Result) -> None:
+        """Runs the user's command at the end of a point. Its output is in the log of rank 0."""
+        if self._spec.on_end is None:
+            return
+        facts = {"STATE": result.state, "REASON": result.error or "", "FOLDER": str(point.folder)}
+        env = os.environ | {f"CLIPX_{name}": text for name, text in facts.items()}
+        with open_own(point.logs / "local.0.log", "ab") as log:
+            try:
+                command = ["bash", "-c", self._spec.on_end]
+                subprocess.run(
+                    command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60, check=True
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                log.write(f"hydra.launcher.on_end has failed: {error}\n".encode())
 
     @contextmanager
     def _forward_signals(self) -> Iterator[None]:

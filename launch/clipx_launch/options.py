@@ -7,13 +7,14 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from clipx.config.options import option
 from clipx.config.registry import MISSING, declare, frozen, register
 from clipx.distributed.spec import DistributedSpec
-from clipx.errors import require
+from clipx.errors import require, require_effect
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -51,6 +52,17 @@ def check_lines(key: str, lines: Sequence[str]) -> None:
             _SECRET.search(name) is None,
             f"{key} sets {name}, which would be saved in the job's script: export it in the shell, and give its name "
             f"alone, hydra.launcher.pass_environment=[{name}], or read it in the job: {name}=$(cat FILE)",
+        )
+
+
+def _check_line(key: str, line: str) -> None:
+    check_lines(key, [line])
+
+
+def _check_then(key: str, commands: Sequence[str]) -> None:
+    for text in commands:
+        require(
+            bool(text.split()), f'{key} has an empty command: give its name and options, such as "export format=hf"'
         )
 
 
@@ -136,20 +148,29 @@ class TasksSpec(LaunchSpec):
 
 
 @frozen
-class NodesSpec(TasksSpec):
-    """Options of the launchers that start ranks on several machines."""
+class JobsSpec(TasksSpec):
+    """Options of the launchers that start the points themselves."""
 
-    nodes: int = option(1, ge=1)
-    """Number of machines of a point."""
+    then: list[str] = option([], check=_check_then)
+    """Commands that follow each run, one after the other, each after the one before it has finished:
+    `[evaluate, "export format=hf"]`. They have `run` of this run and the folder RUN/COMMAND. On one machine."""
 
-    @property
-    def world(self) -> int:
-        return self.nodes * self.tasks_per_node
+    on_end: str | None = option(None, check=_check_line)
+    """Shell command that runs when a point has ended and is not requeued, for at most 60 s, such as one that sends a
+    message: CLIPX_STATE (finished, pruned, failed or stopped), CLIPX_REASON and CLIPX_FOLDER are in its environment."""
+
+    def of_command(self, distributed: bool) -> Self:
+        """Returns the options for a command that follows a run. `distributed`: it may have several ranks."""
+        return self if distributed else replace(self, tasks_per_node=1)
+
+    def check_sweep(self, points: int, sweeper: str) -> None:
+        no_search = sweeper == "BasicSweeper"
+        require_effect(no_search or not self.then, f"hydra.launcher.then=[{', '.join(self.then)}]", f"with {sweeper}")
 
 
 @register("launcher")
 @frozen
-class LocalSpec(TasksSpec):
+class LocalSpec(JobsSpec):
     """`hydra/launcher=clipx_local`: runs a sweep in processes on this machine, and waits for it. The default."""
 
     kind: str = "local"
@@ -167,11 +188,14 @@ class LocalSpec(TasksSpec):
 
 @register("launcher")
 @frozen
-class TorchrunSpec(NodesSpec):
+class TorchrunSpec(TasksSpec):
     """`hydra/launcher=clipx_torchrun`: prints the torchrun script of one run, to start on each host without SLURM."""
 
     kind: str = "torchrun"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
+
+    nodes: int = option(1, ge=1)
+    """Number of machines of a point."""
 
     host: str = "localhost"
     """Name or address of the first host, as all hosts resolve it (torchrun --master-addr). localhost is for one
@@ -186,6 +210,10 @@ class TorchrunSpec(NodesSpec):
             f"hydra.launcher.host={self.host} is not a name of the first of hydra.launcher.nodes={self.nodes}: give "
             "the name or address by which all hosts reach it",
         )
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.tasks_per_node
 
     def check_sweep(self, points: int, sweeper: str) -> None:
         require(

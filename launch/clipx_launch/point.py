@@ -15,13 +15,15 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from clipx.config.registry import spec_class
 from clipx.config.safe_yaml import read_saved
 from clipx.config.saved import from_dict, save, to_dict
 from clipx.errors import ClipxError, Exit
 from clipx.storage.local import ensure_folder, write_text
 from clipx.trainer.spec import RunSpec
+from clipx_launch.chain import TRAIN, command_of
 from clipx_launch.files import FIX, Job, Number, Overrides, launch_dir, read_file, write_json
 
 _PLACE = ("name", "run_dir", "resume")  # location and start of a run, which do not change what it computes
@@ -50,11 +52,28 @@ class Point:
     index: Number
     overrides: Overrides
     content: str  # hash of the composed configuration without name, run_dir and resume
+    command: str = TRAIN  # what it runs, without `clipx.`
+    after: str | None = None  # folder of the point that it follows, relative to its own
     sweep: str = ""  # folder of the sweep
     job: Job | None = None  # SLURM's job number
     task: Number | None = None  # number of the task in a job array
     submitted: float | None = None  # seconds since 1970
     requeues: Number = 0
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a run of clipx.train."""
+        return self.command == TRAIN
+
+    @property
+    def label(self) -> str:
+        """Name in messages: its number, and what follows the run of this number."""
+        return f"{self.index}" + (f"/{self.folder.name}" if self.after else "")
+
+    @property
+    def before(self) -> Path | None:
+        """Folder of the point that it follows."""
+        return Path(os.path.normpath(self.folder / self.after)) if self.after else None
 
     @property
     def launch_dir(self) -> Path:
@@ -87,7 +106,7 @@ class Point:
             if begun:
                 self.set_job(max(begun, key=lambda path: path.stat().st_mtime).name)
 
-    def create(self, spec: RunSpec) -> None:
+    def create(self, spec: Any) -> None:
         """Writes the files of the point, before it is started. Raises ClipxError."""
         ensure_folder(self.logs, f"the folder of logs {self.logs}", "set hydra.sweep.dir to")
         save(spec, self.launch_dir / "config.yaml", FIX)
@@ -109,9 +128,12 @@ class Point:
         found = read_file(launch_dir(folder) / "point.json", cls)
         return None if found is None else dataclasses.replace(found, folder=folder)
 
-    def spec(self) -> RunSpec:
-        """Reads the composed configuration."""
-        return from_dict(RunSpec, read_saved(self.launch_dir / "config.yaml"))
+    def spec(self) -> Any:
+        """Reads the composed configuration, of a run or of its command."""
+        values = read_saved(self.launch_dir / "config.yaml")
+        if not self.trains:
+            command_of(self.command)  # registers its options
+        return from_dict(RunSpec if self.trains else spec_class("", values.get("kind")), values)
 
     @property
     def result(self) -> Result | None:
@@ -146,7 +168,7 @@ class Point:
             partial.unlink()
 
 
-def config_hash(spec: RunSpec) -> str:
+def config_hash(spec: Any) -> str:
     """Returns a hash of the options that determine what a run computes: all but name, run_dir and resume."""
     values = {key: value for key, value in to_dict(spec).items() if key not in _PLACE}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

@@ -21,8 +21,8 @@ class ProgressDisplay:
     """Display of the state of each point."""
 
     def __init__(self, sweep: Sweep) -> None:
-        self._typed = {p.point.index: sweep.varied(p.point.index) for p in sweep.planned}
-        self._states: dict[int, str] = {}
+        self._typed = {p.point.label: sweep.varied(p.point.index) for p in sweep.planned}
+        self._states: dict[str, str] = {}
         lose_output()
         self._console = stdout_console()
         self._live = Live(console=self._console) if self._console.is_terminal else None
@@ -36,16 +36,16 @@ class ProgressDisplay:
         if self._live:
             self._live.stop()
 
-    def show(self, index: int, state: str) -> None:
-        """Displays the state of point `index`, if it has changed."""
-        if self._states.get(index) == state:
+    def show(self, label: str, state: str) -> None:
+        """Displays the state of a point, if it has changed."""
+        if self._states.get(label) == state:
             return
-        self._states[index] = state
+        self._states[label] = state
         if self._live is None:
-            line = "  ".join(filter(None, (f"point {index}", self._typed[index], state)))
+            line = "  ".join(filter(None, (f"point {label}", self._typed[label], state)))
             self._console.print(line)
             return
-        rows = [(str(number), self._typed[number], self._states[number]) for number in sorted(self._states)]
+        rows = [(name, typed, self._states[name]) for name, typed in self._typed.items() if name in self._states]
         self._live.update(text_table(("point", "overrides", "state"), rows))
 
     def print(self, line: str) -> None:
@@ -65,7 +65,7 @@ def wait_for(sweep: Sweep) -> None:
     A job counts as ended after two polls: a shared file system may deliver the result later than SLURM the job's end.
     """
     points = [planned.point for planned in sweep.planned]
-    over: set[int] = set()
+    over: set[str] = set()
     start = time.monotonic()
     with ProgressDisplay(sweep) as board:
         while points:
@@ -77,20 +77,20 @@ def wait_for(sweep: Sweep) -> None:
                 time.sleep(min(_POLL_S + 0.01 * (time.monotonic() - start), _MAX_POLL_S))
 
 
-def _ended(point: Point, jobs: dict[str, Job], over: set[int], board: ProgressDisplay) -> bool:
+def _ended(point: Point, jobs: dict[str, Job], over: set[str], board: ProgressDisplay) -> bool:
     result = point.result
     if result is not None and result.state != "stopped":
-        board.show(point.index, summary(result))
+        board.show(point.label, summary(result))
         return True
     name = str(point.job_id)
     job = jobs.get(name, Job("GONE"))
     if not job.ended:
-        over.discard(point.index)
-        board.show(point.index, f"{job.state.lower()}, job {name}")
+        over.discard(point.label)
+        board.show(point.label, f"{job.state.lower()}, job {name}")
         return False
-    if point.index not in over:
-        over.add(point.index)
+    if point.label not in over:
+        over.add(point.label)
         return False
     point.write_result(Result("failed", 1, error=job.failure(name)))
-    board.show(point.index, summary(point.result or Result("failed", 1)))
+    board.show(point.label, summary(point.result or Result("failed", 1)))
     return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +31,32 @@ class _Executor(SlurmExecutor):
 
 
 def sbatch_script(
-    spec: SlurmSpec, sweep: Path, points: Sequence[Path], code: Mapping[str, str], after: str | None = None
+    spec: SlurmSpec,
+    sweep: Path,
+    points: Mapping[int, Path],
+    code: Mapping[str, str],
+    dependency: str = "",
+    continues: bool = False,
 ) -> str:
     """Returns the script of a job, or of a job array whose task k runs point k.
 
     The arguments are those of `executor_of` and `run_command`.
     """
-    return str(submission_text(executor_of(spec, sweep, points, after), run_command(spec, code), ""))
+    executor = executor_of(spec, sweep, points, dependency)
+    return str(submission_text(executor, run_command(spec, sweep, code, continues), ""))
 
 
-def executor_of(spec: SlurmSpec, sweep: Path, points: Sequence[Path], after: str | None = None) -> SlurmExecutor:
+def executor_of(spec: SlurmSpec, sweep: Path, points: Mapping[int, Path], dependency: str = "") -> SlurmExecutor:
     """Returns submitit's executor with the parameters of a job, or of a job array whose task k runs point k.
 
-    `sweep` and `points` are folders, `after` is the job that must end before this one starts.
+    `sweep` and `points` are folders, `dependency` is that of sbatch.
     """
     executor = _Executor(spec.submitit_folder or launch_dir(sweep))
-    start = ["points=(", *(shlex.quote(str(folder)) for folder in points), ")", _bash("job_start")]
+    folders = [f"[{task}]={shlex.quote(str(folder))}" for task, folder in points.items()]
+    start = ["points=(", *folders, ")", _bash("job_start")]
     executor.update_parameters(
-        **_parameters(spec),
-        additional_parameters=_other_directives(spec, sweep, len(points), after),
+        **_parameters(spec, sweep),
+        additional_parameters=_other_directives(spec, sweep, list(points), dependency),
         setup=[*start, *(spec.setup or [])],
         teardown=[_bash("job_end")],
         stderr_to_stdout=True,
@@ -59,16 +66,17 @@ def executor_of(spec: SlurmSpec, sweep: Path, points: Sequence[Path], after: str
     return executor
 
 
-def _parameters(spec: SlurmSpec) -> dict[str, Any]:
+def _parameters(spec: SlurmSpec, sweep: Path) -> dict[str, Any]:
     """Returns the options of a job under submitit's names, without those that are not given."""
     of_spec = (
-        "partition", "account", "qos", "constraint", "exclude", "comment", "nodes", "gres", "cpus_per_gpu",
+        "partition", "account", "qos", "constraint", "exclude", "nodes", "gres", "cpus_per_gpu",
         "mem_per_cpu", "mem_per_gpu", "signal_delay_s",
     )  # fmt: skip
     default_gpus = str(spec.tasks_per_node) if not spec.gpu_options else None
     values = {
         **{key: getattr(spec, key) for key in of_spec},
-        "job_name": spec.name,
+        "job_name": spec.name or sweep.name,
+        "comment": spec.comment or str(sweep),
         "time": spec.timeout_min,
         "ntasks_per_node": spec.tasks_per_node,
         "cpus_per_task": spec.cpus_per_task or (None if spec.cpus_per_gpu else _CPUS),
@@ -79,13 +87,16 @@ def _parameters(spec: SlurmSpec) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _other_directives(spec: SlurmSpec, sweep: Path, points: int, after: str | None) -> dict[str, Any]:
+def _other_directives(spec: SlurmSpec, sweep: Path, tasks: list[int], dependency: str) -> dict[str, Any]:
     """Returns the directives that submitit has no parameter for, or sets otherwise."""
+    number, array = len(tasks), tasks != [0]
+    listed = f"0-{number - 1}" if tasks == list(range(number)) else ",".join(map(str, tasks))
     values = {
-        "array": f"0-{points - 1}%{min(points, spec.array_parallelism or points)}" if points > 1 else None,
-        "dependency": f"afterany:{after}" if after else None,
+        "array": f"{listed}%{min(number, spec.array_parallelism or number)}" if array else None,
+        "dependency": dependency or None,
+        "kill_on_invalid_dep": "yes" if dependency else None,
         "chdir": str(Path.cwd()),
-        "output": str(launch_dir(sweep) / "logs" / f"{'%A_%a' if points > 1 else '%j'}.log"),
+        "output": str(launch_dir(sweep) / "logs" / f"{'%A_%a' if array else '%j'}.log"),
         "requeue": True,
         **spec.additional_parameters,
         **_exported(spec),
@@ -100,17 +111,23 @@ def _exported(spec: SlurmSpec) -> dict[str, str]:
     return {"export": ",".join([*names, *spec.pass_environment])} if spec.pass_environment else {}
 
 
-def run_command(spec: SlurmSpec, code: Mapping[str, str]) -> str:
-    """Returns the lines that start a run by srun. `code`: environment variables that locate the code."""
+def run_command(spec: SlurmSpec, sweep: Path, code: Mapping[str, str], continues: bool = False) -> str:
+    """Returns the lines that start a run by srun.
+
+    `code`: environment variables that locate the code. `continues`: a command without checkpoints, which continues.
+    """
     variables = {name: value for name, value in code.items() if name != "PYTHONPATH"}
     python = spec.python or shlex.quote(sys.executable)  # as it is: a command with words of the shell
     limits = {
         "max_num_timeout": spec.max_num_timeout,
         "max_preemption": "" if spec.max_preemption is None else spec.max_preemption,
         "max_retry": spec.max_retry,
-        "max_stalled": _MAX_STALLED,
+        "max_stalled": spec.max_num_timeout + 1 if continues else _MAX_STALLED,
         "stopped": int(Exit.REQUEUE),
         "mem_gb": "" if spec.mem_gb is None else f"{spec.mem_gb:g}",
+        "sweep": shlex.quote(str(sweep)),
+        "describes": shlex.quote(f"{'' if spec.name else 'name '}{'' if spec.comment else 'comment'}"),
+        "on_end": shlex.quote(spec.on_end or ""),
     }
     lines = [
         exports({"PYTHONUNBUFFERED": "1", **variables, **spec.environment}),

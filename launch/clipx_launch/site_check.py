@@ -27,7 +27,7 @@ def expected_start(spec: SlurmSpec, sweep: Path, point: Path) -> str:
         shutil.which("sbatch") is not None,
         "hydra/launcher=clipx_slurm needs sbatch, which is not on PATH: launch on a SLURM host, or use clipx_local",
     )
-    executor = executor_of(spec, sweep, [point])
+    executor = executor_of(spec, sweep, {0: point})
     with cluster.outside_job(spec):
         ok, answer = _test(executor)
         if not ok and not _may_be_temporary(spec, answer):

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 from clipx.config.options import option
 from clipx.config.registry import frozen, register
 from clipx.distributed.spec import DistributedSpec
 from clipx.errors import require, require_effect
-from clipx_launch.options import NodesSpec, check_lines
+from clipx_launch.options import JobsSpec, check_lines
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -54,14 +55,17 @@ def _count(value: str) -> int:
 
 @register("launcher")
 @frozen
-class SlurmSpec(NodesSpec):
+class SlurmSpec(JobsSpec):
     """`hydra/launcher=clipx_slurm`: submits a sweep as SLURM job arrays, and a single point as one job."""
 
     kind: str = "slurm"
     """Name of this launcher in the registry. Choose a launcher by `hydra/launcher=…`, not by this key."""
 
-    name: str = "clipx"
-    """Job name (sbatch --job-name)."""
+    nodes: int = option(1, ge=1)
+    """Number of machines of a point."""
+
+    name: str | None = None
+    """Job name (sbatch --job-name). null: the name of the sweep's folder; of a running job also its point."""
 
     timeout_min: int = option(1440, ge=1, unit="min")
     """Time limit of a job in minutes (sbatch --time): 1440 is a day."""
@@ -82,7 +86,11 @@ class SlurmSpec(NodesSpec):
     """Nodes that the job must not use, such as `n[3-4]` (sbatch --exclude)."""
 
     comment: str | None = None
-    """Comment of the job (sbatch --comment)."""
+    """Comment of the job (sbatch --comment). null: the folder of the sweep; of a running job that of its point."""
+
+    after: str | None = None
+    """Job that must finish before the points start, or the folder of a run or a sweep whose jobs must (sbatch
+    --dependency=afterok): a job that is requeued has not finished. If it fails, the points are cancelled."""
 
     gpus_per_node: str | None = option(None, check=_check_gpus)
     """GPUs of each node (sbatch --gpus-per-node), one for each rank: `8`, or `a100:8` for a type. 0 runs on the CPU.
@@ -170,6 +178,16 @@ class SlurmSpec(NodesSpec):
         require_effect(self.stderr_to_stdout, "hydra.launcher.stderr_to_stdout=false", f"because {merged}")
 
     @property
+    def world(self) -> int:
+        return self.nodes * self.tasks_per_node
+
+    def of_command(self, distributed: bool) -> Self:
+        options = replace(JobsSpec.of_command(self, distributed), nodes=1)
+        if distributed:
+            return options
+        return replace(options, gpus_per_node="0", gpus_per_task=None, gres=None, cpus_per_gpu=None, mem_per_gpu=None)
+
+    @property
     def gpu_options(self) -> dict[str, int]:
         """Number of GPUs of each node by the keys that ask for it. Empty: `tasks_per_node`."""
         of_gres = [part for part in (self.gres or "").split(",") if part.partition(":")[0] == "gpu"]
@@ -183,6 +201,7 @@ class SlurmSpec(NodesSpec):
         return next(iter(self.gpu_options.values()), self.tasks_per_node)
 
     def check_sweep(self, points: int, sweeper: str) -> None:
+        JobsSpec.check_sweep(self, points, sweeper)
         for key, needed in {"wait": True, "dry_run": False}.items():
             require(
                 getattr(self, key) is needed or sweeper == "BasicSweeper",

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import re
 import shlex
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
@@ -21,24 +22,26 @@ from hydra.types import HydraContext
 from clipx.config import plugins
 from clipx.config.compose import checked
 from clipx.config.composer import PointComposer
+from clipx.config.registry import PACKAGE
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, StorageError, require
+from clipx.errors import ClipxError, ConfigError, StorageError, require, require_effect
 from clipx.report.console import track
 from clipx.run.directory import RunDir
 from clipx.run.lock import Holder, RunLock
 from clipx.storage.local import ensure_folder
-from clipx.trainer.spec import RunSpec
 from clipx.trainer.start import check_plan
+from clipx_launch.chain import TRAIN, Chain, command_of, name_of_kind
 from clipx_launch.cluster import has_slurm, queued_jobs
 from clipx_launch.files import Launch, SweepFile, launch_dir, read_sweep, write_json
-from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.options import JobsSpec, LaunchSpec, LocalSpec
 from clipx_launch.point import Point, Result, config_hash
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Item = TypeVar("Item")
+Options = TypeVar("Options", bound=LaunchSpec)
 Overrides = Mapping[int, Sequence[str]]  # Hydra overrides of each point, by its number
 
 log = logging.getLogger(__name__)
@@ -49,10 +52,12 @@ _SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun an
 
 @dataclass(slots=True, eq=False)  # compared by identity: lists of a thousand are searched
 class Planned:
-    """A point and its spec. Until it is launched, the point has the job of an earlier launch."""
+    """A point and its spec, of a run or of another command. Until it is launched, the point has the job of an earlier
+    launch."""
 
     point: Point
-    spec: RunSpec
+    spec: Any
+    after: Point | None = None  # the point that it follows
     other: Point | None = None  # the point of an earlier launch with another configuration
     finished: bool = False  # the earlier launch has finished it
     resumed: bool = False  # by `clipx-sweep resume`, whatever its configuration
@@ -67,8 +72,46 @@ class Planned:
             return
         self.point.job, self.point.task = before.job, before.task
         self.finished = (result := before.result) is not None and result.done
-        if self.spec.resume == "none":
+        if self.point.trains and self.spec.resume == "none":
             self.spec = replace(self.spec, resume="auto")
+
+    @property
+    def device(self) -> str:
+        """Device that the point asks for. A command without the group distributed computes on the CPU."""
+        return str(self.spec.distributed.device) if self.distributed else "cpu"
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the point may have several ranks."""
+        return hasattr(self.spec, "distributed")
+
+    @property
+    def continues(self) -> bool:
+        """Whether it continues when it is started again, other than from a checkpoint."""
+        return not self.point.trains and command_of(self.point.command).continues
+
+    @property
+    def ready(self) -> bool:
+        """Whether the point that it follows, if it follows one, has finished."""
+        return self.after is None or ((result := self.after.result) is not None and result.done)
+
+    def options(self, spec: Options) -> Options:
+        """Returns the launcher's options of this point: a command that follows a run needs less than the run."""
+        return spec.of_command(self.distributed) if self.after is not None and isinstance(spec, JobsSpec) else spec
+
+    def check(self, spec: LaunchSpec) -> None:
+        """Raises ClipxError if the point cannot run with the options of the launcher."""
+        launcher = self.options(spec)
+        if self.distributed:
+            launcher.check(self.spec.distributed)
+        if self.point.trains:
+            check_plan(self.spec, launcher.world)
+            RunDir(self.point.folder).claim(self.spec)
+            return
+        ranks, one = f"hydra.launcher with {launcher.world} ranks", f"on clipx.{self.point.command}, which has one"
+        require_effect(self.distributed or launcher.world == 1, ranks, one, "set tasks_per_node and nodes to 1")
+        if self.after is None:
+            command_of(self.point.command).check(self.spec)
 
 
 class Watcher(Protocol):
@@ -87,9 +130,9 @@ class Sweep:
     """Points of one launch. `folder` is the sweep's. `check`, in `locked`, sets `queued` and `pending`."""
 
     folder: Path
-    overrides: dict[int, list[str]]  # by number of the point, as `errors`
+    overrides: dict[int, list[str]]  # by number of the point
     planned: list[Planned] = field(default_factory=list)
-    errors: dict[int, ClipxError] = field(default_factory=dict)
+    errors: dict[str, ClipxError] = field(default_factory=dict)  # by label of the point
     queued: list[Planned] = field(default_factory=list)  # waiting or running since an earlier submission
     pending: list[Planned] = field(default_factory=list)  # neither finished nor queued
     common: set[str] = field(init=False)  # overrides of all points
@@ -101,9 +144,14 @@ class Sweep:
 
     @classmethod
     def compose(
-        cls, context: HydraContext, config: DictConfig, overrides: Overrides, watcher: Watcher | None = None
+        cls,
+        context: HydraContext,
+        config: DictConfig,
+        overrides: Overrides,
+        watcher: Watcher | None = None,
+        then: Sequence[str] = (),
     ) -> Sweep:
-        """Composes each point. Errors are collected, and raised by `check`."""
+        """Composes each point, and the commands `then` that follow it. Errors are collected, and raised by `check`."""
         require(
             rank_or_none() is None,
             "-m on each of several ranks would start the sweep several times: start it once, without torchrun, and the "
@@ -115,39 +163,58 @@ class Sweep:
         _check_path(sweep.folder, "hydra.sweep.dir")
         of_run = not any("hydra.sweep.dir=" in text for text in config.hydra.overrides.hydra)
         folders: dict[Path, int] = {}
-        composer = PointComposer(context.config_loader, config)
+        composer, chain = PointComposer(context.config_loader, config), Chain(then, _config_folders(config))
         for index, typed in _with_progress(numbered.items(), "checking"):
-            with sweep._collect_error(index):
-                planned = _plan(composer.compose(typed, index), typed, index)
+            with sweep._collect_error(f"{index}"):
+                planned = _plan(*composer.compose(typed, index), typed, index)
                 other = folders.setdefault(planned.point.folder, index)
                 require(
                     other == index,
                     f"run_dir={planned.spec.run_dir} is the folder of point {other} too: remove run_dir= from a sweep",
                 )
                 sweep.planned.append(planned)
+                sweep.planned += sweep._follow(planned, chain)
         if of_run and watcher is None and len(numbered) == 1 and sweep.planned:
-            (planned,) = sweep.planned
+            planned = sweep.planned[0]
             if sweep.folder not in planned.point.folder.parents:  # by run_dir=
                 sweep.folder = planned.point.folder
         return sweep
 
+    def _follow(self, planned: Planned, chain: Chain) -> list[Planned]:
+        """Returns the points of the commands that follow a run."""
+        found, before = list[Planned](), planned.point
+        for name, typed, spec in chain.specs(before.folder):
+            following = _plan(spec, planned.point.folder / name, typed, planned.point.index)
+            following.after, following.point.after = before, os.path.relpath(before.folder, following.point.folder)
+            found.append(following)
+            before = following.point
+        return found
+
     @classmethod
     def from_points(cls, folder: Path, points: Sequence[Point]) -> Sweep:
         """Reads points from the folders of an earlier launch, to launch them again. Composes nothing."""
-        sweep = cls(folder, {point.index: point.overrides for point in points})
+        sweep = cls(folder, {point.index: point.overrides for point in reversed(points)})
+        made: dict[Path, Planned] = {}
         for point in points:
-            with sweep._collect_error(point.index):
-                spec = replace(point.spec(), run_dir=str(point.folder))  # the sweep may have been moved
-                sweep.planned.append(_plan(spec, point.overrides, point.index, resumed=True))
+            with sweep._collect_error(point.label):
+                spec = point.spec()
+                if point.after is not None:  # the sweep may have been moved
+                    spec = replace(spec, run=str(point.folder.parent))
+                made[point.folder] = planned = _plan(spec, point.folder, point.overrides, point.index, resumed=True)
+                planned.point.after = point.after
+        for planned in made.values():
+            if (before := planned.point.before) is not None:
+                planned.after = made[before].point if before in made else Point.read(before)
+        sweep.planned += made.values()
         return sweep
 
     @contextlib.contextmanager
-    def _collect_error(self, index: int) -> Iterator[None]:
-        """Adds an error of point `index` to those that `check` raises."""
+    def _collect_error(self, label: str) -> Iterator[None]:
+        """Adds an error of a point to those that `check` raises."""
         try:
             yield
         except ClipxError as error:
-            self.errors[index] = error
+            self.errors[label] = error
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -172,19 +239,19 @@ class Sweep:
         Points whose jobs wait or run in SLURM are neither checked nor launched again.
         """
         for planned in self.planned:
-            with self._collect_error(planned.point.index):
+            with self._collect_error(planned.point.label):
                 planned.find_previous()
+                if planned.after in [p.point for p in self.planned if not p.finished]:
+                    planned.finished = False  # it has followed an earlier end of the run
         known = [point for p in self.planned for point in (p.point, p.other) if point and point.job_id]
         waiting = queued_jobs() if known and has_slurm() else {}
         started = [p for p in self.planned if not p.finished]
         self.queued = [p for p in started if p.point.job_id in waiting]
         self.pending = [p for p in started if p.point.job_id not in waiting]
         for planned in self.pending:
-            with self._collect_error(planned.point.index):
+            with self._collect_error(planned.point.label):
                 _check_other(planned.other, waiting)
-                spec.check(planned.spec.distributed)
-                check_plan(planned.spec, spec.world)
-                RunDir(planned.point.folder).claim(planned.spec)
+                planned.check(spec)
         if not self.errors:
             self._check_remote()
         if self.errors:
@@ -193,7 +260,8 @@ class Sweep:
     def _check_remote(self) -> None:
         """Finds new points whose URL below `checkpoint.remote` already has a run. An outage is none: jobs wait for its
         end."""
-        new = [p for p in self.pending if p.spec.checkpoint.remote is not None and not p.spec.resume_point.enabled]
+        runs = [p for p in self.pending if p.point.trains]
+        new = [p for p in runs if p.spec.checkpoint.remote is not None and not p.spec.resume_point.enabled]
         if not new:
             return
         from clipx.checkpoint.downloader import check_new
@@ -202,7 +270,7 @@ class Sweep:
         def check(planned: Planned) -> None:
             remote = planned.spec.checkpoint.remote
             assert remote is not None
-            with self._collect_error(planned.point.index):
+            with self._collect_error(planned.point.label):
                 try:
                     check_new(run_url(remote, planned.point.folder), retry_s=0)
                 except StorageError as error:
@@ -222,13 +290,15 @@ class Sweep:
 
     def _table(self) -> list[str]:
         """Formats the points that cannot run, one per line: number, overrides and error."""
-        rows = [(f"point {index}", self.varied(index), str(error)) for index, error in sorted(self.errors.items())]
+        ordered = sorted(self.errors.items(), key=lambda one: int(one[0].partition("/")[0]))
+        rows = [(f"point {label}", self.varied(int(label.partition("/")[0])), str(error)) for label, error in ordered]
         name_width, typed_width = (min(60, max(len(row[column]) for row in rows)) for column in (0, 1))
         lines = [
             f"  {name:{name_width}}  {f'{typed:{typed_width}}  ' if typed else ''}{error}"
             for name, typed, error in rows
         ]
-        number = "1 point" if len(self.overrides) == 1 else f"{len(self.overrides)} points"
+        points = max(len(self.planned), len(self.overrides))
+        number = "1 point" if points == 1 else f"{points} points"
         return [f"{len(rows)} of {number} cannot run, nothing was started:", *lines]
 
     def create_points(self, submitted: float | None) -> None:
@@ -274,7 +344,7 @@ class Sweep:
 def _error_of(point: Point, typed: str, result: Result | None) -> ClipxError:
     """Returns the error of a point that ended without finishing. `typed`: its overrides, as text."""
     how = "ended without a result" if result is None else f"{result.state}: {result.error}"
-    name = f"point {point.index}" + (f" ({typed})" if typed else "")
+    name = f"point {point.label}" + (f" ({typed})" if typed else "")
     return ClipxError(f"{name} {how}; its logs are in {point.logs}")
 
 
@@ -283,13 +353,21 @@ def _with_progress(items: Collection[Item], what: str) -> Iterable[Item]:
     return track(items, what, len(items), "points") if len(items) >= 20 else items
 
 
-def _plan(spec: RunSpec, overrides: list[str], index: int, resumed: bool = False) -> Planned:
-    require(isinstance(spec, RunSpec), f"hydra/launcher launches only clipx.train, not {spec.kind}: remove it")
-    folder = Path(spec.run_dir).absolute()
+def _plan(spec: Any, folder: Path, overrides: list[str], index: int, resumed: bool = False) -> Planned:
+    """Plans a point. `folder` is that of a run's `run_dir`, else that of its files."""
+    folder = folder.absolute()
     _check_path(folder, "run_dir")
-    spec = replace(spec, run_dir=str(folder))
-    point = Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec))
+    command = name_of_kind(spec.kind)
+    if command == TRAIN:
+        spec = replace(spec, run_dir=str(folder))
+    point = Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec), command=command)
     return Planned(point, spec, resumed=resumed)
+
+
+def _config_folders(config: DictConfig) -> list[Path]:
+    """Returns the folder of --config-dir, if it was given."""
+    sources = config.hydra.runtime.config_sources
+    return [Path(one.path) for one in sources if one.schema == "file" and one.provider == "command-line"]
 
 
 def _check_other(other: Point | None, waiting: Collection[str]) -> None:
@@ -324,8 +402,10 @@ _me = functools.cache(Holder.current)
 def _command() -> str:
     """Returns the command line of this process, for a shell, without the path of its program."""
     program = Path(sys.argv[0])
-    module = {"clipx.train": "clipx.train", "train.py": "clipx.train", "__main__.py": program.parent.name}
-    words = ["python", "-m", module[program.name]] if program.name in module else [program.name]
+    words = [program.name]
+    if program.suffix == ".py" and program.is_relative_to(PACKAGE):
+        parts = program.relative_to(PACKAGE.parent).with_suffix("").parts
+        words = ["python", "-m", ".".join(parts).removesuffix(".__main__")]
     return shlex.join([*words, *sys.argv[1:]])
 
 
@@ -346,7 +426,7 @@ def launch(
     """
     spec: LaunchSpec = checked(config.hydra.launcher, "hydra.launcher.")
     spec.check_sweep(len(overrides), str(config.hydra.sweeper._target_).rpartition(".")[2])
-    sweep = Sweep.compose(context, config, overrides, watcher)
+    sweep = Sweep.compose(context, config, overrides, watcher, getattr(spec, "then", ()))
     if not prints:
         return spec.launch(sweep)
     from clipx_launch import slurm

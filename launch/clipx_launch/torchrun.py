@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hydra.core.utils import JobReturn
 
+from clipx.commands import module_of
 from clipx.config import plugins
 from clipx_launch.options import TorchrunSpec
 from clipx_launch.sbatch_script import exports
@@ -22,7 +23,7 @@ set -eu
 exec {python} -m torch.distributed.run --nnodes={nodes} --node-rank="${{1:?the number of this host, from 0}}" \\
   --nproc-per-node={tasks} --master-addr={host} --master-port={port} \\
   --signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2 \\
-  -m clipx.train {words}
+  -m {module} {words}
 """
 
 
@@ -34,7 +35,7 @@ def launch(sweep: Sweep, spec: TorchrunSpec) -> list[JobReturn]:
     sweep.check(spec)
     point = sweep.planned[0].point
     typed_keys = {word.partition("=")[0] for word in point.overrides}
-    added = {"run_dir": str(point.folder), "resume": "auto"}
+    added = {"run_dir": str(point.folder), "resume": "auto"} if point.trains else {}
     words = [word for folder in plugins.__path__ for word in ("--config-dir", str(folder))]
     words += [*point.overrides, *(f"{key}={value}" for key, value in added.items() if key not in typed_keys)]
     script = _SCRIPT.format(
@@ -46,6 +47,7 @@ def launch(sweep: Sweep, spec: TorchrunSpec) -> list[JobReturn]:
         passed="".join(f': "${{{name}:?export it on this host}}"\n' for name in spec.pass_environment),
         folder=shlex.quote(str(Path.cwd())),
         python=spec.python or shlex.quote(sys.executable),
+        module=module_of(point.command),
         words=shlex.join(words),
     )
     print(script, end="")

@@ -13,7 +13,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clipx.abort import add_reporter
 from clipx.errors import ClipxError, Exit, PeerLost, Stopped, known_failure
@@ -23,7 +23,6 @@ from clipx.run.watchdog import watch_launcher
 from clipx.storage.local import write_text
 
 if TYPE_CHECKING:
-    from clipx.trainer.spec import RunSpec
     from clipx_launch.point import Point, Result
 
 SAVED = "saved"  # content of the file `requeue` if the run has saved; else the reason why it stopped
@@ -110,15 +109,19 @@ def _run(point: Point, rank: int) -> Result:
     from clipx.trainer.early_stopping import Ending, early_end
     from clipx_launch.point import Result
 
-    record_command("train", point.overrides, plugins.__path__)
+    record_command(point.command, point.overrides, plugins.__path__)
     try:
         with RunLock(point.folder, RunDir(point.folder).event) if rank == 0 else contextlib.nullcontext():
             if (done := _earlier_result(point)) is not None:
-                print("an earlier job has finished this run: nothing is trained")
+                print("an earlier job has finished this point: nothing is done")
                 return done
             if rank == 0:
                 point.write()  # this job runs it: a script may be submitted twice by hand
-            value = train(_spec(point))
+            spec = _spec(point)
+            if not point.trains:
+                _run_command(point, spec, rank)
+                return Result("finished")
+            value = train(spec)
     except StoppedAtStart:
         raise
     except KeyboardInterrupt:
@@ -139,6 +142,23 @@ def _run(point: Point, rank: int) -> Result:
     return Result("pruned" if ending is Ending.pruned else "finished", value=value, error=message or None)
 
 
+def _run_command(point: Point, spec: Any, rank: int) -> None:
+    """Runs another command than clipx.train. What it prints as its result is in the point's folder."""
+    from clipx.run.directory import RunDir
+    from clipx_launch.chain import command_of
+
+    command = command_of(point.command)
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            events = RunDir(point.folder)
+            events.event("start", command=command.name)
+            stack.callback(events.event, "end")
+        if rank == 0 and command.prints:
+            output = stack.enter_context((point.folder / "output.txt").open("w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(output))
+        command.task(spec)
+
+
 def _earlier_result(point: Point) -> Result | None:
     """Returns the result of another job that has finished the point, else None."""
     from clipx_launch.point import Point
@@ -148,8 +168,8 @@ def _earlier_result(point: Point) -> Result | None:
     return result if result is not None and result.done else None
 
 
-def _spec(point: Point) -> RunSpec:
-    """Reads the point's spec, to resume the run that an earlier start has begun."""
+def _spec(point: Point) -> Any:
+    """Reads the point's spec; that of a run resumes what an earlier start has begun."""
     from clipx.checkpoint.resume import CHECKPOINTS
     from clipx.config import plugins
     from clipx.config.registry import discover_installed, load_folder
@@ -159,6 +179,8 @@ def _spec(point: Point) -> RunSpec:
     for folder in reversed(list(plugins.__path__)):
         load_folder(Path(folder))
     spec = point.spec()
+    if not point.trains:
+        return spec
     replaced = spec.resume == "none" or (Path(spec.run_dir) / CHECKPOINTS).is_dir()
     again = point.requeues > 0 or RunDir(point.folder).has_begun
     return replace(spec, resume="auto") if again and replaced else spec

@@ -16,7 +16,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from clipx.bench.step import gathered
-from clipx.cli import _changes_of_run, _help, _RunningCommand
+from clipx.cli import _changes_of_run, _help, cli
 from clipx.commands import commands as modules_of_commands
 from clipx.commands import implementation
 from clipx.config.grammar import hydra_override
@@ -126,9 +126,7 @@ def check_clipx(module: str, words: Sequence[str]) -> None:
         return  # the page creates the folder: `test_docs_runs.py`, or the test of the page, runs it
     config_name = name.rpartition(".")[2]
     if arguments.help:
-        assert _help(
-            _RunningCommand(print, config_name, (), lambda name, *_: name, (), True), arguments.overrides, folders
-        )
+        assert _help(cli(print, config_name, prints=True), arguments.overrides, folders)
         return
     words = given(arguments.overrides)
     words += runs.NEEDED["weights"] if "model=weights" in words else ()  # their configuration is read

@@ -115,7 +115,7 @@ def score(spec: ScoreSpec) -> None:
         write_scores(spec, data, comm)
 
 
-main = cli(score, "score", unused=UNUSED)
+main = cli(score, "score", unused=UNUSED, continues=True)
 
 if __name__ == "__main__":  # loader processes import this module again
     main()

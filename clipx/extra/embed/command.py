@@ -5,7 +5,7 @@ Runs on any number of ranks, which share the shards. A killed run continues when
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import field
 from enum import StrEnum
 
 from clipx.cli import cli, imports
@@ -104,6 +104,9 @@ class EmbedSpec(ShardsCommandSpec):
     exactly these boxes and augments them alike. The crops of a sample depend on its number and its image, not on the
     model: equal for all teachers of an ensemble. 0: one embedding of the image as in evaluation."""
 
+    changes: list[str] = field(default_factory=list)
+    """Overrides of the configuration of the run. The command line sets it: give the keys themselves."""
+
     def __post_init__(self) -> None:
         ShardsCommandSpec.__post_init__(self)
         name = timm_weights_of(self.run)
@@ -121,14 +124,14 @@ class EmbedSpec(ShardsCommandSpec):
         check_effect(self.data, SAMPLING_OPTIONS if self.views else (*SAMPLING_OPTIONS, *VIEW_OPTIONS), "embeddings")
 
 
-def embed(spec: EmbedSpec, changes: Sequence[str] = ()) -> None:
-    """Writes the embeddings. Collective. `changes`: overrides of the run's data.
+def embed(spec: EmbedSpec) -> None:
+    """Writes the embeddings. Collective.
 
     Raises ConfigError if `out` contains embeddings of another model, other data or other options.
     """
     data, seed = spec.data, 0
     if data is None:
-        saved = find_run(spec.run, changes)
+        saved = find_run(spec.run, spec.changes)
         if saved is None:
             raise ConfigError(f"run={spec.run} is not a run and has no data: give data=…")
         data, seed = saved.spec.data, saved.spec.seed
@@ -147,7 +150,7 @@ def embed(spec: EmbedSpec, changes: Sequence[str] = ()) -> None:
         write_embeddings(spec, data, seed, comm)
 
 
-main = cli(embed, "embed", unused=UNUSED, of_run=("data",))
+main = cli(embed, "embed", unused=UNUSED, of_run=("data",), continues=True)
 
 if __name__ == "__main__":
     main()

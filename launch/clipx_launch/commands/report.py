@@ -17,7 +17,7 @@ from clipx.report.sweep import SweepReport
 from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
 from clipx.storage.local import write_text
 from clipx_launch.commands.run import RunFiles, State, metric_of
-from clipx_launch.commands.runs import compare_overrides, note, runs_in, sweep_runs
+from clipx_launch.commands.runs import compare_overrides, note, runs_in, sweep_runs, trained
 from clipx_launch.files import launch_dir, read_sweep
 
 _FIX = "make room, or write it elsewhere by --out"
@@ -69,7 +69,7 @@ def _points(folders: Sequence[Path]) -> list[RunFiles]:
     names = _names(folders)
     found: dict[Path, RunFiles] = {}
     for folder in folders:
-        for run in sweep_runs(folder):
+        for run in trained(sweep_runs(folder)):
             run.name = f"{names[folder]}/{run.name}" if len(folders) > 1 else run.name
             found.setdefault(run.folder, run)
     runs = list(found.values())

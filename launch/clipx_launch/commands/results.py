@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from clipx.report.console import is_headline, stdout_console
 from clipx.storage.local import write_atomically
 from clipx_launch.commands.run import MetricValue, RunFiles
-from clipx_launch.commands.runs import sweep_runs
+from clipx_launch.commands.runs import sweep_runs, trained
 from clipx_launch.commands.status import table
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def write(sweep: Path, metric: str | None) -> None:
     import pyarrow.csv
     import pyarrow.parquet
 
-    runs = sweep_runs(sweep)
+    runs = trained(sweep_runs(sweep))
     shown = table(runs, metric)
     rows = _rows(runs)
     write_atomically(sweep / "results.csv", lambda path: pyarrow.csv.write_csv(rows, path), _FIX)

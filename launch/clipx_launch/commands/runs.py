@@ -77,9 +77,14 @@ def note(line: str) -> None:
     print_stderr(f"note: {line}")
 
 
+def trained(runs: Iterable[RunFiles]) -> list[RunFiles]:
+    """Returns the runs, without the points of other commands."""
+    return [run for run in runs if run.point is None or run.point.trains]
+
+
 def select_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[RunFiles]:
     """Returns the runs with these numbers or folders, all if `names` is empty. Raises ConfigError."""
-    known = {str(run.point.index): run for run in runs if run.point} | {run.name: run for run in runs}
+    known = {run.point.label: run for run in runs if run.point} | {run.name: run for run in runs}
     for name in names:
         if name not in known and Path(name).resolve() not in {run.folder for run in runs}:
             raise ConfigError(
@@ -91,12 +96,15 @@ def select_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[RunFiles
 
 
 def compare_overrides(runs: Iterable[RunFiles]) -> None:
-    """Sets `varied` of the points among `runs`: the overrides that not all of them have, by key."""
-    typed = [(run, dict(map(_pair, run.point.overrides))) for run in runs if run.point is not None]
-    keys = {key: None for _, values in typed for key in values}  # in their order
-    differ = [key for key in keys if any(values.get(key) != typed[0][1].get(key) for _, values in typed)]
-    for run, values in typed:
-        run.varied = {key: values[key] for key in differ if key in values}
+    """Sets `varied` of the points among `runs`, by key: the overrides that not all of them have, or of a command that
+    follows a run all but `run`."""
+    typed = [(run, run.point, dict(map(_pair, run.point.overrides))) for run in runs if run.point is not None]
+    own = [values for _, point, values in typed if point.after is None]
+    keys = {key: None for values in own for key in values}  # in their order
+    differ = [key for key in keys if any(values.get(key) != own[0].get(key) for values in own)]
+    for run, point, values in typed:
+        shown = differ if point.after is None else [key for key in values if key != "run"]
+        run.varied = {key: values[key] for key in shown if key in values}
 
 
 def _pair(text: str) -> tuple[str, str]:

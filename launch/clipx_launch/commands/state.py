@@ -10,7 +10,7 @@ from clipx.errors import Exit
 from clipx.run.lock import LOCK, Holder, read_holder
 from clipx_launch.cluster import Job, SlurmError, find_jobs
 from clipx_launch.commands.run import RunFiles, State
-from clipx_launch.point import Result
+from clipx_launch.point import Point, Result
 
 _SILENT_S = 600.0  # a run that has not ended is silent after writing nothing for this time
 _LONGEST = 1000  # characters of a reason
@@ -41,8 +41,10 @@ def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[St
     if result is not None and _has_ended(result):
         return State(result.state), _first_line(result.error)
     job = None if jobs is None or run.job is None else jobs.get(run.job)
+    unfinished = _unfinished_before(run)
     if job is not None and not job.ended and job.state not in _RUNNING:
-        return (State.waiting if result is None else State.requeued), job.reason
+        reason = f"after point {unfinished}" if unfinished else job.reason
+        return (State.waiting if result is None else State.requeued), reason
     if job is not None and job.state in _RUNNING:
         if result is None:
             return _active(run, now), ""
@@ -62,7 +64,15 @@ def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[St
         return _without_job(run, now)
     if jobs is None:
         return _active(run, now), "SLURM does not respond"
+    if unfinished and (job is None or job.ended):
+        return State.cancelled, f"not started: point {unfinished} has not finished"
     return _without_result(run.job, job)
+
+
+def _unfinished_before(run: RunFiles) -> str | None:
+    """Returns the label of the point that a point follows, if it has not finished."""
+    before = Point.read(run.point.before) if run.point is not None and run.point.before is not None else None
+    return None if before is None or ((result := before.result) is not None and result.done) else before.label
 
 
 def _without_result(name: str, job: Job | None) -> tuple[State, str]:
@@ -108,7 +118,8 @@ def _without_job(run: RunFiles, now: float) -> tuple[State, str]:
         return State.lost, f"its process and its launcher, {launcher}, have ended without a result"
     if started:
         return State.starting, ""
-    return State.waiting, f"in the queue of {launcher}"
+    unfinished = _unfinished_before(run)
+    return State.waiting, f"after point {unfinished}" if unfinished else f"in the queue of {launcher}"
 
 
 def launcher_of(run: RunFiles) -> Holder | None:
@@ -128,10 +139,10 @@ def is_running(run: RunFiles, now: float) -> bool | None:
 
 def _active(run: RunFiles, now: float) -> State:
     """Returns the state of a run that is active as far as known: starting, running or silent."""
-    if not run.rows:
+    if not run.rows and (run.point is None or run.point.trains):
         return State.starting
     logs = [] if run.point is None else list(map(time_of, run.point.logs.glob("*")))
-    signs = [run.rows[-1]["seconds"], *(event["time"] for event in run.events[-1:]), *logs]
+    signs = [0.0, *(row["seconds"] for row in run.rows[-1:]), *(event["time"] for event in run.events[-1:]), *logs]
     return State.silent if now - max(signs) > _SILENT_S else State.running
 
 

@@ -15,7 +15,7 @@ from rich.live import Live
 from clipx.errors import ConfigError, require, require_effect
 from clipx.report.console import format_clock, format_value, stdout_console, text_table
 from clipx_launch.commands.run import ENDED, RunFiles, metric_of, value_of
-from clipx_launch.commands.runs import runs_in, sweep_runs
+from clipx_launch.commands.runs import runs_in, sweep_runs, trained
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -128,7 +128,7 @@ def _age(seconds: float) -> str:
 
 def _print_best(sweep: Path, metric: str | None, lowest: bool, as_json: bool) -> None:
     """Prints the point whose last value of the metric is the best. Raises ConfigError if no point has a value."""
-    runs = sweep_runs(sweep)
+    runs = trained(sweep_runs(sweep))
     metric = metric_of(runs, metric)
     valued = [(run, number) for run in runs if (number := value_of(run, metric))]
     if not valued:

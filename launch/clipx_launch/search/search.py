@@ -54,7 +54,7 @@ def search(context: HydraContext, config: DictConfig, task: TaskFunction, words:
     swept, fixed = parse(words, spec.params, context.config_loader)
     composer = PointComposer(context.config_loader, config)
     point = [*fixed, *map(example, swept)]
-    run: RunSpec = composer.compose(point, 0)
+    run: RunSpec = composer.compose(point, 0)[0]
     space = space_of(swept, composer.configuration(point, 0))
     metric = metric_of(spec, run)
     direction = spec.direction or direction_of(metric)

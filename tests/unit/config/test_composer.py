@@ -90,5 +90,5 @@ def test_points_have_the_configuration_that_hydra_gives_them() -> None:
             assert folder.endswith(f"/outputs/s/{index}-{found.seed}-{expected.hydra.job.override_dirname}")
             assert OmegaConf.to_container(found, resolve=False) == OmegaConf.to_container(expected, resolve=False)
             given = words[-1].startswith("run_dir=")
-            assert composer.compose(words, index).run_dir == ("outputs/mine" if given else folder)
+            assert composer.compose(words, index)[0].run_dir == ("outputs/mine" if given else folder)
         assert HydraConfig.instance().cfg is outer

@@ -49,7 +49,7 @@ class Job:
     def run(
         self, srun: str, restart: int = 0, preempted: bool = False, job: str = "7", **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        text = sbatch_script(SlurmSpec(**options), self.folder.parent, [self.folder], snapshot.environment(None))
+        text = sbatch_script(SlurmSpec(**options), self.folder.parent, {0: self.folder}, snapshot.environment(None))
         self.calls_file.unlink(missing_ok=True)
         env = {
             **os.environ,

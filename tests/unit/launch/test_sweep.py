@@ -30,7 +30,9 @@ from clipx_launch.sweep import Sweep
 def test_a_point_is_finished_only_with_the_same_configuration(tmp_path: Path) -> None:
     (before,) = make_sweep(tmp_path, ["seed=0"]).planned
     before.point.write_result(Result("finished", value=0.5))
-    same, other = (sweep._plan(replace(before.spec, seed=seed), [f"seed={seed}"], 0) for seed in (0, 1))
+    same, other = (
+        sweep._plan(replace(before.spec, seed=seed), before.point.folder, [f"seed={seed}"], 0) for seed in (0, 1)
+    )
     same.find_previous()
     other.find_previous()
     assert (same.finished, same.spec.resume) == (True, "auto")
@@ -41,7 +43,7 @@ def test_a_job_without_a_result_has_failed_at_the_second_poll_after_its_end(tmp_
     """A shared file system may deliver the result later than SLURM the job's end."""
     made = make_sweep(tmp_path, ["seed=0"], ["seed=1"])
     late, lost = (planned.point for planned in made.planned)
-    board, over = ProgressDisplay(made), set[int]()
+    board, over = ProgressDisplay(made), set[str]()
     for number, point in enumerate((late, lost)):
         point.record_job("7", number)
         assert not progress._ended(point, {str(point.job_id): Job("COMPLETED")}, over, board)
@@ -151,7 +153,7 @@ def test_a_point_of_another_sweep_that_waits_is_not_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = make_sweep(tmp_path, ["seed=0"]).planned
-    second = sweep._plan(replace(first.spec, seed=1), ["seed=1"], 0)
+    second = sweep._plan(replace(first.spec, seed=1), first.point.folder, ["seed=1"], 0)
     again = Sweep(tmp_path, {0: ["seed=1"]}, planned=[second])
     monkeypatch.setattr(sweep, "has_slurm", lambda: True)
     monkeypatch.setattr(sweep, "queued_jobs", lambda: {"7_0": None})
