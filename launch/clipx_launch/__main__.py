@@ -80,6 +80,7 @@ def parser() -> _Parser:
         "folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER", help="by default outputs"
     )
     command.add_argument("--watch", action="store_true", help="refresh the table until all runs have ended")
+    command.add_argument("--live", action="store_true", help="add MFU, use and memory of the device, and data wait")
     command.add_argument("--best", action="store_true", help="print the point of one sweep with the best --metric")
     command.add_argument("--json", action="store_true", dest="as_json", help="print one JSON document")
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 from fsspec.asyn import get_loop
-from helpers.runs import VIT, run, small, tensors, untimed_rows
+from helpers.runs import SMALL, VIT, run, small, start, tensors, untimed_rows
 from helpers.s3_server import SECRET, FaultyProxy, admin, forget_sessions
+from helpers.slurm_jobs import held, release
 from helpers.uploads import UploadEvents, same_files, save, upload
 from helpers.waiting import wait_until
 
@@ -167,6 +168,47 @@ def test_real_commands_read_a_run_at_its_url_and_continue_it(
     del expected["rng"], found["rng"]  # botocore draws the pauses between its tries from Python's generator
     assert expected.keys() == found.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     assert untimed_rows(run_dir) == untimed_rows(Path("straight"))
+
+
+def wandb_steps(run_dir: Path) -> tuple[str, list[int]]:
+    """Returns the id of the only offline run of wandb, and the steps in its file, which is smaller than a block."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (path,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
+    content, found = path.read_bytes()[7:], []
+    while content:
+        end = 7 + int.from_bytes(content[4:6], "little")
+        record = Record.FromString(content[7:end])
+        content = content[end:]
+        found += [record.history.step.num] if record.HasField("history") else []
+    return path.stem.removeprefix("run-"), found
+
+
+def test_a_killed_run_that_resumes_on_an_empty_disk_continues_its_runs_in_loggers(
+    run_dir: Path, own_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It resumes by the same command, and from its URL into another folder. The store of MLflow is elsewhere."""
+    monkeypatch.setenv("TRACKIO_DIR", str(Path("trackio").absolute()))
+    url, plugins, loggers = f"{own_bucket}/run", held(run_dir.absolute()), ("wandb", "mlflow", "trackio")
+    words = ("-m", "clipx.train", *SMALL, *EVERY_STEP, *plugins, f"logger=[{','.join(loggers)}]", "resume=auto")
+    words += ("logger.wandb.mode=offline", f"logger.mlflow.tracking_uri=sqlite:///{Path('mlflow.db').absolute()}")
+    words += (f"checkpoint.remote={own_bucket}", "run_dir=run")
+    process = start(Path("out"), *words)
+    wait_until(lambda: bool(remote_checkpoints(url)) or process.poll() is not None)
+    assert process.poll() is None, process.err.read_text()
+    process.kill()
+    process.wait()
+    run_dir.rename("lost")
+    release(run_dir.absolute())
+    run(sys.executable, *words)
+    longer = (f"resume={url}", "run_dir=other", "duration=8st", "checkpoint.remote=null")
+    run(sys.executable, "-m", "clipx.train", *plugins, *longer)
+    stored = [[Path(folder, f"{kind}_id").read_text() for kind in loggers] for folder in ("lost", "run", "other")]
+    assert stored[0] == stored[1] == stored[2]
+    (first_id, first), (second_id, second) = wandb_steps(run_dir), wandb_steps(Path("other"))
+    assert first_id == second_id == stored[0][0]
+    assert first == list(range(first[0], 7)) and first[0] > 1 and second == [7, 8]
+    assert [row["step"] for row in untimed_rows(Path("other"))] == list(range(1, 9))
 
 
 def test_an_outage_at_the_start_does_not_begin_a_new_run(

@@ -14,21 +14,30 @@ from rich.live import Live
 
 from clipx.errors import ConfigError, require, require_effect
 from clipx.report.console import format_clock, format_value, stdout_console, text_table
-from clipx_launch.commands.run import ENDED, RunFiles, metric_of, value_of
+from clipx_launch.commands.run import ENDED, RunFiles, State, metric_of, value_of
 from clipx_launch.commands.runs import runs_in, sweep_runs, trained
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _POLL_S = 3.0  # limits the queries to SLURM
-_NUMBERS = ("step", "loss", "samples/s")
+_LIVE = {  # metric and format of each column of --live
+    "MFU": ("train/mfu", "{:.1%}"),
+    "device": ("train/device_utilization", "{:.0%}"),
+    "data wait": ("train/data_wait_share", "{:.0%}"),
+    "memory": ("train/device_memory_gb", "{:.1f} GB"),
+}
+_NUMBERS = ("step", "loss", "samples/s", *_LIVE)
 
 
-def show(folders: Sequence[Path], watch: bool, best: bool, metric: str | None, lowest: bool, as_json: bool) -> None:
+def show(
+    folders: Sequence[Path], watch: bool, live: bool, best: bool, metric: str | None, lowest: bool, as_json: bool
+) -> None:
     """Prints a table of all runs under some folders, or the best point of a sweep. Raises ClipxError."""
     require_effect(best or metric is None, f"--metric={metric}", "without --best", "add --best")
     require_effect(best or not lowest, "--lowest", "without --best", "add --best")
-    require_effect(not watch or not (best or as_json), "--watch", "with --best or --json")
+    for given, name in ((watch, "--watch"), (live, "--live")):
+        require_effect(not given or not (best or as_json), name, "with --best or --json")
     if best:
         several = f"--best takes one sweep, not {len(folders)}: give one of {', '.join(map(str, folders))}"
         require(len(folders) == 1, several)
@@ -38,19 +47,19 @@ def show(folders: Sequence[Path], watch: bool, best: bool, metric: str | None, l
     if as_json:
         print(json.dumps({"time": time.time(), "runs": [_facts(run) for run in runs]}, indent=1))
     elif watch:
-        _watch(folders, runs)
+        _watch(folders, runs, live)
     else:
-        stdout_console().print(table(runs))
+        stdout_console().print(table(runs, live=live))
 
 
-def _watch(folders: Sequence[Path], runs: list[RunFiles]) -> None:
+def _watch(folders: Sequence[Path], runs: list[RunFiles], live: bool) -> None:
     """Refreshes the table on a terminal. Elsewhere the table is printed when all runs have ended."""
     console = stdout_console()
-    with Live(table(runs), console=console, auto_refresh=False) as live:
+    with Live(table(runs, live=live), console=console, auto_refresh=False) as shown:
         while any(run.state not in ENDED for run in runs):
             time.sleep(_POLL_S)
             runs = runs_in(folders)
-            live.update(table(runs), refresh=True)
+            shown.update(table(runs, live=live), refresh=True)
     if not console.is_terminal:
         console.line()  # rich ends the last line on a terminal alone
 
@@ -74,6 +83,7 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "metrics": {name: number._asdict() for name, number in run.newest.items() if name.startswith("eval/")},
         "best": {name: number._asdict() for name, number in run.best.items()},
         "samples_per_second": run.samples_per_second,
+        "live": _live(run) or None,
         "seconds": run.seconds,
         "last_line": run.rows[-1]["seconds"] if run.rows else None,
         "checkpoint": {"step": newest[0].step, "time": newest[0].time} if newest else None,
@@ -81,19 +91,25 @@ def _facts(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def table(runs: Sequence[RunFiles], metric: str | None = None) -> Table:
+def _live(run: RunFiles) -> dict[str, float]:
+    """Returns the newest value of each metric of --live. Empty for a run that does not train now."""
+    training = run.state in (State.running, State.silent)
+    return {name: run.newest[name].value for name, _ in _LIVE.values() if training and name in run.newest}
+
+
+def table(runs: Sequence[RunFiles], metric: str | None = None, live: bool = False) -> Table:
     """Returns the table with a row for each run, without empty columns. `metric`: see `metric_of`."""
     now, metric = time.time(), metric_of(runs, metric)
-    rows = [_row(run, metric, now) for run in runs]
+    rows = [_row(run, metric, now, live) for run in runs]
     columns = [name for name in rows[0] if name == "state" or any(row[name] for row in rows)]
     cells = [[row[name] for name in columns] for row in rows]
     last = [n for n, (run, after) in enumerate(itertools.pairwise(runs)) if run.sweep != after.sweep]  # of its sweep
     return text_table(columns, cells, right=_NUMBERS, sections=last)
 
 
-def _row(run: RunFiles, metric: str, now: float) -> dict[str, str]:
+def _row(run: RunFiles, metric: str, now: float, live: bool) -> dict[str, str]:
     step = f"{run.last['step']:,.0f}" if run.last else ""
-    newest = run.checkpoints[:1]
+    newest, lately = run.checkpoints[:1], _live(run) if live else {}
     return {
         "run": run.name,
         "overrides": _typed(run),
@@ -103,6 +119,7 @@ def _row(run: RunFiles, metric: str, now: float) -> dict[str, str]:
         "loss": f"{run.last['train/loss']:.4f}" if run.last else "",
         **({metric.removeprefix("eval/"): _metric(run, metric)} if metric != "train/loss" else {}),
         "samples/s": "" if run.samples_per_second is None else f"{run.samples_per_second:,.0f}",
+        **{column: text.format(lately[name]) if name in lately else "" for column, (name, text) in _LIVE.items()},
         "checkpoint": f"step {newest[0].step:,}, {_age(now - newest[0].time)}" if newest else "",
         "last line": _age(now - run.rows[-1]["seconds"]) if run.rows and run.state not in ENDED else "",
         "reason": run.reason,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.runs import small
-from helpers.slurm_jobs import LOCAL, QUICK, refused
+from helpers.slurm_jobs import LOCAL, QUICK, output_of, refused
 from hydra_plugins.hydra_submitit_launcher.config import SlurmQueueConf
 from omegaconf import OmegaConf
 
@@ -138,3 +138,67 @@ def test_a_changed_file_is_in_another_snapshot(tmp_path: Path) -> None:
     (code / "a.py").write_text("x = 2\n")
     second = snapshot._copy([code], copies)
     assert [(copy / "package/a.py").read_text() for copy in (first, second)] == ["x = 1\n", "x = 2\n"]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package in a git repository with one commit, whose build/ is ignored."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    package = tmp_path / "work [1]/package"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("x = 1\n")
+    (package.parent / "notes").write_text("old\n")
+    (package.parent / ".gitignore").write_text("build/\n")
+    git(package.parent, "init", "-q")
+    commit(package.parent)
+    return package
+
+
+def git(folder: Path, *words: str) -> str:
+    return output_of("git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *words)
+
+
+def commit(work: Path) -> None:
+    git(work, "add", ".")
+    git(work, "commit", "-q", "-m", "change")
+
+
+def test_a_copy_has_the_git_commit_and_the_difference_from_it(package: Path, tmp_path: Path) -> None:
+    """The difference applies to the commit, and names untracked files. A later commit of the same code changes none."""
+    work, copies, head = package.parent, tmp_path / "copies", git(package, "rev-parse", "HEAD")
+    clean = snapshot._copy([package], copies)
+    assert [(clean / name).read_text() for name in ("git.commit", "git.diff")] == [f"{head}\n", ""]
+    for path, text in ((package / "a.py", "x = 2\n"), (package / "new.py", "y\n"), (work / "notes", "of others\n")):
+        path.write_text(text)
+    git(work, "add", "package/a.py")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__/new.pyc").touch()
+    copy = snapshot._copy([package], copies)
+    diff = (copy / "git.diff").read_text()
+    assert (copy / "git.commit").read_text() == f"{head}\n"
+    assert diff.startswith("# untracked: package/new.py\ndiff --git a/package/a.py") and "notes" not in diff
+    git(tmp_path, "clone", "-q", str(work), "clone")
+    git(tmp_path / "clone", "apply", str(copy / "git.diff"))
+    assert (tmp_path / "clone/package/a.py").read_text() == "x = 2\n"
+    commit(work)
+    assert snapshot._copy([package], copies) == copy and (copy / "git.diff").read_text() == diff
+
+
+@pytest.mark.parametrize("case", ["no repository", "ignored", "git is not installed", "git does not end"])
+def test_a_copy_without_git_has_the_code_alone(
+    case: str, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if case == "no repository":
+        (package.parent / ".git").rename(tmp_path / "gone")
+    elif case == "ignored":
+        package = package.rename(package.parent / "build")
+    else:
+        monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+        monkeypatch.setattr(snapshot, "_GIT_S", 0.1)
+    if case == "git does not end":
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/git").write_text("#!/bin/sh\nexec /bin/sleep 600\n")
+        (tmp_path / "bin/git").chmod(0o755)
+    copy = snapshot._copy([package], tmp_path / "copies")
+    assert [path.name for path in copy.iterdir()] == [package.name]

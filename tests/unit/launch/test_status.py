@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -138,6 +139,29 @@ def test_runs_are_listed_by_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["status", str(tmp_path)]) == 0
     rules = [line for line in capsys.readouterr().out.splitlines() if line.startswith("├")]
     assert len(rules) == 2
+
+
+def test_live_adds_columns_of_the_newest_values_of_running_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The runs: one on a GPU, whose last row has none of the metrics, one on the CPU, and one that has ended."""
+    waits = {"train/data_wait_share": 0.031}
+    device = {"train/mfu": 0.4213, "train/device_utilization": 0.98, "train/device_memory_gb": 71.26}
+    for name, values in (("0", device | waits), ("1", waits), ("2", device | waits)):
+        run_with(tmp_path / name, 5, START, *([{"time": 0, "event": "end"}] if name == "2" else []))
+        path = tmp_path / name / "metrics.jsonl"
+        last = json.loads(path.read_text())
+        rows = (last | dict.fromkeys(values, 0.5), last | values, last)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["status", str(tmp_path), "--live"]) == 0
+    lines = [re.split(r" *[┃│] *", line)[1:-1] for line in capsys.readouterr().out.splitlines() if line[0] in "┃│"]
+    table = [{key: row[lines[0].index(key)] for key in ("MFU", "device", "data wait", "memory")} for row in lines[1:]]
+    assert [list(row.values()) for row in table] == [["42.1%", "98%", "3%", "71.3 GB"], ["", "", "3%", ""], [""] * 4]
+    assert main(["status", str(tmp_path)]) == 0
+    assert "data wait" not in capsys.readouterr().out
+    assert main(["status", str(tmp_path), "--json"]) == 0
+    found = [run["live"] for run in json.loads(capsys.readouterr().out)["runs"]]
+    assert found == [device | waits, waits, None]
 
 
 def test_commands_take_the_directory_of_a_run_wherever_it_is(

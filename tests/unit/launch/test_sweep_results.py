@@ -66,6 +66,7 @@ def test_the_best_point_has_the_best_last_value(
         ("status s --metric train/loss", "--metric=train/loss has no effect without --best: add --best"),
         ("status s --lowest", "--lowest has no effect without --best: add --best"),
         ("status s --best --watch", "--watch has no effect with --best or --json: remove it"),
+        ("status s --json --live", "--live has no effect with --best or --json: remove it"),
         ("status s t --best", "--best takes one sweep, not 2: give one of s, t"),
         ("best s --json", "clipx-sweep best is now clipx-sweep status s --json --best"),
     ],
