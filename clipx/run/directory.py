@@ -215,11 +215,13 @@ class RunDir:
                 "that wrote it, or correct the file"
             ) from error
 
-    def started(self, step: int, world: int) -> None:
-        """Appends the start of the run at `step` with `world` ranks: versions of packages and Python, command line."""
+    def started(self, step: int, world: int, device: str) -> None:
+        """Appends the start of the run at `step` on `world` ranks and a kind of device: versions, command line."""
         versions = {"clipx": code_version(), "torch": version("torch"), "timm": version("timm")}
         typed = {"command": command} if (command := repeat_command()) else {}
-        self.event("start", step=step, world=world, **versions, python=platform.python_version(), **typed)
+        self.event(
+            "start", step=step, world=world, device=device, **versions, python=platform.python_version(), **typed
+        )
 
     def event(self, kind: str, **facts: Any) -> None:
         """Appends an event to events.jsonl: time, kind and `facts`."""

@@ -121,7 +121,7 @@ class Run:
     def _open_sinks(self) -> None:
         spec = self.spec
         self.sinks = open_sinks(spec.logger, self.dir.path, spec.name, to_dict(spec), self.step, self.dir.event)
-        self.dir.started(self.step, self.comm.world)
+        self.dir.started(self.step, self.comm.world, self.comm.device.type)
 
     def beat(self, step: int) -> None:
         """Reports progress to the watchdog. `step`: number of finished steps."""

@@ -14,7 +14,7 @@
     print_script.py           `clipx-sweep script`: prints a script to submit or start by hand
     progress.py               waits for points and prints their progress
     worker.py                 runs one process of a point
-    commands/                 `clipx-sweep status|logs|cancel|resume|best|results`; report/: `clipx-sweep report`
+    commands/                 `clipx-sweep status|logs|cancel|resume|usage|results`; report/: `clipx-sweep report`
 
 Hydra discovers the launchers and the sweeper through hydra_plugins/clipx_plugins.py.
 """

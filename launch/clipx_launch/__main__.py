@@ -13,7 +13,7 @@ from clipx.cli import check_working_directory, print_error, with_output
 from clipx.errors import ConfigError, Exit, known_failure
 from clipx.output import lose_output
 from clipx_launch import print_script
-from clipx_launch.commands import logs, report, results, status
+from clipx_launch.commands import logs, report, results, status, usage
 from clipx_launch.commands.cancel import cancel
 from clipx_launch.commands.resume import resume
 
@@ -66,7 +66,10 @@ def parser() -> _Parser:
         command.set_defaults(run=run)
         return command
 
-    sweep, points, metric, lowest = (_Parser(add_help=False) for _ in range(4))
+    folders, sweep, points, metric, lowest = (_Parser(add_help=False) for _ in range(5))
+    text = "by default outputs"
+    folders.add_argument("folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER", help=text)
+    folders.add_argument("--json", action="store_true", dest="as_json", help="print one JSON document")
     sweep.add_argument("sweep", type=Path, metavar="SWEEP", help="folder of the sweep, hydra.sweep.dir")
     points.add_argument("points", nargs="*", metavar="POINT", help="number or folder of a point")
     metric.add_argument(
@@ -75,14 +78,12 @@ def parser() -> _Parser:
     lowest.add_argument("--lowest", action="store_true", help="the lowest value is the best; a loss implies it")
 
     best = "status outputs/sweep --best --metric train/loss --json"
-    command = add("status", status.show, [metric, lowest], "status", "status outputs/sweep --watch", best)
-    command.add_argument(
-        "folders", type=Path, nargs="*", default=[Path("outputs")], metavar="FOLDER", help="by default outputs"
-    )
+    command = add("status", status.show, [folders, metric, lowest], "status", "status outputs/sweep --watch", best)
     command.add_argument("--watch", action="store_true", help="refresh the table until all runs have ended")
     command.add_argument("--live", action="store_true", help="add MFU, use and memory of the device, and data wait")
     command.add_argument("--best", action="store_true", help="print the point of one sweep with the best --metric")
-    command.add_argument("--json", action="store_true", dest="as_json", help="print one JSON document")
+
+    add("usage", usage.show, [folders], "usage", "usage outputs/sweep --json")
 
     command = add("logs", logs.show, [sweep, points], "logs outputs/sweep", "logs outputs/sweep 0 --lines 5")
     command.add_argument("--rank", type=int, help="only the log of this rank")

@@ -1,7 +1,8 @@
-"""Limits of the cluster and states of its jobs, from SLURM's commands. submitit parses the lists of jobs."""
+"""Limits of the cluster, states of its jobs and their usage, from SLURM's commands. submitit parses lists of jobs."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from clipx.errors import ClipxError
 from clipx_launch.slurm_spec import SlurmSpec
 
 DEFAULT_ARRAY_SIZE = 1001  # SLURM's default of MaxArraySize
+_MOST_JOBS = 1000  # in one query: the kernel limits an argument to 128 KiB
+_UNKNOWN_ENERGY = 1 << 62  # SLURM's marks for no value are larger
 _ENDED = frozenset(  # GONE: of a job that SLURM no longer lists
     "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED GONE NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT".split()
 )
@@ -94,6 +97,58 @@ def parse_jobs(text: str) -> dict[str, Job]:
     return {name: Job(row["State"].partition(" ")[0], row.get("Reason", "")) for name, row in rows.items()}
 
 
+class JobStart(NamedTuple):
+    """One start of a job and what it was allocated. A requeued job has several. Times are in seconds since 1970."""
+
+    job: str
+    state: str
+    start: float
+    end: float  # infinite while it runs
+    seconds: float  # until now while it runs; without the time in which it was suspended
+    gpus: int
+    cpus: int
+    joules: int = 0  # 0 if the cluster does not measure energy
+
+
+def accounted_starts(ids: Collection[str]) -> list[JobStart]:
+    """Returns all starts of jobs from sacct. Raises SlurmError on a cluster without accounting."""
+    query = "sacct --allusers --duplicates --allocations --parsable2 --noheader".split()
+    columns = "--format=JobID,State,Start,End,ElapsedRaw,AllocTRES,ConsumedEnergyRaw"
+    names, found = sorted(ids), list[JobStart]()
+    for first in range(0, len(names), _MOST_JOBS):
+        jobs = f"--jobs={','.join(names[first : first + _MOST_JOBS])}"
+        found += parse_starts(run_slurm(*query, columns, jobs, SLURM_TIME_FORMAT="%s"))
+    return found
+
+
+def parse_starts(text: str) -> list[JobStart]:
+    """Parses lines `123_4|REQUEUED|1700000000|1700003600|3600|cpu=8,gres/gpu=2,node=1|JOULES`.
+
+    A job that has not started has no allocation, and is left out. JOULES may be empty.
+    """
+    lines = [line.split("|") for line in text.splitlines()]
+    return [
+        JobStart(
+            job=job,
+            state=state.partition(" ")[0],  # drops the user of "CANCELLED by 0"
+            start=float(start),
+            end=float(end) if end.isdigit() else math.inf,
+            seconds=float(seconds),
+            gpus=_gpus(allocated),
+            cpus=sum(map(int, re.findall(r"\bcpu=(\d+)", allocated))),
+            joules=int(joules) if joules.isdigit() and int(joules) < _UNKNOWN_ENERGY else 0,
+        )
+        for job, state, start, end, seconds, allocated, joules in lines
+        if allocated and start.isdigit()
+    ]
+
+
+def _gpus(allocated: str) -> int:
+    """Returns the GPUs in SLURM's `gres/gpu=2,gres/gpu:a100=2`. The numbers by type count the same devices again."""
+    counts = re.findall(r"\bgres/gpu(:[^=,]+)?=(\d+)", allocated)
+    return sum(int(number) for kind, number in counts if not kind) or sum(int(number) for _, number in counts)
+
+
 def max_array_size() -> int:
     """Returns the largest number of tasks of a job array on this cluster (MaxArraySize)."""
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", run_slurm("scontrol", "show", "config"), re.M)
@@ -118,19 +173,20 @@ def minutes_of(text: str) -> int | None:
     return 1440 * int(days or 0) + 60 * hours + minutes
 
 
-def run_slurm(*command: str) -> str:
-    """Runs a SLURM command for at most 60 s. Returns its stdout. Raises SlurmError."""
-    done = slurm_process(*command)
+def run_slurm(*command: str, **variables: str) -> str:
+    """Runs a SLURM command for at most 60 s, with further `variables`. Returns its stdout. Raises SlurmError."""
+    done = slurm_process(*command, **variables)
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split())
         raise SlurmError(f"{' '.join(command[:3])} failed: {output}")
     return done.stdout.strip()
 
 
-def slurm_process(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+def slurm_process(*command: str, text: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs a SLURM command, with `text` as its input, for at most 60 s. Raises SlurmError if it does not respond."""
+    env = {**os.environ, **variables}
     try:
-        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False, env=env)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SlurmError(f"{command[0]} does not respond ({error}): ask the administrators of the cluster") from None
 

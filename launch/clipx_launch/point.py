@@ -93,6 +93,11 @@ class Point:
         """Folder of the files of its job."""
         return self.launch_dir / (self.job_id or "local")
 
+    @property
+    def begun_jobs(self) -> list[Path]:
+        """Folders of all its jobs that have begun, each named by its job's id."""
+        return [path for path in self.launch_dir.glob("[0-9]*") if re.fullmatch(r"\d{1,18}(_\d{1,9})?", path.name)]
+
     def set_job(self, name: str) -> None:
         """Sets the job by its id in SLURM's form."""
         self.job, _, task = name.partition("_")
@@ -101,10 +106,8 @@ class Point:
     def find_job(self) -> None:
         """Sets the job of a script that was submitted by hand and has begun. Until it locks the run, only its folder
         names it."""
-        if self.job is None and self.submitted is None:
-            begun = [path for path in self.launch_dir.glob("[0-9]*") if re.fullmatch(r"\d{1,18}(_\d{1,9})?", path.name)]
-            if begun:
-                self.set_job(max(begun, key=lambda path: path.stat().st_mtime).name)
+        if self.job is None and self.submitted is None and (begun := self.begun_jobs):
+            self.set_job(max(begun, key=lambda path: path.stat().st_mtime).name)
 
     def create(self, spec: Any) -> None:
         """Writes the files of the point, before it is started. Raises ClipxError."""

@@ -42,6 +42,7 @@ from helpers.waiting import wait_until
 from clipx.trainer.trainer import Trainer
 from clipx_launch import cluster
 from clipx_launch import slurm as launcher
+from clipx_launch.__main__ import main
 from clipx_launch.slurm_spec import SlurmSpec
 
 pytestmark = pytest.mark.slow
@@ -234,6 +235,38 @@ def test_a_run_on_a_failed_node_resumes_on_another_from_its_last_checkpoint(
     finally:
         slurm_cluster.start(accounted.parent, Kind.accounted)
     assert "resumed  at step 4," in logs(tmp_path / "0")
+
+
+@pytest.mark.usefixtures("accounted")
+def test_the_usage_of_a_requeued_run_equals_the_sums_of_sacct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = slurm_cluster.GPUS
+    # The devices are not real: the run trains on the CPU, for which the launcher refuses to ask for GPUs.
+    monkeypatch.setenv("SBATCH_GRES", f"gpu:{gpus}")
+    job = submitted(tmp_path, "distributed.device=cpu", "checkpoint.every=2st")
+    wait_for_steps(tmp_path / "0", 5)
+    wait_until((tmp_path / "0/checkpoints/step-00000004").is_dir)
+    output_of("scontrol", "requeue", job)
+    wait_until(lambda: slurm_tasks(job)[0]["Restarts"] == "1", "the job is not requeued")
+    release(tmp_path)
+    assert wait_for_job(job) == ["COMPLETED"], logs(tmp_path / "0")
+    query = ("sacct", "-n", "-P", "-X", "--duplicates", "--format=State,ElapsedRaw,AllocTRES", f"--jobs={job}")
+
+    def starts() -> dict[str, tuple[int, str]]:
+        lines = [line.split("|") for line in output_of(*query).splitlines()]
+        return {state: (int(seconds), tres) for state, seconds, tres in lines}
+
+    wait_until(lambda: starts().keys() == {"REQUEUED", "COMPLETED"}, lambda: str(starts()))
+    assert all(f"gres/gpu={gpus}" in tres.split(",") for _, tres in starts().values())
+    assert main(["usage", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    seconds = {state: seconds for state, (seconds, _) in starts().items()}
+    hours = sum(seconds.values()) / 3600
+    for sums in (found["total"], *found["runs"]):
+        assert (sums["starts"], sums["hours"], sums["gpu_hours"]) == (2, hours, pytest.approx(gpus * hours))
+        assert 0 < sums["lost_gpu_hours"] < sums["gpu_hours"]
+    assert {row["state"]: row["hours"] for row in found["states"]} == {s: n / 3600 for s, n in seconds.items()}
 
 
 @pytest.mark.usefixtures("accounted")

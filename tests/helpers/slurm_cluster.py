@@ -159,6 +159,7 @@ _ACCOUNTED = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost=127.0.0.1
 AccountingStoragePort={port}
+AccountingStorageTRES=gres/gpu
 # Else it asks the munge of the system, whatever AuthInfo says.
 AccountingStoragePass={folder}/munge.socket
 SlurmctldParameters=preempt_send_user_signal"""
