@@ -189,8 +189,10 @@ def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
             limited = f"afterany:{jobs[-1]}" if jobs and spec.array_parallelism else ""
             for array in chain:
                 own = _dependency(_first(array))
-                follows = f"aftercorr:{jobs[-1]}" if len(array) > 1 else own  # aftercorr: task k after task k
-                waits = [limited, after, own] if array is chain[0] else [follows]
+                if array is chain[0]:
+                    waits = [limited, after, own]
+                else:
+                    waits = [f"aftercorr:{jobs[-1]}" if len(array) > 1 else own]  # aftercorr: task k after task k
                 job = _submit_array(sweep.folder, array, spec, code, ",".join(filter(None, waits)))
                 jobs.append(job.job_id)
                 _record_array(array, job)
