@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from types import TracebackType
 
 from rich.live import Live
 
@@ -32,7 +31,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
@@ -41,12 +40,11 @@ class ProgressDisplay:
         if self._states.get(index) == state:
             return
         self._states[index] = state
-        if self._live is None:
-            line = "  ".join(filter(None, (f"point {index}", self._typed[index], state)))
-            self._console.print(line)
-            return
-        rows = [(str(number), self._typed[number], self._states[number]) for number in sorted(self._states)]
-        self._live.update(text_table(("point", "overrides", "state"), rows))
+        if self._live:
+            rows = [(str(number), self._typed[number], self._states[number]) for number in sorted(self._states)]
+            self._live.update(text_table(("point", "overrides", "state"), rows))
+        else:
+            self._console.print("  ".join(filter(None, (f"point {index}", self._typed[index], state))))
 
     def print(self, line: str) -> None:
         """Prints a line of a point, above the table."""
@@ -79,18 +77,16 @@ def wait_for(sweep: Sweep) -> None:
 
 def _ended(point: Point, jobs: dict[str, Job], over: set[int], board: ProgressDisplay) -> bool:
     result = point.result
-    if result is not None and result.state != "stopped":
-        board.show(point.index, summary(result))
-        return True
-    name = str(point.job_id)
-    job = jobs.get(name, Job("GONE"))
-    if not job.ended:
-        over.discard(point.index)
-        board.show(point.index, f"{job.state.lower()}, job {name}")
-        return False
-    if point.index not in over:
-        over.add(point.index)
-        return False
-    point.write_result(Result("failed", 1, error=job.failure(name)))
+    if result is None or result.state == "stopped":
+        name = str(point.job_id)
+        job = jobs.get(name, Job("GONE"))
+        if not job.ended:
+            over.discard(point.index)
+            board.show(point.index, f"{job.state.lower()}, job {name}")
+            return False
+        if point.index not in over:
+            over.add(point.index)
+            return False
+        point.write_result(Result("failed", 1, error=job.failure(name)))
     board.show(point.index, summary(point.result or Result("failed", 1)))
     return True
