@@ -28,7 +28,7 @@ from clipx_launch.files import launch_dir
 from clipx_launch.options import LocalSpec
 from clipx_launch.point import Point, Result
 from clipx_launch.progress import ProgressDisplay, summary
-from clipx_launch.sweep import Planned, Sweep
+from clipx_launch.sweep import Sweep
 
 _POLL_S = 0.1
 _PEER_GRACE_S = 10.0  # after the failure of one rank the others have this long to log their errors
@@ -49,11 +49,10 @@ def launch(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
 
 def _devices(sweep: Sweep, spec: LocalSpec) -> list[str]:
     """Returns the GPUs to assign, none for runs on the CPU. Raises ConfigError if there are too few."""
-    devices = _visible_devices()
-    if not devices or all(planned.spec.distributed.device == "cpu" for planned in sweep.pending):
-        return []
+    on_cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
+    devices = [] if on_cpu else _visible_devices()
     require(
-        spec.parallelism * spec.tasks_per_node <= len(devices),
+        not devices or spec.parallelism * spec.tasks_per_node <= len(devices),
         f"hydra.launcher.parallelism={spec.parallelism} x hydra.launcher.tasks_per_node={spec.tasks_per_node} is more "
         f"than the {len(devices)} visible GPUs: lower one of them, or use distributed=cpu",
     )
@@ -73,10 +72,10 @@ def _visible_devices() -> list[str]:
 
 @dataclass(slots=True)
 class _Running:
-    planned: Planned
+    point: Point
     devices: list[str]
     processes: list[subprocess.Popen[bytes]]
-    port: socket.socket  # the reservation of MASTER_PORT
+    port: socket.socket  # reserves MASTER_PORT
     output: IO[bytes]  # log of rank 0, at the end of what has been printed
     failed_at: float | None = None  # when the first rank failed
 
@@ -116,15 +115,14 @@ class _Runner:
 
     def _next(self, waiting: list[Planned], board: ProgressDisplay) -> Planned | None:
         """Takes the next point that can start from those that wait. Ends those that follow one that did not finish."""
-        active = [*(planned.point for planned in waiting), *(running.planned.point for running in self._running)]
+        active = [*(planned.point for planned in waiting), *(running.point for running in self._running)]
         for planned in [planned for planned in waiting if planned.after not in active]:
             waiting.remove(planned)
             if planned.ready:
                 return planned
-            assert planned.after is not None
-            result = Result("stopped", Exit.ABORTED, error=f"not started: {planned.after.label} has not finished")
-            planned.point.write_result(result)
-            board.show(planned.point.label, summary(result))
+            if (result := planned.point.not_started()) is not None:
+                planned.point.write_result(result)
+                board.show(planned.point.label, summary(result))
         return None
 
     def _start(self, planned: Planned, board: ProgressDisplay) -> None:
@@ -137,7 +135,9 @@ class _Runner:
         env |= {"PYTHONUNBUFFERED": "1", LAUNCHER_PID: str(os.getpid())}
         if devices:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
-        port = _reserved_port()
+        port = socket.socket()  # rank 0 may bind its port too, no other process: seconds pass until rank 0 has started
+        port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port.bind(("127.0.0.1", 0))
         if tasks > 1:
             address, number = port.getsockname()
             env |= {"WORLD_SIZE": str(tasks), "MASTER_ADDR": address, "MASTER_PORT": str(number)}
@@ -154,7 +154,7 @@ class _Runner:
                     start_new_session=True,  # a terminal's signals reach the processes through this one, once
                 )
             processes.append(process)
-        running = _Running(planned, devices, processes, port, output)
+        running = _Running(point, devices, processes, port, output)
         self._running.append(running)
         self._forward(running)  # a signal that arrived while they were started
         board.show(point.label, f"running{' on GPU ' + ','.join(devices) if devices else ''}")
@@ -168,7 +168,7 @@ class _Runner:
             board.print(line[:-1].decode(errors="replace"))
 
     def _poll(self, running: _Running, board: ProgressDisplay) -> None:
-        point = running.planned.point
+        point = running.point
         codes = [process.poll() for process in running.processes]
         self._print_output(running, board)
         if any(codes) and running.failed_at is None:
@@ -232,14 +232,3 @@ class _Runner:
         if self._signal is not None:
             for process in running.processes:
                 process.send_signal(signal.SIGTERM if self._signal == signal.SIGHUP else self._signal)
-
-
-def _reserved_port() -> socket.socket:
-    """Returns a socket bound to a free port, which rank 0 may still bind: no other process of the machine gets it.
-
-    Seconds pass until rank 0 has started.
-    """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    return reserved

@@ -75,6 +75,13 @@ class Point:
         """Folder of the point that it follows."""
         return Path(os.path.normpath(self.folder / self.after)) if self.after else None
 
+    def not_started(self) -> Result | None:
+        """Returns the result of a point whose job has ended because the point that it follows has not finished."""
+        before = Point.read(self.before) if self.before is not None else None
+        if before is None or ((result := before.result) is not None and result.done):
+            return None
+        return Result("stopped", Exit.ABORTED, error=f"not started: point {before.label} has not finished")
+
     @property
     def launch_dir(self) -> Path:
         return launch_dir(self.folder)

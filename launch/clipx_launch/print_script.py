@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -53,10 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def hydra_arguments(words: Sequence[str]) -> list[str]:
     """Returns the arguments of `clipx.train` with which a launcher prints the script. Raises ConfigError."""
-    launcher_words, overrides = list(words), []
-    if "--" in launcher_words:
-        separator = launcher_words.index("--")
-        launcher_words, overrides = launcher_words[:separator], launcher_words[separator + 1 :]
+    separator = words.index("--") if "--" in words else len(words)
+    launcher_words, overrides = list(words[:separator]), words[separator + 1 :]
     kind = launcher_words.pop(0) if launcher_words and "=" not in launcher_words[0] else "sbatch"
     require(kind in _LAUNCHERS, f"{kind} is not a script: write sbatch or torchrun, then KEY=VALUE, --, overrides")
     launcher, keys = _LAUNCHERS[kind], []
@@ -74,11 +73,8 @@ def hydra_arguments(words: Sequence[str]) -> list[str]:
 def _folder(overrides: Sequence[str]) -> list[str]:
     """Returns the overrides that put the files of a sweep of one point, a run, into its run directory."""
     typed = [hydra_override(word) for word in overrides if "=" in word and not word.startswith("-")]
-    if any(word.lstrip("+~").startswith("hydra.sweep") for word in typed):
-        return []
-    try:
-        if any(override.is_sweep_override() for override in OverridesParser.create().parse_overrides(typed)):
-            return []
-    except HydraException:  # reported when the run is composed
-        return []
-    return ["hydra.sweep.dir=${run_dir}", "hydra.sweep.subdir=."]
+    with suppress(HydraException):  # reported when the run is composed
+        parsed = OverridesParser.create().parse_overrides(typed)
+        if not any(one.is_sweep_override() or one.key_or_group.startswith("hydra.sweep") for one in parsed):
+            return ["hydra.sweep.dir=${run_dir}", "hydra.sweep.subdir=."]
+    return []

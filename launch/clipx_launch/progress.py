@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from types import TracebackType
 
 from rich.live import Live
 
@@ -32,7 +31,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._live.stop()
 
@@ -41,12 +40,11 @@ class ProgressDisplay:
         if self._states.get(label) == state:
             return
         self._states[label] = state
-        if self._live is None:
-            line = "  ".join(filter(None, (f"point {label}", self._typed[label], state)))
-            self._console.print(line)
-            return
-        rows = [(name, typed, self._states[name]) for name, typed in self._typed.items() if name in self._states]
-        self._live.update(text_table(("point", "overrides", "state"), rows))
+        if self._live:
+            rows = [(name, typed, self._states[name]) for name, typed in self._typed.items() if name in self._states]
+            self._live.update(text_table(("point", "overrides", "state"), rows))
+        else:
+            self._console.print("  ".join(filter(None, (f"point {label}", self._typed[label], state))))
 
     def print(self, line: str) -> None:
         """Prints a line of a point, above the table."""
@@ -79,18 +77,16 @@ def wait_for(sweep: Sweep) -> None:
 
 def _ended(point: Point, jobs: dict[str, Job], over: set[str], board: ProgressDisplay) -> bool:
     result = point.result
-    if result is not None and result.state != "stopped":
-        board.show(point.label, summary(result))
-        return True
-    name = str(point.job_id)
-    job = jobs.get(name, Job("GONE"))
-    if not job.ended:
-        over.discard(point.label)
-        board.show(point.label, f"{job.state.lower()}, job {name}")
-        return False
-    if point.label not in over:
-        over.add(point.label)
-        return False
-    point.write_result(Result("failed", 1, error=job.failure(name)))
+    if result is None or result.state == "stopped":
+        name = str(point.job_id)
+        job = jobs.get(name, Job("GONE"))
+        if not job.ended:
+            over.discard(point.label)
+            board.show(point.label, f"{job.state.lower()}, job {name}")
+            return False
+        if point.label not in over:
+            over.add(point.label)
+            return False
+        point.write_result(point.not_started() or Result("failed", 1, error=job.failure(name)))
     board.show(point.label, summary(point.result or Result("failed", 1)))
     return True

@@ -29,7 +29,7 @@ def expected_start(spec: SlurmSpec, sweep: Path, point: Path) -> str:
     )
     executor = executor_of(spec, sweep, {0: point})
     with cluster.outside_job(spec):
-        ok, answer = _test(executor)
+        ok, answer = _test(executor, executor.parameters)
         if not ok and not _may_be_temporary(spec, answer):
             raise ConfigError(_refusal(spec, executor, answer))
     limit = cluster.time_limit(spec.partition)
@@ -38,15 +38,16 @@ def expected_start(spec: SlurmSpec, sweep: Path, point: Path) -> str:
         f"hydra.launcher.timeout_min={spec.timeout_min} is more than partition {spec.partition or '(default)'} allows: "
         f"lower it to at most {limit}",
     )
-    found = _START.search(answer)
-    return (
-        f"{found[1]} on {found[2]}, as SLURM expects" if found else f"unknown, for nodes are down or drained ({answer})"
-    )
+    if found := _START.search(answer):
+        return f"{found[1]} on {found[2]}, as SLURM expects"
+    return f"unknown, for nodes are down or drained ({answer})"
 
 
-def _test(executor: SlurmExecutor) -> tuple[bool, str]:
-    """Returns whether SLURM accepts a job, and its answer, of which the last line has the reason."""
-    done = cluster.slurm_process("sbatch", "--test-only", text=submission_text(executor, "exit", ""))
+def _test(executor: SlurmExecutor, parameters: dict[str, Any]) -> tuple[bool, str]:
+    """Returns whether SLURM accepts a job with these parameters, and the last line of its answer, the reason."""
+    job = copy.copy(executor)
+    job.parameters = parameters
+    done = cluster.slurm_process("sbatch", "--test-only", text=submission_text(job, "exit", ""))
     lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no answer"]
     return done.returncode == 0, _PREFIXES.sub("", lines[-1])
 
@@ -61,7 +62,8 @@ def _may_be_temporary(spec: SlurmSpec, answer: str) -> bool:
 
 def _refusal(spec: SlurmSpec, executor: SlurmExecutor, answer: str) -> str:
     """Returns the error of a refused job: it names the options without one of which SLURM accepts the job."""
-    causes = {key: value for key, value, other in _variants(spec, executor) if _test(other)[0]}
+    variants = _variants(spec, executor.parameters)
+    causes = {key: value for key, value, others in variants if _test(executor, others)[0]}
     if len(causes) > 1:
         causes.pop("partition", None)
     named = " or ".join(f"hydra.launcher.{key}={value}" for key, value in causes.items())
@@ -72,22 +74,15 @@ def _refusal(spec: SlurmSpec, executor: SlurmExecutor, answer: str) -> str:
     return f"SLURM can never start this job ({answer}) with {named or 'these options of hydra.launcher'}: {fix}"
 
 
-def _variants(spec: SlurmSpec, executor: SlurmExecutor) -> Iterator[tuple[str, Any, SlurmExecutor]]:
-    """Yields each option of a job: its key, its value and the job without it."""
-    given = executor.parameters
+def _variants(spec: SlurmSpec, given: dict[str, Any]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yields each option of a job: its key, its value and the parameters without it."""
     for option, key in KEYS.items():
         if key and (name := option.replace("-", "_")) in given:
-            yield key, getattr(spec, key) or given[name], _with(executor, _without(given, name))
+            yield key, getattr(spec, key) or given[name], _without(given, name)
     for name, value in spec.additional_parameters.items():
         others = _without(given["additional_parameters"], name)
-        yield f"additional_parameters.{name}", value, _with(executor, {**given, "additional_parameters": others})
+        yield f"additional_parameters.{name}", value, {**given, "additional_parameters": others}
 
 
 def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != name}
-
-
-def _with(executor: SlurmExecutor, parameters: dict[str, Any]) -> SlurmExecutor:
-    other = copy.copy(executor)
-    other.parameters = parameters
-    return other

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from clipx.errors import ConfigError, require
+from clipx.errors import require
 from clipx.storage.local import open_own
 from clipx_launch.commands.run import ENDED, RunFiles, State
 from clipx_launch.commands.runs import select_runs, sweep_runs
@@ -59,9 +59,8 @@ def _logs_of(run: RunFiles, rank: int | None) -> list[Path]:
     found = list(logs.glob(f"{run.job or 'local'}.*.log")) or list(logs.glob("*.*.log"))
     ranks = {_rank(path): path for path in sorted(found, key=lambda path: (time_of(path), path.name))}
     if rank is not None and ranks:
-        if rank not in ranks:
-            known = ", ".join(map(str, sorted(ranks)))
-            raise ConfigError(f"--rank={rank} has no log at point {run.name}: give one of {known}")
+        known = ", ".join(map(str, sorted(ranks)))
+        require(rank in ranks, f"--rank={rank} has no log at point {run.name}: give one of {known}")
         return [ranks[rank]]
     batch = launch_dir(run.sweep or run.folder) / "logs" / f"{run.job}.log"
     batch_logs = [batch] if rank is None and run.job and batch.is_file() and batch.stat().st_size else []
@@ -76,8 +75,7 @@ def _rank(path: Path) -> int:
 def _list(runs: Sequence[RunFiles]) -> None:
     print("no point has failed; name one of the points with logs:")
     for run in runs:
-        logs = _logs_of(run, None)
-        if logs:
+        if logs := _logs_of(run, None):
             print(f"  {run.name}  {run.state}  {len(logs)} in {logs[0].parent}")
 
 

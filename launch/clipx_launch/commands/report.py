@@ -18,7 +18,7 @@ from clipx.report.sweep_groups import NOT_GIVEN, RUN, SEED, Metric, SweepRun
 from clipx.storage.local import write_text
 from clipx_launch.commands.run import RunFiles, State, metric_of
 from clipx_launch.commands.runs import compare_overrides, note, runs_in, sweep_runs, trained
-from clipx_launch.files import launch_dir, read_sweep
+from clipx_launch.files import SweepFile, launch_dir, read_sweep
 
 _FIX = "make room, or write it elsewhere by --out"
 _WAYS = ("/image_to_text/", "/text_to_image/")  # directions of retrieval: the default metric is their mean
@@ -59,23 +59,21 @@ def write(
 def _commands(sweep: Path) -> list[str]:
     """Returns the commands that launched a sweep. Empty if its sweep.json is damaged, of which `sweep_runs` tells."""
     with suppress(ClipxError):
-        if (known := read_sweep(sweep)) is not None:
-            return known.commands
+        return (read_sweep(sweep) or SweepFile()).commands
     return []
 
 
 def _points(folders: Sequence[Path]) -> list[RunFiles]:
     """Returns the points of all sweeps, in the order of the folders. Several folders name their points."""
-    names = _names(folders)
+    if len(folders) == 1:
+        return trained(sweep_runs(folders[0]))
     found: dict[Path, RunFiles] = {}
-    for folder in folders:
+    for folder, name in _names(folders).items():
         for run in trained(sweep_runs(folder)):
-            run.name = f"{names[folder]}/{run.name}" if len(folders) > 1 else run.name
+            run.name = f"{name}/{run.name}"
             found.setdefault(run.folder, run)
-    runs = list(found.values())
-    if len(folders) > 1:
-        compare_overrides(runs)
-    return runs
+    compare_overrides(found.values())
+    return list(found.values())
 
 
 def _runs(folders: Sequence[Path]) -> list[RunFiles]:

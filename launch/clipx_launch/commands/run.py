@@ -8,7 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from clipx.config.suggestions import did_you_mean
 from clipx.errors import ConfigError
 from clipx.logger import Row
 from clipx.report.console import format_score, is_headline
+from clipx.report.run_history import History
 from clipx.trainer.spec import parse_duration
 from clipx_launch.files import Launch
 from clipx_launch.point import Point, Result
@@ -128,9 +128,7 @@ class RunFiles:
     @property
     def seconds(self) -> float:
         """Seconds that the run was active, over all its starts, without the time between them."""
-        marks = [(row["seconds"], False) for row in self.rows]
-        marks += [(event["time"], event["event"] == "start") for event in self.events]
-        return sum((now - before for (before, _), (now, start) in pairwise(sorted(marks)) if not start), 0.0)
+        return History(self.rows, self.events).seconds
 
 
 @cache

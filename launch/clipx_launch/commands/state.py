@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,8 @@ def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[St
     if result is not None and _has_ended(result):
         return State(result.state), _first_line(result.error)
     job = None if jobs is None or run.job is None else jobs.get(run.job)
-    unfinished = _unfinished_before(run)
     if job is not None and not job.ended and job.state not in _RUNNING:
-        reason = f"after point {unfinished}" if unfinished else job.reason
-        return (State.waiting if result is None else State.requeued), reason
+        return (State.waiting if result is None else State.requeued), _waits_for(run) or job.reason
     if job is not None and job.state in _RUNNING:
         if result is None:
             return _active(run, now), ""
@@ -64,15 +63,16 @@ def state_of(run: RunFiles, jobs: dict[str, Job] | None, now: float) -> tuple[St
         return _without_job(run, now)
     if jobs is None:
         return _active(run, now), "SLURM does not respond"
-    if unfinished and (job is None or job.ended):
-        return State.cancelled, f"not started: point {unfinished} has not finished"
+    if (not_started := run.point.not_started()) is not None and (job is None or job.ended):
+        return State.cancelled, str(not_started.error)
     return _without_result(run.job, job)
 
 
-def _unfinished_before(run: RunFiles) -> str | None:
-    """Returns the label of the point that a point follows, if it has not finished."""
-    before = Point.read(run.point.before) if run.point is not None and run.point.before is not None else None
-    return None if before is None or ((result := before.result) is not None and result.done) else before.label
+def _waits_for(run: RunFiles) -> str:
+    """Returns the point that must finish before a point that waits. Empty if there is none."""
+    if run.point is None or run.point.not_started() is None:
+        return ""
+    return f"after {os.path.relpath(str(run.point.before), run.sweep or run.folder.parent)}"
 
 
 def _without_result(name: str, job: Job | None) -> tuple[State, str]:
@@ -118,8 +118,7 @@ def _without_job(run: RunFiles, now: float) -> tuple[State, str]:
         return State.lost, f"its process and its launcher, {launcher}, have ended without a result"
     if started:
         return State.starting, ""
-    unfinished = _unfinished_before(run)
-    return State.waiting, f"after point {unfinished}" if unfinished else f"in the queue of {launcher}"
+    return State.waiting, _waits_for(run) or f"in the queue of {launcher}"
 
 
 def launcher_of(run: RunFiles) -> Holder | None:

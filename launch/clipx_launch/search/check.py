@@ -68,12 +68,11 @@ def metric_of(spec: OptunaSpec, run: RunSpec) -> str:
 
 def _first_headline(run: RunSpec) -> str:
     """Returns the first headline metric of the first evaluator that has one, or the loss."""
-    for name, evaluator in run.evaluator.items():
-        sets = [] if evaluator.held_out else [f"{key}/" for key in list(evaluator.sets)[:1]]
-        for metric in evaluator.compared if evaluator.every != "none" else ():
-            if is_headline(f"/{metric}"):
-                return f"eval/{name}/{''.join(sets)}{metric}"
-    return LOSS
+    metrics = []
+    for name, evaluator in run.active_evaluators.items():
+        of_set = "" if evaluator.held_out else next((f"{key}/" for key in evaluator.sets), "")
+        metrics += [f"eval/{name}/{of_set}{metric}" for metric in evaluator.compared]
+    return next(filter(is_headline, metrics), LOSS)
 
 
 def direction_of(metric: str) -> Direction:

@@ -113,15 +113,11 @@ class _OptunaSearch:
 
     def run(self, trials: int, jobs: int) -> None:
         """Runs unfinished trials of an earlier start, then new ones. Raises ClipxError."""
-        unfinished = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        self._run_batch([Trial(self.study, trial_id(trial)) for trial in unfinished])
-        while (wanted := trials - self._asked()) > 0:
-            self._run_batch([self.study.ask() for _ in range(min(jobs, wanted))])
+        known = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state is not TrialState.WAITING]
+        self._run_batch([Trial(self.study, trial_id(trial)) for trial in known if trial.state is TrialState.RUNNING])
+        for start in range(len(known), trials, jobs):
+            self._run_batch([self.study.ask() for _ in range(start, min(start + jobs, trials))])
             require_progress(self.failures, self.spec.max_failures)
-
-    def _asked(self) -> int:
-        """Returns the number of trials that have been proposed."""
-        return sum(trial.state is not TrialState.WAITING for trial in self.study.get_trials(deepcopy=False))
 
     def _run_batch(self, batch: Sequence[Trial]) -> None:
         """Launches trials, waits for their end and records their results, also those before a signal."""

@@ -44,10 +44,7 @@ def open_study(
     file, goal = study_file(folder), StudyDirection[direction.name.upper()]
     try:
         storage = JournalStorage(JournalFileBackend(str(file)))
-        if _NAME in optuna.get_all_study_names(storage):
-            study = optuna.load_study(study_name=_NAME, storage=storage)
-        else:
-            study = optuna.create_study(study_name=_NAME, storage=storage, direction=goal)
+        study = optuna.create_study(study_name=_NAME, storage=storage, direction=goal, load_if_exists=True)
         before = study.user_attrs.get(_FACTS)
     except Exception as error:  # of Optuna or a parser, for a file that is damaged or of another kind
         reason = f"{type(error).__name__}: {reason_of(error)}"
