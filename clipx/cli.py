@@ -77,7 +77,7 @@ def imports() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandLine:
     """Command, which runs when it is called: composes, checks, calls `task`. See `cli`."""
 
     task: Callable[[Any], Any]
@@ -136,7 +136,7 @@ def cli(
     prints: bool = False,
     check: Callable[[Any], Any] = lambda spec: None,
     continues: bool = False,
-) -> Command:
+) -> CommandLine:
     """Returns the entry point of a command: compose, check, run. An error of the user is one line and an exit code.
 
     Args:
@@ -150,7 +150,7 @@ def cli(
         check: raises ClipxError for a spec that cannot run, without torch; a launcher calls it before it submits.
         continues: a command that was stopped continues when it is started again.
     """
-    return Command(task, config_name, unused, base, of_run, prints, check, continues)
+    return CommandLine(task, config_name, unused, base, of_run, prints, check, continues)
 
 
 @contextlib.contextmanager
@@ -169,7 +169,7 @@ def with_output() -> Iterator[None]:
         sys.exit(error.exit_code)
 
 
-def _run(command: Command) -> list[ClipxError]:
+def _run(command: CommandLine) -> list[ClipxError]:
     """Runs a command, or each point of a sweep. Returns the errors that the user can correct; raises others."""
     failed: list[ClipxError] = []
     started = False
@@ -309,7 +309,7 @@ def _changes_of_run(words: Sequence[str], groups: Sequence[str]) -> list[str]:
     return [text for text, (group, *rest) in place.items() if group in groups and rest and group not in chosen]
 
 
-def _help(command: Command, words: Sequence[str], folders: Sequence[Path]) -> str:
+def _help(command: CommandLine, words: Sequence[str], folders: Sequence[Path]) -> str:
     """Returns what `--help` prints: with keys these, with choices of groups their keys, else the groups of the command.
 
     Raises ConfigError.

@@ -97,7 +97,6 @@ def export(spec: ExportSpec) -> None:
     """Writes the weights and prints how to load them. Raises ClipxError."""
     run = check(spec)  # before torch is loaded
     out = _output(spec, run)
-    out.parent.mkdir(parents=True, exist_ok=True)
     with imports():
         from clipx.report.console import Screen
         from clipx.weights.export import Exported, write_export

@@ -28,7 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 from clipx.config.options import default_of, facts, typed
 from clipx.config.registry import LIST_GROUPS, MISSING, kinds, option_files
 
-_SET_BY_CLIPX = ("kind", "_target_")  # fields that select a class: a user chooses the option instead
+# Fields that select a class: a user chooses the option instead; and the overrides of a run: a user gives its keys.
+_SET_BY_CLIPX = ("kind", "_target_", "changes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clipx.cli import Command
+from clipx.cli import CommandLine
 from clipx.commands import load, module_of
 from clipx.config.compose import checked
 from clipx.config.composer import Composer
@@ -25,10 +25,10 @@ def name_of_kind(kind: str) -> str:
     return TRAIN if kind == "run" else command_of(kind).name
 
 
-def command_of(name: str) -> Command:
+def command_of(name: str) -> CommandLine:
     """Returns a command other than clipx.train. Raises ConfigError for one that is not launched."""
     found = load(name.replace("_", "-")) if name != TRAIN and module_of(name) is not None else None
-    if not isinstance(found, Command):
+    if not isinstance(found, CommandLine):
         raise ConfigError(f"{name} is no command that can be launched: those that can are in clipx --help")
     return found
 

@@ -26,7 +26,7 @@ shielded() { # COMMAND: SLURM's SIGTERM, which may come before SLURM's answer, d
   (trap '' TERM; exec "$@")
 }
 is_preempted() {
-  [[ "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ PreemptTime=[0-9] ]]
+  [[ "$(shielded scontrol --oneliner show job "$job")" =~ PreemptTime=[0-9] ]]
 }
 alert() { # STATE REASON: runs the user's command at the end of a point
   if [[ -z "$on_end" ]]; then return; fi
@@ -44,17 +44,17 @@ wait_for_end() { # until SLURM ends this script, which must not end as completed
 }
 requeue() { # EVENT MESSAGE NODES: does not return, unless SLURM refuses. The nodes are excluded.
   note "$1" "$2"
-  if ! shielded scontrol requeue "$SLURM_JOB_ID"; then
+  if ! shielded scontrol requeue "$job"; then
     note requeue_refused "SLURM refused to requeue the job: resume the sweep with clipx-sweep resume"
     return
   fi
   if [[ -n "${3:-}" ]]; then # SLURM accepts nodes only for a job that waits
     local others="" try
-    if [[ "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ ' ExcNodeList='([^' (']+) ]]; then
+    if [[ "$(shielded scontrol --oneliner show job "$job")" =~ ' ExcNodeList='([^' (']+) ]]; then
       others="${BASH_REMATCH[1]}"
     fi
     for try in 1 2 3 4; do
-      shielded scontrol update "JobId=$SLURM_JOB_ID" "ExcNodeList=${others:+$others,}$3" && break
+      shielded scontrol update "JobId=$job" "ExcNodeList=${others:+$others,}$3" && break
       sleep 0.5
     done
   fi
@@ -110,7 +110,7 @@ if [[ -e "$files/requeue" ]]; then reason="$(< "$files/requeue")"; fi
 if [[ "$reason" == saved ]]; then saved=1 reason="a signal stopped the run, which has saved"; fi
 if (( ended )) && [[ -z "$reason" ]] && ! has_result ''; then reason="SIGTERM ended the run before it could save"; fi
 if (( ended )) && ! { [[ -n "$reason" ]] && is_preempted; }; then
-  if [[ -n "$on_end" && "$(shielded scontrol --oneliner show job "$SLURM_JOB_ID")" =~ JobState=(CANCELLED|TIMEOUT) ]]; then
+  if [[ -n "$on_end" && "$(shielded scontrol --oneliner show job "$job")" =~ JobState=(CANCELLED|TIMEOUT) ]]; then
     alert stopped "${BASH_REMATCH[1]}${reason:+: $reason}"
   fi
   exit "$code" # by scancel, a time limit, or SLURM's own requeue: from here on, `ended` is by a preemption
@@ -119,7 +119,7 @@ fi
 if [[ -e "$files/cancel" ]]; then
   has_result '' || result stopped 130 "cancelled before training began"
   alert_result
-  shielded scancel "$SLURM_JOB_ID" && wait_for_end
+  shielded scancel "$job" && wait_for_end
 fi
 
 if [[ -n "$missing" ]]; then

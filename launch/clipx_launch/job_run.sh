@@ -1,8 +1,8 @@
 # Middle of a job's script: starts the ranks by srun, again while it cannot start them. `worker`: the command of a rank.
 described=() # each task of an array has a point of its own
-if [[ "$describes" == *name* ]]; then described+=("Name=${sweep##*/}/${point#"$sweep"/}"); fi
+if [[ "$describes" == *name* ]]; then described+=("Name=${sweep##*/}${point#"$sweep"}"); fi
 if [[ "$describes" == *comment* ]]; then described+=("Comment=$point"); fi
-(( ! ${#described[@]} )) || scontrol update "JobId=$SLURM_JOB_ID" "${described[@]}" &> /dev/null & # it may be away
+if (( ${#described[@]} )); then timeout 10 scontrol update "JobId=$job" "${described[@]}" &> /dev/null; fi
 export SLURM_EXPORT_ENV=ALL # srun passes on these variables, whatever sbatch passed to this script
 if [[ -n "${SLURM_CPUS_PER_TASK:-}" ]]; then
   export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # from SLURM 22.05 on srun does not inherit it

@@ -26,6 +26,7 @@ from clipx_launch import snapshot
 from clipx_launch.cluster import job_variables
 from clipx_launch.files import launch_dir
 from clipx_launch.options import LocalSpec
+from clipx_launch.planned import Planned
 from clipx_launch.point import Point, Result
 from clipx_launch.progress import ProgressDisplay, summary
 from clipx_launch.sweep import Sweep

@@ -62,7 +62,7 @@ class Point:
 
     @property
     def trains(self) -> bool:
-        """Whether it is a run of clipx.train."""
+        """True for a run of clipx.train."""
         return self.command == TRAIN
 
     @property

@@ -27,11 +27,12 @@ from clipx_launch.commands.run import ENDED, State
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.files import FIX, launch_dir
 from clipx_launch.options import LaunchSpec
+from clipx_launch.planned import Planned
 from clipx_launch.progress import wait_for
 from clipx_launch.sbatch_script import executor_of, run_command, sbatch_script
 from clipx_launch.site_check import expected_start
 from clipx_launch.slurm_spec import SlurmSpec
-from clipx_launch.sweep import Planned, Sweep
+from clipx_launch.sweep import Sweep
 
 _Array = dict[int, Planned]  # points of a job array by task; of a job, task 0
 

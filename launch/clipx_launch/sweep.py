@@ -25,93 +25,27 @@ from clipx.config.composer import PointComposer
 from clipx.config.registry import PACKAGE
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, StorageError, require, require_effect
+from clipx.errors import ClipxError, ConfigError, StorageError, require
 from clipx.report.console import track
-from clipx.run.directory import RunDir
 from clipx.run.lock import Holder, RunLock
 from clipx.storage.local import ensure_folder
-from clipx.trainer.start import check_plan
-from clipx_launch.chain import TRAIN, Chain, command_of, name_of_kind
+from clipx_launch.chain import TRAIN, Chain, name_of_kind
 from clipx_launch.cluster import has_slurm, queued_jobs
 from clipx_launch.files import Launch, SweepFile, launch_dir, read_sweep, write_json
-from clipx_launch.options import JobsSpec, LaunchSpec, LocalSpec
+from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.planned import Planned
 from clipx_launch.point import Point, Result, config_hash
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Item = TypeVar("Item")
-Options = TypeVar("Options", bound=LaunchSpec)
 Overrides = Mapping[int, Sequence[str]]  # Hydra overrides of each point, by its number
 
 log = logging.getLogger(__name__)
 
 _ADVICE = "another command launches these points: repeat this one when that has ended, or use another hydra.sweep.dir"
 _SAFE_PATH = re.compile(r"[^%\\'\"\n\r`$!]+")  # characters that sbatch, srun and bash all take literally
-
-
-@dataclass(slots=True, eq=False)  # compared by identity: lists of a thousand are searched
-class Planned:
-    """A point and its spec, of a run or of another command. Until it is launched, the point has the job of an earlier
-    launch."""
-
-    point: Point
-    spec: Any
-    after: Point | None = None  # the point that it follows
-    other: Point | None = None  # the point of an earlier launch with another configuration
-    finished: bool = False  # the earlier launch has finished it
-    resumed: bool = False  # by `clipx-sweep resume`, whatever its configuration
-
-    def find_previous(self) -> None:
-        """Reads what an earlier launch has left in the folder. Raises ClipxError if it is damaged."""
-        before = Point.read(self.point.folder)
-        if before is None:
-            return
-        if not self.resumed and before.content != self.point.content:
-            self.other = before
-            return
-        self.point.job, self.point.task = before.job, before.task
-        self.finished = (result := before.result) is not None and result.done
-        if self.point.trains and self.spec.resume == "none":
-            self.spec = replace(self.spec, resume="auto")
-
-    @property
-    def device(self) -> str:
-        """Device that the point asks for. A command without the group distributed computes on the CPU."""
-        return str(self.spec.distributed.device) if self.distributed else "cpu"
-
-    @property
-    def distributed(self) -> bool:
-        """Whether the point may have several ranks."""
-        return hasattr(self.spec, "distributed")
-
-    @property
-    def continues(self) -> bool:
-        """Whether it continues when it is started again, other than from a checkpoint."""
-        return not self.point.trains and command_of(self.point.command).continues
-
-    @property
-    def ready(self) -> bool:
-        """Whether the point that it follows, if it follows one, has finished."""
-        return self.after is None or ((result := self.after.result) is not None and result.done)
-
-    def options(self, spec: Options) -> Options:
-        """Returns the launcher's options of this point: a command that follows a run needs less than the run."""
-        return spec.of_command(self.distributed) if self.after is not None and isinstance(spec, JobsSpec) else spec
-
-    def check(self, spec: LaunchSpec) -> None:
-        """Raises ClipxError if the point cannot run with the options of the launcher."""
-        launcher = self.options(spec)
-        if self.distributed:
-            launcher.check(self.spec.distributed)
-        if self.point.trains:
-            check_plan(self.spec, launcher.world)
-            RunDir(self.point.folder).claim(self.spec)
-            return
-        ranks, one = f"hydra.launcher with {launcher.world} ranks", f"on clipx.{self.point.command}, which has one"
-        require_effect(self.distributed or launcher.world == 1, ranks, one, "set tasks_per_node and nodes to 1")
-        if self.after is None:
-            command_of(self.point.command).check(self.spec)
 
 
 class Watcher(Protocol):

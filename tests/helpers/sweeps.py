@@ -22,8 +22,9 @@ from clipx_launch.__main__ import main
 from clipx_launch.commands.run import RunFiles
 from clipx_launch.commands.runs import sweep_runs
 from clipx_launch.options import LaunchSpec, LocalSpec
+from clipx_launch.planned import Planned
 from clipx_launch.point import Point, Result, config_hash
-from clipx_launch.sweep import Planned, Sweep
+from clipx_launch.sweep import Sweep
 from helpers.runs import small
 
 QUICK = ("duration=4st", "evaluator=[retrieval]", "checkpoint=none")

@@ -11,7 +11,7 @@ from clipx.errors import Exit
 from clipx.run.lock import LOCK, Holder, read_holder
 from clipx_launch.cluster import Job, SlurmError, find_jobs
 from clipx_launch.commands.run import RunFiles, State
-from clipx_launch.point import Point, Result
+from clipx_launch.point import Result
 
 _SILENT_S = 600.0  # a run that has not ended is silent after writing nothing for this time
 _LONGEST = 1000  # characters of a reason

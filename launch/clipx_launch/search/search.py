@@ -42,7 +42,7 @@ from hydra_plugins.clipx_plugins import ClipxLauncher
 
 if TYPE_CHECKING:
     from clipx.trainer.spec import RunSpec
-    from clipx_launch.sweep import Planned
+    from clipx_launch.planned import Planned
 
 _TRIALS = 20  # without hydra.sweeper.trials
 _POLL_S = 1.0  # between two reads of the metrics of all active runs

@@ -50,7 +50,7 @@ def test_each_rank_has_a_gpu_by_one_of_the_keys(
     tmp_path: Path, options: dict[str, Any], gpus: int, lines: dict[str, str]
 ) -> None:
     spec = SlurmSpec(**options)
-    found = parsed(sbatch_script(spec, tmp_path, [tmp_path / "0"], snapshot.environment(None)))
+    found = parsed(sbatch_script(spec, tmp_path, {0: tmp_path / "0"}, snapshot.environment(None)))
     assert spec.gpus == gpus
     assert {key: value for key, value in found.items() if "gpu" in key or key == "gres"} == lines
     assert found.get("cpus-per-task") == (None if spec.cpus_per_gpu else "8")
@@ -72,21 +72,21 @@ def test_every_option_is_in_the_generated_script(tmp_path: Path) -> None:
         setup=["module load cuda"], srun_args=["--container-image=a b"], additional_parameters={"mail_type": "END", "exclusive": True},
         environment={"WORDS": "two $words"}, pass_environment=["A", "B"], max_num_timeout=3, max_preemption=4, max_retry=2,
     )  # fmt: skip
-    folders = [tmp_path / "a b", tmp_path / "c"]
+    folders = {0: tmp_path / "a b", 1: tmp_path / "c"}
     text = sbatch_script(spec, tmp_path, folders, snapshot.environment(None))
     assert parsed(text) == {
         "array": "0-1%1", "job-name": "mine", "partition": "a,b", "account": "me", "qos": "high", "constraint": "h200&ib",
         "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "a100:4", "cpus-per-task": "6", "mem": "1536M", "time": "1440",
         "signal": "USR2@60", "mail-type": "END", "exclusive": "", "export": "ALL,A,B", "requeue": "", "open-mode": "append",
-        "chdir": str(Path.cwd()), "output": f"{tmp_path}/.launch/logs/%A_%a.log",
+        "chdir": str(Path.cwd()), "output": f"{tmp_path}/.launch/logs/%A_%a.log", "comment": str(tmp_path),
     }  # fmt: skip
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     assert "\nmodule load cuda\n" in text
     assert "'--container-image=a b'" in text
     assert "WORDS='two $words'" in text
     assert "max_num_timeout=3 max_preemption=4 max_retry=2 " in text
-    assert " mem_gb=1.5\npass_environment=(A B)\n" in text
-    assert f"\n'{tmp_path}/a b'\n{tmp_path}/c\n" in text
+    assert " mem_gb=1.5 " in text and "\npass_environment=(A B)\n" in text
+    assert f"\n[0]='{tmp_path}/a b'\n[1]={tmp_path}/c\n" in text
 
 
 # ----------------------------------------------------------------------------------------------- the command line

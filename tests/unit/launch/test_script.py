@@ -49,9 +49,11 @@ def test_the_printed_script_equals_the_submitted_script(
     monkeypatch.setenv("LOCAL_RANK", "3")
     sweep = make_sweep(tmp_path / "s", *([f"seed={k}"] for k in range(points)), spec=spec)
     code = snapshot.environment(None)
-    printed = sbatch_script(spec, sweep.folder, [planned.point.folder for planned in sweep.planned], code)
-    job = slurm._submit_array(sweep.folder, sweep.planned, spec, code, None)
-    slurm._record_array(sweep.planned, job)
+    array = dict(enumerate(sweep.planned))
+    folders = {task: planned.point.folder for task, planned in array.items()}
+    printed = sbatch_script(spec, sweep.folder, folders, code)
+    job = slurm._submit_array(sweep.folder, array, spec, code, "")
+    slurm._record_array(array, job)
     assert (tmp_path / "submitted").read_text() == printed
     assert "LOCAL_RANK=" not in (tmp_path / "env").read_text() and os.environ["LOCAL_RANK"] == "3"
     assert [planned.point.job_id for planned in sweep.planned] == (["7"] if points == 1 else ["7_0", "7_1", "7_2"])
