@@ -116,6 +116,8 @@ class Sweep:
 
     def _follow(self, planned: Planned, chain: Chain) -> list[Planned]:
         """Returns the points of the commands that follow a run."""
+        then = f"hydra.launcher.then=[{', '.join(chain.then)}]"
+        require_effect(planned.point.trains or not chain.then, then, f"after clipx.{planned.point.command}")
         found, before = list[Planned](), planned.point
         for name, typed, spec in chain.specs(before.folder):
             following = _plan(spec, planned.point.folder / name, typed, planned.point.index)

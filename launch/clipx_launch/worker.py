@@ -144,14 +144,16 @@ def _run(point: Point, rank: int) -> Result:
 
 def _run_command(point: Point, spec: Any, rank: int) -> None:
     """Runs another command than clipx.train. What it prints as its result is in the point's folder."""
+    from clipx.distributed.launch_env import rank_and_world
     from clipx.run.directory import RunDir
     from clipx_launch.chain import command_of
 
-    command = command_of(point.command)
+    command, computes = command_of(point.command), hasattr(spec, "distributed") and spec.distributed.device != "cpu"
+    device = "cuda" if computes and os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
     with contextlib.ExitStack() as stack:
         if rank == 0:
             events = RunDir(point.folder)
-            events.event("start", command=command.name)
+            events.event("start", step=0, world=rank_and_world()[1], device=device)
             stack.callback(events.event, "end")
         if rank == 0 and command.prints:
             output = stack.enter_context((point.folder / "output.txt").open("w", encoding="utf-8"))

@@ -78,7 +78,10 @@ def test_every_file_is_an_option_composed_by_these_tests() -> None:
     folders = (CONF_DIR, *discover_installed())
     files = {str(path.relative_to(folder)) for folder in folders for path in folder.rglob("*") if path.is_file()}
     files -= {name for name in files if name.startswith("schema")}  # tests/unit/config/test_json_schema.py
-    assert files - covered == {f"{name}.yaml" for name in COMMANDS} | {"hydra/default_launcher.yaml", "hydra/default_sweep.yaml"}
+    assert files - covered == {f"{name}.yaml" for name in COMMANDS} | {
+        "hydra/default_launcher.yaml",
+        "hydra/default_sweep.yaml",
+    }
 
 
 @pytest.mark.parametrize("name", slow_except(names("recipe"), "digits", "cc12m"))
