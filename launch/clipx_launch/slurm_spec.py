@@ -182,10 +182,10 @@ class SlurmSpec(JobsSpec):
         return self.nodes * self.tasks_per_node
 
     def of_command(self, distributed: bool) -> Self:
-        options = replace(JobsSpec.of_command(self, distributed), nodes=1)
         if distributed:
-            return options
-        return replace(options, gpus_per_node="0", gpus_per_task=None, gres=None, cpus_per_gpu=None, mem_per_gpu=None)
+            return replace(self, nodes=1)
+        cpu = replace(self, gpus_per_node="0", gpus_per_task=None, gres=None, cpus_per_gpu=None, mem_per_gpu=None)
+        return replace(cpu, nodes=1, tasks_per_node=1)
 
     @property
     def gpu_options(self) -> dict[str, int]:

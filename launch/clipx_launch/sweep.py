@@ -25,7 +25,7 @@ from clipx.config.composer import PointComposer
 from clipx.config.registry import PACKAGE
 from clipx.config.saved import to_dict
 from clipx.distributed.launch_env import rank_or_none
-from clipx.errors import ClipxError, ConfigError, StorageError, require
+from clipx.errors import ClipxError, ConfigError, StorageError, require, require_effect
 from clipx.report.console import track
 from clipx.run.lock import Holder, RunLock
 from clipx.storage.local import ensure_folder
@@ -104,7 +104,7 @@ class Sweep:
                 other = folders.setdefault(planned.point.folder, index)
                 require(
                     other == index,
-                    f"run_dir={planned.spec.run_dir} is the folder of point {other} too: remove run_dir= from a sweep",
+                    f"run_dir={planned.point.folder} is the folder of point {other} too: remove run_dir= from a sweep",
                 )
                 sweep.planned.append(planned)
                 sweep.planned += sweep._follow(planned, chain)

@@ -11,8 +11,9 @@ from typing import Any
 
 from clipx.checkpoint.records import MANIFEST
 from clipx_launch.options import LocalSpec
+from clipx_launch.planned import Planned
 from clipx_launch.point import Point, Result
-from clipx_launch.sweep import Planned, Sweep
+from clipx_launch.sweep import Sweep
 from helpers.nested import places, replaced
 from helpers.runs import small
 

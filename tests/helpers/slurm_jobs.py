@@ -26,10 +26,12 @@ LOCAL = ("-m", "hydra/launcher=clipx_local")
 QUICK = (*SMALL, "checkpoint=none")
 
 
-def launch(*arguments: str, check: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs `python -m clipx.train` with these arguments. Points run on one thread each."""
+def launch(
+    *arguments: str, check: bool = True, command: str = TRAIN[2], **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m clipx.train`, or another command, with these arguments. Points run on one thread each."""
     own = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    done = forks.run([{}], [*TRAIN[1:], *arguments], own, timeout=600)
+    done = forks.run([{}], ["-m", command, *arguments], own, timeout=600)
     assert not check or done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
 

@@ -16,8 +16,9 @@ from helpers.runs import small
 
 from clipx_launch.__main__ import main
 from clipx_launch.options import LocalSpec
+from clipx_launch.planned import Planned
 from clipx_launch.point import Point, Result
-from clipx_launch.sweep import Planned, Sweep
+from clipx_launch.sweep import Sweep
 
 I2T, T2I = (f"eval/retrieval/{way}/recall@1" for way in ("image_to_text", "text_to_image"))
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the samples, at which runs are evaluated
