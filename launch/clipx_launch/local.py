@@ -50,7 +50,7 @@ def launch(sweep: Sweep, spec: LocalSpec) -> list[JobReturn]:
 
 def _devices(sweep: Sweep, spec: LocalSpec) -> list[str]:
     """Returns the GPUs to assign, none for runs on the CPU. Raises ConfigError if there are too few."""
-    on_cpu = all(planned.spec.distributed.device == "cpu" for planned in sweep.pending)
+    on_cpu = all(planned.device == "cpu" for planned in sweep.pending)
     devices = [] if on_cpu else _visible_devices()
     require(
         not devices or spec.parallelism * spec.tasks_per_node <= len(devices),

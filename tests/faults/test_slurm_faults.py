@@ -135,6 +135,42 @@ def check_preemption(uninterrupted: Path, sweep: Path, signal: str) -> None:
 
 
 @pytest.mark.usefixtures("alone")
+def test_commands_follow_each_run_of_a_sweep_that_is_preempted(tmp_path: Path) -> None:
+    """Train, evaluate, export: a requeued run has not finished, so that what follows it waits for its second end."""
+    sweep, alerts = tmp_path / "s", tmp_path / "alerts"
+    on_end = f'hydra.launcher.on_end="echo \\"$CLIPX_STATE $CLIPX_FOLDER\\" >> {alerts}"'
+    then = 'hydra.launcher.then=[evaluate, "export format=safetensors"]'
+    options = ("hydra.launcher.partition=low", "evaluator=[retrieval]", "seed=0,1", on_end, then)
+    submitted_jobs = launch(*SLURM, *RUN, *held(sweep), f"hydra.sweep.dir={sweep}", *options).stdout
+    assert f"{sweep}: 6 of 6 points submitted" in submitted_jobs
+    for point in "01":
+        wait_for_steps(sweep / point)
+    assert {name: of for name, (of, _) in states(sweep).items() if "/" in name} == dict.fromkeys(
+        ("0/evaluate", "0/export", "1/evaluate", "1/export"), "waiting"
+    )
+    assert states(sweep)["1/export"] == ("waiting", "after 1/evaluate")
+    waiting = ("--partition=main", f"--nodes={len(slurm_cluster.NODES)}", "--exclusive", "--output=/dev/null")
+    other = output_of("sbatch", "--parsable", *waiting, "--wrap=sleep infinity")
+    try:
+        wait_until(lambda: [states(sweep)[point][0] for point in "01"] == ["requeued"] * 2, "not preempted")
+        assert states(sweep)["0/evaluate"] == ("waiting", "after 0")
+        assert not alerts.exists(), alerts.read_text()
+    finally:
+        output_of("scancel", other)
+    release(sweep)
+    wait_until(lambda: {of for of, _ in states(sweep).values()} == {"finished"}, lambda: str(states(sweep)))
+    assert [launch_json(sweep / point, "point")["requeues"] for point in "01"] == [1, 1]
+    for point in "01":
+        assert len(losses(sweep / point)) == STEPS, "a step was logged twice or not at all"
+        assert (sweep / point / "exports/model.safetensors").is_file()
+        assert len(list((sweep / point).glob("evaluation-*.json"))) == 1
+    names = ("", "/evaluate", "/export")
+    assert sorted(alerts.read_text().splitlines()) == sorted(
+        f"finished {sweep}/{k}{name}" for k in "01" for name in names
+    )
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_preempted_run_saves_at_sigterm_and_resumes_when_resources_are_free(
     tmp_path: Path, uninterrupted: Path
 ) -> None:

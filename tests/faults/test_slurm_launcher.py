@@ -32,6 +32,7 @@ from helpers.slurm_jobs import (
     wait_for_steps,
 )
 from helpers.sweeps import make_sweep, run_named, states
+from helpers.waiting import wait_until
 
 from clipx.config.typed import last_of_each
 from clipx.errors import ConfigError
@@ -347,3 +348,49 @@ def test_queued_points_are_cancelled_and_resumed_individually(
     assert {state for state, _ in states(submitted).values()} == {"cancelled"}
     assert main(["cancel", str(submitted)]) == 0
     assert capsys.readouterr().out == "nothing to cancel: 3 cancelled\n"
+
+
+def test_cancelling_the_last_task_leaves_the_others_and_a_resumed_run_is_followed_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SLURM gives the last task of an array the number of the array. What follows the cancelled run never starts."""
+    sweep = tmp_path / "s"
+    then = 'hydra.launcher.then=["export format=safetensors"]'
+    launch(*SLURM, *LONG, *held(sweep), f"hydra.sweep.dir={sweep}", "seed=0,1", then)
+    for point in "01":
+        wait_for_steps(sweep / point)
+    assert main(["cancel", str(sweep), "1"]) == 0
+    wait_until(lambda: states(sweep)["1/export"][0] == "cancelled", lambda: str(states(sweep)))
+    found = states(sweep)
+    assert (found["0"][0], found["0/export"]) == ("running", ("waiting", "after 0"))
+    assert (found["1"][0], found["1/export"][1]) == ("cancelled", "not started: point 1 has not finished")
+
+    capsys.readouterr()
+    assert main(["resume", str(sweep)]) == 0
+    assert f"{sweep}: 2 of 2 points submitted" in capsys.readouterr().out
+    # Another command, as an array of its own, after all that the sweep still runs.
+    runs = f"run={sweep}/0,{sweep}/1"
+    cpu = ("--config-dir", str(PLUGINS / "faults"), "evaluator=[retrieval]", "distributed=cpu", "data.workers=0")
+    after = (f"hydra.launcher.after={sweep}", f"hydra.sweep.dir={tmp_path}/evaluated")
+    evaluated = launch(*SLURM, runs, *cpu, *after, command="clipx.evaluate").stdout
+    assert f"{tmp_path}/evaluated: 2 of 2 points submitted" in evaluated
+    assert {task["Reason"] for task in slurm_tasks(job_of(evaluated))} == {"Dependency"}
+    release(sweep)
+    assert wait_for_job(job_of(evaluated)) == ["COMPLETED"] * 2, logs(tmp_path / "evaluated/0")
+    assert {of for of, _ in states(sweep).values()} == {"finished"}
+    assert [(sweep / point / "exports/model.safetensors").is_file() for point in "01"] == [True, True]
+    assert [len(list((sweep / point).glob("evaluation-*.json"))) for point in "01"] == [1, 1]
+    assert {name: of for name, (of, _) in states(tmp_path / "evaluated").items()} == {"0": "finished", "1": "finished"}
+
+
+def test_the_alert_of_a_failed_point_has_its_reason_and_what_follows_is_cancelled(tmp_path: Path) -> None:
+    sweep, alerts = tmp_path / "s", tmp_path / "alerts"
+    on_end = f'hydra.launcher.on_end="echo \\"$CLIPX_STATE|$CLIPX_REASON|$CLIPX_FOLDER\\" >> {alerts}"'
+    faulty = ("--config-dir", str(PLUGINS / "faults"), "objective=faulty", "objective.rank=0")
+    options = (*SLURM, *faulty, *QUICK, f"hydra.sweep.dir={sweep}", on_end, "hydra.launcher.then=[evaluate]")
+    done = launch(*options, "hydra.launcher.wait=true", check=False)
+    assert done.returncode == 1
+    wait_until(alerts.exists)  # after the result
+    assert alerts.read_text() == f"failed|RuntimeError: a bug of rank 0|{sweep}/0\n"
+    assert "point 0/evaluate  stopped: not started: point 0 has not finished" in done.stdout
+    assert states(sweep)["0/evaluate"] == ("cancelled", "not started: point 0 has not finished")

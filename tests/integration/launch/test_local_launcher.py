@@ -104,3 +104,33 @@ def test_cancelling_a_point_sends_sigterm_only_to_its_process(
     capsys.readouterr()
     assert main(["cancel", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "nothing to cancel: 3 lost\n"
+
+
+def test_commands_follow_the_runs_that_finish_and_a_command_is_told_of_each_end(tmp_path: Path) -> None:
+    """Their results are where the commands write them without a launcher; a run that failed is followed by none."""
+    sweep, alerts = tmp_path / "s", tmp_path / "alerts"
+    on_end = f'hydra.launcher.on_end="echo \\"$CLIPX_STATE|$CLIPX_REASON|$CLIPX_FOLDER\\" >> {alerts}"'
+    faulty = ("--config-dir", str(PLUGIN), "objective=faulty", "objective.rank=null,0")
+    then = 'hydra.launcher.then=["export format=safetensors"]'
+    done = launch(*LOCAL, *faulty, *SMALL, f"hydra.sweep.dir={sweep}", then, on_end, check=False)
+    assert done.returncode == 1
+    assert "point 1/export  objective.rank=0  stopped: not started: point 1 has not finished" in done.stdout
+    assert (sweep / "0/exports/model.safetensors").is_file()
+    found = {name: of for name, (of, _) in states(sweep).items()}
+    assert found == {"0": "finished", "0/export": "finished", "1": "failed", "1/export": "cancelled"}
+    assert sorted(alerts.read_text().splitlines()) == [
+        f"failed|RuntimeError: a bug of rank 0|{sweep}/1", f"finished||{sweep}/0", f"finished||{sweep}/0/export",
+    ]  # fmt: skip
+
+
+def test_what_a_launched_command_prints_is_in_the_folder_of_its_point(tmp_path: Path) -> None:
+    options = (*SMALL, "evaluator=[retrieval]")
+    launch(*LOCAL, *options, f"hydra.sweep.dir={tmp_path}/s")
+    metric = "eval/retrieval/image_to_text/recall@5"
+    expected = {"overrides": list(options), "metrics": {metric: {"value": 0.5, "tolerance": 1, "source": "Table 1"}}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(expected))
+    given = (f"run={tmp_path}/s/0", f"expected={tmp_path}/mine.yaml", f"hydra.sweep.dir={tmp_path}/c")
+    done = launch(*LOCAL, *given, command="clipx.check")
+    assert "point 0  finished" in done.stdout
+    assert metric in (tmp_path / "c/0/output.txt").read_text()
+    assert states(tmp_path / "c")["0"] == ("finished", "")

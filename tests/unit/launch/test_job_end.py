@@ -26,6 +26,7 @@ LOST = Result("failed", 1, error="rank 1 (host n2, pid 5) sent no heartbeat for 
 COMMANDS = {
     "srun": 'eval "$SRUN"',
     "scontrol": 'echo "scontrol $*" >> "$CALLS"; [[ "$*" != *"show job"* ]] || echo "$JOB"',
+    "scancel": 'echo "scancel $*" >> "$CALLS"',
     "sleep": "",
 }
 
@@ -47,7 +48,13 @@ class Job:
         self.calls_file = folder / "calls"
 
     def run(
-        self, srun: str, restart: int = 0, preempted: bool = False, job: str = "7", **options: Any
+        self,
+        srun: str,
+        restart: int = 0,
+        preempted: bool = False,
+        job: str = "7",
+        variables: dict[str, str] | None = None,
+        **options: Any,
     ) -> subprocess.CompletedProcess[str]:
         text = sbatch_script(SlurmSpec(**options), self.folder.parent, {0: self.folder}, snapshot.environment(None))
         self.calls_file.unlink(missing_ok=True)
@@ -60,6 +67,7 @@ class Job:
             "CALLS": str(self.calls_file),
             "JOB": f"JobState=RUNNING PreemptTime={'2026-11-30T12:00:00' if preempted else 'None'}",
             "files": str(self.files),
+            **(variables or {}),
         }
         return subprocess.run(["bash"], input=text, env=env, capture_output=True, text=True, timeout=600, check=False)
 
@@ -230,3 +238,37 @@ def test_a_failed_job_has_the_reason_in_its_result(job: Job, srun: Callable[[Job
     assert (job.result.state, job.result.error) == ("failed", error)
     assert done.returncode == job.result.exit_code != 0
     assert not job.requeued
+
+
+def test_a_task_of_an_array_is_named_as_a_task_to_slurm(job: Job) -> None:
+    """SLURM gives the last task the number of the whole array, which such commands would reach."""
+    task = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0"}
+    job.point.set_job("7_0")
+    job.files = job.point.files
+    own = {**task, "files": str(job.files)}
+    job.run(job.stop("saved"), variables=own)
+    calls = job.calls
+    job.run(job.fail("result", Result("stopped", 75)) + '; touch "$files/cancel"', variables=own)
+    calls += job.calls
+    assert {"scontrol requeue 7_0", "scancel 7_0"} <= {*calls}
+    assert [call for call in calls if "7_0" not in call] == []
+
+
+def test_on_end_runs_at_the_end_of_a_point_and_not_when_it_is_requeued(job: Job, tmp_path: Path) -> None:
+    alerts = tmp_path / "alerts"
+    command = f'echo "$CLIPX_STATE|$CLIPX_REASON|$CLIPX_FOLDER" >> {alerts}'
+    job.run(job.stop("saved"), on_end=command)
+    assert job.requeued and not alerts.exists()
+    job.run(job.fail("result", Result("failed", 1, error="a bug")) + "; exit 1", on_end=command)
+    job.run(job.fail("result", Result("finished")), on_end=command)
+    job.run(job.stop("saved"), on_end=command, max_num_timeout=0)
+    folder = job.folder
+    assert alerts.read_text().splitlines() == [
+        f"failed|a bug|{folder}", f"finished||{folder}", f"stopped|a signal stopped the run, which has saved|{folder}",
+    ]  # fmt: skip
+
+
+def test_a_command_on_end_that_fails_changes_no_result(job: Job) -> None:
+    done = job.run(job.fail("result", Result("finished")), on_end="exit 3")
+    assert (done.returncode, job.result) == (0, Result("finished"))
+    assert "hydra.launcher.on_end has failed (exit code 3)" in done.stderr
