@@ -51,6 +51,7 @@ class StartSignals:
         """Takes `end`, called with the reason before the process ends, which returns its exit code, and `saved`, called
         on rank 0 when the run has saved after a signal during training."""
         self._end, self._saved = end, saved
+        self.when = "before training began"  # of the signal, in its message
         self.raised: int | None = None  # the signal for which a handler has raised StoppedAtStart
         self._unwound = threading.Event()
 
@@ -100,7 +101,7 @@ class StartSignals:
                 continue
             if self._handles(number) and (self._unwound.wait(_UNWIND_S) or self._handles(number)):
                 name = signal.Signals(number).name
-                reason = f"{name} before training began: nothing to save, start it again"
+                reason = f"{name} {self.when}: nothing to save, start it again"
                 if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
                     write_line(f"stopped: {reason}")
                 os._exit(self._end(reason))  # a normal exit waits for the threads of a process group, which may block

@@ -117,7 +117,7 @@ if (( ended )) && ! { [[ -n "$reason" ]] && is_preempted; }; then
 fi
 
 if [[ -e "$files/cancel" ]]; then
-  has_result '' || result stopped 130 "cancelled before training began"
+  has_result '' || result stopped 130 "cancelled${reason:+: $reason}"
   alert_result
   shielded scancel "$job" && wait_for_end
 fi

@@ -34,14 +34,15 @@ def main() -> None:
     folder, job = Path(sys.argv[-1]), sys.argv[2] if sys.argv[1] == "--job" else None
     files = folder / ".launch" / (job or "local")
     rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", 0)))
-    StartSignals(
+    signals = StartSignals(
         end=lambda reason: _stopped_at_start(files, reason, rank, job is not None),
         saved=lambda: _request_requeue(folder, files) if job else None,
-    ).run(lambda: _work(folder, rank, job))
+    )
+    signals.run(lambda: _work(folder, rank, job, signals))
 
 
 def _stopped_at_start(files: Path, reason: str, rank: int, requeue: bool) -> int:
-    """Records a stop before training began. Returns the exit code.
+    """Records a stop before training began, or during another command. Returns the exit code.
 
     srun may have sent the signal because another rank failed: the job's script examines the results first.
     """
@@ -66,7 +67,7 @@ def _request_requeue(folder: Path, files: Path) -> None:
         write_text(files / "requeue", SAVED)
 
 
-def _work(folder: Path, rank: int, job: str | None) -> None:
+def _work(folder: Path, rank: int, job: str | None, signals: StartSignals) -> None:
     watch_launcher()
     from clipx_launch.point import Point, Result
 
@@ -76,6 +77,8 @@ def _work(folder: Path, rank: int, job: str | None) -> None:
         sys.exit(f"error: {error}")
     if point is None:
         sys.exit(f"error: {folder} contains no point: give a folder that a launcher wrote")
+    if not point.trains:
+        signals.when = f"during clipx.{point.command}"
     if job:
         point.set_job(job)
     point.requeues = int(os.environ.get("SLURM_RESTART_COUNT", 0))
@@ -86,7 +89,7 @@ def _work(folder: Path, rank: int, job: str | None) -> None:
         write(Result("failed", code, error=reason))
 
     add_reporter(report)
-    result = _run(point, rank)
+    result = _run(point, rank, signals)
     code = result.exit_code
     if result.state == "stopped" and ((point.files / "requeue").exists() or rank > 0):
         code = Exit.FINISHED  # after another code srun would end the other ranks, which may not have ended yet
@@ -98,7 +101,7 @@ def _work(folder: Path, rank: int, job: str | None) -> None:
     sys.exit(code)
 
 
-def _run(point: Point, rank: int) -> Result:
+def _run(point: Point, rank: int, signals: StartSignals) -> Result:
     """Trains the run, and returns its result for every error. Rank 0 locks the run's directory for this job before
     torch is imported; the run's own lock follows it."""
     from clipx.cli import print_error, record_command
@@ -125,7 +128,7 @@ def _run(point: Point, rank: int) -> Result:
     except StoppedAtStart:
         raise
     except KeyboardInterrupt:
-        return Result("stopped", Exit.ABORTED, error="SIGINT before training began")
+        return Result("stopped", Exit.ABORTED, error=f"SIGINT {signals.when}")
     except BaseException as error:
         known = known_failure(error) if isinstance(error, Exception) else None
         if known is None:
@@ -150,15 +153,17 @@ def _run_command(point: Point, spec: Any, rank: int) -> None:
 
     command, computes = command_of(point.command), hasattr(spec, "distributed") and spec.distributed.device != "cpu"
     device = "cuda" if computes and os.environ.get("CUDA_VISIBLE_DEVICES") else "cpu"
+    if rank > 0:
+        command.task(spec)
+        return
+    events = RunDir(point.folder)
+    events.event("start", step=0, world=rank_and_world()[1], device=device)
     with contextlib.ExitStack() as stack:
-        if rank == 0:
-            events = RunDir(point.folder)
-            events.event("start", step=0, world=rank_and_world()[1], device=device)
-            stack.callback(events.event, "end")
-        if rank == 0 and command.prints:
+        if command.prints:
             output = stack.enter_context((point.folder / "output.txt").open("w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(output))
         command.task(spec)
+    events.event("end")
 
 
 def _earlier_result(point: Point) -> Result | None:

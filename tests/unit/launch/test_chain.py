@@ -12,6 +12,8 @@ from helpers.slurm_jobs import LOCAL, launch, refused
 from helpers.sweeps import make_sweep, states
 from submitit.slurm.slurm import SlurmJob
 
+from clipx.distributed.ddp import DdpSpec
+from clipx.evaluate import EvaluateSpec
 from clipx_launch import cluster, slurm
 from clipx_launch.options import LocalSpec
 from clipx_launch.planned import Planned
@@ -129,6 +131,25 @@ def test_a_point_that_follows_shows_what_it_waits_for(tmp_path: Path) -> None:
     run.write_result(Result("finished", value=0.5))
     assert follows.not_started() is None
     assert states(tmp_path)["0/evaluate"][1].startswith("in the queue of ")
+
+
+def test_what_follows_a_run_that_is_launched_again_is_launched_again(tmp_path: Path) -> None:
+    made = chained(tmp_path, 2, "evaluate")
+    for planned in made.planned:
+        planned.point.launch_dir.mkdir(parents=True, exist_ok=True)
+        planned.point.write()
+        if planned.point.label != "1":
+            planned.point.write_result(Result("finished"))
+    made.check(LocalSpec())
+    assert [planned.point.label for planned in made.pending] == ["1", "1/evaluate"]
+
+
+def test_a_moved_sweep_resumes_its_commands_on_its_own_runs(tmp_path: Path, inputs: Inputs) -> None:
+    spec = EvaluateSpec(run=str(tmp_path / "gone/0"), evaluator={}, distributed=DdpSpec())
+    point = Point(folder=tmp_path / "0/evaluate", index=0, overrides=[], content="x", command="evaluate", after="..")
+    point.create(spec)
+    (planned,) = Sweep.from_points(tmp_path, [point]).planned
+    assert (planned.spec.run, planned.point.command, planned.point.after) == (f"{tmp_path}/0", "evaluate", "..")
 
 
 def test_the_scripts_of_a_chain_name_its_jobs_and_dependencies(tmp_path: Path) -> None:
