@@ -126,9 +126,12 @@ def _check_sweep(override: Override, known: Sequence[str]) -> None:
     require(bool(matches), f"{typed} matches no option of a group, so nothing would run: correct the pattern")
 
 
-def config_folders() -> list[Path]:
-    """Returns the folder of --config-dir of the command that runs now, if it was given."""
-    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else []
+def config_folders(hydra: Any = None) -> list[Path]:
+    """Returns the folder of --config-dir, if it was given. `hydra`: node `hydra` of a configuration, by default of that
+    of the command that runs now."""
+    if hydra is None and HydraConfig.initialized():
+        hydra = HydraConfig.get()
+    sources = [] if hydra is None else hydra.runtime.config_sources
     return [Path(one.path) for one in sources if one.schema == "file" and one.provider == "command-line"]
 
 

@@ -116,8 +116,10 @@ class _Runner:
 
     def _next(self, waiting: list[Planned], board: ProgressDisplay) -> Planned | None:
         """Takes the next point that can start from those that wait. Ends those that follow one that did not finish."""
-        active = [*(planned.point for planned in waiting), *(running.point for running in self._running)]
-        for planned in [planned for planned in waiting if planned.after not in active]:
+        active = {planned.point.folder for planned in waiting} | {running.point.folder for running in self._running}
+        for planned in list(waiting):
+            if planned.after is not None and planned.after.folder in active:
+                continue
             waiting.remove(planned)
             if planned.ready:
                 return planned

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 KEYS = {
     "job-name": "name", "time": "timeout_min", "ntasks-per-node": "tasks_per_node", "mem": "mem_gb",
-    "signal": "signal_delay_s",
+    "signal": "signal_delay_s", "dependency": "after",
     **{name.replace("_", "-"): name for name in (
         "nodes", "partition", "account", "qos", "constraint", "exclude", "comment", "gres", "gpus_per_node",
         "gpus_per_task", "cpus_per_task", "cpus_per_gpu", "mem_per_cpu", "mem_per_gpu",
     )},
-    **dict.fromkeys(("array", "chdir", "dependency", "error", "open-mode", "output", "requeue", "no-requeue"), ""),
+    **dict.fromkeys(("array", "chdir", "error", "open-mode", "output", "requeue", "no-requeue"), ""),
 }  # fmt: skip
 """Keys by the options of sbatch, which submitit's parameters are named after. Empty: the launcher sets it itself."""
 

@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext
 
 from clipx.config import plugins
-from clipx.config.compose import checked
+from clipx.config.compose import checked, config_folders
 from clipx.config.composer import PointComposer
 from clipx.config.registry import PACKAGE
 from clipx.config.saved import to_dict
@@ -97,7 +97,7 @@ class Sweep:
         _check_path(sweep.folder, "hydra.sweep.dir")
         of_run = not any("hydra.sweep.dir=" in text for text in config.hydra.overrides.hydra)
         folders: dict[Path, int] = {}
-        composer, chain = PointComposer(context.config_loader, config), Chain(then, _config_folders(config))
+        composer, chain = PointComposer(context.config_loader, config), Chain(then, config_folders(config.hydra))
         for index, typed in _with_progress(numbered.items(), "checking"):
             with sweep._collect_error(f"{index}"):
                 planned = _plan(*composer.compose(typed, index), typed, index)
@@ -174,11 +174,14 @@ class Sweep:
 
         Points whose jobs wait or run in SLURM are neither checked nor launched again.
         """
-        for planned in self.planned:
+        unfinished = set[Path]()
+        for planned in self.planned:  # what follows a run is after it
             with self._collect_error(planned.point.label):
                 planned.find_previous()
-                if planned.after in [p.point for p in self.planned if not p.finished]:
+                if planned.after is not None and planned.after.folder in unfinished:
                     planned.finished = False  # it has followed an earlier end of the run
+            if not planned.finished:
+                unfinished.add(planned.point.folder)
         known = [point for p in self.planned for point in (p.point, p.other) if point and point.job_id]
         waiting = queued_jobs() if known and has_slurm() else {}
         started = [p for p in self.planned if not p.finished]
@@ -298,12 +301,6 @@ def _plan(spec: Any, folder: Path, overrides: list[str], index: int, resumed: bo
         spec = replace(spec, run_dir=str(folder))
     point = Point(folder=folder, index=index, overrides=overrides, content=config_hash(spec), command=command)
     return Planned(point, spec, resumed=resumed)
-
-
-def _config_folders(config: DictConfig) -> list[Path]:
-    """Returns the folder of --config-dir, if it was given."""
-    sources = config.hydra.runtime.config_sources
-    return [Path(one.path) for one in sources if one.schema == "file" and one.provider == "command-line"]
 
 
 def _check_other(other: Point | None, waiting: Collection[str]) -> None:

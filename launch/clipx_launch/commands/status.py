@@ -72,6 +72,7 @@ def _facts(run: RunFiles) -> dict[str, Any]:
         "folder": str(run.folder),
         "sweep": str(run.sweep) if run.sweep else None,
         "index": run.point.index if run.point else None,
+        "command": run.point.command if run.point else None,
         "job": run.job,
         "requeues": run.point.requeues if run.point else None,
         "state": run.state,
