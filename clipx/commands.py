@@ -13,6 +13,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -100,8 +101,7 @@ def load(name: str) -> Callable[[], None]:
     """Returns the function that runs a command, by its name. Ends the process with an error if its package is not
     there."""
     if (module := f"clipx.{name}") in _CORE:
-        found: Callable[[], None] = importlib.import_module(module).main
-        return found
+        return partial(run, name, module) if name in ("train", "bench") else importlib.import_module(module).main
     entry = entry_points().get(name)
     if entry is None:
         refuse(f"the command {name} is not registered: install clipx again (in a checkout: pip install -e .)")

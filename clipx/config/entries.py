@@ -29,7 +29,7 @@ from clipx.config.options import default_of, facts, typed
 from clipx.config.registry import LIST_GROUPS, MISSING, kinds, option_files
 
 # Fields that select a class: a user chooses the option instead; and the overrides of a run: a user gives its keys.
-_SET_BY_CLIPX = ("kind", "_target_", "changes")
+SET_BY_CLIPX = ("kind", "_target_", "changes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def unselected_entries(groups: Iterable[str]) -> Iterator[Entry]:
 
 def shown_fields(cls: type) -> list[dataclasses.Field[Any]]:
     """Returns the fields of a spec that a user sets."""
-    return [field for field in dataclasses.fields(cls) if field.name not in _SET_BY_CLIPX]
+    return [field for field in dataclasses.fields(cls) if field.name not in SET_BY_CLIPX]
 
 
 def spec_entries(cls: type, cfg: DictConfig | None, prefix: str) -> Iterator[Entry]:

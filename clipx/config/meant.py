@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from clipx.config.entries import Entry, entries, unselected_entries
+from clipx.config.entries import SET_BY_CLIPX, Entry, entries, unselected_entries
 from clipx.config.other_trainers import other_trainers
 from clipx.config.suggestions import letters_of
 
@@ -33,7 +33,7 @@ ELSEWHERE = {
 def settable_keys(cfg: DictConfig) -> list[str]:
     """Returns the keys of a command that a user sets: those without a type are there for Hydra alone."""
     hints = typing.get_type_hints(OmegaConf.get_type(cfg))
-    return [name for name, hint in hints.items() if hint is not Any and name != "kind"]
+    return [name for name, hint in hints.items() if hint is not Any and name not in SET_BY_CLIPX]
 
 
 def meant(key: str, cfg: DictConfig) -> str:

@@ -43,13 +43,13 @@ def launch(sweep: Sweep, spec: SlurmSpec) -> list[JobReturn]:
         return print_script(sweep, spec, "clipx_slurm", ready=False)
     spec = _without_gpus(spec, sweep)
     spec.check_environment()
-    start = ""
+    start, after = "", _after(spec)
     with sweep.locked():
         sweep.check(spec)
         if sweep.pending:
             first = sweep.pending[0]
             start = expected_start(_options_of(first, spec), sweep.folder, first.point.folder)
-            _submit(sweep, spec)
+            _submit(sweep, spec, after)
     _print_summary(sweep, start)
     if not spec.wait:
         return sweep.job_returns(ended=False)
@@ -179,9 +179,9 @@ def _link_script(written: Path, points: Sequence[Planned]) -> None:
             os.link(written, link)
 
 
-def _submit(sweep: Sweep, spec: SlurmSpec) -> None:
-    """Submits all points or none: if SLURM refuses an array, cancels the arrays before it."""
-    after = _after(spec)
+def _submit(sweep: Sweep, spec: SlurmSpec, after: str = "") -> None:
+    """Submits all points or none: if SLURM refuses an array, cancels the arrays before it. `after`: dependency of the
+    points that follow no other one."""
     code = _create_folders(sweep, submitted=time.time())
     jobs: list[str] = []
     try:
