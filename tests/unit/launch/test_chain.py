@@ -82,7 +82,7 @@ def submitted(made: Sweep, spec: SlurmSpec, monkeypatch: pytest.MonkeyPatch, lim
     monkeypatch.setattr(slurm, "_submit_array", submit)
     monkeypatch.setattr(slurm, "_record_array", record)
     monkeypatch.setattr(cluster, "max_array_size", lambda: limit)
-    slurm._submit(made, spec)
+    slurm._submit(made, spec, slurm._after(spec))
     return jobs
 
 
