@@ -50,8 +50,8 @@ class Chain:
                 require(not given, f"{' '.join(given)} is set to the run that it follows: remove it")
                 overrides, _ = command.split(list(map(hydra_override, typed)))
                 command.check_overrides(overrides, f"clipx-{command.name}")
-                names = [name for _, name, *_ in self._links if name.partition("-")[0] == word]
-                name = f"{word}-{len(names) + 1}" if names else word
+                same = sum(shlex.split(before)[0] == word for before, *_ in self._links)
+                name = f"{word}-{same + 1}" if same else word
                 self._links.append((text, name, Composer.of(command.name, self.folders), overrides))
         list(self.specs(Path("RUN")))  # one error for all runs
 

@@ -20,7 +20,7 @@ from clipx.errors import ClipxError, Exit, PeerLost, Stopped, known_failure
 from clipx.output import flush_output, open_output
 from clipx.run.signals import StartSignals, StoppedAtStart
 from clipx.run.watchdog import watch_launcher
-from clipx.storage.local import write_text
+from clipx.storage.local import open_own, write_text
 
 if TYPE_CHECKING:
     from clipx_launch.point import Point, Result
@@ -160,7 +160,7 @@ def _run_command(point: Point, spec: Any, rank: int) -> None:
     events.event("start", step=0, world=rank_and_world()[1], device=device)
     with contextlib.ExitStack() as stack:
         if command.prints:
-            output = stack.enter_context((point.folder / "output.txt").open("w", encoding="utf-8"))
+            output = stack.enter_context(open_own(point.folder / "output.txt", "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(output))
         command.task(spec)
     events.event("end")

@@ -78,8 +78,10 @@ def note(line: str) -> None:
 
 
 def trained(runs: Iterable[RunFiles]) -> list[RunFiles]:
-    """Returns the runs, without the points of other commands."""
-    return [run for run in runs if run.point is None or run.point.trains]
+    """Returns the runs, without the points of other commands. Raises ConfigError if there is none."""
+    if not (found := [run for run in runs if run.point is None or run.point.trains]):
+        raise ConfigError("all points are of other commands than clipx.train: give a sweep of runs")
+    return found
 
 
 def select_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[RunFiles]:

@@ -123,7 +123,9 @@ def test_commands_follow_the_runs_that_finish_and_a_command_is_told_of_each_end(
     ]  # fmt: skip
 
 
-def test_what_a_launched_command_prints_is_in_the_folder_of_its_point(tmp_path: Path) -> None:
+def test_what_a_launched_command_prints_is_in_the_folder_of_its_point(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = (*SMALL, "evaluator=[retrieval]")
     launch(*LOCAL, *options, f"hydra.sweep.dir={tmp_path}/s")
     metric = "eval/retrieval/image_to_text/recall@5"
@@ -134,3 +136,5 @@ def test_what_a_launched_command_prints_is_in_the_folder_of_its_point(tmp_path: 
     assert "point 0  finished" in done.stdout
     assert metric in (tmp_path / "c/0/output.txt").read_text()
     assert states(tmp_path / "c")["0"] == ("finished", "")
+    for command in (("results",), ("report",), ("status", "--best")):
+        assert "all points are of other commands than clipx.train" in refused(capsys, *command, tmp_path / "c")
