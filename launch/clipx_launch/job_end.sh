@@ -168,7 +168,7 @@ if ! has_result ''; then
   unable="$(sed -n 's/^srun: error: \(Unable to .*\)$/\1/p' "$files/srun.log" | tail -n 1)"
   result failed "$code" "${unable:+srun could not start the run: }${unable:-$error}"
 fi
-# srun may return the code of a rank that was ended after another one failed. The job returns the code of the first.
 alert_result
+# srun may return the code of a rank that was ended after another one failed. The job returns the code of the first.
 (( code )) && [[ "$(< "$files/result.json")" =~ '"exit_code": '([1-9][0-9]*) ]] && code="${BASH_REMATCH[1]}"
 exit "$code"
