@@ -359,6 +359,9 @@ def test_cancelling_the_last_task_leaves_the_others_and_a_resumed_run_is_followe
     launch(*SLURM, *LONG, *held(sweep), f"hydra.sweep.dir={sweep}", "seed=0,1", then)
     for point in "01":
         wait_for_steps(sweep / point)
+    job = launch_json(sweep / "0", "point")["job"]
+    named = output_of("squeue", "--noheader", "--array", "--format=%j %k", f"--jobs={job}").splitlines()
+    assert sorted(named) == [f"s/0 {sweep}/0", f"s/1 {sweep}/1"]
     assert main(["cancel", str(sweep), "1"]) == 0
     wait_until(lambda: states(sweep)["1/export"][0] == "cancelled", lambda: str(states(sweep)))
     found = states(sweep)

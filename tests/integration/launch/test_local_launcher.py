@@ -123,6 +123,7 @@ def test_commands_follow_the_runs_that_finish_and_a_command_is_told_of_each_end(
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_a_launched_command_prints_is_in_the_folder_of_its_point(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
