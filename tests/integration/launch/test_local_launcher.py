@@ -106,6 +106,7 @@ def test_cancelling_a_point_sends_sigterm_only_to_its_process(
     assert capsys.readouterr().out == "nothing to cancel: 3 lost\n"
 
 
+@pytest.mark.slow
 def test_commands_follow_the_runs_that_finish_and_a_command_is_told_of_each_end(tmp_path: Path) -> None:
     """Their results are where the commands write them without a launcher; a run that failed is followed by none."""
     sweep, alerts = tmp_path / "s", tmp_path / "alerts"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers.inputs import Inputs
@@ -13,11 +14,15 @@ from helpers.sweeps import make_sweep, states
 from submitit.slurm.slurm import SlurmJob
 
 from clipx.distributed.ddp import DdpSpec
+from clipx.errors import ConfigError
 from clipx.evaluate import EvaluateSpec
 from clipx_launch import cluster, slurm
+from clipx_launch.chain import Chain
+from clipx_launch.local import _Runner
 from clipx_launch.options import LocalSpec
 from clipx_launch.planned import Planned
 from clipx_launch.point import Point, Result
+from clipx_launch.progress import ProgressDisplay
 from clipx_launch.slurm_spec import SlurmSpec
 from clipx_launch.sweep import Sweep
 
@@ -165,6 +170,48 @@ def test_the_scripts_of_a_chain_name_its_jobs_and_dependencies(tmp_path: Path) -
     assert waits == [0, 2, 2, 2]
     assert all("#SBATCH --job-name=lr\n" in script and f"--comment={sweep}\n" in script for script in scripts)
     assert not sweep.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("train", "train is no command that can be launched: "),
+        ("bench", "bench is no command that can be launched: "),
+        ("export format=onnx", "format=onnx is not a format that is written: choose one of "),
+        ("evaluate stepp=3", "stepp is not a key here"),
+        ("evaluate run=outputs/a", "run=outputs/a is set to the run that it follows: remove it"),
+        ("export optimizer=adamw", "optimizer=adamw has no effect on clipx-export: remove it"),
+        ("check", "expected has no value: it is required, add expected=…"),
+        ('export "out=a', "cannot be read (No closing quotation): correct its quotes"),
+    ],
+)
+def test_a_command_of_a_chain_that_cannot_run_is_named(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"hydra.launcher.then={text}") + ".*" + re.escape(says)):
+        Chain([text], [])
+
+
+def test_repeated_commands_of_a_chain_have_numbers(tmp_path: Path) -> None:
+    chain = Chain(["export format=hf", "evaluate step=3 data.workers=0", "export"], [])
+    found = {name: spec for name, _, spec in chain.specs(tmp_path)}
+    assert list(found) == ["export", "evaluate", "export-2"]
+    assert {spec.run for spec in found.values()} == {str(tmp_path)}
+    assert (found["evaluate"].step, found["evaluate"].changes) == ("3", ["data.workers=0"])
+
+
+def test_points_of_this_machine_start_when_what_they_follow_has_finished(tmp_path: Path) -> None:
+    made = chained(tmp_path, 2, "export")
+    runner, board = _Runner(made, LocalSpec(), {}, []), ProgressDisplay(made)
+    waiting = list(made.planned)
+    first, second = (runner._next(waiting, board) for _ in range(2))
+    assert first is not None and second is not None and (first.point.label, second.point.label) == ("0", "1")
+    runner._running = [cast("Any", SimpleNamespace(point=planned.point)) for planned in (first, second)]
+    assert runner._next(waiting, board) is None
+    runner._running.clear()
+    first.point.write_result(Result("failed", 1, error="a bug"))
+    second.point.write_result(Result("finished"))
+    following = runner._next(waiting, board)
+    assert following is not None and following.point.label == "1/export"
+    assert made.planned[2].point.result == Result("stopped", 130, error="not started: point 0 has not finished")
 
 
 def test_a_command_that_cannot_run_is_refused_before_it_is_launched(
