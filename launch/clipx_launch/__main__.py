@@ -85,11 +85,7 @@ def parser() -> _Parser:
 
     add("usage", usage.show, [folders], "usage", "usage outputs/sweep --json")
 
-    command = add("logs", logs.show, [sweep, points], "logs outputs/sweep", "logs outputs/sweep 0 --lines 5")
-    command.add_argument("--rank", type=int, help="only the log of this rank")
-    command.add_argument("--follow", action="store_true", help="print new lines until the points have ended")
-    command.add_argument("--lines", type=int, default=30, metavar="N", help="last lines of each log (30); 0: all")
-
+    _add_log_options(add("logs", logs.show, [sweep, points], "logs outputs/sweep", "logs outputs/sweep 0 --lines 5"))
     command = add("cancel", cancel, [sweep, points], "cancel outputs/sweep", "cancel outputs/sweep 1 --wait 0")
     command.add_argument("--wait", type=float, default=120, metavar="S", help="seconds for running jobs to save (120)")
 
@@ -101,6 +97,12 @@ def parser() -> _Parser:
 
     commands.add_parser("script", help="Prints the script of a run, to submit or start by hand: script --help")
     return parser
+
+
+def _add_log_options(command: _Parser) -> None:
+    command.add_argument("--rank", type=int, help="only the log of this rank")
+    command.add_argument("--follow", action="store_true", help="print new lines until the points have ended")
+    command.add_argument("--lines", type=int, default=30, metavar="N", help="last lines of each log (30); 0: all")
 
 
 def _add_report_options(command: _Parser) -> None:

@@ -111,7 +111,7 @@ class _Runner:
                 self._sweep.watch()
         if self._signal is not None:
             again = f"clipx-sweep resume {shlex.quote(str(folder))}, or the same command with hydra.sweep.dir={folder}"
-            done = sum((result := p.point.result) is not None and result.done for p in self._sweep.planned)
+            done = sum(p.point.done for p in self._sweep.planned)
             raise Stopped(f"{self._signal.name}: {done} of {points} points are finished; {again}, continues")
 
     def _next(self, waiting: list[Planned], board: ProgressDisplay) -> Planned | None:

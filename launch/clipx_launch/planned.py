@@ -36,7 +36,7 @@ class Planned:
             self.other = before
             return
         self.point.job, self.point.task = before.job, before.task
-        self.finished = (result := before.result) is not None and result.done
+        self.finished = before.done
         if self.point.trains and self.spec.resume == "none":
             self.spec = replace(self.spec, resume="auto")
 
@@ -58,7 +58,7 @@ class Planned:
     @property
     def ready(self) -> bool:
         """True if it follows no other point, or that has finished."""
-        return self.after is None or ((result := self.after.result) is not None and result.done)
+        return self.after is None or self.after.done
 
     def options(self, spec: Options) -> Options:
         """Returns the launcher's options of this point: a command that follows a run needs less than the run."""

@@ -78,7 +78,7 @@ class Point:
     def not_started(self) -> Result | None:
         """Returns the result of a point whose job has ended because the point that it follows has not finished."""
         before = Point.read(self.before) if self.before is not None else None
-        if before is None or ((result := before.result) is not None and result.done):
+        if before is None or before.done:
             return None
         return Result("stopped", Exit.ABORTED, error=f"not started: point {before.label} has not finished")
 
@@ -152,6 +152,11 @@ class Point:
             return read_file(self.files / "result.json", Result)
         except ClipxError:
             return None
+
+    @property
+    def done(self) -> bool:
+        """True if the point has ended as intended."""
+        return (result := self.result) is not None and result.done
 
     def write_result(self, result: Result) -> None:
         """Writes the outcome, unless another rank has written it: the first rank to fail has the cause."""

@@ -164,8 +164,10 @@ def test_commands_follow_each_run_of_a_sweep_that_is_preempted(tmp_path: Path) -
         assert len(losses(sweep / point)) == STEPS, "a step was logged twice or not at all"
         assert (sweep / point / "exports/model.safetensors").is_file()
         assert len(list((sweep / point).glob("evaluation-*.json"))) == 1
-    told = sorted(f"finished {sweep}/{k}{name}" for k in "01" for name in ("", "/evaluate", "/export"))
-    wait_until(lambda: sorted(alerts.read_text().splitlines()) == told, alerts.read_text)  # they follow the results
+    expected = sorted(f"finished {sweep}/{k}{name}" for k in "01" for name in ("", "/evaluate", "/export"))
+    wait_until(
+        lambda: sorted(alerts.read_text().splitlines()) == expected, alerts.read_text
+    )  # written after the results
 
 
 @pytest.mark.usefixtures("alone")

@@ -394,7 +394,7 @@ def test_the_alert_of_a_failed_point_has_its_reason_and_what_follows_is_cancelle
     options = (*SLURM, *faulty, *QUICK, f"hydra.sweep.dir={sweep}", on_end, "hydra.launcher.then=[evaluate]")
     done = launch(*options, "hydra.launcher.wait=true", check=False)
     assert done.returncode == 1
-    told = f"failed|RuntimeError: a bug of rank 0|{sweep}/0\n"
-    wait_until(lambda: alerts.exists() and alerts.read_text() == told, "no alert")  # it follows the result
+    expected = f"failed|RuntimeError: a bug of rank 0|{sweep}/0\n"
+    wait_until(lambda: alerts.exists() and alerts.read_text() == expected, "no alert")  # written after the result
     assert "point 0/evaluate  stopped: not started: point 0 has not finished" in done.stdout
     assert states(sweep)["0/evaluate"] == ("cancelled", "not started: point 0 has not finished")
